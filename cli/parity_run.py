@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.cli import parity_show, render, running
+from aprfmt.cli import dry_run, parity_show, render, running
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Wanted:
     every: bool
     force: bool
     as_json: bool
+    dry_run: bool
 
 
 def run(
@@ -58,6 +59,8 @@ def run(
         request = replace(request, by_position=wanted.html is not None)
         if not tokens.given and not wanted.as_json:
             parity_show.show_chosen(request.ids)
+        if wanted.dry_run:
+            return dry_run.of_parity(opened, choices, request, wanted.as_json)
         if calibrate is not None:
             return measure(opened, choices, request, repeats, calibrate, wanted)
         found = compared(opened, choices, request, base, asked)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from aprfmt.cli import dry_run as dry
 from aprfmt.cli import options, render, running
 
 if TYPE_CHECKING:
@@ -44,17 +45,20 @@ class Drawn:
               help="Draw from the likeliest tokens that add up to this.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
 @click.option("--ignore-stop", is_flag=True, help="Go on after the model's stop tokens.")
+@dry.option
 @running.where
 @options.arch
 @options.common
 def command(
-    model: str, as_json: bool, quiet: bool,
+    model: str, as_json: bool, quiet: bool, dry_run: bool,
     drawn: Drawn, tokens: running.Tokens, where: running.Where,
 ) -> int:  # fmt: skip
     """Generate text, greedily unless --temperature says otherwise.
 
     Generation ends at a stop token of the model, at --max-tokens, or at the end of the context.
     """
+    if dry_run:
+        return dry.of_run(model, tokens, where, drawn.max_tokens, as_json)
     from aprfmt.inference.generating import Beside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
 

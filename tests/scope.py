@@ -57,6 +57,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/fuzz/test_planted.py": Family(4),
     "tests/inference/gpu/test_cupy_backend.py": Family(2),
     "tests/inference/test_cache.py": Family(3),
+    "tests/inference/test_dry_run.py": Family(3, architecture),
     "tests/inference/test_formats.py": Family(3, architecture),
     "tests/inference/test_ignored_keys.py": Family(3, architecture),
     "tests/inference/test_nonfinite.py": Family(3),
