@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from aprfmt.cli import options, parity_run, running
+from aprfmt.cli import dry_run, options, parity_run, running
 from aprfmt.cli.parity_run import Asked, Wanted
 from aprfmt.errors import UsageError
 
@@ -39,6 +39,7 @@ REPEATS = 5
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic.")
 @click.option("--memory", callback=options.size, metavar="SIZE", help="Budget for weights (2G).")
 @click.option("--deterministic", is_flag=True, help="Fixed row blocks and thread count.")
+@dry_run.option
 @click.option("--all", "every", is_flag=True, help="Print every point, not the worst of each kind.")
 @options.html("Write a page: evidence, a map of all points for every run.")
 @options.allow_missing

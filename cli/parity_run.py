@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.cli import parity_show, render, running
+from aprfmt.cli import dry_run, parity_show, render, running
 from aprfmt.cli.html import add_page
 from aprfmt.errors import UsageError
 
@@ -42,6 +42,7 @@ class Wanted:
     html: Path | None
     every: bool
     force: bool
+    dry_run: bool
 
 
 def run(
@@ -59,6 +60,8 @@ def run(
         request = replace(request, by_position=wanted.html is not None)
         if not tokens.given and not render.wanted("json"):
             parity_show.show_chosen(request.ids)
+        if wanted.dry_run:
+            return dry_run.of_parity(opened, choices, request)
         if calibrate is not None:
             return measure(opened, choices, request, repeats, calibrate, wanted)
         found = compared(opened, choices, request, base, asked)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from aprfmt.cli import dry_run as dry
 from aprfmt.cli import options, render, running
 
 
@@ -23,17 +24,20 @@ from aprfmt.cli import options, render, running
               help="Draw from the likeliest tokens that add up to this.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
 @click.option("--ignore-stop", is_flag=True, help="Go on after the model's stop tokens.")
+@dry.option
 @running.where
 @options.arch
 @options.common
 def command(
-    model: str, max_tokens: int, ignore_stop: bool, tokens: running.Tokens, where: running.Where,
-    **drawn: Any,
+    model: str, max_tokens: int, ignore_stop: bool, dry_run: bool,
+    tokens: running.Tokens, where: running.Where, **drawn: Any,
 ) -> int:  # fmt: skip
     """Generate text, greedily unless --temperature says otherwise.
 
     Generation ends at a stop token of the model, at --max-tokens, or at the end of the context.
     """
+    if dry_run:
+        return dry.of_run(model, tokens, where, max_tokens)
     from aprfmt.cli.run_show import Writer, report
     from aprfmt.inference.generating import Beside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from aprfmt.cli import options, running, trace_ways
+from aprfmt.cli import dry_run, options, running, trace_ways
 from aprfmt.cli.trace_map import Dumped
 from aprfmt.cli.trace_ways import Asked, Wanted
 
@@ -51,6 +51,7 @@ from aprfmt.cli.trace_ways import Asked, Wanted
 @click.option("-v", "--verbose", is_flag=True,
               help="With --reference: every point and its statistics.")  # fmt: skip
 @options.html("Write a page: heat map, histograms, sortable table.")
+@dry_run.option
 @click.option("--list-points", is_flag=True, help="Print the capture points and their meaning.")
 @running.where
 @options.arch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import options, render, running, trace_map
+from aprfmt.cli import dry_run, options, render, running, trace_map
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Asked:
     behind: int
     engine: str | None
     draft: bool
+    dry_run: bool
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def show(
     if dumped.mapping is not None and dumped.arrays is None:
         raise UsageError("--mapping goes with --map DIR; a mapping file alone is opened by --load")
     if dumped.arrays is not None:
-        if loaded is not None or asked.payload or asked.engine or list_points:
+        if loaded is not None or asked.payload or asked.engine or asked.dry_run or list_points:
             raise UsageError("--map reads dumped arrays; leave --load, --payload, --engine and "
                              "--list-points out")  # fmt: skip
         options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
@@ -70,8 +71,14 @@ def show(
         given = None if tokens.ids is None else running.parse_ids(tokens.ids)
         return show_saved(loaded, model, given, asked, wanted)
     model = model if model is not None else only_model()
-    if list_points or not (asked.payload or asked.engine):  # naming an engine asks for a run
+    runs = asked.payload or asked.engine or asked.dry_run  # naming an engine asks for a run
+    if list_points or not runs:
         return show_points(model, list_points, asked, wanted, where)
+    if asked.dry_run:
+        if asked.draft:
+            raise UsageError("--dry-run counts the passes of a model; leave --draft out")
+        there = replace(where, backend=asked.engine) if asked.engine else where
+        return dry_run.of_trace(model, tokens, there, asked, wanted)
     options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
     return show_run(model, asked, wanted, tokens, where)
 
@@ -83,7 +90,8 @@ def not_for_load(
     runs = {
         "--payload": asked.payload, "--engine": asked.engine, "--prompt": tokens.prompt,
         "--chat": tokens.chat, "--positions": asked.positions != "all", "--behind": asked.behind,
-        "--list-points": list_points, "--draft": asked.draft, "--arch": where.arch,
+        "--dry-run": asked.dry_run, "--list-points": list_points, "--draft": asked.draft,
+        "--arch": where.arch,
         **{f"--{field.name.replace('_', '-')}": getattr(where, field.name)
            for field in fields(where)},
     }  # fmt: skip

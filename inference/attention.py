@@ -1,13 +1,12 @@
 """Attention: grouped queries (GQA) and multi-head latent (MLA), fused or step by step."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 import numpy as np
 
 from aprfmt.errors import ArchError
 from aprfmt.inference import score_bias
-from aprfmt.inference.backends.base import Array, Heads, Mask, Numbers, Style
+from aprfmt.inference.backends.base import Array, Heads, Numbers, Style
 from aprfmt.inference.context import Context
 from aprfmt.inference.rope import kind_of
 
@@ -57,7 +56,7 @@ def _heads(c: Context, layer: int, keys: int) -> Heads:
     window = hp["sliding_window"] if hp["window_layers"][layer] else None
     causal = c.block.attends == "causal"
     tokens = len(c.facts.ids)
-    mask = causal_mask(c.facts.cached, tokens, keys, window) if causal else near_mask(keys, window)
+    mask = c.backend.seen(tokens, keys, c.facts.cached, window, causal=causal)
     return Heads(
         mask,
         scale,
@@ -66,27 +65,6 @@ def _heads(c: Context, layer: int, keys: int) -> Heads:
         c.block.softmax_cast,
         (c.facts.cached, window) if causal else None,
     )
-
-
-@lru_cache(maxsize=2)  # the layers of a pass use at most two
-def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask:
-    """Return [tokens, keys]: True where key j may be seen by token i, cached + i - window < j.
-
-    A window of w positions includes the token itself; None means no window.
-    """
-    query = np.arange(cached, cached + tokens)[:, None]
-    key = np.arange(keys)
-    seen: Mask = key <= query
-    return seen if window is None else seen & (key > query - window)
-
-
-@lru_cache(maxsize=2)
-def near_mask(tokens: int, window: int | None) -> Mask:
-    """Return [tokens, tokens]: True everywhere, or no further than half a window on either side."""
-    places = np.arange(tokens)
-    apart = np.abs(places[:, None] - places)
-    seen: Mask = apart <= (tokens if window is None else window // 2)
-    return seen
 
 
 def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:

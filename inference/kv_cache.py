@@ -8,7 +8,6 @@ stored rotated; if the frequencies depend on the length (dynamic, longrope), a l
 have to be run again from the start (`rope.same_ropes`).
 """
 
-import math
 from typing import Any
 
 from aprfmt.errors import UsageError
@@ -93,11 +92,12 @@ class KVCache:
         self._next.clear()
         self.length = length
 
+    def arrays(self) -> list[Any]:
+        """Return the buffers and states there are."""
+        states = [part for state in self._states.values() for part in state]
+        return [one for one in (*self._keys, *self._values, *states) if one is not None]
+
     @property
     def nbytes(self) -> int:
-        """Bytes the buffers take."""
-        states = [part for state in self._states.values() for part in state]
-        every = (*self._keys, *self._values, *states)
-        buffers = [buffer for buffer in every if buffer is not None]
-        elements = sum(int(math.prod(buffer.shape)) for buffer in buffers)
-        return elements * self._backend.itemsize
+        """Bytes the buffers and states take."""
+        return sum(int(one.nbytes) for one in self.arrays())

@@ -64,6 +64,10 @@ class Holder:
         """Say whether this owner holds this tensor."""
         return (key, owner) in self._held
 
+    def placed(self) -> list[Any]:
+        """Return everything that is placed."""
+        return list(self._held.values())
+
     def holds(self, key: str) -> bool:
         """Say whether a tensor is placed by any backend."""
         return any(held == key for held, _ in self._held)
@@ -115,7 +119,7 @@ class Weight:
             return self._rows.numpy()
         if len(self.shape) == 1 or not self._rows.by_rows:
             values: Array = self._rows.numpy()[self.part[0]]
-            return values
+            return values.copy() if values.flags.writeable else values  # not all experts with it
         return self.rows(0, self.n_rows).reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> Array:
@@ -227,6 +231,10 @@ class Weights(Mapping[str, Weight]):
         """Use another model's handle for a key, and with it what is placed of that weight."""
         self._handles[key] = weight
 
+    def stored(self) -> int:
+        """Return the stored bytes of the weights that somebody has asked for."""
+        return sum(self._rows[key].nbytes for key in self._handles)
+
     def unread(self) -> list[str]:
         """Return the keys of weights that nobody has asked for so far."""
         return [key for key in self._rows if key not in self._handles]
@@ -321,11 +329,17 @@ def array_weights(arrays: Mapping[str, Array], budget: int = 1 << 62) -> Weights
 
 def free_budget() -> int:
     """Return FREE_SHARE of the available memory in bytes; 4 GiB if the system does not tell."""
+    free = free_memory()
+    return 4 << 30 if free is None else int(free * FREE_SHARE)
+
+
+def free_memory() -> int | None:
+    """Return the available memory in bytes; None if the system does not tell."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
                 if line.startswith("MemAvailable:"):
-                    return int(int(line.split()[1]) * 1024 * FREE_SHARE)
+                    return int(line.split()[1]) * 1024
     except (OSError, ValueError):
         pass
-    return 4 << 30
+    return None

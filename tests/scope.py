@@ -87,6 +87,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/inference/gpu/test_cupy_backend.py": Family(2),
     "tests/inference/gpu/test_odd_sizes.py": Family(3, architecture),
     "tests/inference/test_cache.py": Family(3),
+    "tests/inference/test_dry_run.py": Family(3, architecture),
     "tests/inference/test_formats.py": Family(3, architecture),
     "tests/inference/test_ignored_keys.py": Family(3, architecture),
     "tests/inference/test_nonfinite.py": Family(6),

@@ -7,6 +7,7 @@ count as resident memory, so code that walks over a large tensor calls `drop` fo
 import mmap
 import os
 import stat
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,25 +55,63 @@ def open_bytes(path: Path) -> ByteSource:
     return MappedFile(path)
 
 
+class _Map(mmap.mmap):
+    """A mapping that knows whose it is: `view.obj` of every view into it."""
+
+    owner: "weakref.ref[MappedFile]"
+
+
+def origin(view: memoryview) -> tuple[int, int] | None:
+    """Return the descriptor and the offset that a view of a mapped file reads; None for others.
+
+    The system copies such bytes from file to file without a look at them.
+    """
+    if not isinstance(view.obj, _Map) or not view.c_contiguous:
+        return None
+    file = view.obj.owner()
+    fd = None if file is None else file.descriptor()
+    if fd is None:
+        return None
+    import numpy as np
+
+    start, at = (np.frombuffer(part, np.uint8).ctypes.data for part in (view.obj, view))
+    return fd, at - start
+
+
 class MappedFile:
     """One regular file, mapped whole and read-only."""
 
     view: memoryview
     sha256 = ""
+    _fd: int | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._map: mmap.mmap | None = None
+        self._map: _Map | None = None
         fd = open_regular(path)
         try:
             facts = os.fstat(fd)
             self.size = facts.st_size
-            self.identity = f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}"
+            self.identity = _identity(facts)
             if self.size:
-                self._map = mmap.mmap(fd, self.size, access=mmap.ACCESS_READ)
+                self._map = _Map(fd, self.size, access=mmap.ACCESS_READ)
+                self._map.owner = weakref.ref(self)
         finally:
             os.close(fd)
         self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
+
+    def descriptor(self) -> int | None:
+        """Return an open descriptor of the file; None where another lies at its path by now."""
+        if self._fd is None and self._map is not None:
+            try:
+                fd = open_regular(self.path)
+            except FormatError:
+                return None
+            if _identity(os.fstat(fd)) != self.identity:
+                os.close(fd)
+                return None
+            self._fd = fd
+        return self._fd
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of every range [start, stop), in order."""
@@ -104,6 +143,9 @@ class MappedFile:
 
     def close(self) -> None:
         """Unmap; views that callers still hold keep the mapping alive until they are gone."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
         self.view.release()
         if self._map is not None:
             try:
@@ -111,6 +153,11 @@ class MappedFile:
             except BufferError:
                 pass  # a caller still holds a view: the file is unmapped with the last one
             self._map = None
+
+
+def _identity(facts: os.stat_result) -> str:
+    """Return what changes when a file's bytes do."""
+    return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}"
 
 
 class BufferFile(MappedFile):

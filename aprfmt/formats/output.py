@@ -1,5 +1,6 @@
 """The writer of one output file; `aprfmt.formats.atomic` makes it, publishes it or discards it."""
 
+import errno
 import os
 import stat
 import threading
@@ -8,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aprfmt.errors import OutputError
+from aprfmt.formats.mapped import origin
 from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
 
@@ -15,6 +17,10 @@ _DIRECT = 64 << 10  # larger pieces are not copied into the buffer
 _BUFFER = 256 << 10
 _EARLY = 64 << 20  # from so many bytes on, they are synced while more are written
 _WINDOW = 16 << 20  # bytes per system call, so that an interrupt does not wait long
+_IN_SYSTEM = 1 << 20  # from so many bytes of a mapped file on, the system copies them itself
+# What it says where it cannot: between these files, on this system, or at this place.
+_CANNOT = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM,
+                     errno.EBADF, errno.ETXTBSY, errno.EOVERFLOW))  # fmt: skip
 
 
 class OutputFile:
@@ -33,6 +39,7 @@ class OutputFile:
         self._written = 0
         self._fd: int | None = None
         self._early = _EarlySync()
+        self._in_system = hasattr(os, "copy_file_range")
 
     def open(self, old: os.stat_result | None) -> None:
         """Make the temporary file with the mode of the `old` file, or the default mode."""
@@ -110,9 +117,22 @@ class OutputFile:
         assert self._fd is not None
         with self._errors("cannot be written"):
             while view:
-                count = os.write(self._fd, view[:_WINDOW])
+                count = self._copied(view) or os.write(self._fd, view[:_WINDOW])
                 view = view[count:]
                 self._early.wrote(self._fd, count)
+
+    def _copied(self, view: memoryview) -> int:
+        """Have the system copy the first bytes of a mapped file's; return how many it did."""
+        lies = origin(view) if self._in_system and len(view) >= _IN_SYSTEM else None
+        if lies is None or self._fd is None:
+            return 0
+        try:
+            return os.copy_file_range(lies[0], self._fd, min(len(view), _WINDOW), lies[1])
+        except OSError as error:
+            if error.errno not in _CANNOT:
+                raise
+            self._in_system = False
+            return 0
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

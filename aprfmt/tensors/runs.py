@@ -134,6 +134,8 @@ def first_difference(a: Sequence[Run], b: Sequence[Run]) -> int | None:
     """
     import numpy as np
 
+    from aprfmt.tensors.equal import equal
+
     if published_equal(a, b):
         return None
     at = 0
@@ -143,7 +145,7 @@ def first_difference(a: Sequence[Run], b: Sequence[Run]) -> int | None:
         for left, right in zip(of_a, of_b, strict=False):
             x, y = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
             shorter = min(x.size, y.size)
-            if not np.array_equal(x[:shorter], y[:shorter]):
+            if not equal(x[:shorter], y[:shorter]):
                 return at + int(np.argmax(x[:shorter] != y[:shorter]))
             at += shorter
             if x.size != y.size:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.inference.attention import causal_mask
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import ROWS, Array, Backend, Heads
+from aprfmt.inference.masks import causal_mask
 from aprfmt.inference.weights import Weight, array_weights
 from aprfmt.testing.arch import near
 

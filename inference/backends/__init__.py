@@ -1,6 +1,6 @@
 """The table of backends; importing this imports neither numpy nor torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from aprfmt.base.registry import Registry
@@ -25,3 +25,8 @@ BACKENDS: "Registry[Callable[..., Backend]]" = Registry(
     },
     BackendUnavailableError,
 )
+# Opened like a row of BACKENDS: what such a run allocates, without running it (inference/dry).
+DRY: Mapping[str, str] = {
+    "numpy": "aprfmt.inference.fast.dry:open_numpy",
+    "torch": "aprfmt.inference.fast.dry:open_torch",
+}

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from aprfmt.inference.backends.recorded import Graphs, Pending
 from aprfmt.inference.backends.recurrent import Recurrent
+from aprfmt.inference.masks import Mask, causal_mask, near_mask
 from aprfmt.tensors.stats import Stats, compute
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 Array = Any  # the backend's own
 Part = tuple["Weight", Array | None]  # a product's weight and bias
 Numbers = NDArray[Any]  # numpy's
-Mask = NDArray[np.bool_]
 Style = Literal["half", "interleaved"]
 NormCast = Literal["before_weight", "after_weight"]
 RopeCast = Literal["table", "table_and_result", "result"]
@@ -59,7 +59,7 @@ class Heads:
     `mask` [tokens, keys] is True where a query may look; `scale` multiplies q.k; `softcap` c is
     tanh(x/c)*c on the scaled scores, before the mask; `sinks` [heads] are logits that join every
     softmax and are dropped from its result. `causal` is (cached, window) if the mask equals
-    attention.causal_mask of these; None for any other mask.
+    masks.causal_mask of these; None for any other mask.
     """
 
     mask: Mask
@@ -296,6 +296,14 @@ class Backend(Recurrent, ABC):
         return [self.rope(x, table, style=style, cast=cast) for x in xs]
 
     # attention
+
+    def seen(
+        self, tokens: int, keys: int, cached: int, window: int | None, *, causal: bool
+    ) -> Mask:
+        """Return which keys the last tokens may see [tokens, keys]; a window may limit it."""
+        if causal:
+            return causal_mask(cached, tokens, keys, window)
+        return near_mask(keys, window)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return the fused form of `scores`, `probs` and `mix`: [tokens, heads, value_dim].

@@ -16,13 +16,11 @@ from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.cuda_driver import cupy_problem, driver_version
 from aprfmt.inference.fast.cuda import layers
 from aprfmt.inference.fast.graphs import Recording, TorchGraphs
+from aprfmt.inference.fast.kept import MEMORY_SHARE
 from aprfmt.inference.fast.torch_pending import TorchPending
 from aprfmt.inference.fast.torch_products import TorchProducts
 from aprfmt.inference.fast.torch_weights import HALVES, NotRecordable, Uploader, current
 from aprfmt.tensors.stats import Stats, compute
-
-# Share of a GPU's free memory that weights may take by default; the rest is for activations.
-MEMORY_SHARE = 0.8
 
 
 def kernels_problem() -> str:

@@ -10,15 +10,14 @@ from torch.nn import functional
 from aprfmt.inference.backends.base import Array, Numbers, Part
 from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
 from aprfmt.inference.fast.cuda import layers
+from aprfmt.inference.fast.kept import SCRATCH, keeps
 from aprfmt.inference.fast.torch_weights import (
     HALVES,
-    SCRATCH,
     Coded,
     Encoded,
     NotRecordable,
     Uploader,
     current,
-    keeps,
     plain_bytes,
     prepared,
 )

@@ -14,16 +14,11 @@ import torch
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.inference.backends.base import Array
+from aprfmt.inference.fast.kept import CODED
 from aprfmt.inference.weights import Weight
 
-# 4-bit encodings in several parts, decoded by decode_coded.
-CODED = ("NF4", "FP4")
-# Types that are not smaller than the decoded numbers: placed decoded.
-WIDE = ("float32", "float64")
 HALVES = (torch.bfloat16, torch.float16)
 _PIECE = 32 << 20  # bytes per piece of an upload
-# Decoded bytes per piece: a whole weight, except for big vocabularies.
-SCRATCH = 256 << 20
 
 
 class NotRecordable(Exception):
@@ -139,15 +134,6 @@ class Coded:
 def current() -> int:
     """Return the handle of torch's stream on the current device."""
     return int(torch.cuda.current_stream().cuda_stream)
-
-
-def keeps(encoding: str, dtype: str) -> bool:
-    """Say whether a weight stays encoded on the device, for arithmetic in `dtype`."""
-    from aprfmt.inference.fast import cuda
-
-    return encoding in CODED or (
-        encoding in cuda.DECODED and ENCODINGS[encoding].numpy not in (dtype, *WIDE)
-    )
 
 
 def prepared(

@@ -108,14 +108,18 @@ class Ran:
     plain: Numbers | None
 
 
+def plain_rows(tokens: int) -> range:
+    """Return the rows whose logits are computed without a recorder too."""
+    return range(max(0, tokens - PLAIN_ROWS), tokens)
+
+
 @contextmanager
 def run_once(model: Model, choice: Choice, request: Request) -> Iterator[Ran]:
     """Run one choice on the request's ids; yields its trace. Logits are of every row."""
     asked = request.on(choice)
     with opened(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
-        count = len(request.ids)
-        rows = range(max(0, count - PLAIN_ROWS), count)
-        plain = None if run.own is None else run.own.prefill(request.ids, list(rows))
+        rows = list(plain_rows(len(request.ids)))
+        plain = None if run.own is None else run.own.prefill(request.ids, rows)
         yield Ran(trace, plain)
 
 

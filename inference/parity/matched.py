@@ -5,6 +5,7 @@ the weights as they are is measured beside it.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.errors import CodecError, UsageError
-from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
+from aprfmt.inference.rows import ArrayRows, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
@@ -41,7 +42,15 @@ class ThroughRows(ArrayRows):
 
 
 def matched_weights(model: Model, through: str, budget: int | None) -> Weights:
-    """Return a model's weights, the matrices of its layers through an encoding and back.
+    """Return a model's weights, the matrices of its layers through an encoding and back."""
+    rows = matched_rows(model, through, StoredRows, ThroughRows)
+    return Weights(rows, free_budget() if budget is None else budget, str(model.path))
+
+
+def matched_rows(
+    model: Model, through: str, stored: Callable[..., Any], changed: Callable[..., Any]
+) -> dict[str, Any]:
+    """Return a model's rows by role: `changed` those of its layers' matrices, the others `stored`.
 
     Embeddings, head, norms and vectors stay: NF4 and K-quant recipes leave them apart too.
     Raises UsageError for an encoding that is not known, or whose blocks do not fit the rows.
@@ -49,19 +58,19 @@ def matched_weights(model: Model, through: str, budget: int | None) -> Weights:
     if through not in CODECS:
         raise UsageError(f"--through {through!r}: no such encoding; near: NF4, Q8_0, Q4_K, BF16")
     row = encoding_row(through)
-    rows: dict[str, Rows] = {}
-    changed = 0
+    rows: dict[str, Any] = {}
+    count = 0
     for key, tensor in model.roles.items():
         layer, role = split_key(key)
         if layer is None or len(tensor.shape) < 2 or "norm" in role:
-            rows[key] = StoredRows(tensor)
+            rows[key] = stored(tensor)
             continue
         try:
             row.nbytes(tensor.shape)
         except CodecError as error:
             raise UsageError(f"--through {through}: {key}: {error}; choose another") from error
-        rows[key] = ThroughRows(tensor, through)
-        changed += 1
-    if not changed:
+        rows[key] = changed(tensor, through)
+        count += 1
+    if not count:
         raise UsageError(f"{model.path}: has no matrix that --through {through} would change")
-    return Weights(rows, free_budget() if budget is None else budget, str(model.path))
+    return rows

@@ -132,6 +132,14 @@ def test_what_went_over_the_network_is_said_on_stderr(places: Mapping[str, str])
     assert not command("cat", places["gguf"], "output_norm.weight", "--quiet").err
 
 
+def test_a_dry_run_fetches_headers_only(here: Path, places: Mapping[str, str]) -> None:
+    forget()
+    size = (here / "tiny" / "model.safetensors").stat().st_size
+    done = command("run", places["hub"], "--ids", IDS, "--dry-run", "--json")
+    assert done.json["dry_run"]["runs"][0]["read_bytes"] > 0.9 * size
+    assert done.json["remote"]["bytes"] < 0.1 * size, done.json["remote"]
+
+
 def test_a_local_file_says_nothing_of_a_network(here: Path) -> None:
     done = command("inspect", here / "demo.gguf", "--json")
     assert "remote" not in done.json and "remote" not in done.err

@@ -56,6 +56,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
         f"parity {{gguf}} --between numpy numpy::float64 --ids {IDS} --arbiter",
         f"parity {{gguf}} --between numpy numpy::float64 --ids {IDS} --calibrate {{out}}/cal.json"
         " --repeats 2",
+        f"parity {{gguf}} --between numpy transformers --ids {IDS} --dry-run",
     ),
     "diagnose": (f"diagnose {{gguf}} {{small}} --ids {IDS}",),
     "hash": ("hash {gguf}", "hash {gguf} --raw-only"),
@@ -66,9 +67,10 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "trace": (
         "trace {gguf}", f"trace {{gguf}} --payload --ids {IDS} --layers 0 --save {{out}}/t.st",
         f"trace {{gguf}} --payload --ids {IDS} --layers 0 --reference {{small}}",
+        f"trace {{gguf}} --ids {IDS} --dry-run",
     ),
     "logits": (f"logits {{gguf}} --ids {IDS}",),
-    "run": (f"run {{gguf}} --ids {IDS} --max-tokens 2",),
+    "run": (f"run {{gguf}} --ids {IDS} --max-tokens 2", f"run {{gguf}} --ids {IDS} --dry-run"),
     "eval": (f"eval {{gguf}} --ids {IDS}", f"eval {{small}} --ids {IDS} --against {{gguf}}"),
     "qa": ("qa {gguf} --only init-statistics --only metadata",),
     "explain": ("explain", "explain Q4_K", "explain --schema diff"),

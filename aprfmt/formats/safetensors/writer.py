@@ -108,7 +108,7 @@ class SafetensorsSink(SequentialSink):
             path = self._path.with_name(f"{stem}-{number:05d}-of-{count:05d}.safetensors")
             kept = texts if number == 1 else {_FORMAT_KEY: texts[_FORMAT_KEY]}
             programs.append(_program(path, kept, part))
-            weight_map.update((stored_info(info, holds).name, path.name) for info in part)
+            weight_map.update((stored_info(info, layout.holds).name, path.name) for info in part)
         total = sum(info.nbytes for part in parts for info in part)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import aprfmt
+from aprfmt.inference.fast.kept import keeps
 from aprfmt.inference.fast.torch_products import TorchProducts
-from aprfmt.inference.fast.torch_weights import Coded, Encoded, keeps
+from aprfmt.inference.fast.torch_weights import Coded, Encoded
 from aprfmt.inference.session import Session
 from aprfmt.inference.weights import Weights
 from aprfmt.model import open_model

@@ -1,0 +1,126 @@
+"""`--dry-run` of commands that run a model: what it takes, from headers; and how it is said."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from aprfmt.cli import render, running
+
+if TYPE_CHECKING:
+    from aprfmt.cli.trace_ways import Asked, Wanted
+    from aprfmt.inference.device import Choice
+    from aprfmt.inference.dry.estimate import DeviceMemory, Estimate
+    from aprfmt.inference.parity.request import Request
+    from aprfmt.model import Model
+
+option = click.option(
+    "--dry-run", is_flag=True, help="Say what memory it takes on each device; run nothing."
+)
+
+
+def of_run(text: str, tokens: running.Tokens, where: running.Where, max_tokens: int) -> int:
+    """Say what `aprfmt run` takes: the prompt's pass, and a step for every token but the last."""
+    from dataclasses import replace
+
+    from aprfmt.inference.dry.estimate import estimate_run
+    from aprfmt.inference.generating import context_room
+    from aprfmt.model import open_model
+
+    request = where.request(text)
+    with open_model(request.model, arch=where.arch, allow_missing=where.allow_missing) as model:
+        running.warn_of(model)
+        ids, _ = running.token_ids(model, tokens)
+        steps = min(max_tokens, context_room(model, len(ids))) - 1
+        found = estimate_run(model, replace(request, ids=tuple(ids)), steps)
+        return _said(model, len(ids), [found])
+
+
+def of_trace(
+    text: str, tokens: running.Tokens, where: running.Where, asked: "Asked", wanted: "Wanted"
+) -> int:
+    """Say what `aprfmt trace --payload` takes with these points and layers."""
+    from aprfmt.cli import trace_points, trace_run
+    from aprfmt.inference.capture import instances
+    from aprfmt.inference.dry.estimate import estimate_trace
+    from aprfmt.inference.trace import parse_positions
+    from aprfmt.model import open_model
+
+    request = where.request(text)
+    with open_model(request.model, arch=where.arch, allow_missing=where.allow_missing) as model:
+        running.warn_of(model)
+        ids, _ = running.token_ids(model, tokens)
+        known = instances(model.spec.block, model.hyper, model.roles)
+        aprt = wanted.save_aprt is not None
+        keys = trace_points.wanted_keys(known, asked.points, asked.layers, aprt)
+        positions = parse_positions(asked.positions)
+        full = trace_run.recording(request, ids, keys, positions, asked.behind)
+        found = estimate_trace(model, full)
+        return _said(model, len(ids), [found])
+
+
+def of_parity(model: "Model", choices: "Sequence[Choice]", request: "Request") -> int:
+    """Say what each run of a comparison takes, and all of them, which stay open together."""
+    from aprfmt.inference.dry.estimate import estimate_trace
+    from aprfmt.inference.parity.between import ARBITER, plain_rows
+
+    every = [*choices, *([ARBITER] if request.arbiter else [])]
+    plain = list(plain_rows(len(request.ids)))
+    found = [
+        f"{choice}: an engine manages its memory itself; not counted" if choice.is_engine
+        else estimate_trace(model, request.on(choice), plain)
+        for choice in every
+    ]  # fmt: skip
+    return _said(model, len(request.ids), found)
+
+
+def _said(model: "Model", tokens: int, found: "Sequence[Estimate | str]") -> int:
+    """Print the estimates; what does not fit is said, and no failure of the dry run."""
+    from aprfmt.inference.dry.estimate import together
+
+    known = [one for one in found if not isinstance(one, str)]
+    devices = together(known)
+    fits = all(one.fits for one in devices)
+    body = {
+        "dry_run": {
+            "model": str(model.path), "architecture": model.spec.name, "tokens": tokens,
+            "runs": [one.to_json() for one in known],
+            "devices": [one.to_json() for one in devices],
+            "notes": [one for one in found if isinstance(one, str)], "fits": fits,
+        }
+    }  # fmt: skip
+    return render.emit(body, 0, partial(_show, found, devices if len(known) > 1 else ()))
+
+
+def _show(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]") -> None:
+    for one in found:
+        _show_one(one)
+    if together:
+        render.line("together, one after the other, all kept open", style="head")
+    for device in together:
+        _show_device(device)
+
+
+def _show_one(found: "Estimate | str") -> None:
+    if isinstance(found, str):
+        render.line(render.escape(found), style="warn")
+        return
+    size = render.size_text
+    behind = f" and {found.steps} steps" if found.steps else ""
+    kept = f", values recorded {size(found.values_bytes)}" if found.values_bytes else ""
+    text = f"{found.ran}: {found.tokens} tokens{behind}; reads {size(found.read_bytes)}{kept}"
+    render.line(render.escape(text), style="head")
+    for device in found.devices:
+        _show_device(device)
+
+
+def _show_device(found: "DeviceMemory") -> None:
+    size = render.size_text
+    rest = found.peak_bytes - found.weights_bytes - found.cache_bytes
+    free = "" if found.free_bytes is None else f" of {size(found.free_bytes)} free"
+    render.line(
+        f"  {found.device}: at most {size(found.peak_bytes)}{free}: weights "
+        f"{size(found.weights_bytes)}, cache {size(found.cache_bytes)}, the rest {size(rest)}",
+        style="" if found.fits else "bad",
+    )

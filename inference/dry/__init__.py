@@ -1,0 +1,1 @@
+"""What a run will allocate, from headers: the forward pass itself, on arrays without numbers."""

@@ -1,0 +1,267 @@
+"""A backend without numbers: shapes of results, and what each operation allocates on its way.
+
+Every operation that the base classes make of others runs as it is. The ones written here allocate
+what numpy_backend.py does; the other families' differences stand in classes below this one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast
+from aprfmt.inference.backends.tiles import Tiles
+from aprfmt.inference.dry.ghosts import Account, Ghost
+from aprfmt.inference.masks import Mask
+from aprfmt.inference.recurrence import CHUNK
+from aprfmt.inference.weights import Weight, free_memory
+from aprfmt.tensors.stats import Stats, compute
+
+MASKS = 2  # masks that are kept at a time (masks.py)
+_NOTHING = compute(np.zeros(1, np.float32))
+_PYTHON_FLOAT = 32  # bytes of a float in a list, its place there included
+
+
+class Routed(Ghost):
+    """An expert router's logits: the experts are taken in turn, so that all are used soon."""
+
+    __slots__ = ("used",)
+    used: int
+
+    def numbers(self) -> Numbers:
+        """Return logits [tokens, n_experts] that choose `used` other experts for each token."""
+        tokens, experts = self.shape
+        turn = np.arange(tokens)[:, None] * self.used
+        place = (np.arange(experts)[None, :] - turn) % experts
+        found: Numbers = (-4.0 * place / experts).astype(np.float32)
+        return found
+
+
+class DryBackend(Tiles):
+    """The numpy backend's allocations, on ghosts; `used` experts are chosen for a token."""
+
+    name = "dry"
+    query_block = 128
+
+    def __init__(
+        self, device: str, dtype: str, *, deterministic: bool = False, used: int = 0
+    ) -> None:
+        super().__init__(device, dtype, deterministic=deterministic)
+        self.accounts = [Account(device)]
+        self.account = self.host = self.accounts[0]
+        self.used = used
+        self.copies: list[Ghost] = []  # of stored bytes, outside the weights' budget
+        self._masks: list[Ghost] = []
+        self._mask_sizes: list[tuple[int, ...]] = []
+
+    def new(self, shape: Sequence[int], itemsize: int | None = None) -> Ghost:
+        """Allocate an array, of the dtype unless `itemsize` says otherwise."""
+        return Ghost.new(self.account, shape, itemsize or self.itemsize)
+
+    def free(self) -> list[int | None]:
+        """Return what is free now on the device of each account; None where that is not known."""
+        return [free_memory()]
+
+    @property
+    def wide_size(self) -> int:
+        """Bytes of an element that is computed with."""
+        return max(self.itemsize, 4)
+
+    # in and out
+
+    def array(self, x: Any) -> Ghost:
+        """Return x where it has the dtype already, else a new array."""
+        if isinstance(x, Ghost) and x.itemsize == self.itemsize and x.device == self.device:
+            return x
+        if isinstance(x, np.ndarray):
+            self.account.during(x.nbytes + x.size * self.itemsize)
+        return self.new(x.shape)
+
+    def to_numpy(self, x: Any) -> Numbers:
+        """Return zeros that take no memory; of a router, numbers that use the experts in turn."""
+        if isinstance(x, np.ndarray):
+            return x
+        return x.numbers() if isinstance(x, Routed) else x.__array__()
+
+    def stats(self, x: Any) -> Stats:
+        """Return the statistics of nothing: they are computed piece by piece."""
+        return _NOTHING
+
+    def zeros(self, shape: Sequence[int]) -> Ghost:
+        """Allocate zeros."""
+        return self.new(shape)
+
+    def wide(self, x: Array) -> Array:
+        """Return x with at least four bytes an element."""
+        return x if x.itemsize >= 4 else x.like(x.shape, 4)
+
+    def narrow(self, x: Array) -> Array:
+        """Return x in the dtype."""
+        return x if x.itemsize == self.itemsize else x.like(x.shape, self.itemsize)
+
+    def exp(self, x: Array) -> Array:
+        """Allocate the exponentials."""
+        return x.copy()
+
+    def seen(
+        self, tokens: int, keys: int, cached: int, window: int | None, *, causal: bool
+    ) -> Mask:
+        """Return a mask that takes no memory here, and count those a pass keeps on the host."""
+        size = (tokens, keys, cached, window or 0)
+        if size not in self._mask_sizes:
+            self._mask_sizes = [*self._mask_sizes, size][-MASKS:]
+            self._masks = [*self._masks, self._on_host((tokens, keys))][-MASKS:]
+        return np.broadcast_to(np.ones((), np.bool_), (tokens, keys))
+
+    def _on_host(self, shape: Sequence[int]) -> Ghost:
+        return self.new(shape, 1)
+
+    # products
+
+    def embed(self, table: Weight, ids: Numbers) -> Array:
+        """Take or decode the rows."""
+        held = table.ready(self)
+        if held is not None:
+            return self.take(held, ids)
+        return self.array(self.new((len(ids), table.n_columns), 4))
+
+    def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
+        """Allocate the product."""
+        return self.new((len(x), rows.shape[0]))
+
+    def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+        """Allocate the logits, of which experts are chosen in turn."""
+        y = self.routed(x, w, bias, rounded=rounded)
+        logits = Routed(y.shape, y.itemsize, y.memory)
+        logits.used = self.used
+        return logits
+
+    def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+        """Allocate the router's product."""
+        return self.linear(x, w, bias)
+
+    # element by element
+
+    def softcap(self, x: Array, cap: float) -> Array:
+        """Divide, take tanh, multiply."""
+        self.account.during(2 * x.nbytes)
+        return x.copy()
+
+    def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
+        """Apply a function in place of a copy."""
+        if kind == "gelu":  # by way of Python's numbers
+            self.account.during((_PYTHON_FLOAT + 2 * self.itemsize) * x.size)
+        elif kind == "gelu_tanh":
+            self.account.during(3 * x.nbytes)
+        return self.new(x.shape)
+
+    def sigmoid(self, x: Array) -> Array:
+        """Allocate one plus the exponential, and the result."""
+        self.account.during(2 * x.nbytes)
+        return x.copy()
+
+    # norms
+
+    def rms_norm(
+        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
+    ) -> Array:
+        """Square for the mean, then divide, then multiply in place."""
+        return self.new(x.shape)
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
+        """Subtract, divide, multiply and add, each a new array."""
+        self.account.during(3 * x.nbytes)
+        return self.new(x.shape)
+
+    # rotary positions
+
+    def rope_table(
+        self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
+    ) -> tuple[Array, Array]:
+        """Allocate cos and sin."""
+        size = self.wide_size if cast == "result" else self.itemsize
+        shape = (len(positions), len(inv_freq))
+        return self.new(shape, size), self.new(shape, size)
+
+    # attention
+
+    def attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Compute with the keys that these queries can see."""
+        if heads.causal is None:
+            return super().attend(q, k, v, heads)
+        cached, window = heads.causal
+        first = max(0, cached + 1 - window) if window else 0
+        stop = min(cached + len(q), len(k))
+        part = replace(heads, mask=heads.mask[:, first:stop], causal=None)
+        return super().attend(q, k[first:stop], v[first:stop], part)
+
+    def scores(self, q: Array, k: Array, heads: Heads) -> Array:
+        """Copy the queries by groups, multiply, scale in place."""
+        if self.deterministic:
+            return self.tiled_scores(q, k, lambda x: x)
+        scores = self.new((q.shape[1], len(q), len(k)))
+        self.account.during(q.nbytes)
+        return scores if heads.softcap is None else self.softcap(scores, heads.softcap)
+
+    def probs(self, scores: Array, heads: Heads) -> Array:
+        """Allocate the masked scores, which become the result."""
+        return self.new(scores.shape)
+
+    def mix(self, probs: Array, v: Array) -> Array:
+        """Multiply, and put tokens before heads."""
+        if self.deterministic:
+            return self.tiled_mix(probs, v)
+        mixed = self.new((probs.shape[1], probs.shape[0], v.shape[-1]))
+        self.account.during(mixed.nbytes)
+        return mixed
+
+    # layers that keep a state
+
+    def convolve(self, window: Array, kernel: Array) -> Array:
+        """Multiply and add tap by tap."""
+        y = self.new((len(window) - kernel.shape[1] + 1, window.shape[1]))
+        self.account.during(2 * y.size * self.wide_size)
+        return y
+
+    def decay(self, a: Array, rate: Array, shift: Array) -> Array:
+        """Allocate the logarithm, wide."""
+        y = self.new(a.shape, self.wide_size)
+        self.account.during(4 * y.nbytes)
+        return y
+
+    def delta(
+        self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array | None
+    ) -> tuple[Array, Array]:
+        """Repeat q and k for the value heads; work on a chunk, twice the state at a time."""
+        (tokens, heads, values), keys, size = v.shape, k.shape[2], self.wide_size
+        kept = self.new((heads, keys, values), size)
+        read = self.new(v.shape)
+        rows = min(tokens, CHUNK)
+        chunk = heads * rows * (3 * rows + 4 * keys + 4 * values) * size
+        self.account.during(2 * tokens * heads * keys * size + read.nbytes + kept.nbytes + chunk)
+        return read, kept
+
+    def gated_norm(self, x: Array, weight: Array, gate: Array, kind: str, *, eps: float) -> Array:
+        """Normalise, activate the gate, multiply."""
+        self.account.during(2 * x.size * self.wide_size)
+        return self.new(x.shape)
+
+    # shapes and experts
+
+    def concat(self, parts: Sequence[Array]) -> Array:
+        """Join along the last axis."""
+        return self.new((*parts[0].shape[:-1], sum(part.shape[-1] for part in parts)))
+
+    def stack(self, parts: Sequence[Array]) -> Array:
+        """Join along the first axis."""
+        return self.new((sum(map(len, parts)), *parts[0].shape[1:]))
+
+    def take(self, x: Array, rows: Numbers) -> Array:
+        """Copy the rows."""
+        return self.new((len(rows), *x.shape[1:]))
+
+    def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
+        """Add weighted rows in place."""
+        self.account.during(3 * y.nbytes)  # the rows, their product, the sum
+        return total

@@ -1,0 +1,199 @@
+"""Arrays that have a shape and take memory in an account, but hold no numbers.
+
+A `Ghost` stands where a backend's array would: slices share its memory, operations allocate, and
+what nobody holds any more is given back, as it is in a run. So the account's peak is the run's.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[Any]
+Operand = "Ghost | Numbers | float"
+
+
+class Account:
+    """Bytes of one device: what is allocated, and the most that ever was."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.live = 0
+        self.peak = 0
+
+    def take(self, nbytes: int) -> None:
+        """Allocate bytes."""
+        self.live += nbytes
+        self.peak = max(self.peak, self.live)
+
+    def during(self, nbytes: int) -> None:
+        """Allocate bytes for the length of one operation."""
+        self.peak = max(self.peak, self.live + nbytes)
+
+
+class Memory:
+    """One allocation; it is given back when the last array in it goes."""
+
+    __slots__ = ("account", "nbytes")
+
+    def __init__(self, account: Account, nbytes: int) -> None:
+        self.account, self.nbytes = account, nbytes
+        account.take(nbytes)
+
+    def __del__(self) -> None:
+        self.account.live -= self.nbytes
+
+
+class Flags:
+    """What numpy's arrays say of themselves; `writeable` is False for a mapped file."""
+
+    c_contiguous = True
+
+    def __init__(self, writeable: bool) -> None:
+        self.writeable = writeable
+
+
+class Ghost:
+    """An array of `shape`, `itemsize` bytes an element, in one allocation."""
+
+    __slots__ = ("itemsize", "memory", "shape")
+    __array_ufunc__ = None  # numpy's operators leave the operation to this class
+
+    def __init__(self, shape: Sequence[int], itemsize: int, memory: Memory) -> None:
+        self.shape = tuple(int(size) for size in shape)
+        self.itemsize = itemsize
+        self.memory = memory
+
+    @classmethod
+    def new(cls, account: Account, shape: Sequence[int], itemsize: int) -> "Ghost":
+        """Allocate an array."""
+        return cls(shape, itemsize, Memory(account, math.prod(shape) * itemsize))
+
+    def like(self, shape: Sequence[int], itemsize: int | None = None) -> "Ghost":
+        """Allocate an array on the same device."""
+        return Ghost.new(self.memory.account, shape, itemsize or self.itemsize)
+
+    def copy(self) -> "Ghost":
+        """Allocate the same again."""
+        return self.like(self.shape)
+
+    # what it is
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return self.size * self.itemsize
+
+    @property
+    def device(self) -> str:
+        """The device it is on."""
+        return self.memory.account.device
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """A dtype of that many bytes."""
+        return np.dtype(f"f{self.itemsize}")
+
+    @property
+    def flags(self) -> Flags:
+        """Whether it lies in a mapped file, where it takes no memory."""
+        return Flags(self.memory.nbytes > 0)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> "Iterator[Ghost]":
+        return (self[i] for i in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Numbers:
+        """Return zeros that take no memory; what they decide is decided as zeros decide it."""
+        return np.broadcast_to(np.zeros((), dtype or np.float32), self.shape)
+
+    def astype(self, dtype: Any, copy: bool = True) -> Numbers:
+        """Return zeros that take no memory."""
+        return self.__array__(dtype)
+
+    # views
+
+    def _view(self, shape: Sequence[int]) -> "Ghost":
+        return Ghost(shape, self.itemsize, self.memory)
+
+    def _indexed(self, key: Any) -> tuple[int, ...]:
+        """Return the shape of self[key]; a list of rows is as long as itself."""
+        keys = key if isinstance(key, tuple) else (key,)
+        plain = tuple(slice(len(k)) if isinstance(k, list | np.ndarray) else k for k in keys)
+        return np.broadcast_to(np.zeros((), np.int8), self.shape)[plain].shape
+
+    def __getitem__(self, key: Any) -> "Ghost":
+        keys = key if isinstance(key, tuple) else (key,)
+        shape = self._indexed(key)
+        if any(isinstance(k, list | np.ndarray) for k in keys):
+            return self.like(shape)
+        return self._view(shape)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Write: nothing is allocated."""
+
+    def reshape(self, *shape: Any) -> "Ghost":
+        """Return the same elements in other axes."""
+        sizes = [int(n) for n in (shape[0] if isinstance(shape[0], Iterable) else shape)]
+        if -1 in sizes:
+            known = math.prod(n for n in sizes if n != -1)
+            sizes[sizes.index(-1)] = self.size // max(known, 1)
+        return self._view(sizes)
+
+    def swapaxes(self, a: int, b: int) -> "Ghost":
+        """Return the array with two axes exchanged."""
+        shape = list(self.shape)
+        shape[a], shape[b] = shape[b], shape[a]
+        return self._view(shape)
+
+    @property
+    def T(self) -> "Ghost":
+        """The array with its axes reversed."""
+        return self._view(self.shape[::-1])
+
+    # operations
+
+    def _combined(self, other: Any) -> "Ghost":
+        shape = np.broadcast_shapes(self.shape, getattr(other, "shape", ()))
+        wide = other.itemsize if isinstance(other, Ghost) and other.ndim else 0
+        return self.like(shape, max(self.itemsize, wide))
+
+    def _same(self, other: Any) -> "Ghost":
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _combined
+    __truediv__ = __rtruediv__ = __pow__ = _combined
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = _same
+
+    def __neg__(self) -> "Ghost":
+        return self.copy()
+
+    def __matmul__(self, other: "Ghost") -> "Ghost":
+        outer = np.broadcast_shapes(self.shape[:-2], other.shape[:-2])
+        return self.like((*outer, self.shape[-2], other.shape[-1]))
+
+    def clip(self, low: Any = None, high: Any = None, **limits: Any) -> "Ghost":
+        """Return the array clamped."""
+        return self.copy()
+
+    def sum(self, axis: int = -1, keepdims: bool = False) -> "Ghost":
+        """Return the sum over an axis."""
+        shape = list(self.shape)
+        shape[axis] = 1
+        if not keepdims:
+            del shape[axis]
+        return self.like(shape)

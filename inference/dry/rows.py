@@ -1,0 +1,99 @@
+"""A stored tensor's rows without its numbers: only its header is read."""
+
+import math
+from dataclasses import dataclass
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.shapes import matrix
+from aprfmt.codecs import CODECS
+from aprfmt.codecs.bnb4 import Bnb4Codec
+from aprfmt.codecs.quant_state import ABSMAX
+from aprfmt.inference.dry.ghosts import Account, Ghost, Memory
+from aprfmt.inference.rows import FREE, StoredRows
+from aprfmt.tensors.view import View
+
+
+@dataclass(frozen=True)
+class GhostCoded:
+    """The sizes of a bitsandbytes 4-bit weight's parts."""
+
+    packed: int
+    absmax: int
+    blocksize: int
+
+
+class GhostRows(StoredRows):
+    """Decodes to arrays without numbers, which an account counts as what decoding allocates."""
+
+    def __init__(self, tensor: View, account: Account) -> None:
+        super().__init__(tensor)
+        self._account = account
+        self._mapped = Memory(account, 0)
+        self._wide = 8 if "F64" in tensor.encodings else 4
+
+    def numpy(self) -> Ghost:  # type: ignore[override]
+        """Return the tensor as decoded: in the file where plain floats are viewed there."""
+        tensor, whole = self._tensor, self._tensor.whole
+        if whole is not None and not whole.parts:
+            row = encoding_row(self.encoding)
+            if row.numpy in FREE and whole.info.nbytes == row.nbytes(self.shape):
+                return Ghost(self.shape, self._wide, self._mapped)
+        if whole is None and tensor.data is None:  # decoded, then the layout steps undone
+            decoded = sum(math.prod(each.info.shape) for each in tensor.stored)
+            self._account.during((decoded + math.prod(self.shape)) * self._wide)
+        elif whole is None:  # gathered, then decoded
+            self._account.during(tensor.nbytes + math.prod(self.shape) * self._wide)
+        return Ghost.new(self._account, self.shape, self._wide)
+
+    def decode_rows(self, start: int, stop: int) -> Ghost:  # type: ignore[override]
+        """Return rows as decoded; of a tensor that cannot be cut, a slice of all of them."""
+        rows, columns = matrix(self.shape)
+        if not self.by_rows:
+            return self.numpy().reshape(rows, columns)[start:stop]
+        return Ghost.new(self._account, (stop - start, columns), self._wide)
+
+    def encoded(self, start: int, stop: int) -> Ghost | None:  # type: ignore[override]
+        """Return stored bytes: in the file where they lie there in one piece, else gathered."""
+        data, size = self._tensor.data, self._tensor.row_bytes
+        if data is None or size is None or len(data) != size * matrix(self.shape)[0]:
+            return None
+        pieces = sum(1 for _ in data.runs(start * size, stop * size))
+        shape = ((stop - start) * size,)
+        return Ghost(shape, 1, self._mapped) if pieces == 1 else Ghost.new(self._account, shape, 1)
+
+    def coded(self) -> GhostCoded | None:  # type: ignore[override]
+        """Return the sizes of a bitsandbytes 4-bit weight's parts; None for any other."""
+        whole = self._tensor.whole
+        if whole is None or not isinstance(CODECS.get(self.encoding), Bnb4Codec):
+            return None
+        blocks = math.prod(whole.parts[ABSMAX].info.shape)
+        return GhostCoded(whole.info.nbytes, 4 * blocks, math.prod(self.shape) // max(blocks, 1))
+
+    def touch(self) -> None:
+        """Do nothing: nothing is read."""
+
+    def drop(self) -> None:
+        """Do nothing: nothing is read."""
+
+
+class ThroughGhost(GhostRows):
+    """A tensor that is encoded and decoded when it is asked for, and decoded whole."""
+
+    by_rows = False
+
+    def __init__(self, tensor: View, through: str, account: Account) -> None:
+        super().__init__(tensor, account)
+        self.encoding = through
+        self.nbytes = 4 * math.prod(tensor.shape)
+
+    def numpy(self) -> Ghost:  # type: ignore[override]
+        """Return what is left of the tensor: its numbers, their code and the result at a time."""
+        count = math.prod(self.shape)
+        self._account.during(8 * count + encoding_row(self.encoding).nbytes(self.shape))
+        return Ghost.new(self._account, self.shape, 4)
+
+    def encoded(self, start: int, stop: int) -> None:
+        """Return None: no stored bytes hold these numbers."""
+
+    def coded(self) -> None:
+        """Return None: no stored parts hold these numbers."""

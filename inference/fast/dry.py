@@ -1,0 +1,30 @@
+"""Opens the account of a run as BACKENDS opens its backend: what it allocates, without running."""
+
+from typing import Any
+
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference.dry.backend import DryBackend
+from aprfmt.inference.fast.dry_host import DryNative, DryNativeTorch, DryTorch
+from aprfmt.inference.fast.encoded import applies
+
+NUMPY = ("float32", "float64")
+
+
+def open_numpy(device: str, dtype: str, **options: Any) -> DryBackend:
+    """Return the account of a numpy run; BackendUnavailableError for what it does not compute."""
+    if device != "cpu" or dtype not in NUMPY:
+        raise BackendUnavailableError(
+            f"backend numpy: found {device}:{dtype}; it computes on cpu in {' or '.join(NUMPY)}"
+        )
+    kind = DryNative if applies(dtype, bool(options.get("deterministic"))) else DryBackend
+    return kind(device, dtype, **options)
+
+
+def open_torch(device: str, dtype: str, **options: Any) -> DryBackend:
+    """Return the account of a torch run on the CPU or a GPU."""
+    if device != "cpu":
+        from aprfmt.inference.fast.dry_cuda import DryCuda
+
+        return DryCuda(device, dtype, **options)
+    kind = DryNativeTorch if applies(dtype, bool(options.get("deterministic"))) else DryTorch
+    return kind(device, dtype, **options)

@@ -1,0 +1,334 @@
+"""What runs of torch on CUDA devices allocate: torch_cuda.py and torch_products.py on ghosts.
+
+A GPU that is not here is taken for one with room enough, on which the kernels run.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference.backends.base import (
+    ITEM_SIZES,
+    Array,
+    Heads,
+    NormCast,
+    Numbers,
+    Part,
+    RopeCast,
+    Style,
+)
+from aprfmt.inference.dry.ghosts import Account, Ghost
+from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, layers
+from aprfmt.inference.fast.dry_host import DryTorch
+from aprfmt.inference.fast.kept import CODED, MEMORY_SHARE, SCRATCH, keeps
+from aprfmt.inference.weights import Weight, free_memory
+
+MASKS = 8  # that are kept on a device
+WORKSPACE = 32 << 20  # what cuBLAS keeps on a Hopper GPU, a quarter of it on others
+PINNED = 2 * (32 << 20)  # host memory that uploads go through
+
+
+@dataclass(frozen=True)
+class Found:
+    """The GPUs a name means: each one's free bytes, None where it is not here; and the kernels."""
+
+    names: tuple[str, ...]
+    free: tuple[int | None, ...]
+    kernels: bool
+
+
+def found(device: str) -> Found:
+    """Return the GPUs of `cuda`, `cuda:N` or `cuda:all`; BackendUnavailableError without any."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        raise BackendUnavailableError(f"device {device!r}; expected cuda, cuda:N or cuda:all")
+    try:
+        import torch
+
+        here = torch.cuda.is_available()
+    except ImportError:
+        here = False
+    if not here:
+        if number == "all":
+            raise BackendUnavailableError(
+                f"device {device!r}: no GPU is here to be counted; expected cuda or cuda:N"
+            )
+        return Found((f"cuda:{int(number or 0)}",), (None,), kernels=True)
+    from aprfmt.inference.backends.torch_device import torch_devices
+    from aprfmt.inference.fast.torch_cuda import kernels_problem
+
+    devices = torch_devices(device)
+    free = tuple(int(torch.cuda.mem_get_info(one)[0]) for one in devices)
+    return Found(tuple(map(str, devices)), free, kernels=not kernels_problem())
+
+
+class Kept:
+    """A weight that stays encoded on a device; `step` is the distance of rows it is cut at."""
+
+    def __init__(self, encoding: str, arrays: Sequence[Ghost], step: int) -> None:
+        self.encoding, self.arrays, self.step = encoding, tuple(arrays), step
+
+    @property
+    def account(self) -> Account:
+        """The device it is on."""
+        return self.arrays[0].memory.account
+
+
+class DryCuda(DryTorch):
+    """One GPU, or the layers spread over all of them in order."""
+
+    def __init__(self, device: str, dtype: str, **options: Any) -> None:
+        super().__init__(device, dtype, **options)
+        self._found = found(device)
+        self._gpus = [Account(name) for name in self._found.names]
+        self.account, self.host = self._gpus[0], Account("cpu")
+        self.accounts = [*self._gpus, self.host]
+        self._decodes = self._found.kernels
+        self._fused = self._decodes and dtype in layers.TYPES and not self.deterministic
+        self._scratch: dict[str, list[Ghost]] = {}
+        self._kept_masks: dict[tuple[Any, ...], Ghost] = {}
+        self._constants: dict[tuple[Any, ...], Ghost] = {}
+        self._pinned: list[Ghost] = []
+
+    def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
+        """Allocate the product, and once what cuBLAS keeps."""
+        key = (self.account.device, "workspace")
+        if key not in self._constants:
+            self._constants[key] = self.new((WORKSPACE,), 1)
+        return self.new((len(x), len(rows)))
+
+    def free(self) -> list[int | None]:
+        """Return what is free on each GPU and on the host."""
+        return [*self._found.free, free_memory()]
+
+    def budget(self) -> int:
+        """Return the share of the free memory that weights may take; no limit without a GPU."""
+        known = [free for free in self._found.free if free is not None]
+        return int(sum(known) * MEMORY_SHARE) if known else 1 << 62
+
+    def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
+        """Go to the layer's GPU, with x."""
+        self.account = self._gpus[layer * len(self._gpus) // n_layers]
+        return self._here(x)
+
+    def _here(self, x: Array) -> Array:
+        return x if x.memory.account is self.account else self.new(x.shape, x.itemsize)
+
+    def _to(self, account: Account, x: Array) -> Array:
+        self.account = account
+        return self._here(x)
+
+    # in and out
+
+    def array(self, x: Any) -> Ghost:
+        """Bring numbers to the device, then to the dtype."""
+        if isinstance(x, Ghost) and x.memory.account is self.account:
+            return x if x.itemsize == self.itemsize else self.new(x.shape)
+        size = x.itemsize
+        if size != self.itemsize:
+            self.account.during((size + self.itemsize) * x.size)
+        return self.new(x.shape)
+
+    def _on_host(self, shape: Sequence[int]) -> Ghost:
+        return Ghost.new(self.host, shape, 1)
+
+    # weights
+
+    def _uploaded(self, stored: Any) -> Ghost:
+        if not self._pinned:
+            self._pinned.append(Ghost.new(self.host, (PINNED,), 1))
+        return self.new((stored.nbytes,), 1)
+
+    def place(self, w: Weight) -> Array | None:
+        """Upload plain floats in their own type."""
+        name = ENCODINGS[w.encoding].numpy if w.encoding in ENCODINGS else ""
+        stored: Any = w.stored() if name in ITEM_SIZES else None
+        if stored is None:
+            return None
+        numbers = self._uploaded(stored)
+        if name == self.dtype:
+            return Ghost(w.shape, self.itemsize, numbers.memory)
+        return self.new(w.shape)
+
+    def _kept(self, w: Weight) -> Kept | None:
+        """Return a weight that stays encoded on the device; None for a decoded one."""
+        if not (self._decodes and keeps(w.encoding, self.dtype)):
+            return None
+        there: Kept | None = w.encoded_on(self)
+        if there is not None:
+            return there
+        prepared = self._prepared(w)
+        if prepared is None:
+            return None
+        size, parts, step = prepared
+
+        def make() -> Kept:
+            return Kept(w.encoding, [self._uploaded(Ghost.new(self.host, (n,), 1)) for n in parts],
+                        step)  # fmt: skip
+
+        held: Kept | None = w.kept(self, size, make)
+        return make() if held is None else held
+
+    def _prepared(self, w: Weight) -> tuple[int, list[int], int] | None:
+        """Return the bytes counted, those of each part, and the step of rows."""
+        if w.encoding not in CODED:
+            stored: Any = w.stored()
+            return None if stored is None else (stored.nbytes, [stored.nbytes], 1)
+        coded: Any = w.coded()
+        if coded is None:
+            return None
+        unit = max(coded.blocksize, 64)
+        steps = (n for n in (1, 2, 4, 8, 16, 32, 64) if n * w.n_columns % unit == 0)
+        step = next(steps, w.n_rows)
+        return coded.packed + coded.absmax, [coded.packed, coded.absmax, 64], step
+
+    def _panels(self, w: Weight, kept: Kept) -> Iterator[Ghost]:
+        """Yield the pieces that a weight is decoded in."""
+        step = SCRATCH // (w.n_columns * self.itemsize) // kept.step * kept.step
+        for start in range(0, w.n_rows, max(step, 1)):
+            rows = min(start + max(step, 1), w.n_rows) - start
+            yield self._room(rows * w.n_columns).reshape(rows, w.n_columns)
+
+    def _room(self, count: int) -> Ghost:
+        buffers = self._scratch.setdefault(self.account.device, [])
+        if not buffers or buffers[-1].size < count:
+            buffers.append(self.new((count,)))
+        return buffers[-1][:count]
+
+    def held(self, w: Weight) -> Array | None:
+        """Return a weight's numbers; None where it is encoded or too big."""
+        return None if self._kept(w) is not None else w.held(self)
+
+    def embed(self, table: Weight, ids: Numbers) -> Array:
+        """Decode or take the rows on the first GPU."""
+        self.account = self._gpus[0]
+        kept = self._kept(table)
+        if kept is None:
+            table.held(self)
+        return self.new((len(ids), table.n_columns))
+
+    # products
+
+    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Multiply by a decoded weight, by encoded bytes, or piece by piece decoded."""
+        kept = self._kept(w)
+        if kept is None:
+            held = w.held(self)
+            if held is None or self.deterministic:
+                x = x if held is None else self._to(held.memory.account, x)
+                return super().linear(x, w, bias)
+            return self._product(x, held.reshape(w.n_rows, w.n_columns), bias)
+        x = self._to(kept.account, x)
+        y = self.new((len(x), w.n_rows))
+        few = len(x) <= MATVEC_TOKENS and self.dtype != "float64" and w.encoding in MATVEC
+        if self.deterministic or not few:
+            for panel in self._panels(w, kept):
+                part = self.dense(x, panel, None)
+                if self.deterministic:
+                    part = self.tiled_linear(x, panel)
+                if len(panel) == w.n_rows:
+                    y = part
+        return y if bias is None else y + bias
+
+    def _product(self, x: Array, w: Array, bias: Array | None) -> Array:
+        return self.dense(self._to(w.memory.account, x), w, bias)
+
+    def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Add inside the kernel of a single row."""
+        if len(x) == 1 and self._fused and self.held(w) is not None:
+            return self.new((1, w.n_rows))
+        return residual + self.linear(x, w, bias)
+
+    def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
+        """Join weights that are all decoded, and multiply at once."""
+        found = [] if self.deterministic or len(parts) < 2 else [self.held(w) for w, _ in parts]
+        held = [w for w in found if w is not None]
+        if not held or len(held) < len(found) or len(parts) > 3:
+            return super().projections(x, parts)
+        weights = [w.reshape(len(w), -1) for w in held]
+        if any(w.memory is not weights[0].memory for w in weights):
+            joined = self.new((sum(map(len, weights)), weights[0].shape[1]))
+            for (part, _), w in zip(parts, weights, strict=True):
+                part.moved(self, joined[: len(w)].reshape(part.shape))
+        y = self.new((len(x), sum(map(len, weights))))
+        ends = list(accumulate(len(w) for w in weights))
+        return [y[:, end - len(w) : end] for w, end in zip(weights, ends, strict=True)]
+
+    def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
+        """Use one kernel for a single row, and one behind the two products else."""
+        if not self._fused or kind not in layers.ACTIVATIONS:
+            return super().gated(x, gate, up, kind, steps=steps)
+        if len(x) == 1 and self.held(gate[0]) is not None and self.held(up[0]) is not None:
+            return self.new((1, gate[0].n_rows))
+        g, u = self.linear(x, *gate), self.linear(x, *up)
+        y = g.copy()
+        del u
+        return y
+
+    # norms, rotary positions, attention
+
+    def rms_norm(
+        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
+    ) -> Array:
+        """Use one kernel where there is one."""
+        if self._fused and weight.ndim == 1 and len(weight) == x.shape[-1]:
+            return self.new(x.shape)
+        return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
+
+    def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
+        """Use one kernel where there is one."""
+        return self.new(x.shape) if self._fused else super().rope(x, table, style=style, cast=cast)
+
+    def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Use our kernel for one query, torch's attention for many, or blocks of queries."""
+        (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
+        if self.deterministic:
+            return super().attention(q, k, v, heads)
+        if tokens == 1 and self._fused and heads.causal is not None:
+            if max(d, v.shape[-1]) <= layers.MAX_DIM:
+                return self._one_query(n_heads, v.shape[-1])
+        if heads.softcap is not None or heads.sinks is not None:
+            return super().attention(q, k, v, heads)
+        plain = False
+        if heads.causal is not None and tokens == keys:
+            cached, window = heads.causal
+            plain = cached == 0 and (window is None or window >= tokens)
+        flash = plain and self.itemsize == 2 and v.shape[-1] == d
+        if kv_heads != n_heads and not flash:
+            k, v = (self.new((keys, n_heads, x.shape[-1])) for x in (k, v))
+        if not plain:
+            self._device_mask(heads, tokens, keys)
+            self.account.during(tokens * keys * self.itemsize)
+        out = self.new((tokens, n_heads, v.shape[-1]))
+        self.account.during(4 * tokens * n_heads)
+        return out
+
+    def _one_query(self, n_heads: int, width: int) -> Array:
+        key = (self.account.device, n_heads, width)
+        if key not in self._constants:
+            size = n_heads * (layers.SPLITS * (width + 2) + 1)
+            self._constants[key] = self.new((size,), 4)
+        return self.new((1, n_heads, width))
+
+    def _device_mask(self, heads: Heads, tokens: int, keys: int) -> None:
+        key = (self.account.device, heads.causal, tokens, keys)
+        if key not in self._kept_masks:
+            if len(self._kept_masks) >= MASKS:
+                self._kept_masks.clear()
+            self._kept_masks[key] = self.new((tokens, keys), 1)
+
+    def probs(self, scores: Array, heads: Heads) -> Array:
+        """Use one kernel where there is one."""
+        if self._fused and heads.causal is not None:
+            return self.new(scores.shape)
+        return super().probs(scores, heads)
+
+    def scores(self, q: Array, k: Array, heads: Heads) -> Array:
+        """Scale within the product in float32."""
+        if self.deterministic or self.itemsize == 2:
+            return super().scores(q, k, heads)
+        out = self.new((q.shape[1], len(q), len(k)))
+        return out if heads.softcap is None else self.softcap(out, heads.softcap)

@@ -1,0 +1,211 @@
+"""What runs on the CPU allocate: numpy and torch, with the C kernels where a run would use them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.codecs import native_kernels
+from aprfmt.inference.backends.base import (
+    QUERY_BLOCK,
+    Array,
+    Heads,
+    NormCast,
+    Part,
+    RopeCast,
+    Style,
+)
+from aprfmt.inference.dry.backend import DryBackend
+from aprfmt.inference.dry.ghosts import Ghost
+from aprfmt.inference.fast.encoded import ENCODED_ROWS, MOVE_AT
+from aprfmt.inference.rows import FREE
+from aprfmt.inference.weights import Weight
+
+
+@dataclass(slots=True)
+class _Stored:
+    """Stored bytes that a kernel multiplies with, and how often it has."""
+
+    rows: Ghost
+    uses: int = 0
+
+
+class Products:
+    """The products with encoded weights: which there are, and when one is copied."""
+
+    def __init__(self, copies: list[Ghost]) -> None:
+        self._native: Any = native_kernels()
+        self._copies = copies
+
+    def covers(self, tokens: int, w: Weight) -> bool:
+        """Say whether a kernel multiplies so many rows with a weight, counting this use."""
+        if tokens > ENCODED_ROWS:
+            return False
+        if self not in w.notes:
+            w.notes[self] = self._look(w)
+        stored: _Stored | None = w.notes[self]
+        if stored is None:
+            return False
+        stored.uses += 1
+        if stored.uses == MOVE_AT:
+            self._move(w, stored)
+        return True
+
+    def _look(self, w: Weight) -> _Stored | None:
+        if w.encoding not in self._native.KERNELS or len(w.shape) != 2:
+            return None
+        raw: Any = None if encoding_row(w.encoding).numpy in FREE else w.stored()
+        if raw is not None and w.part is None and raw.memory.nbytes:
+            self._copies.append(raw)
+        return None if raw is None else _Stored(raw)
+
+    def _move(self, w: Weight, stored: _Stored) -> None:
+        raw = stored.rows
+        copy = w.kept(self, raw.nbytes, lambda: raw.like(raw.shape))
+        if copy is not None:
+            self._copies[:] = [other for other in self._copies if other is not raw]
+            stored.rows = copy
+
+
+class DryNative(DryBackend):
+    """numpy_native.py: products with encoded weights, and small operations in place."""
+
+    def __init__(self, device: str, dtype: str, **options: Any) -> None:
+        super().__init__(device, dtype, **options)
+        from aprfmt.codecs.native import step
+
+        self._activations = step.ACTIVATIONS
+        self._encoded = Products(self.copies)
+
+    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Allocate the product, of the encoded weight where there is a kernel."""
+        if self._encoded.covers(len(x), w):
+            return self.new((len(x), w.n_rows))
+        return super().linear(x, w, bias)
+
+    def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
+        """Multiply twice; the activation and the product lie in the first."""
+        if kind not in self._activations:
+            return super().gated(x, gate, up, kind, steps=steps)
+        a, b = self.linear(x, *gate), self.linear(x, *up)
+        del b
+        return a
+
+    def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
+        """Allocate the result."""
+        if kind not in self._activations:
+            return super().activate(x, kind, steps=steps)
+        return self.new(x.shape)
+
+    def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
+        """Allocate the result."""
+        return self.new(x.shape)
+
+    def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Allocate the scores of few queries, or of a block of many, beside the result."""
+        if heads.causal is None:
+            return super().attention(q, k, v, heads)
+        (tokens, n_heads, _), keys = q.shape, len(k)
+        out = self.new((tokens, n_heads, v.shape[-1]))
+        if tokens <= ENCODED_ROWS:
+            self.account.during(4 * tokens * n_heads * keys)
+            return out
+        cached, window = heads.causal
+        for start in range(0, tokens, self.query_block):
+            stop = min(start + self.query_block, tokens)
+            first = max(0, cached + start + 1 - window) if window else 0
+            seen = cached + stop - first
+            scores = self.new((n_heads, stop - start, seen))
+            grouped = 4 * (stop - start) * n_heads * q.shape[-1]
+            mixed = 4 * (stop - start) * n_heads * v.shape[-1]
+            self.account.during(max(grouped, 2 * mixed))
+            del scores
+        return out
+
+
+class DryTorch(DryBackend):
+    """torch_backend.py on the CPU: 16-bit numbers are widened for what is summed."""
+
+    query_block = QUERY_BLOCK
+
+    def array(self, x: Any) -> Ghost:
+        """Copy what lies in a mapped file, then bring it to the dtype."""
+        if isinstance(x, Ghost) and not x.flags.writeable:
+            x = self.new(x.shape, x.itemsize)
+        return super().array(x)
+
+    def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
+        """Allocate the result; the square of one is another."""
+        extra = {"relu2": 1, "gelu_tanh": 4 if steps else 0}.get(kind, 0)
+        self.account.during((1 + extra) * x.nbytes)
+        return x.copy()
+
+    def sigmoid(self, x: Array) -> Array:
+        """Allocate the result."""
+        return x.copy()
+
+    def rms_norm(
+        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
+    ) -> Array:
+        """Widen, square for the mean, divide, multiply, round."""
+        widened = 4 * x.size if self.itemsize < 4 else 0
+        self.account.during(widened + 2 * x.size * self.wide_size)
+        return self.new(x.shape)
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
+        """Use one function with a bias, several steps without."""
+        if bias is None:
+            self.account.during(3 * x.size * self.wide_size)
+        return self.new(x.shape)
+
+    def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Allocate what torch's attention does, or blocks of queries."""
+        if heads.softcap is not None or heads.sinks is not None or self.deterministic:
+            return super().attention(q, k, v, heads)
+        (tokens, n_heads, _), keys = q.shape, len(k)
+        out = self.new((tokens, n_heads, v.shape[-1]))
+        self.account.during((tokens * keys + tokens * n_heads) * self.wide_size)
+        return out
+
+    def attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Compute with all keys."""
+        return self.mix(self.probs(self.scores(q, k, heads), heads), v)
+
+    def scores(self, q: Array, k: Array, heads: Heads) -> Array:
+        """Multiply, scale into another array."""
+        if self.deterministic:
+            return self.tiled_scores(q, k, lambda x: x)
+        scores = self.new((q.shape[1], len(q), len(k)))
+        self.account.during(scores.nbytes)
+        return scores if heads.softcap is None else self.softcap(scores, heads.softcap)
+
+    def probs(self, scores: Array, heads: Heads) -> Array:
+        """Mask, widen, take the softmax, round."""
+        wide = scores.size * self.wide_size
+        self.account.during(scores.nbytes + (2 if self.itemsize < 4 else 1) * wide)
+        return self.new(scores.shape)
+
+    def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+        """Multiply in the dtype, or everything widened."""
+        if rounded or self.deterministic:
+            return self.linear(x, w, bias)
+        self.wide(w.array(self))
+        return self.new((len(x), w.n_rows), self.wide_size)
+
+    def repeat_heads(self, x: Array, n_heads: int) -> Array:
+        """Show the one head several times."""
+        return Ghost((x.shape[0], n_heads, x.shape[2]), x.itemsize, x.memory)
+
+
+class DryNativeTorch(DryTorch):
+    """torch_native.py: products with encoded weights."""
+
+    def __init__(self, device: str, dtype: str, **options: Any) -> None:
+        super().__init__(device, dtype, **options)
+        self._encoded = Products(self.copies)
+
+    def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
+        """Allocate the product, of the encoded weight where there is a kernel."""
+        if not self._encoded.covers(len(x), w):
+            return super().linear(x, w, bias)
+        y = self.new((len(x), w.n_rows))
+        return y if bias is None else y + bias

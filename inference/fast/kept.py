@@ -1,0 +1,21 @@
+"""Which weights stay encoded on a CUDA device, and the buffer they are decoded into."""
+
+from aprfmt.base.encodings import ENCODINGS
+
+# 4-bit encodings in several parts, decoded by decode_coded.
+CODED = ("NF4", "FP4")
+# Types that are not smaller than the decoded numbers: placed decoded.
+WIDE = ("float32", "float64")
+# Share of a GPU's free memory that weights may take by default; the rest is for activations.
+MEMORY_SHARE = 0.8
+# Decoded bytes per piece: a whole weight, except for big vocabularies.
+SCRATCH = 256 << 20
+
+
+def keeps(encoding: str, dtype: str) -> bool:
+    """Say whether a weight stays encoded on the device, for arithmetic in `dtype`."""
+    from aprfmt.inference.fast import cuda
+
+    return encoding in CODED or (
+        encoding in cuda.DECODED and ENCODINGS[encoding].numpy not in (dtype, *WIDE)
+    )

@@ -1,0 +1,29 @@
+"""Which keys a query may see: one table [tokens, keys] of booleans for the layers of a pass."""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+
+
+@lru_cache(maxsize=2)  # the layers of a pass use at most two
+def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask:
+    """Return [tokens, keys]: True where key j may be seen by token i, cached + i - window < j.
+
+    A window of w positions includes the token itself; None means no window.
+    """
+    query = np.arange(cached, cached + tokens)[:, None]
+    key = np.arange(keys)
+    seen: Mask = key <= query
+    return seen if window is None else seen & (key > query - window)
+
+
+@lru_cache(maxsize=2)
+def near_mask(tokens: int, window: int | None) -> Mask:
+    """Return [tokens, tokens]: True everywhere, or no further than half a window on either side."""
+    places = np.arange(tokens)
+    apart = np.abs(places[:, None] - places)
+    seen: Mask = apart <= (tokens if window is None else window // 2)
+    return seen

@@ -1,0 +1,239 @@
+"""`--dry-run` of what runs a model, held to what the run allocates.
+
+Weights and cache to the byte, the peak to a tenth. Seen red: a cache of half the layers, a norm
+that copies its input three times, experts of a stack that each kept the whole of it.
+"""
+
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.errors import UsageError
+from aprfmt.inference import moe
+from aprfmt.inference.device import parse_run
+from aprfmt.inference.dry.backend import Routed
+from aprfmt.inference.dry.estimate import Estimate, estimate_run, estimate_trace, together
+from aprfmt.inference.fast import encoded, pages
+from aprfmt.inference.running import RunRequest, opened
+from aprfmt.inference.session import Session
+from aprfmt.model import Model, open_model
+from tests.cli.run import aprfmt
+from tests.inference.judge import judged
+from tests.models import EVERY, save_tiny
+
+IDS = tuple(range(3, 63))
+SIZES: Mapping[str, Any] = {"hidden_size": 256, "intermediate_size": 768, "vocab_size": 2048}
+
+
+@pytest.fixture(autouse=True)
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have experts chosen in turn, as an estimate takes them to be."""
+    route = moe.route
+
+    def turned(logits: Any, bias: Any, hp: Any) -> Any:
+        taken = Routed(logits.shape, 4, None)  # type: ignore[arg-type]
+        taken.used = int(hp["n_experts_used"])
+        return route(taken.numbers().astype(logits.dtype), None, hp)
+
+    monkeypatch.setattr(moe, "route", turned)
+
+
+def request(run: str, **more: Any) -> RunRequest:
+    return RunRequest(ids=IDS, choice=parse_run(run), **more)
+
+
+def ran(model: Model, asked: RunRequest, steps: int) -> Session:
+    """Run a prompt and steps; the session, with what it holds."""
+    with opened(asked, model) as run:
+        run.session.extend(list(IDS))
+        for _ in range(steps):
+            run.session.extend([IDS[-1]])
+        return run.session
+
+
+def owner(x: Any) -> tuple[int, int]:
+    """Return what an array's bytes belong to, and how many that are; 0 of a mapped file."""
+    if hasattr(x, "untyped_storage"):
+        return x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()
+    if isinstance(x, memoryview):
+        return id(x), x.nbytes  # a piece of huge pages
+    while isinstance(x, np.ndarray) and x.base is not None:
+        x = x.base
+    return id(x), int(getattr(x, "nbytes", 0)) if isinstance(x, np.ndarray) else 0
+
+
+def weights_of(session: Session) -> int:
+    return sum(dict(owner(one) for one in session.weights.holder.placed()).values())
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("run", ["numpy", "numpy::float64", "torch::bfloat16"])
+def test_weights_and_cache_are_exact(name: str, run: str) -> None:
+    with open_model(judged(name).folder) as model:
+        found = estimate_run(model, request(run), 3)
+        session = ran(model, request(run), 3)
+        assert session.cache is not None
+        assert found.devices[0].cache_bytes == session.cache.nbytes > 0
+        assert found.devices[0].weights_bytes == weights_of(session)
+        assert found.read_bytes == session.weights.stored()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], int]:
+    """Return what a call allocates at most; huge pages come from the heap, to be counted."""
+    monkeypatch.setattr(pages.Pages, "room", lambda self, size: memoryview(bytearray(size)))
+
+    def peak(call: Callable[[], object]) -> int:
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        try:
+            call()
+            return tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+
+    return peak
+
+
+@pytest.fixture(params=["llama", "gemma3", "deepseek_v3", "qwen3_5", "mixtral", "gpt_oss"])
+def large(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
+    """A model that is large enough for Python's own objects not to count."""
+    save_tiny(request.param, tmp_path / "m", "bfloat16", **SIZES)
+    with open_model(tmp_path / "m") as model:
+        yield model
+
+
+@pytest.mark.parametrize("run", ["numpy", "numpy::float64"])
+def test_the_peak_is_that_of_the_run(large: Model, run: str, traced: Any) -> None:
+    found = estimate_run(large, request(run), 2).devices[0].peak_bytes
+    taken = traced(lambda: ran(large, request(run), 2))
+    assert abs(found / taken - 1) < 0.1, (found, taken)
+
+
+def test_the_peak_of_a_trace_is_that_of_the_run(large: Model, traced: Any) -> None:
+    asked = request("numpy")
+    found = estimate_trace(large, asked)
+
+    def record() -> None:
+        with opened(asked, large) as run, run.trace() as trace:
+            values = [trace.values(key) for key in trace.records]
+        assert sum(each.nbytes for each in values if each is not None) >= found.values_bytes
+
+    taken = traced(record)
+    assert found.devices[0].peak_bytes <= taken and found.values_bytes > 0
+    with opened(asked, large) as run, run.trace() as trace:
+        sizes = [each.nbytes for key in trace.records if (each := trace.values(key)) is not None]
+    assert sum(sizes) >= found.values_bytes >= 0.9 * sum(sizes)
+
+
+def test_a_weight_that_is_used_often_is_copied(tmp_path: Path) -> None:
+    """Behind so many steps its stored bytes lie in memory too; the cache has grown twice."""
+    save_tiny("llama", tmp_path / "m", "bfloat16", **SIZES)
+    steps = encoded.MOVE_AT + 40
+    with open_model(tmp_path / "m") as model:
+        before = estimate_run(model, request("numpy"), 2).devices[0]
+        found = estimate_run(model, request("numpy"), steps).devices[0]
+        session = ran(model, request("numpy"), steps)
+        assert session.cache is not None
+        assert found.cache_bytes == session.cache.nbytes == 4 * before.cache_bytes
+        assert found.weights_bytes == weights_of(session) > before.weights_bytes
+        long = estimate_run(model, request("numpy"), 4000).devices[0]
+        assert long.cache_bytes == before.cache_bytes * 4096 // 64
+        assert long.weights_bytes == found.weights_bytes
+
+
+@pytest.mark.parametrize("memory", [0, 200_000])
+def test_a_budget_that_weights_do_not_fit_is_kept(memory: int, tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "m", "bfloat16")
+    with open_model(tmp_path / "m") as model:
+        found = estimate_run(model, request("numpy", memory=memory), 2).devices[0]
+        session = ran(model, request("numpy", memory=memory), 2)
+        assert found.weights_bytes == weights_of(session) <= memory
+        assert found.peak_bytes > found.weights_bytes + found.cache_bytes
+
+
+def test_weights_through_an_encoding_are_exact(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "m", "bfloat16", **SIZES)
+    with open_model(tmp_path / "m") as model:
+        found = estimate_run(model, request("numpy", through="Q8_0"), 2).devices[0]
+        assert found.weights_bytes == weights_of(ran(model, request("numpy", through="Q8_0"), 2))
+
+
+def test_layers_are_split_over_gpus_as_a_run_splits_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aprfmt.inference.fast import dry_cuda
+
+    two = dry_cuda.Found(("cuda:0", "cuda:1"), (None, None), kernels=True)
+    save_tiny("llama", tmp_path / "m", "bfloat16")
+    with open_model(tmp_path / "m") as model:
+        one = estimate_run(model, request("torch:cuda:bfloat16"), 4)
+        monkeypatch.setattr(dry_cuda, "found", lambda device: two)
+        both = estimate_run(model, request("torch:cuda:all:bfloat16"), 4)
+        stored = sum(tensor.nbytes for tensor in model.roles.values())
+    assert [device.device for device in both.devices] == ["cuda:0", "cuda:1", "cpu"]
+    first, second, _ = both.devices
+    assert one.devices[0].weights_bytes == first.weights_bytes + second.weights_bytes == stored
+    assert one.devices[0].cache_bytes == first.cache_bytes + second.cache_bytes
+    assert first.cache_bytes == 2 * second.cache_bytes  # of three layers
+    assert one.devices[0].free_bytes is None and one.devices[0].fits
+
+
+def test_no_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny("qwen3_5", tmp_path / "m", "bfloat16")
+    read: list[str] = []
+    with open_model(tmp_path / "m") as model:
+        model.hyper  # noqa: B018 - some are read of small tensors
+        kind = type(next(iter(model.source.tensors.values())))
+        raw = kind.raw
+
+        def noted(self: LazyTensor, *at: int) -> memoryview:
+            read.append(self.info.name)
+            return raw(self, *at)
+
+        monkeypatch.setattr(kind, "raw", noted)
+        for run in ("numpy", "torch::bfloat16", "torch:cuda"):
+            estimate_run(model, request(run), 3)
+            estimate_trace(model, request(run))
+        assert not read
+        model.roles["output_norm.weight"].numpy()
+        assert read
+
+
+def test_runs_that_stay_open_are_added(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "m", "bfloat16")
+    with open_model(tmp_path / "m") as model:
+        a, b = (estimate_trace(model, request(run)) for run in ("numpy", "numpy::float64"))
+    found: tuple[Any, ...] = together([a, b])
+    assert len(found) == 1
+    first, second = a.devices[0], b.devices[0]
+    assert found[0].weights_bytes == first.weights_bytes + second.weights_bytes
+    assert found[0].peak_bytes == first.weights_bytes + first.cache_bytes + second.peak_bytes
+
+
+def test_an_engine_is_not_estimated(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "m")
+    with open_model(tmp_path / "m") as model, pytest.raises(UsageError, match="manages its memory"):
+        estimate_run(model, request("transformers"), 1)
+
+
+def test_the_commands_say_it(demo_model: Path) -> None:
+    ids = ("--ids", "1417,362,258")
+    found = aprfmt("run", demo_model, *ids, "--max-tokens", "9", "--dry-run", "--json").json
+    with open_model(demo_model) as model:
+        expected: Estimate = estimate_run(
+            model, RunRequest(ids=(1417, 362, 258), choice=parse_run("cpu")), 8
+        )
+    said = found["dry_run"]["runs"][0]
+    assert (said["tokens"], said["steps"]) == (3, 8)
+    one = {key: value for key, value in said["devices"][0].items() if key != "free_bytes"}
+    assert one.items() <= expected.devices[0].to_json().items()
+    text = aprfmt("parity", demo_model, "--between", "cpu", "transformers", *ids, "--dry-run")
+    assert text.code == 0 and "cache" in text.out and "not counted" in text.out
+    done = aprfmt("trace", demo_model, *ids, "--dry-run", "--engine", "transformers")
+    assert done.code == 2 and "manages its memory itself" in done.err
