@@ -164,7 +164,7 @@ def _table(trace: Trace, found: dict[str, Any]) -> None:
 
 
 def _scope(trace: Trace) -> list[str]:
-    """Say which tokens and positions the rows are of, and in what arithmetic they were computed."""
+    """Name the tokens and positions of the rows, and the arithmetic they were computed in."""
     said = []
     ids = trace.run.get("ids")
     if ids:

@@ -135,13 +135,13 @@ class MergedSource:
 
 
 def merged_model(
-    base: Model, adapter: Path, *, times: int = 1, encoding: str = "", again: bool = False
+    base: Model, adapter: Path, *, again: bool = False
 ) -> tuple[Model, Model, Adapter]:
     """Return a base with an adapter merged, the adapter's open file, and the adapter.
 
-    Closing the first closes the base. `encoding` stores merged weights so, in place of their own.
-    Raises ConversionError for an adapter of another base, for weights that are no floats, and,
-    unless `again`, for an adapter that the base's record says is merged.
+    Closing the first closes the base. Raises ConversionError for an adapter of another base, for
+    weights that are no floats, and, unless `again`, for an adapter that the base's record says is
+    merged.
     """
     opened, found = read_adapter(adapter)
     try:
@@ -152,8 +152,8 @@ def merged_model(
                 f"{base.path}: its metadata say that {adapter} is merged into it; merge it into "
                 "the base it was made for"
             )
-        tensors = dict(_tensors(base, found, times, encoding))
-        record = json.dumps([*before, *[digest] * times])
+        tensors = dict(_tensors(base, found))
+        record = json.dumps([*before, digest])
         source = MergedSource(base.source, tensors, record if not again else "")
         model = Model(source, base.folder, base.forced, base.allow_missing)
         return model, opened, found
@@ -162,9 +162,7 @@ def merged_model(
         raise
 
 
-def _tensors(
-    base: Model, adapter: Adapter, times: int, encoding: str
-) -> Iterator[tuple[str, LazyTensor]]:
+def _tensors(base: Model, adapter: Adapter) -> Iterator[tuple[str, LazyTensor]]:
     for name, pair in placed(adapter, base).items():
         stored = base[name].stored[0]
         if stored.parts or stored.info.encoding not in _FLOATS:
@@ -172,7 +170,7 @@ def _tensors(
                 f"{name}: is {stored.info.encoding}; an adapter is merged into floats: decode the "
                 "base first (convert --encoding F32), or merge it into the float base"
             )
-        yield name, MergedTensor(stored, pair, times=times, encoding=encoding)
+        yield name, MergedTensor(stored, pair)
     for name, view in whole_tensors(adapter, base).items():
         if view.shape != base[name].shape:
             raise ConversionError(

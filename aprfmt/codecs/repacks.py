@@ -144,5 +144,5 @@ def repacked(packed: PackedWeight, source: str, targets: Container[str]) -> "Rep
 
 
 def pairs_of(source: str) -> tuple[str, ...]:
-    """Return the encodings into which one is repacked."""
+    """Return the encodings that weights of an encoding can be repacked to."""
     return tuple(row.target for row in REPACKS if row.source == source)

@@ -68,7 +68,7 @@ def _class(config: Config) -> str:
 
 
 def _block(config: Config, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the size of a block along each axis; one number is of the last axis."""
+    """Return the size of a block along each axis; one number is the size along the last axis."""
     size = config.get("block_size")
     given = [1] * (len(shape) - 1) + [size] if isinstance(size, int) else size
     if (

@@ -8,6 +8,8 @@ from aprfmt.model import Model
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
 
+AHEAD = 5  # pairs that are announced before they are read
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPair:
@@ -42,10 +44,10 @@ class TensorPair:
         return tuple(dict.fromkeys(names))
 
 
-def in_turn(pairs: Sequence[TensorPair], ahead: int = 5) -> Iterator[tuple[int, TensorPair]]:
-    """Yield every pair with its number from 1; the next ones are said to be read soon."""
+def in_turn(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPair]]:
+    """Yield every pair with its number from 1; the next ones are announced."""
     for number, pair in enumerate(pairs, 1):
-        for soon in pairs[number - 1 : number - 1 + ahead]:
+        for soon in pairs[number - 1 : number - 1 + AHEAD]:
             soon.expect()
         yield number, pair
 

@@ -1,4 +1,4 @@
-"""Which token positions the rows of two traces are of: equal, shared, or another pass's.
+"""Which token positions the rows of two traces belong to: equal, shared, or another pass's.
 
 A pass computes logits for the rows that were asked for, so that two traces of the same tokens may
 hold others; these are compared on the rows both have. Any other point of other rows is a refusal.

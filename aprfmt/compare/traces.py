@@ -86,7 +86,7 @@ class TraceDiff:
 
     @property
     def exit_code(self) -> int:
-        """0 all within, 1 one beyond, 2 nothing could be compared, or rows are of other tokens."""
+        """0 all within, 1 one beyond, 2 nothing could be compared, or the tokens differ."""
         if self.other_rows:
             return 2
         if self.first is not None:
@@ -260,7 +260,7 @@ def position_axis(point: str) -> int:
 def _by_position(
     record: RecordLike, x: Array, y: Array, chosen: Array
 ) -> tuple[float | None, ...] | None:
-    """Return ||x-y|| / ||y|| of each token position; None where rows are of no positions."""
+    """Return ||x-y|| / ||y|| of each token position; None where rows belong to no positions."""
     axis = position_axis(record.point)
     count = len(record.positions or ())
     if len(record.shape) <= axis or not count or record.shape[axis] != count:
@@ -279,7 +279,7 @@ def _by_position(
 
 
 def dtypes_of(a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike) -> tuple[str, str]:
-    """Return the arithmetic of two records, which are of these traces."""
+    """Return the arithmetic of two records of these traces."""
     return arithmetic(of_a, a.dtype), arithmetic(of_b, b.dtype)
 
 
@@ -335,7 +335,7 @@ def _chosen(a: "Array | None", b: "Array | None", size: int) -> "Array":
 
 
 def _earlier(record: RecordLike, before: int) -> "Array":
-    """Return which values are of token positions before one."""
+    """Return which values belong to token positions before a given one."""
     size = int(np.prod(record.shape))
     if record.positions is None:
         return np.ones(size, np.bool_)

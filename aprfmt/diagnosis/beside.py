@@ -21,7 +21,7 @@ FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference
 
 
 def beside_rounding(case: Case, search: Search) -> tuple[Divergence, World, Recorded, str] | None:
-    """Return the usual mistake beside which a run is only rounded, where nothing said that it is.
+    """Return the usual mistake that, once removed, leaves only rounding; None if no one does.
 
     It has to take away nearly all of the difference; what it leaves has to be what TF32 or 16 bits
     make, at every point and in every row.

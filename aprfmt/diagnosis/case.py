@@ -165,20 +165,20 @@ class Case:
             return None
         return found.get(key) or found.get(before_it)
 
-    def trial(self, change: Change, layers: Layers = None) -> float:
+    def trial(self, change: Change) -> float:
         """Return the point's residual under a change; infinite if the point no longer exists."""
-        view = self.attempt(change, layers)
+        view = self.attempt(change)
         if view is None or view.residual is None or math.isnan(view.residual):
             return math.inf
         return view.residual
 
     def best_number(
-        self, make: Callable[[float], Change], values: Iterable[float], refine: bool = True
+        self, make: Callable[[float], Change], values: Iterable[float]
     ) -> Iterator[Change]:
         """Yield changes for the number that fits best: rounded ones first, if they fit as well.
 
-        `values` are tried; with `refine` the best is improved between its neighbours by golden
-        section, in logarithms. Nothing is yielded unless the residual falls to half.
+        `values` are tried; the best is improved between its neighbours by golden section, in
+        logarithms, where numbers are fitted. Nothing is yielded unless the residual falls to half.
         """
         tried = sorted({float(value) for value in values})
         scores = {value: self.trial(make(value)) for value in tried}
@@ -189,7 +189,7 @@ class Case:
         if scores[best] <= self.view.tolerance:  # a known number, as exact as it stands
             yield make(best)
             return
-        if refine and self.fitting and best > 0:
+        if self.fitting and best > 0:
             at = tried.index(best)
             low = tried[at - 1] if at and tried[at - 1] > 0 else best / 4
             high = tried[at + 1] if at + 1 < len(tried) else best * 4

@@ -146,7 +146,7 @@ def _rows_of(
 
 
 def no_row_in_common(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> str:
-    """Say that two traces are of other token positions altogether, "" where they are not."""
+    """Say that two traces share no token position; "" where they share one."""
     if not pairs or any(pair.why != OTHER_ROWS for pair in pairs):
         return ""
     mine, other = a.find(pairs[0].key), b.find(pairs[0].key)
@@ -336,7 +336,7 @@ def not_finite(pairs: Sequence[PointDiff]) -> CauseFound | None:
 
 
 def _discrete(pair: PointDiff) -> bool:
-    """Say whether a point is a choice: a margin without a next one is no number, and no fault."""
+    """Say whether a point is a choice; its margin is infinite where there is only one: no fault."""
     return pair.key.rpartition(".")[2] in DISCRETE
 
 

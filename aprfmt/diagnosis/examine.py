@@ -32,7 +32,7 @@ SUSPECTS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
+def examine(world: World, recorded: Recorded) -> Examined:
     """Compare every point of a trace on the trace's own input, and explain the divergences."""
     # Long: one walk, whose steps all change the trace, the world and what was found so far.
     values = plain(world)
@@ -48,7 +48,7 @@ def examine(world: World, recorded: Recorded, limit: int = LIMIT) -> Examined:
     purse = Purse()
     while True:
         view = next((view for view in found.flagged if view.key not in known), None)
-        if view is None or len(divergences) >= limit:
+        if view is None or len(divergences) >= LIMIT:
             break
         if view.alone:  # NaN and infinities cannot confirm a hypothesis
             known.add(view.key)

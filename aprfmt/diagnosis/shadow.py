@@ -182,9 +182,9 @@ class _Shadow(Recording):
         seen = self._recorded.at(key)
         calls, goes_on = () if seen is None else self.behind(x, True), x
         if point in _APART:
-            goes_on, mine = self._routing(key, point, layer, mine, seen, calls, x), mine
+            goes_on = self._routing(key, mine, seen, calls, x)
         else:
-            view = self._view(key, point, layer, mine, seen, calls, x=x)
+            view = self._view(key, mine, seen, calls, x=x)
             if seen is not None:
                 mine = view.theirs
                 goes_on = backend.array(mine)
@@ -200,16 +200,10 @@ class _Shadow(Recording):
         return goes_on
 
     def _view(
-        self,
-        key: str,
-        point: str,
-        layer: int,
-        mine: Array,
-        seen: Seen | None,
-        calls: tuple[Call, ...],
-        base: str = "",
+        self, key: str, mine: Array, seen: Seen | None, calls: tuple[Call, ...], base: str = "",
         x: Any = None,
-    ) -> ShadowView:
+    ) -> ShadowView:  # fmt: skip
+        """Compare a point with the trace; `base` is the point it differs from there only."""
         dtype = self._world.backend.dtype
         other = dtype if seen is None else seen.dtype
         empty = seen is not None and bool(mine.size) and not (mine.any() or seen.values.any())
@@ -217,8 +211,7 @@ class _Shadow(Recording):
         grown = self._recorded.bounds.get(key)
         view = ShadowView(
             key,
-            point,
-            layer,
+            *parse_key(key),
             mine,
             seen,
             None if seen is None or empty else seen.distance(mine, axis_of(key)),
@@ -254,27 +247,16 @@ class _Shadow(Recording):
         seen = self._recorded.at(key)
         if seen is None:
             return x, mine
-        point, layer = parse_key(key)
-        view = self._view(key, point, layer, mine, seen, (), base)
+        view = self._view(key, mine, seen, (), base)
         return self._world.backend.array(view.theirs), view.theirs
 
     def _routing(
-        self,
-        key: str,
-        point: str,
-        layer: int,
-        mine: Array,
-        seen: Seen | None,
-        calls: tuple[Call, ...],
-        x: Any,
+        self, key: str, mine: Array, seen: Seen | None, calls: tuple[Call, ...], x: Any
     ) -> Any:
         """Compare the chosen experts as sets, and their weights expert by expert."""
-        if (
-            seen is None
-            or seen.rows is not None
-            or seen.values.shape != mine.shape
-            or (point == "router_margin")
-        ):
+        point, layer = parse_key(key)
+        partial = seen is None or seen.rows is not None or seen.values.shape != mine.shape
+        if seen is None or partial or point == "router_margin":
             if point == "experts":
                 self._experts = (mine, mine)
             return x

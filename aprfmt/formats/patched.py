@@ -150,7 +150,7 @@ def _is_place(place: object) -> bool:
 
 
 def _target(name: str) -> str:
-    """Return the name of the file that a patch of this name is of; "" if it is no patch."""
+    """Return the name of the file that a patch changes, by the patch's name; "" for others."""
     return name[1 : -len(SUFFIX)] if name.startswith(".") and name.endswith(SUFFIX) else ""
 
 

@@ -375,7 +375,7 @@ class ResumedSet(FileSet):
 
 
 def _identity(path: Path) -> str:
-    """Return what says that a file is the one it was, wherever it was renamed to; "" if none."""
+    """Return what identifies a file even after it was renamed; "" if the system has nothing."""
     try:
         facts = os.lstat(path)
     except OSError:

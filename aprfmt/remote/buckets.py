@@ -150,7 +150,7 @@ class BucketSite:
         return known(self._asked(inner), self._where(inner))
 
     def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of the file that `facts` are of."""
+        """Return bytes [start, stop) of the file that `facts` describe."""
         try:
             now, found, data = self._get(inner, start, stop)
         except Exception as error:

@@ -188,11 +188,11 @@ def forget() -> None:
         _objects.clear()
 
 
-def coalesced(ranges: Sequence[tuple[int, int]], gap: int = GAP) -> list[tuple[int, int]]:
-    """Return ranges that hold all of `ranges`, joined where at most `gap` lies between them."""
+def coalesced(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges that hold all of `ranges`, joined where at most GAP lies between them."""
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
-        if joined and start - joined[-1][1] <= gap:
+        if joined and start - joined[-1][1] <= GAP:
             joined[-1] = joined[-1][0], max(joined[-1][1], stop)
         else:
             joined.append((start, stop))

@@ -87,7 +87,7 @@ class HttpSite:
         return known(self._asked(inner), self._where(inner))
 
     def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of the file that `facts` are of."""
+        """Return bytes [start, stop) of the file that `facts` describe."""
         return self._ranges.fetch(
             self._url(inner), self._where(inner), self._headers, facts, start, stop
         )

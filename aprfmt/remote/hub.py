@@ -243,7 +243,7 @@ class HubSite:
         return self._wholes[inner]
 
     def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of the file that `facts` are of."""
+        """Return bytes [start, stop) of the file that `facts` describe."""
         row = self._row(inner)
         if row is not None and not row.apart:
             return memoryview(self._whole(inner, row))[start:stop]

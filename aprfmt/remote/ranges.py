@@ -59,7 +59,7 @@ class Ranges:
         self, url: str, where: str, headers: Mapping[str, str], facts: Facts,
         start: int, stop: int,
     ) -> memoryview:  # fmt: skip
-        """Return bytes [start, stop) of a file that is still the one `facts` are of."""
+        """Return bytes [start, stop) of a file that is still the one `facts` describe."""
 
         def wanted(status: int, found: Headers) -> int:
             begin, end, size = _judged(status, found, where)

@@ -47,7 +47,7 @@ class Site(Protocol):
         ...
 
     def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop); one request. RemoteError where they are of other bytes."""
+        """Return bytes [start, stop); one request. RemoteError where the file has changed."""
         ...
 
 

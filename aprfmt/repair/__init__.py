@@ -45,7 +45,7 @@ class Repair:
 
 
 class Unrepaired(FormatError):
-    """The completed file is not the one that the digest is of; nothing was written."""
+    """The completed file does not have the digest it should; nothing was written."""
 
 
 def repair(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes [start, stop) of a file, and why they are of interest."""
+    """Bytes [start, stop) of a file, and why they matter."""
 
     start: int
     stop: int

@@ -44,7 +44,7 @@ class Stats:
 
     @property
     def finite(self) -> int:
-        """How many values the mean is of."""
+        """How many values are finite: mean and deviation are taken over these."""
         return self.count - self.nan - self.inf
 
     def to_json(self) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def stated(model: "Model", *, carried_json: bool = False) -> Stated | None:
 
 
 def _plain(carried: Carried, kind: str) -> Vocabulary:
-    """Return the lists of a vocabulary of another kind, as they stand."""
+    """Return the lists of a vocabulary of another kind, unchanged."""
     tokens = carried.sequence(TOKENS, str) or []
     count = without_padding(tokens)
     types = carried.sequence(TYPES, int) or [NORMAL] * count

@@ -50,9 +50,9 @@ def open_trace(
 ) -> AbstractContextManager[Trace]:
     """Open a saved trace of any kind; its values can be fetched until the `with` is left.
 
-    `ids` are what it is of where it does not say, `model` what it was made from: its sizes name
+    `ids` are its tokens where the file does not say, `model` what it was made from: its sizes name
     what a foreign file leaves open (a joined qkv, adjacent pairs, whether an embedding is the
-    scaled one). Raises FormatError for a file that is no trace or is damaged.
+    scaled one). Raises FormatError for a file that is not a trace, or is damaged.
     """
     kind = trace_kind(path)
     if kind is None:

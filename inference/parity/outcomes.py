@@ -25,7 +25,7 @@ _ROWS = 64
 
 @np.errstate(all="ignore")  # what is not finite is judged, not warned of
 def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> LogitsDiff:
-    """Compare logits [tokens, vocab] of the reference `a` and of `b`; losses are of ids[1:].
+    """Compare logits [tokens, vocab] of the reference `a` and of `b`; losses are those of ids[1:].
 
     `within` says whether the logits are within their tolerance, which explains flips.
     """

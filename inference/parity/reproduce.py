@@ -10,7 +10,7 @@ from aprfmt.inference.parity.cells import Parity
 def bundle_of(found: Parity, runs: Sequence[str]) -> Bundle | None:
     """Return the reproduction of the first pair with an operation taken apart, wrong ones first.
 
-    Where no operation is wrong by itself it is of the first point beyond tolerance: a replay then
+    Where no operation is wrong by itself the first point beyond tolerance is taken: a replay then
     shows that the operation alone agrees.
     """
     pairs = [pair for pair in found.pairs if pair.cell is not None]

@@ -116,7 +116,7 @@ def role_bounds(ctx: Checked) -> Result:
 
 
 def _stats(ctx: Checked, logical: View) -> Stats | None:
-    """Return the statistics of the one stored tensor that a role is, if it is one with numbers."""
+    """Return the statistics of a role stored as one tensor of numbers; None for other roles."""
     if len(logical.stored) != 1:
         return None
     row = ctx.census.get(logical.stored[0].info.name)

@@ -223,13 +223,13 @@ def _inside(pool: Joined, part: int, at: "Array") -> bool:
     return bool(((here >= start) & (here < stop)).all())
 
 
-def segments(pool: Joined, at: "Array", own: str = "") -> str:
+def segments(pool: Joined, at: "Array") -> str:
     """Return which rows stand where, run by run; runs at their own place are left out."""
     said = []
-    moved = [run for run in runs(at) if run[0] != run[1] or own]
+    moved = [run for run in runs(at) if run[0] != run[1]]
     for first, source, length in moved[:SHOWN]:
         key, row = pool.owner(source)
-        there, place = (own, first) if own else pool.owner(first)
+        there, place = pool.owner(first)
         until = f"-{place + length - 1}" if length > 1 else ""
         source_until = f"-{row + length - 1}" if length > 1 else ""
         said.append(f"{there} {place}{until} is {key} {row}{source_until}")

@@ -270,7 +270,7 @@ def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
 def _tops(code: Code) -> tuple["Array", bool]:
     """Return the entries that a largest value may be, the likeliest first.
 
-    The second value says whether the code has every entry with both signs: then one is enough.
+    The second value says if the code has every entry with both signs: then one is enough.
     """
     turned = np.array_equal(code.entries, -code.entries[::-1])
     entries = code.entries[(code.entries > 0) | (not turned)]

@@ -302,7 +302,7 @@ USUAL: tuple[Family, ...] = (
 def usual_changes(world: World) -> list[Usual]:
     """Return every row's changes for a model: the likeliest of each row, the next of each, ...
 
-    A large model allows few passes; so the first ones are of all kinds.
+    A large model allows few passes; so the first changes are of different kinds.
     """
     columns = zip_longest(*(list(family.changes(world)) for family in USUAL))
     return [usual for column in columns for usual in column if usual is not None]

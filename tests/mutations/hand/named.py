@@ -126,7 +126,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "qa-copy-loss", "aprfmt/checks/gates/copies.py",
-        "abs(change) <= MAX_CE_LOSSY,",
+        "abs(change) <= thresholds.MAX_CE_LOSSY,",
         "abs(change) <= 1e9,",
         "qa's bound on the loss of a coarser copy",
     ),
