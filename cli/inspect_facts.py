@@ -121,5 +121,6 @@ def resolved(resolution: "Resolution") -> dict[str, object]:
             "missing": list(resolution.missing),
             "accepted": list(resolution.coverage.accepted),
         },
-        "unclaimed": list(resolution.unbound),
+        "unclaimed": list(resolution.unclaimed),
+        "draft": list(resolution.draft),
     }

@@ -56,6 +56,8 @@ def _hyperparameters(body: dict[str, Any], verbose: bool) -> None:
         listed = body["keys"][kind]
         if listed and (verbose or kind == "unknown"):
             render.line(render.escape(f"config keys {kind}: {', '.join(listed)}"))
+    if body["draft"]:
+        render.line(f"draft head: {len(body['draft'])} tensors; aprfmt eval --draft runs it")
     if body["unclaimed"]:
         render.line(render.escape(f"tensors of no role: {', '.join(body['unclaimed'][:6])}"))
 

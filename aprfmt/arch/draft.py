@@ -13,7 +13,7 @@ qwen3_next_mtp.py, whose models hand over the state behind the last norm; llama.
 and its converter, which gives Qwen's `mtp.*` the same names as DeepSeek's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import rules
@@ -116,6 +116,16 @@ def head_hyper(hp: HyperParams) -> HyperParams:
         if name.endswith("_layers") and isinstance(value, tuple)
     }
     return hp.replaced(**{**layers, "n_layers": 1})
+
+
+def in_head(
+    spec: ArchSpec, style: str, hp: Mapping[str, Value], names: Iterable[str]
+) -> tuple[str, ...]:
+    """Return those of some stored names that are a draft head's."""
+    if style not in spec.draft:
+        return ()
+    renamed = Renamed(head_spec(spec), style, int(hp["n_layers"]))
+    return tuple(name for name in names if renamed.find(name) is not None)
 
 
 class Renamed:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch import ARCHS
 from aprfmt.arch.bind import bind, groups_for, of_packed, without_partial
 from aprfmt.arch.draft import Renamed, head_hyper, head_spec
+from aprfmt.arch.draft import in_head as of_head
 from aprfmt.arch.required import coverage
 from aprfmt.arch.spec import ArchSpec, HyperParams, split_key
 from aprfmt.errors import ArchError
@@ -77,13 +78,10 @@ def draft_head(model: "Model") -> DraftHead:
 
 def in_head(model: "Model", names: Collection[str]) -> bool:
     """Say whether these tensors, by stored names or role keys, are all of the draft head."""
-    style, count = model.style or "", int(model.hyper["n_layers"])
-    if style not in model.spec.draft or not names:
-        return False
-    renamed = Renamed(head_spec(model.spec), style, count)
-    return all(
-        (split_key(name)[0] or 0) >= count or renamed.find(name) is not None for name in names
-    )
+    count = int(model.hyper["n_layers"])
+    stored = [name for name in names if (split_key(name)[0] or 0) < count]
+    found = of_head(model.spec, model.style or "", model.hyper, stored)
+    return bool(model.spec.draft and names) and len(found) == len(stored)
 
 
 def _known() -> list[str]:

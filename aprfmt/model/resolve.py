@@ -33,12 +33,18 @@ class Resolution:
     hyper: "HyperParams"
     roles: Mapping[str, View]
     report: "KeyReport"
-    unbound: tuple[str, ...]  # stored tensors no role of the architecture claims
+    unbound: tuple[str, ...]  # stored tensors no role of the architecture's pass claims
     coverage: "Coverage"  # required roles, and which of them are missing or have a wrong shape
     notes: tuple[Note, ...] = ()
     unread: "Unread | None" = None  # packed weights that are not decoded
     unread_roles: frozenset[str] = frozenset()  # the missing roles that those are
     buffers: tuple[str, ...] = ()  # stored tensors that loaders compute themselves
+    draft: tuple[str, ...] = ()  # those of `unbound` that are a draft head's
+
+    @property
+    def unclaimed(self) -> tuple[str, ...]:
+        """Stored tensors that are no part of the model, not of its draft head either."""
+        return tuple(name for name in self.unbound if name not in {*self.draft})
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -100,6 +106,7 @@ def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
 def resolve(model: "Model", forced: str | None) -> Resolution:
     """Bind roles, read hyperparameters, judge completeness; raises ArchError."""
     from aprfmt.arch.bind import bind, known_shapes, of_packed, without_partial
+    from aprfmt.arch.draft import in_head
     from aprfmt.arch.required import coverage
     from aprfmt.model.completeness import accepts
 
@@ -136,8 +143,9 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
     found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
     left = unread.roles(spec, style, hyper, found.missing) if unread else frozenset()
     return Resolution(
-        spec, hyper, roles, report, bound.unbound, found, tuple(notes), unread, left, bound.buffers
-    )
+        spec, hyper, roles, report, bound.unbound, found, tuple(notes), unread, left, bound.buffers,
+        in_head(spec, style, hyper, bound.unbound),
+    )  # fmt: skip
 
 
 def spellings(model: "Model") -> dict[str, tuple[str, ...]]:

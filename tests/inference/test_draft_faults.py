@@ -205,3 +205,22 @@ def test_a_trace_shows_the_heads_points_and_where_a_fault_begins(tmp_path: Path)
 def test_traces_that_no_draft_head_has(options: tuple[str, ...], says: str) -> None:
     done = aprfmt("trace", SOUND, *options)
     assert done.code == 2 and says in done.err
+
+
+def test_checks_know_its_tensors_and_name_those_that_are_missing(tmp_path: Path) -> None:
+    body = aprfmt("inspect", SOUND, "--json").json
+    assert body["unclaimed"] == [] and len(body["draft"]) == 15
+    assert "draft head: 15 tensors" in aprfmt("inspect", SOUND).out
+    gates = aprfmt("qa", SOUND, "--only", "tensor-contract", "--json").json["gates"]
+    assert gates[0]["outcome"] == "PASS"
+
+    def drop(state: State) -> None:
+        del state["mtp.fc.weight"], state["mtp.norm.weight"]
+
+    def said(model: Path) -> list[str]:
+        body = aprfmt("validate", model, "--json").json
+        return [each["found"] for each in body["findings"] if each["check"] == "unexpected"]
+
+    assert said(SOUND) == []
+    assert any("lacks 2 of 17" in each and "mtp.fc.weight" in each
+               for each in said(_edited(drop, tmp_path / "broken")))  # fmt: skip

@@ -6,6 +6,7 @@ from aprfmt.checks import bounds
 from aprfmt.checks.context import Checked
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
+from aprfmt.model.draft import draft_head
 from aprfmt.model.resolve import Resolution
 from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
@@ -55,13 +56,20 @@ def shapes(ctx: Checked) -> Result:
 
 
 def unexpected(ctx: Checked) -> Result:
-    """Look for tensors that the architecture has no place for."""
+    """Look for tensors that the architecture has no place for, and at its draft head's."""
     findings = [
         Finding(name, "a tensor of no role", f"tensors of {ctx.spec.name} only",
                 "is it another model, or a part of another?", "warning")
-        for name in ctx.resolution.unbound
+        for name in ctx.resolution.unclaimed
     ]  # fmt: skip
-    return Result("none", findings)
+    head = ctx.resolution.draft
+    if head:
+        try:
+            draft_head(ctx.model)
+        except ArchError as error:
+            says = str(error).removeprefix(f"{ctx.where}: ")
+            findings.append(Finding(head[0], says, "a draft head that runs", level="warning"))
+    return Result(f"none, and a draft head of {len(head)} tensors" if head else "none", findings)
 
 
 def disagreements(resolution: Resolution, where: str) -> list[Finding]:
