@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 )
 @click.option("--generic", is_flag=True, help="Copy names and bytes, whatever the architecture.")
 @click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
+@click.option("--threads", type=click.IntRange(min=1),
+              help="Threads that encode (default: all processors).")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say sizes, memory, disk and time; write nothing.")
 @options.writing
 def command(src: Path, dst: Path, to: str | None, as_json: bool, quiet: bool, **wishes: Any) -> int:

@@ -237,8 +237,17 @@ def writing(function: F) -> F:
     return function
 
 
+jobs = click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Workers that encode pieces of tensors; the bytes are the same.",
+)
+
+
 def leaving(function: F) -> F:
-    """Add --allow-overflow, --allow-inexact, --drop, --allow-missing and --max-shard-size."""
-    for option in (max_shard_size, allow_missing, drop, allow_inexact, allow_overflow):
+    """Add what may be lost or left out, --max-shard-size and --jobs."""
+    for option in (jobs, max_shard_size, allow_missing, drop, allow_inexact, allow_overflow):
         function = option(function)
     return function
