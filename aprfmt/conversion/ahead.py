@@ -27,7 +27,7 @@ from aprfmt.conversion.run import (
 )
 from aprfmt.formats.sequential import combine
 
-BUDGET = 384 << 20  # bytes of values and results that workers hold; one piece may be larger
+BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
 HELD = 16  # bytes an element takes: read, decoded, encoded, read back
 PIECE = CHUNK // 4  # elements of a piece
 
@@ -46,7 +46,7 @@ class Ahead:
     """The chunks of a plan's outputs, made by `options.jobs` workers; a context manager."""
 
     def __init__(self, outputs: Sequence[Output], options: Options) -> None:
-        self._options = replace(options, threads=1)
+        self._options = options
         self._pool = ThreadPoolExecutor(options.jobs, "aprfmt-jobs")
         self._tasks = self._every(outputs)
         self._waiting: deque[tuple[str, int, Future[Made]]] = deque()
@@ -97,13 +97,19 @@ class Ahead:
             parts = list(pieces(output, PIECE))
             cost = HELD * (whole if len(parts) == 1 else min(whole, PIECE + shape[-1]))
             for first, values in parts:
-                yield output.info.name, cost, self._work(output, first, values)
-            yield output.info.name, 0, partial(_lost, output)
+                yield output.info.name, cost, self._work(output, first, values, len(parts))
+            packed = any(tensor.packed is not None for tensor in output.sources)
+            yield output.info.name, HELD * whole * packed, partial(_lost, output)
 
-    def _work(self, output: Output, first: int, values: Callable[[], Any]) -> Callable[[], Made]:
+    def _work(
+        self, output: Output, first: int, values: Callable[[], Any], parts: int
+    ) -> Callable[[], Made]:
+        """Return the work on a piece: one thread's, or every worker's on a tensor that is one."""
+        options = replace(self._options, threads=1 if parts > 1 else self._options.jobs)
+
         def work() -> Made:
-            importance = importance_of(output, self._options)
-            data, counts = encode_piece(output, self._options, importance, first, values())
+            importance = importance_of(output, options)
+            data, counts = encode_piece(output, options, importance, first, values())
             return Made(data, counts, zlib.crc32(data))
 
         return work
