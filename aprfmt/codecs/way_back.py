@@ -31,13 +31,21 @@ def lost_codes(packed: PackedWeight, stored: str) -> int | None:
         kept = decode(stored, encode(stored, values)[""], values.shape)
         again = (kept.astype(np.float64) / scale).astype(np.float32)
     codes = np.frombuffer(parts[dialect.main].raw, np.uint8)
-    found = kind.values[codes]
-    back = _nearest(again.reshape(-1), kind.values)
-    return int((~((found == back) | (np.isnan(found) & np.isnan(back)))).sum())
+    low, high = _reach(kind.values)
+    x = np.maximum(again.reshape(-1), np.finfo(np.float32).min)
+    back = (x > low[codes]) & (x <= high[codes])
+    return int((~(back | (np.isnan(kind.values)[codes] & np.isnan(x)))).sum())
 
 
-def _nearest(x: Array, table: Array) -> Array:
-    """Return the number of a table nearest to each of x; NaN stays NaN."""
-    levels = np.unique(table[np.isfinite(table)]).astype(np.float64)
-    at = np.searchsorted((levels[:-1] + levels[1:]) / 2, np.nan_to_num(x))
-    return np.where(np.isnan(x), np.nan, levels[at]).astype(np.float32)
+def _reach(table: Array) -> tuple[Array, Array]:
+    """Return for each code of a table the numbers between which its own is the nearest.
+
+    Codes that are not finite have none. The numbers are exact: one bit more than the codes'.
+    """
+    finite = np.isfinite(table)
+    levels = np.unique(table[finite]).astype(np.float64)
+    between = (levels[:-1] + levels[1:]) / 2
+    at = np.searchsorted(levels, np.where(finite, table, 0))
+    low, high = np.append(-np.inf, between)[at], np.append(between, np.inf)[at]
+    low, high = np.where(finite, low, np.inf), np.where(finite, high, -np.inf)
+    return low.astype(np.float32), high.astype(np.float32)

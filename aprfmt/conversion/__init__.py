@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -270,21 +271,31 @@ def _write_tensors(
     begun: "ResumedSet | None",
 ) -> None:
     """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
+    from aprfmt.conversion.ahead import Ahead, encodes
     from aprfmt.conversion.resume import keeps, kept_of
     from aprfmt.conversion.run import chunks
 
     by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
     total = sum(info.nbytes for info in infos)
     done = 0
-    for info in infos:
-        output, record = by_name[info.name]
-        if begun is None or not keeps(sink, info, begun, record):
-            sink.write(info.name, chunks(output, options, record))
-            if begun is not None:
-                begun.done(info.name, kept_of(record))
-        done += info.nbytes
-        if options.progress is not None:
-            options.progress(done, total)
+    with ExitStack() as stack:
+        ahead = None
+        if options.jobs > 1 and begun is None:
+            ahead = stack.enter_context(Ahead([by_name[i.name][0] for i in infos], options))
+        for info in infos:
+            output, record = by_name[info.name]
+            if begun is None or not keeps(sink, info, begun, record):
+                if options.jobs > 1 and encodes(output):
+                    # What an earlier run may have left is known one tensor at a time.
+                    made = ahead or stack.enter_context(Ahead([output], options))
+                    sink.write(info.name, made.chunks(output, record))
+                else:
+                    sink.write(info.name, chunks(output, options, record))
+                if begun is not None:
+                    begun.done(info.name, kept_of(record))
+            done += info.nbytes
+            if options.progress is not None:
+                options.progress(done, total)
 
 
 def _utf8(name: str, text: str) -> bytes:

@@ -17,6 +17,12 @@ class Counts:
     overflowed: int = 0
     underflowed: int = 0
 
+    def join(self, other: "Counts") -> None:
+        """Add what was counted of another part of the tensor."""
+        self.changed += other.changed
+        self.overflowed += other.overflowed
+        self.underflowed += other.underflowed
+
     def add(self, before: "Array", after: "Array") -> None:
         """Count one chunk; NaN stays equal to NaN."""
         differs = before != after

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.encodings import encoding
+from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.options import Options
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 WRITTEN = 32 << 20  # bytes written and synced to measure a disk
 HASHED = 8 << 20
 ELEMENTS = 1 << 18  # of a tensor that is decoded and encoded to measure that
-BASE = 96 << 20  # resident bytes of the interpreter and numpy, measured with all modules loaded
+BASE = 92 << 20  # resident bytes of the interpreter and numpy, measured with all modules loaded
+THREAD = 2 << 20  # bytes that a thread keeps of what it has freed, its stack included
+FEW = 2  # threads there are in any case
 COPIES = 4  # float32 arrays of a chunk that live at a time: values, input, read back, compared
 
 
@@ -34,18 +37,25 @@ def estimate(
     folder = _existing(dst)
     output = sum(sizes.values())
     return {
-        "memory_bytes": memory(model, plan),
+        "memory_bytes": memory(model, plan, options),
         "disk_bytes": output,
         "disk_free_bytes": _free(folder),
         "seconds": _seconds(model, folder, plan, output, options, hashing),
     }
 
 
-def memory(model: "Model", plan: "Plan") -> int:
-    """Return resident bytes at the peak, at most: the largest piece that is held at a time."""
+def memory(model: "Model", plan: "Plan", options: Options) -> int:
+    """Return resident bytes at the peak, at most: the largest piece that is held at a time.
+
+    Each thread that encodes keeps some of what it has allocated; workers hold pieces ahead.
+    """
+    from aprfmt.conversion.ahead import BUDGET
+
+    workers = options.jobs if options.jobs > 1 else options.threads or cpu_count()
     largest = max((_held(output) for output in plan.outputs), default=0)
     metadata = sum(_size(value) for value in model.metadata.values())
-    return BASE + largest + 3 * metadata
+    ahead = BUDGET if options.jobs > 1 else 0
+    return BASE + max(workers, FEW) * THREAD + largest + ahead + 3 * metadata
 
 
 def _held(output: "Output") -> int:

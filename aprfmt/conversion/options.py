@@ -38,7 +38,8 @@ class Options:
     `complete=False`
     requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
     tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well. `resume`
-    keeps what is written when the run is stopped, and continues what an earlier run left.
+    keeps what is written when the run is stopped, and continues what an earlier run left. `jobs`
+    workers encode pieces of tensors, each on one thread; 1 encodes in place, on `threads`.
     """
 
     arch: str | None = None
@@ -53,6 +54,7 @@ class Options:
     packing: Mapping[str, Any] = field(default_factory=dict)
     fma: Literal["fused", "strict"] = "fused"
     threads: int | None = None
+    jobs: int = 1
     importance: Callable[[str], Any] | None = None
     allow_overflow: bool = False
     allow_inexact: bool = False

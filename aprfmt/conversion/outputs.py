@@ -1,6 +1,6 @@
 """A conversion's plan: the stored tensors of the target."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ class Output:
 
     info: TensorInfo
     source_encoding: str
-    runs: list[Run] | None
+    runs: Sequence[Run] | None
     make: "Callable[[], Array]"
     spellings: tuple[str, ...]
     steps: tuple[str, ...] = ()

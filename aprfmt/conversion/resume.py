@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 # Fields of Options that decide about no byte of the output.
-_FREE = ("force", "verify", "threads", "progress", "dry_run", "resume")
+_FREE = ("force", "verify", "threads", "jobs", "progress", "dry_run", "resume")
 
 
 def sources_of(model: "Model") -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Runs a plan: copies bytes in windows, re-encodes in chunks, counts changed values."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding
@@ -54,7 +55,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
         source = _copied(output.runs)
     else:
         source = _encoded(output, options, written.counts)
-        written.lost_codes = _lost_codes(output)
+        written.lost_codes = lost_codes_of(output)
     for chunk in source:
         written.crc = zlib.crc32(chunk, written.crc)
         yield chunk
@@ -97,38 +98,51 @@ def _encoded(
     output: Output, options: Options, counts: Counts, chunk: int = CHUNK
 ) -> Iterator[memoryview]:
     """Decode, encode and count; in chunks of whole rows if the source's rows are separable."""
-    target = output.info.encoding
     importance = importance_of(output, options)
-    first = 0
-    for values in _decoded(output, chunk):
-        data = encode_rows(
-            target,
-            _as_input(values, output),
-            fma=options.fma,
-            importance=importance,
-            first=first,
-            expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
-            threads=options.threads or 0,
-        )
-        first += values.size // max(values.shape[-1] if values.ndim else 1, 1)
-        after = decode(target, data, values.shape, threads=options.threads or cpu_count())
-        before = values if values.dtype == after.dtype else values.astype(after.dtype)
-        if values.dtype.itemsize > after.dtype.itemsize:
-            after = after.astype(values.dtype)
-            before = values
-        counts.add(before, after)
-        if counts.overflowed and not options.allow_overflow:
-            raise ConversionError(
-                f"{output.info.name}: {counts.overflowed} finite {output.source_encoding} values "
-                f"overflow {target}; store it as BF16 or F32, or accept infinities with "
-                "--allow-overflow"
-            )
+    for first, values in pieces(output, chunk):
+        data, found = encode_piece(output, options, importance, first, values())
+        counts.join(found)
+        check_overflow(output, options, counts)
         yield memoryview(data)
     for tensor in output.sources:
         tensor.drop()
 
 
-def _lost_codes(output: Output) -> int | None:
+def encode_piece(
+    output: Output, options: Options, importance: "Array | None", first: int, values: "Array"
+) -> tuple[bytes, Counts]:
+    """Return some rows encoded, from row `first` of the tensor, and what that changed of them."""
+    target = output.info.encoding
+    data = encode_rows(
+        target,
+        _as_input(values, output),
+        fma=options.fma,
+        importance=importance,
+        first=first,
+        expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
+        threads=options.threads or 0,
+    )
+    after = decode(target, data, values.shape, threads=options.threads or cpu_count())
+    before = values if values.dtype == after.dtype else values.astype(after.dtype)
+    if values.dtype.itemsize > after.dtype.itemsize:
+        after = after.astype(values.dtype)
+        before = values
+    counts = Counts()
+    counts.add(before, after)
+    return data, counts
+
+
+def check_overflow(output: Output, options: Options, counts: Counts) -> None:
+    """Raise ConversionError where finite values became infinite and nobody allowed it."""
+    if counts.overflowed and not options.allow_overflow:
+        raise ConversionError(
+            f"{output.info.name}: {counts.overflowed} finite {output.source_encoding} values "
+            f"overflow {output.info.encoding}; store it as BF16 or F32, or accept infinities with "
+            "--allow-overflow"
+        )
+
+
+def lost_codes_of(output: Output) -> int | None:
     """Count the FP8 codes that do not come back from a narrower float; None for other outputs."""
     from aprfmt.codecs.way_back import lost_codes
 
@@ -150,18 +164,21 @@ def _as_input(values: "Array", output: Output) -> "Array":
     return values if values.dtype.name == wanted else values.astype(wanted)
 
 
-def _decoded(output: Output, chunk: int) -> "Iterator[Array]":
-    """Yield the target tensor's values, [rows, last axis] in chunks, or the whole array."""
+def pieces(output: Output, chunk: int) -> "Iterator[tuple[int, Callable[[], Array]]]":
+    """Yield the target tensor's values in pieces: the first row, and what decodes the piece.
+
+    Pieces are [rows, last axis], of about `chunk` elements; one for a tensor that cannot be cut.
+    """
     name, shape = output.source_encoding, output.info.shape
     rows, columns = matrix(shape)
     flat = encoding(output.info.encoding).flat  # blocks cross row ends: one piece
     cut = encoding(name).row_bytes(shape) is not None and columns and len(shape) > 1
     if output.runs is None or not cut or flat:
-        yield output.make().reshape(shape)
+        yield 0, lambda: output.make().reshape(shape)
         return
     data, step = Bytes(output.runs), max(1, chunk // columns)
     for start in range(0, rows, step):
-        yield decode_rows(name, data, start, min(start + step, rows), columns)
+        yield start, partial(decode_rows, name, data, start, min(start + step, rows), columns)
 
 
 def outcome(output: Output, written: Written) -> TensorOutcome:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import ByteSource, LazyTensor
 
@@ -31,8 +33,9 @@ class Bytes:
     """The concatenated bytes of runs, any window of them at the cost of that window."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = [run for run in runs if run.nbytes]
-        self._ends = list(accumulate(run.nbytes for run in self._runs))
+        compact = isinstance(runs, Columns)  # made of moves, of which none is empty
+        self._runs = runs if compact else [run for run in runs if run.nbytes]
+        self._ends = array("q", accumulate(run.nbytes for run in self._runs))
 
     @classmethod
     def of(cls, tensor: LazyTensor) -> "Bytes":
@@ -154,8 +157,11 @@ def first_difference(a: Sequence[Run], b: Sequence[Run]) -> int | None:
     return None if total_a == total_b else min(total_a, total_b)
 
 
-def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> list[Run] | None:
-    """Turn runs of elements into runs of bytes; None where a block would be cut."""
+def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Run] | None:
+    """Turn runs of elements into runs of bytes; None where a block would be cut.
+
+    Many (of rows that change places) are kept as numbers only.
+    """
     runs: list[Run] = []
     for move in moves:
         info = stored[move.source].info
@@ -179,4 +185,9 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> list[
             runs[-1] = Run(last.tensor, last.start, last.nbytes + size)
         else:
             runs.append(Run(stored[move.source], start, size))
-    return runs
+    if len(runs) <= FEW:
+        return runs
+    tensors = list(dict.fromkeys(run.tensor for run in runs))
+    places = {tensor: i for i, tensor in enumerate(tensors)}
+    rows = [(places[run.tensor], run.start, run.nbytes) for run in runs]
+    return Columns(lambda i, start, nbytes: Run(tensors[i], start, nbytes), rows)

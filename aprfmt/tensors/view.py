@@ -1,10 +1,11 @@
 """A tensor as users see it: facts at once; bytes, rows and numbers when asked for."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, Value, damage_of, raw_parts
 from aprfmt.base.shapes import matrix
@@ -154,7 +155,7 @@ class View:
     # --- bytes ------------------------------------------------------------------------------
 
     @cached_property
-    def moves(self) -> "list[Move] | None":
+    def moves(self) -> "Sequence[Move] | None":
         """Runs of stored elements, or None where a step has to decode.
 
         Raises FormatError for a damaged tensor, whose shape may be anything.
@@ -165,14 +166,17 @@ class View:
         from aprfmt.arch.spec import Move
 
         shapes = [tensor.info.shape for tensor in self.stored]
-        moves = [[Move(i, 0, math.prod(shape))] for i, shape in enumerate(shapes)]
+        moves: list[list[Move]] = [[Move(i, 0, math.prod(s))] for i, s in enumerate(shapes)]
         for step in self.layout:
             outer = step.moves(shapes, self._hp)
             if outer is None:
                 return None
             moves = compose(outer, moves)
             shapes = step.shapes(shapes, self._hp)
-        return moves[self._index]
+        found = moves[self._index]
+        if len(found) <= FEW:
+            return found
+        return Columns(Move, [(move.source, move.start, move.count) for move in found])
 
     @property
     def whole(self) -> LazyTensor | None:
@@ -185,7 +189,7 @@ class View:
         return tensor if moves[0].count == math.prod(tensor.info.shape) else None
 
     @cached_property
-    def runs(self) -> list[Run] | None:
+    def runs(self) -> Sequence[Run] | None:
         """Byte runs that make up this tensor undecoded, or None.
 
         None where a step changes values or would cut blocks, and where there are several parts.

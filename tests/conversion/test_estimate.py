@@ -37,7 +37,10 @@ def peak_of(*words: object) -> int:
 
 
 @LINUX
-@pytest.mark.parametrize("options", [(), ("--encoding", "F16"), ("--quantize", "Q4_0")])
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--encoding", "F16"), ("--quantize", "Q4_0"), ("--quantize", "Q4_0", "--jobs", "3")],
+)
 def test_memory_is_an_upper_bound_and_disk_is_exact(
     options: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -51,6 +54,21 @@ def test_memory_is_an_upper_bound_and_disk_is_exact(
     assert all(value >= 0 for value in seconds.values())
     assert seconds["total"] >= max(seconds["write"], seconds["hash"])
     assert seconds["encode"] > 0, "norms become F32 at least"
+
+
+@LINUX
+def test_threads_count(tmp_path: Path) -> None:
+    """Seen red: 64 threads kept 31 MB that 2 did not, and the bound was the same."""
+    source = llama_folder(tmp_path / "m", "BF16", hidden=1024, layers=2, ffn=4096, vocab=8192)
+    bounds, peaks = [], []
+    for threads in (2, 64):
+        words = ("quantize", source, tmp_path / f"{threads}.gguf", "--type", "F16", "--threads",
+                 threads)  # fmt: skip
+        found: Any = aprfmt(*words, "--dry-run", "--json").json["estimate"]
+        bounds.append(found["memory_bytes"])
+        peaks.append(peak_of(*words, "--quiet"))
+    assert all(peak <= bound for peak, bound in zip(peaks, bounds, strict=True))
+    assert peaks[1] - peaks[0] <= bounds[1] - bounds[0]
 
 
 def test_a_place_that_cannot_be_written_has_no_rate(

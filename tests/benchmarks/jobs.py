@@ -1,0 +1,116 @@
+"""`--jobs` beside one worker on one thread: FP8 to BF16, and BF16 to Q4_K_M.
+
+    python tests/benchmarks/jobs.py [--json FILE] [--size 2.0] [--folder /dev/shm] [--runs 3]
+
+Makes its own input by seed: `--size` gigabytes of BF16, and a folder of that size whose projections
+are FP8 with scales of 128 x 128 blocks. Each conversion runs with `--jobs 1 --threads 1` and with
+one worker for each processor, in turn, without hash and verification; the outputs are compared byte
+for byte. The figure is the ratio of the medians.
+"""
+
+import argparse
+import filecmp
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from aprfmt.codecs.parallel import cpu_count
+from tests.benchmarks.copies import BARE, timed
+from tests.benchmarks.files import APRFMT, llama
+from tests.benchmarks.measure import cpu_name
+from tests.conversion.folders import write_mixed
+
+BLOCK = 128
+PACKED = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}}
+CASES: Mapping[str, tuple[str, Sequence[str]]] = {
+    "FP8 to BF16": ("fp8", ("convert", "--encoding", "BF16")),
+    "BF16 to Q4_K_M": ("bf16", ("quantize", "--type", "Q4_K_M")),
+}
+
+
+def packed(plain: Path, folder: Path) -> Path:
+    """Write a folder of the same shapes, its projections as random FP8 codes with scales."""
+    with (plain / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    rng = np.random.default_rng(1)
+    rows: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape = tuple(entry["shape"])
+        count = int(np.prod(shape))
+        if "_proj" not in name:
+            rows[name] = ("BF16", shape, (rng.integers(0, 1 << 7, count, np.uint16) << 7).tobytes())
+            continue
+        codes = rng.integers(0, 0x7F, count, np.uint8)  # no NaN
+        codes |= rng.integers(0, 2, count, np.uint8) << 7
+        rows[name] = ("F8_E4M3", shape, codes.tobytes())
+        grid = tuple(-(-size // BLOCK) for size in shape)
+        scale = rng.random(grid, np.float32) + np.float32(0.5)
+        rows[f"{name}_scale_inv"] = ("F32", grid, scale.tobytes())
+    folder.mkdir()
+    write_mixed(folder / "model.safetensors", rows)
+    said = json.loads((plain / "config.json").read_text()) | PACKED
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder
+
+
+def case(name: str, source: Path, words: Sequence[str], folder: Path, runs: int) -> dict[str, Any]:
+    """Return the figure of one conversion, and print it."""
+    workers = {"one": ("--jobs", "1", "--threads", "1"), "many": ("--jobs", str(cpu_count()))}
+    seconds: dict[str, list[float]] = {which: [] for which in workers}
+    made = {which: folder / f"{which}.gguf" for which in workers}
+    for _ in range(runs):
+        for which, flags in workers.items():
+            made[which].unlink(missing_ok=True)
+            command, *rest = words
+            run = [*APRFMT, command, str(source), str(made[which]), *rest, *flags, *BARE, "--quiet"]
+            seconds[which].append(timed(run))
+    one, many = (statistics.median(seconds[which]) for which in workers)
+    found = {
+        "case": name, "ratio": round(one / many, 2), "seconds_one": round(one, 3),
+        "seconds_many": round(many, 3), "jobs": cpu_count(),
+        "same_bytes": filecmp.cmp(made["one"], made["many"], shallow=False),
+        "output_bytes": made["many"].stat().st_size,
+    }  # fmt: skip
+    print(f"{name:16} {found['ratio']:6.2f} times  {one:7.2f} s, {many:7.2f} s with "
+          f"{found['jobs']} jobs  same bytes: {found['same_bytes']}", flush=True)  # fmt: skip
+    for path in made.values():
+        path.unlink()
+    return found
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--size", type=float, default=2.0)
+    parser.add_argument("--folder", default="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    parser.add_argument("--runs", type=int, default=3)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.folder) as name:
+        folder = Path(name)
+        plain = llama(folder / "bf16", args.size)
+        sources = {"bf16": plain, "fp8": packed(plain, folder / "fp8")}
+        rows = [
+            case(title, sources[kind], words, folder, args.runs)
+            for title, (kind, words) in CASES.items()
+        ]
+    if args.json:
+        machine = {"cpu": cpu_name(), "cpus": os.cpu_count(), "python": sys.version.split()[0]}
+        Path(args.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    if not all(row["same_bytes"] for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

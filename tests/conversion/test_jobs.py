@@ -1,0 +1,95 @@
+"""`--jobs`: several workers encode, one writes in order; the bytes and the counts are those of one.
+
+Seen red: pieces in the order they were finished, counts of the last piece only, a checksum of
+pieces joined the wrong way round.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.conversion import ahead, convert
+from aprfmt.errors import ConversionError
+from tests.cli.run import aprfmt
+from tests.conversion.dialect_folders import write_folder
+from tests.conversion.folders import llama_folder
+
+
+def digests(*places: Path) -> Mapping[str, str]:
+    files = [file for place in places for file in
+             (sorted(place.iterdir()) if place.is_dir() else [place])]  # fmt: skip
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have tensors cut into many pieces, and workers wait for room."""
+    monkeypatch.setattr(ahead, "PIECE", 1 << 12)
+    monkeypatch.setattr(ahead, "BUDGET", 1 << 19)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("options", [
+    {"encoding": "F16", "allow_overflow": True}, {"quantize": "Q4_0"}, {"quantize": "Q4_K_M"},
+    {"encoding": "F32", "max_shard_size": 200_000}, {},
+], ids=str)  # fmt: skip
+def test_the_bytes_are_those_of_one(options: Mapping[str, Any], tmp_path: Path) -> None:
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
+    found, made = [], []
+    for jobs in (1, 4):
+        folder = tmp_path / str(jobs)
+        folder.mkdir()
+        found.append(convert(source, folder / "x.gguf", jobs=jobs, **options))
+        made.append(digests(folder))
+    assert made[0] == made[1] and made[0]
+    assert found[0].tensors == found[1].tensors
+    assert found[1].verified == len(found[1].tensors)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_dialect_is_decoded_by_several(tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", "fp8_block")
+    found = [
+        aprfmt("convert", tmp_path / "m", tmp_path / f"{jobs}.gguf", "--encoding", "BF16",
+               "--jobs", jobs, "--json").json for jobs in (1, 3)
+    ]  # fmt: skip
+    assert found[0]["tensors"] == found[1]["tensors"]
+    one, several = digests(tmp_path / "1.gguf", tmp_path / "3.gguf").values()
+    assert one == several
+
+
+@pytest.mark.usefixtures("small")
+def test_an_error_of_a_worker_ends_the_run(tmp_path: Path) -> None:
+    huge = np.full(256 * 256, 3e38, np.float32).view(np.uint16)[1::2].tobytes()
+    name = "model.layers.1.self_attn.o_proj.weight"
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256, replaced={name: huge})
+    with pytest.raises(ConversionError, match="overflow F16"):
+        convert(source, tmp_path / "x.gguf", encoding="F16", jobs=3)
+    assert os.listdir(tmp_path) == ["m"]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_stopped_run_is_continued_by_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3)
+    expected = convert(source, tmp_path / "one.gguf", quantize="Q4_0").files
+    real = ahead.Ahead.chunks
+
+    def failing(self: ahead.Ahead, output: Any, written: Any) -> Any:
+        if output.info.name == "blk.2.ffn_up.weight":
+            raise ConversionError("stopped")
+        return real(self, output, written)
+
+    with monkeypatch.context() as stop:
+        stop.setattr(ahead.Ahead, "chunks", failing)
+        with pytest.raises(ConversionError, match="stopped"):
+            convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=2, resume=True)
+    report = convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=3, resume=True)
+    assert report.resumed_tensors > 4
+    assert (tmp_path / "x.gguf").read_bytes() == expected[0].read_bytes()
