@@ -11,6 +11,7 @@ library that the dialect is of where it decodes on the CPU and is installed.
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -119,7 +120,7 @@ def library(scheme: str, parts: Mapping[str, Any], size: int) -> Callable[[], ob
     if not scheme.startswith("MLX"):
         return None
     try:
-        import mlx.core as mx
+        mx: Any = importlib.import_module("mlx.core")
     except ImportError:
         return None
     kinds = {"U32": np.uint32, "BF16": np.uint16}
