@@ -11,7 +11,7 @@ Source: AutoAWQ, utils/packing_utils.py.
 
 import numpy as np
 
-from aprfmt.codecs.base import F32, Array, Codes
+from aprfmt.codecs.base import F32, U8, Array, Codes
 from aprfmt.codecs.dialect import (
     GROUP_SIZES,
     Config,
@@ -21,13 +21,12 @@ from aprfmt.codecs.dialect import (
     fact,
     fits,
     need,
-    unpack_dense,
     whole_numbers,
 )
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = "awq"
-_ORDER = np.array((0, 2, 4, 6, 1, 3, 5, 7))
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _INT = ("I32",)
 _FLOAT = ("F16", "BF16", "F32")
 _ROWS = 1 << 8  # inputs unpacked at a time
@@ -52,10 +51,20 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
 
 def unpack(words: Array) -> Codes:
     """Return codes [rows, 8 * words] in the order of the outputs."""
-    codes = unpack_dense(words, 4, words.shape[1] * 8).reshape(-1, 8)
-    ordered = np.empty_like(codes)
-    ordered[:, _ORDER] = codes
-    return ordered.reshape(len(words), -1)
+    codes = np.empty((*words.shape, 8), np.int32)
+    for place, output in enumerate(_ORDER):
+        np.right_shift(words, 4 * place, out=codes[..., output])
+    codes &= 15
+    return codes.reshape(len(words), -1)
+
+
+def rows_of(words: Array) -> U8:
+    """Return codes of words [in, n] by output, two inputs a byte: uint8 [8 * n, in / 2]."""
+    made = np.empty((words.shape[1], 8, len(words) // 2), np.uint8)
+    for place, output in enumerate(_ORDER):
+        codes = (words >> 4 * place).astype(np.uint8) & 15
+        made[:, output] = (codes[0::2] | codes[1::2] << 4).T
+    return made.reshape(-1, made.shape[2])
 
 
 def zeros_of(

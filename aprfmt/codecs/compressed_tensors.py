@@ -53,6 +53,7 @@ _MICRO: Mapping[str, tuple[MinifloatCodec, int, MinifloatCodec | None]] = {
     "mxfp6-pack-quantized": (f6.E2M3, 32, fp8.E8M0),
 }
 _FP8: Mapping[str, MinifloatCodec] = {kind.name: kind for kind in fp8.OF_TWO_SIGNS}
+_ROWS = 1 << 8  # rows unpacked at a time
 _PLAIN_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 
 
@@ -102,6 +103,15 @@ def spread(values: Array, shape: tuple[int, ...], weights: Mapping[str, Any], pa
         fits(NAME, part, values.shape, tiles)
         rows = np.arange(shape[-2]) // tall
         return values[..., rows, :][..., np.arange(shape[-1]) // wide]
+    values = _by_group(values, shape, part)
+    times = shape[-1] // values.shape[-1]
+    return np.repeat(values, times, axis=-1) if values.shape[-1] > 1 else values
+
+
+def _by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
+    """Return scales or zero points [..., out, groups]; CodecError where they are no such grid."""
+    if values.size == 1:
+        return values.reshape((1,) * len(shape))
     if values.shape == shape[:-1]:
         values = values[..., None]
     groups = values.shape[-1] if values.ndim == len(shape) else 0
@@ -111,7 +121,7 @@ def spread(values: Array, shape: tuple[int, ...], weights: Mapping[str, Any], pa
             f"group of {list(shape)}"
         )
     fits(NAME, part, values.shape, (*shape[:-1], groups))
-    return np.repeat(values, shape[-1] // groups, axis=-1) if groups > 1 else values
+    return values
 
 
 def _check_groups(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> None:
@@ -165,7 +175,7 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
     scale = array(NAME, parts, SCALE, _FLOAT)
     if weights.get("strategy") == "block":
         raise CodecError("its scales are those of tiles")
-    spread(scale, shape, weights, SCALE)
+    _by_group(scale, shape, SCALE)
     index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else np.empty(0)
     zero = _zeros(parts, shape, bits, scale)
     groups = scale.shape[-1] if scale.ndim == len(shape) and scale.size > 1 else 1
@@ -175,8 +185,10 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
             raise CodecError(f"its inputs are grouped in another order ({_INDEX[1:]})")
     full = (*shape[:-1], groups)
     if zero is not None:
-        zero = np.broadcast_to(spread(zero, shape, weights, _ZERO)[..., :: shape[-1] // groups],
-                               full)  # fmt: skip
+        held = _by_group(zero, shape, _ZERO)
+        if groups % held.shape[-1]:
+            fits(NAME, _ZERO, held.shape, full)
+        zero = np.broadcast_to(np.repeat(held, groups // held.shape[-1], axis=-1), full)
     if scale.size == 1 or scale.shape == shape[:-1]:
         return np.broadcast_to(scale.reshape(-1, 1) if scale.size == 1 else scale[..., None],
                                full), zero  # fmt: skip
@@ -199,8 +211,11 @@ def global_scale(parts: Parts) -> F32:
 def _decode_packed(parts: Parts, config: Config, out: F32) -> None:
     weights = weights_of(config)
     bits = fact(NAME, weights, "num_bits", range(1, 9))
-    packed = array(NAME, parts, _PACKED, ("I32",))
-    out[:] = unpack_dense(packed, bits, out.shape[-1]) - (1 << bits - 1)
+    packed = array(NAME, parts, _PACKED, ("I32",)).reshape(-1, parts[_PACKED].shape[-1])
+    flat = out.reshape(len(packed), out.shape[-1])
+    for start in range(0, len(packed), _ROWS):
+        at = slice(start, start + _ROWS)
+        flat[at] = unpack_dense(packed[at], bits, out.shape[-1]) - (1 << bits - 1)
     scale = array(NAME, parts, SCALE, _FLOAT)
     zero = _zeros(parts, out.shape, bits, scale)
     index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else None

@@ -153,6 +153,12 @@ def unpack_dense(words: Array, bits: int, count: int) -> Codes:
 
     The words are one little-endian stream: a code may begin in one word and end in the next.
     """
+    if bits == 4 and words.shape[-1] * 8 >= count:
+        held = np.ascontiguousarray(words).view(np.uint8)
+        nibbles = np.empty((*held.shape[:-1], held.shape[-1] * 2), np.int32)
+        np.bitwise_and(held, 15, out=nibbles[..., 0::2], casting="unsafe")
+        np.right_shift(held, 4, out=nibbles[..., 1::2], casting="unsafe")
+        return nibbles[..., :count]
     start = np.arange(count) * bits
     at, shift = start // 32, (start % 32).astype(np.uint64)
     padded = np.zeros((*words.shape[:-1], words.shape[-1] + 1), np.uint64)

@@ -8,9 +8,9 @@ import numpy as np
 
 from aprfmt.codecs import f4, fp8
 from aprfmt.codecs.base import F32, U8, Array
-from aprfmt.codecs.bits import pairs
 
 _MIDDLE = np.float32(8)
+_INTEGERS = np.arange(16, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,11 @@ class Source:
     def _values(self, groups: Groups, held: U8) -> F32:
         if groups.codes == "e4m3":
             codes: Array = fp8.E4M3.values[held]
-        elif groups.codes == "e2m1":
-            codes = f4.CODEC.values[pairs(held)]
         else:
-            codes = pairs(held).astype(np.float32)
+            codes = np.empty((len(held), held.shape[1] * 2), np.float32)
+            table = f4.CODEC.values if groups.codes == "e2m1" else _INTEGERS
+            np.take(table, held & 15, out=codes[:, 0::2], mode="clip")
+            np.take(table, held >> 4, out=codes[:, 1::2], mode="clip")
         grouped = codes.reshape(*groups.scale.shape, groups.size)
         scale = groups.scales()[..., None]
         if (groups.codes == "int" and groups.offset is None) or groups.zeros is not None:

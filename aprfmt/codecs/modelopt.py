@@ -39,6 +39,7 @@ from aprfmt.codecs.dialect import (
     scales,
     whole_numbers,
 )
+from aprfmt.codecs.minifloat import pairs_of
 from aprfmt.codecs.modelopt_scope import METHOD
 from aprfmt.errors import CodecError, UnsupportedError
 
@@ -159,9 +160,11 @@ def _codes_into(parts: Parts, algorithm: Algorithm, out: F32) -> None:
         out[:] = stored
         return
     table = algorithm.codes.values.astype(np.float32)
-    both = (out[..., ::2], out[..., 1::2])
-    if algorithm.packs == -2:
-        both = (out[..., ::2, :], out[..., 1::2, :])
+    if algorithm.packs == -1:
+        into = out.reshape(-1, 2)
+        np.take(pairs_of(table), stored.reshape(-1), axis=0, out=into, mode="clip")
+        return
+    both = (out[..., ::2, :], out[..., 1::2, :])
     both[0][:] = table[stored & 15]
     both[1][:] = table[stored >> 4]
 

@@ -12,7 +12,6 @@ from aprfmt.codecs import awq, fp8_block, gptq, mlx
 from aprfmt.codecs import compressed_tensors as compressed
 from aprfmt.codecs import modelopt as nvidia
 from aprfmt.codecs.base import F32, U8, Array
-from aprfmt.codecs.bits import join_pairs
 from aprfmt.codecs.dialect import Config, Parts, StoredPart, array, fits, need, scales
 from aprfmt.codecs.grids import Groups, Source
 from aprfmt.codecs.lattice import PackedWeight
@@ -203,9 +202,7 @@ def affine_awq(packed: PackedWeight, target: str) -> Source:
 
     def codes(start: int, stop: int) -> U8:
         first, last = start // 8, -(-stop // 8)
-        rows = awq.unpack(np.ascontiguousarray(words[:, first:last]))
-        taken = rows[:, start - first * 8 : stop - first * 8].T.astype(np.uint8)
-        return join_pairs(taken).astype(np.uint8)
+        return awq.rows_of(words[:, first:last])[start - first * 8 : stop - first * 8]
 
     groups = _with_zeros(size, np.ascontiguousarray(scale.T), np.ascontiguousarray(zeros.T))
     return Source((outputs, inputs), groups, codes)

@@ -2,7 +2,7 @@
 
 One row a pair of encodings. The source side gives codes two a byte, the low nibble first, and the
 numbers of its groups; the target side puts both into blocks. Codes never change. A number of a
-group may not fit (BF16 in F16, say): then values change, which `judged` counts by decoding both.
+group may not fit (BF16 in F16, say): then values change, which `judged` counts.
 """
 
 from collections.abc import Callable, Container
@@ -30,6 +30,8 @@ from aprfmt.codecs.repack_sources import (
 )
 from aprfmt.codecs.repack_targets import TARGETS, Target
 from aprfmt.errors import CodecError
+
+_ELEMENTS = 1 << 20  # values compared at a time
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Repacked:
     """
 
     def __init__(self, row: Repack, packed: PackedWeight) -> None:
-        self.row, self._packed = row, packed
+        self.row = row
         self.source = row.read(packed, row.target)
         self.shape = self.source.shape
         columns, block = self.shape[-1], ENCODINGS[row.target].block_size
@@ -111,10 +113,15 @@ class Repacked:
 
     def values(self) -> F32:
         """Return the values of the repacked weight, by the target's codec."""
-        parts: dict[str, bytes | memoryview] = {"": self.blocks(0, self.rows).tobytes()}
+        return self._values(0, self.rows).reshape(self.shape)
+
+    def _values(self, start: int, stop: int) -> F32:
+        parts: dict[str, bytes | memoryview] = {"": self.blocks(start, stop).tobytes()}
         if self.whole is not None:
-            parts["scale"] = self.whole.astype("<f4").tobytes()
-        found: F32 = decode(self.row.target, parts, self.shape)
+            each = np.arange(start, stop) * len(self.whole) // self.rows
+            scales = self.whole if len(self.whole) == 1 else self.whole[each]
+            parts["scale"] = scales.astype("<f4").tobytes()
+        found: F32 = decode(self.row.target, parts, (stop - start, self.shape[-1]))
         return found
 
     def judged(self) -> Judged:
@@ -123,9 +130,16 @@ class Repacked:
         count = groups.scale.size
         if self.row.into.fits(groups, self._numbers):
             return Judged(count, 0, 0.0)
-        before, after = self._packed.decode(), self.values()
-        off = np.abs(before.astype(np.float64) - after).reshape(count, -1)
-        return Judged(count, int(off.any(axis=1).sum()), float(off.max(initial=0.0)))
+        changed, largest, step = 0, 0.0, max(1, _ELEMENTS // max(self.shape[-1], 1))
+        for start in range(0, self.rows, step):
+            stop = min(start + step, self.rows)
+            off = self.source.values(start, stop).astype(np.float64)
+            off -= self._values(start, stop)
+            np.abs(off, out=off)
+            most = off.reshape(-1, groups.size).max(axis=1)
+            changed += int((most > 0).sum())
+            largest = max(largest, float(most.max()))
+        return Judged(count, changed, largest)
 
 
 def repacked(packed: PackedWeight, source: str, targets: Container[str]) -> "Repacked | str":

@@ -76,12 +76,7 @@ def choose_encodings(
             asked_for = asked_for or wished != output.source_encoding
             refused.append(f"{output.info.name} ({_why(wished, output, reasons)})")
             continue
-        same = wished == output.info.encoding
-        if wished == written:  # its size is that of its tensors
-            info = TensorInfo(output.info.name, output.info.shape, wished, 0, 0, None)
-        else:
-            info = output.info if same else make_info(output.info.name, output.info.shape, wished)
-        chosen.append(replace(output, info=info))
+        chosen.append(replace(output, info=_info(output.info, wished, written)))
     if refused:
         raise ConversionError(
             f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
@@ -95,6 +90,13 @@ def choose_encodings(
             )
         )
     return chosen
+
+
+def _info(info: TensorInfo, wished: str, written: str) -> TensorInfo:
+    """Return an output's facts in the encoding it is given; a dialect's size is its tensors'."""
+    if wished == written:
+        return TensorInfo(info.name, info.shape, wished, 0, 0, None)
+    return info if wished == info.encoding else make_info(info.name, info.shape, wished)
 
 
 def _not_written(name: str, wished: str) -> str:
