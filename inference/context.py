@@ -1,5 +1,6 @@
 """The context of one forward pass: backend, weights, hyperparameters, recorder, rope."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -115,7 +116,18 @@ class Context:
         kind = str(self.hp["activation"])
         return self.backend.gated(x, gate, up, kind, steps=steps)
 
-    def activate(self, x: Array) -> Array:
-        """Return the MLP's activation of x."""
+    def activate(self, x: Array, layer: int | None = None) -> Array:
+        """Return the MLP's activation of x; a layer may have numbers of its own for it."""
         steps = self.block.activation_cast == "steps"
+        if self.block.activation == "xielu":
+            return self.backend.xielu(x, *self._xielu(layer))
         return self.backend.activate(x, str(self.hp["activation"]), steps=steps)
+
+    def _xielu(self, layer: int | None) -> tuple[float, float, float, float]:
+        """Return a layer's four numbers; the two learned ones are stored before a softplus."""
+        stored = [
+            float(self.weights.of(layer, f"ffn_act.{name}").numpy().reshape(-1)[0])
+            for name in ("alpha_p", "alpha_n", "beta", "eps")
+        ]
+        positive, negative = (max(a, 0.0) + math.log1p(math.exp(-abs(a))) for a in stored[:2])
+        return positive, stored[2] + negative, stored[2], stored[3]

@@ -282,7 +282,7 @@ def _inner(c: Context, layer: int, x: Array) -> Array:
     """Return the input of a dense MLP's last product."""
     if c.block.mlp == "plain":
         up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
-        return c.tap("ffn_act", layer, c.activate(up))
+        return c.tap("ffn_act", layer, c.activate(up, layer))
     if not any(c.wants(point, layer) for point in ("ffn_gate", "ffn_up", "ffn_act")):
         return c.tap("ffn_mul", layer, c.gated(layer, x))
     gate = c.tap("ffn_gate", layer, c.linear(layer, "ffn_gate", x))

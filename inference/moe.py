@@ -132,6 +132,21 @@ def _softmax_bias(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value]
     return Routing(chosen, _weighted(weights, hp, 0.0), margin)
 
 
+def _sparsemixer(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value]) -> Routing:
+    """Choose the best one by one; its weight is a softmax over those close behind it (phimoe)."""
+    used, far = int(hp["n_experts_used"]), logits.dtype.type(2 * float(hp["router_jitter"]))
+    left, weights = logits.copy(), []
+    chosen, margin = _best(logits, used)
+    for rank in range(used):
+        best = chosen[:, rank : rank + 1]
+        top = np.take_along_axis(left, best, -1)
+        apart = (top - logits) / np.maximum(np.abs(logits), top)
+        kept = np.where(apart > far, -np.inf, left)
+        weights.append(np.take_along_axis(_softmax(kept), best, -1))
+        np.put_along_axis(left, best, -np.inf, axis=-1)
+    return Routing(chosen, np.concatenate(weights, -1), margin)
+
+
 def _best_two(split: Numbers) -> Numbers:
     best: Numbers = np.sum(np.sort(split, axis=-1)[..., -2:], axis=-1)
     return best
@@ -143,6 +158,7 @@ ROUTERS: Mapping[str, Callable[[Numbers, Numbers | None, Mapping[str, Value]], R
     "group_limited_greedy": _group_limited,
     "sigmoid_bias": _sigmoid_bias,
     "softmax_bias": _softmax_bias,
+    "sparsemixer": _sparsemixer,
 }
 
 

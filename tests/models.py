@@ -146,6 +146,14 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 40,
         "moe_num_shared_experts": 2,
     }),
+    "apertus": ("Apertus", LLAMA | {
+        "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    }),
+    "phimoe": ("Phimoe", LLAMA | {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
+        "router_jitter_noise": 0.2, "lm_head_bias": True, "sliding_window": None,
+        "tie_word_embeddings": False,
+    }),
     "ministral3": ("Ministral3", LLAMA | {
         "head_dim": 16, "rope_theta": None,
         "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0,
@@ -309,7 +317,9 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
-IN_GGUF: tuple[str, ...] = tuple(name for name in MAKERS if name != "opt")  # llama.cpp has none
+IN_GGUF: tuple[str, ...] = tuple(
+    name for name in MAKERS if name not in ("opt", "apertus")
+)  # llama.cpp has none
 NO_ROPE = ("gpt2", "gpt_bigcode", "bloom", "mpt", "opt")
 
 

@@ -23,7 +23,8 @@ class BlockSpec:
     head times the distance); relative (a row of a table by the distance: mpnet). attends: to
     earlier positions and itself (causal), or to all. head: logits, or none (encoders).
     temperature: none; all: a factor on every query, by position (ministral3). mlp: gated or plain;
-    experts replace it on `moe_layers`. shared_expert: none; plain (added); gated (times its own
+    experts replace it on `moe_layers`. activation: the one that is named, or xielu (apertus),
+    whose numbers are in every layer. shared_expert: none; plain (added); gated (times its own
     gate's sigmoid). attention_gate: what attention gives is multiplied by a projection's sigmoid.
     recurrence: what mixes the tokens of `delta_layers` in place of attention (gated_delta).
 
@@ -52,6 +53,7 @@ class BlockSpec:
     head: Literal["logits", "none"] = "logits"
     temperature: Literal["none", "all"] = "none"
     mlp: Literal["gated", "plain"] = "gated"
+    activation: Literal["named", "xielu"] = "named"
     shared_expert: Literal["none", "plain", "gated"] = "none"
     attention_gate: Literal["none", "sigmoid"] = "none"
     recurrence: Literal["none", "gated_delta"] = "none"

@@ -131,7 +131,7 @@ def _rotated_gguf(facts: Facts, hp: Params) -> Found:
 
 
 def _divisors(hp: Params) -> Sequence[float]:
-    turned, pairs = hp["global_rope_dim"] // 2, hp["global_head_dim"] // 2
+    turned, pairs = int(hp["global_rope_dim"]) // 2, int(hp["global_head_dim"]) // 2
     return (1.0,) * turned + (_UNTURNED,) * (pairs - turned)
 
 

@@ -1,8 +1,7 @@
-"""Newer models by their names: llama4's text part, phimoe, bitnet, eurobert, apertus.
+"""Newer models by their names: llama4's text part, bitnet, eurobert.
 
-What converting, comparing, checking and quantizing need; no forward pass. apertus keeps four
-numbers of its activation in every layer, which GGUF has in its metadata: no GGUF table. Sources:
-transformers' modeling files; the gguf package's name map; the converter's llama4.py and phi.py.
+What converting, comparing, checking and quantizing need; no forward pass. Sources:
+transformers' modeling files; the gguf package's name map; the converter's llama4.py.
 """
 
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from collections.abc import Mapping
 from aprfmt.arch import moe, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.named import named
-from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
@@ -126,40 +124,7 @@ LLAMA4 = named(
     derived=ROPE_TENSORS,
 )  # fmt: skip
 
-# --- phimoe --------------------------------------------------------------------------------------
-
-_P_EXPERTS, _P_BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
-_P_BEFORE, _P_AFTER = whole(norm_bias=True)
-PHIMOE = named(
-    "phimoe", ("phimoe", "PhimoeForCausalLM", "PhiMoEForCausalLM"), "phimoe",
-    tables(
-        (
-            *_P_BEFORE,
-            *norm("attn_norm", "input_layernorm", bias=True),
-            *attention(),
-            *norm("ffn_norm", "post_attention_layernorm", bias=True),
-            RoleRow("ffn_gate_inp.weight", "block_sparse_moe.gate.weight",
-                ("n_experts", "hidden_size"), "moe_layers"),
-            *_P_EXPERTS,
-            *_P_AFTER,
-            RoleRow("output.bias", "lm_head.bias", ("vocab_size",), "optional", layered=False),
-        ),
-        hf_first=_P_BINDINGS,
-        hf_more=FUSED,
-    ),
-    rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.context_length(131072),
-        rules.norm_eps(1e-5),
-        *rules.attention_biases(),
-        *moe.counts(16, 2, "num_local_experts num_experts"),
-        moe.expert_size("intermediate_size"),
-        moe.all_layers(),
-    ),
-    derived=ROPE_TENSORS,
-)  # fmt: skip
-
-# --- bitnet, eurobert, apertus -------------------------------------------------------------------
+# --- bitnet, eurobert ---------------------------------------------------------------------------
 
 BITNET = named(
     "bitnet", ("bitnet", "BitNetForCausalLM"), "bitnet",
@@ -208,32 +173,5 @@ EUROBERT = named(
         rules.norm_eps(1e-5),
         rules.fixed("tied_embeddings", True),
         *rope_rules(Rope(theta=250000.0)),
-    ),
-)  # fmt: skip
-
-APERTUS = named(
-    "apertus", ("apertus", "ApertusForCausalLM"), "",
-    tables(
-        (
-            *_BEFORE,
-            *norm("attn_norm", "attention_layernorm"),
-            *attention(),
-            *QK_NORMS,
-            *norm("ffn_norm", "feedforward_layernorm"),
-            *linear("ffn_up", "mlp.up_proj", "ffn_size", "hidden_size"),
-            *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size"),
-            *(RoleRow(f"ffn_act.{x}", f"mlp.act_fn.{x}", ("1",)) for x in ("alpha_n", "alpha_p")),
-            *(RoleRow(f"ffn_act.{x}", f"mlp.act_fn.{x}", ()) for x in ("beta", "eps")),
-            *_AFTER,
-        ),
-        hf_more=FUSED,
-    ),
-    rules.hyper_table(
-        rules.context_length(65536),
-        rules.norm_eps(1e-5),
-        rules.fixed("activation", "xielu"),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
-        *rope_rules(Rope(theta=12e6)),
     ),
 )  # fmt: skip

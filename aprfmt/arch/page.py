@@ -1,7 +1,14 @@
-"""docs/architectures.md, printed from the tables: `python -m aprfmt.arch.page`."""
+"""docs/architectures.md, printed from the tables: `python -m aprfmt.arch.page`.
 
-from collections.abc import Iterator, Sequence
+What llama.cpp made of the files is a recorded measurement, docs/llama_cpp.json.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.spec import ArchSpec, BlockSpec
@@ -24,7 +31,15 @@ torch, cupy); float64 logits are within 1e-12 of transformers', every capture po
 has no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `parity` refuse it
 (exit 2). Level `names`: all but the forward pass, which is what `convert`, `diff`, `hash`,
 `validate` and `quantize` need; a tiny model of transformers' comes back from every format bit by
-bit. Commands that run a model refuse one of level `names` (exit 2).
+bit. Commands that run a model refuse one of level `names` (exit 2). Every architecture of both
+levels with a GGUF form takes every mixture of `quantize`.
+
+`measured against`: transformers' float64 logits at every point (level `full`), or the bytes of its
+saved tiny model after GGUF or APR and back. `llama.cpp` is what its library made of our F32 file of
+that model: the relative distance of its logits, or of an encoder's embedding, to transformers';
+`loads` where there is nothing to compare; `-` without a GGUF form. Its GELU goes through a table of
+float16 values (distances of some 1e-4). Where a distance is larger, or the file refused, the tiny
+model has something that llama.cpp fixes or that a GGUF loses (the second table's last column).
 
 """
 _DRAFTS = """
@@ -56,10 +71,21 @@ run from the stored tensors to the logical ones; `{L}` is a layer, `{E}` an expe
 """
 
 
+SEEN = Path(__file__).resolve().parents[2] / "docs" / "llama_cpp.json"
+_KNOWN = (
+    "architecture", "level", "model types", "GGUF", "runs on", "measured against", "llama.cpp"
+)  # fmt: skip
+
+
 def page() -> str:
     """Return the page as Markdown."""
     specs = [ARCHS[name] for name in ARCHS.own]
-    known = [(spec.name, spec.level, _types(spec), _gguf(spec), _runs(spec)) for spec in specs]
+    seen = json.loads(SEEN.read_text())
+    known = [
+        (spec.name, spec.level, _types(spec), _gguf(spec), _runs(spec), _MEASURED[spec.level],
+         _seen(spec, seen["rows"]))
+        for spec in specs
+    ]  # fmt: skip
     full = [spec for spec in specs if spec.level == "full"]
     blocks = [(spec.name, _called(spec), _unlike(spec), _lost(spec)) for spec in full]
     layouts = [row for spec in specs for row in _layouts(spec)]
@@ -67,7 +93,10 @@ def page() -> str:
               for spec in specs if (names := spec.draft.get("hf")) is not None]  # fmt: skip
     return (
         _HEAD
-        + table(("architecture", "level", "model types", "GGUF", "runs on"), known)
+        + counted()
+        + f"llama.cpp: {seen['library']}; `python -m tests.arch.seen --write docs/{SEEN.name}`\n"
+        + "looks anew.\n\n"
+        + table(_KNOWN, known)
         + _DRAFTS
         + table(("architecture", "layer", "other tensors"), drafts)
         + _BLOCKS
@@ -77,9 +106,53 @@ def page() -> str:
     )
 
 
+_MEASURED = {"full": "logits, 1e-12", "names": "bytes, equal"}
+
+
+def _seen(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what llama.cpp made of an architecture's file."""
+    if "gguf" not in spec.called:
+        return "-"
+    row = rows.get(spec.name)
+    if row is None:
+        return "not tried"
+    if not row["loads"]:
+        return f"refuses the tiny model: {row['why']}"
+    return f"{row['distance']:.1e}" if "distance" in row else "loads"
+
+
+def model_types() -> frozenset[str]:
+    """Return the model types of config.json that are known."""
+    return frozenset(name for arch in ARCHS.own for name in _hf_types(ARCHS[arch]))
+
+
+def with_own_names() -> frozenset[str]:
+    """Return the architectures with names or steps that no other one has."""
+    users: dict[object, set[str]] = defaultdict(set)
+    for name in ARCHS.own:
+        for style, bindings in ARCHS[name].bindings.items():
+            for row in bindings:
+                steps = tuple(str(step) for step in row.steps)
+                users[style, row.stored, row.roles, steps].add(name)
+    return frozenset(next(iter(found)) for found in users.values() if len(found) == 1)
+
+
+def counted() -> str:
+    """Return how many there are, as a paragraph."""
+    forward = sum(ARCHS[name].level == "full" for name in ARCHS.own)
+    return (
+        f"{len(ARCHS.own)} architectures for {len(model_types())} model types, {forward} of them "
+        f"with a forward pass; {len(with_own_names())} have names or steps that no other one has.\n"
+    )
+
+
 def _types(spec: ArchSpec) -> str:
+    return _code(_hf_types(spec))
+
+
+def _hf_types(spec: ArchSpec) -> list[str]:
     """Return the model types of config.json; the other names are classes."""
-    return _code([name for name in spec.called.get("hf", ()) if name == name.lower()])
+    return [name for name in spec.called.get("hf", ()) if name == name.lower()]
 
 
 def _gguf(spec: ArchSpec) -> str:

@@ -219,7 +219,12 @@ def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scalin
     if short is None or long is None:
         raise ArchError("rope scaling longrope: needs the lists short_factor and long_factor")
     factor = rope.get("factor", positive, context / original)
-    attention = rope.get("attention_factor", positive, longrope_attention(factor, original))
+    usual = rope.get("short_mscale", positive, longrope_attention(factor, original))
+    if rope.get("long_mscale", positive, usual) != usual:
+        raise ArchError(
+            "rope scaling longrope: long_mscale is not short_mscale; expected one factor"
+        )
+    attention = rope.get("attention_factor", positive, usual)
     if short == long and attention == 1.0:
         return {"type": "factors", "factors": short}
     return {

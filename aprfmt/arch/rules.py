@@ -389,10 +389,7 @@ BASE: tuple[HyperRule, ...] = (
 
 
 def hyper_table(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return one rule for every hyperparameter, in the vocabulary's order; overrides win.
-
-    Rules of special ones follow: those that `overrides` has.
-    """
+    """Return one rule for every name, in the vocabulary's order, and `overrides`' special ones."""
     rules = {rule.name: rule for rule in (*BASE, *overrides)}
     wrong = (rules.keys() ^ HYPER_NAMES.keys()) - SPECIAL_NAMES.keys()
     if wrong:

@@ -98,6 +98,10 @@ def _count(facts: Facts, stack: str) -> Found:
     return facts.first(*_COUNTS[stack])
 
 
+def _nothing(value: Value, hp: Params) -> Params:
+    return {}
+
+
 def _longest(*stacks: str) -> HyperRule:
     """Return the rule for the layers of the longer stack."""
 
@@ -105,11 +109,11 @@ def _longest(*stacks: str) -> HyperRule:
         found = [count for stack in stacks if (count := _count(facts, stack)) is not None]
         return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
 
-    none = {"hf": lambda value, hp: {}, "gguf": lambda value, hp: {}}
     usual = rules.n_layers()
     return HyperRule(
         "n_layers", {"apr": usual.keys["apr"]}, "size", default_in={"hf": 6},
-        read={"hf": read, "gguf": read}, write=none, high=usual.high, shape=usual.shape,
+        read={"hf": read, "gguf": read}, write={"hf": _nothing, "gguf": _nothing},
+        high=usual.high, shape=usual.shape,
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ HYPER_NAMES: dict[str, str] = {
     "n_expert_groups": "groups of experts (deepseek), 1 without",
     "n_expert_groups_used": "groups a token may choose from",
     "router": "softmax, softmax_topk (over the chosen only), softmax_bias, sigmoid_bias, "
-    "group_limited_greedy",
+    "group_limited_greedy, sparsemixer",
     "q_lora_rank": "None, or rank of the compressed query (MLA)",
     "kv_lora_rank": "rank of the compressed key/value (MLA)",
     "qk_nope_head_dim": "unrotated elements of a query/key head (MLA)",
@@ -114,6 +114,8 @@ SPECIAL_NAMES: dict[str, str] = {
     "altup_streams": "copies of the residual stream (gemma3n)",
     "altup_extra": "those besides the first",
     "laurel_rank": "rank of the short cut beside attention (gemma3n)",
+    "router_jitter": "half of how far behind, relatively, an expert softens a weight (phimoe)",
+    "head_bias": "the head has a bias (phimoe)",
     "folded_factors": "factors that llama.cpp expects in the weights (falcon_h1), None without",
 }
 

@@ -30,7 +30,7 @@ HYPER_CAUSES: Mapping[str, str] = {
     "kv_lora_rank": "", "qk_nope_head_dim": "", "qk_rope_head_dim": "",
     "swiglu_limit": "activation", "swiglu_alpha": "activation",
     "position_offset": "positions", "alibi_max_bias": "positions", "pooling": "",
-    "attn_norm_layers": "",
+    "attn_norm_layers": "", "router_jitter": "moe_routing", "head_bias": "missing_bias",
 }  # fmt: skip
 
 # Hyperparameters read from the presence of tensors -> the roles that show them.

@@ -23,8 +23,8 @@ from aprfmt.inference.weights import Weights
 # The operations that are recorded; a hypothesis may wrap them.
 OPS = (
     "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
-    "swiglu_oai", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix", "add_weighted",
-    "concat", "stack", "repeat_heads", "take",
+    "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
+    "add_weighted", "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.
 MOVES = ("concat", "stack", "repeat_heads", "take")

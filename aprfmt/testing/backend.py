@@ -66,6 +66,7 @@ OPERATIONS: Mapping[str, Op] = {
     "softcap": lambda b, x, w: b.softcap(b.array(x["x"]), 3.0),
     "sigmoid": lambda b, x, w: b.sigmoid(b.array(x["x"])),
     "swiglu_oai": lambda b, x, w: b.swiglu_oai(b.array(x["x"]), b.array(x["y"]), 0.7, 1.702),
+    "xielu": lambda b, x, w: b.xielu(b.array(x["x"]), 0.8, 1.3, 0.5, -1e-6),
     **{kind: _activation(kind) for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2")},
     "rms_norm": lambda b, x, w: b.rms_norm(
         b.array(x["x"]), b.array(x["weight"]), eps=1e-2, offset=1, cast="after_weight"

@@ -232,6 +232,15 @@ class Backend(Recurrent, ABC):
     def sigmoid(self, x: Array) -> Array:
         """Return 1 / (1 + exp(-x))."""
 
+    def xielu(self, x: Array, positive: float, negative: float, beta: float, eps: float) -> Array:
+        """Return beta*x, plus positive*x^2 above zero, negative*(expm1(min(x, eps)) - x) below.
+
+        Computed on the host in float32 (float64 if that is the dtype) and rounded once.
+        """
+        wide = self.to_numpy(x)
+        bent = negative * (np.expm1(np.minimum(wide, eps)) - wide)
+        return self.array(np.where(wide > 0, positive * wide * wide, bent) + beta * wide)
+
     def swiglu_oai(self, gate: Array, up: Array, limit: float, alpha: float) -> Array:
         """Return (u + 1) * g * sigmoid(alpha * g), each step rounded.
 

@@ -157,6 +157,12 @@ class TorchBackend(TorchRecurrent):
             raise ArchError(f"activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
         return self._rowwise((steps and STEPS.get(kind)) or ACTIVATIONS[kind], x)
 
+    def xielu(self, x: Array, positive: float, negative: float, beta: float, eps: float) -> Array:
+        """Compute in the dtype, every number and every step rounded, as transformers does."""
+        up, soft, slope, low = x.new_tensor([positive, negative - beta, beta, eps]).unbind()
+        bent = (torch.expm1(torch.minimum(x, low)) - x) * (slope + soft) + slope * x
+        return torch.where(x > 0, up * x * x + slope * x, bent)
+
     def sigmoid(self, x: Array) -> Array:
         """Return 1 / (1 + exp(-x))."""
         return self._rowwise(torch.sigmoid, x)

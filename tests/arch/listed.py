@@ -61,18 +61,12 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
     "olmo": ("olmo", "olmo", CAUSAL, {**SIZES, "num_key_value_heads": 2}),
     "llama4": ("llama4", "llama4_text", CAUSAL, {
         **SIZES, **_SPECIAL, "num_key_value_heads": 2, "num_local_experts": 5, "head_dim": 10,
-        "intermediate_size_mlp": 36, "interleave_moe_layer_step": 2,
-    }),
-    "phimoe": ("phimoe", "phimoe", CAUSAL, {
-        **SIZES, "num_key_value_heads": 2, "num_local_experts": 5,
+        "num_hidden_layers": 4, "intermediate_size_mlp": 36, "interleave_moe_layer_step": 2,
     }),
     "bitnet": ("bitnet", "bitnet", CAUSAL, {
         **SIZES, **_SPECIAL, "num_key_value_heads": 2, "tie_word_embeddings": True,
     }),
     "eurobert": ("eurobert", "eurobert", MASKED, {**SIZES, **_SPECIAL, "num_key_value_heads": 2}),
-    "apertus": ("apertus", "apertus", CAUSAL, {
-        **SIZES, **_SPECIAL, "num_key_value_heads": 2,
-    }),
     "persimmon": ("persimmon", "persimmon", CAUSAL, SIZES),
     "xglm": ("xglm", "xglm", CAUSAL, {
         "d_model": 24, "num_layers": 3, "attention_heads": 6, "ffn_dim": 40, "vocab_size": 56,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.page import page
+from aprfmt.arch.page import counted, model_types, page, with_own_names
 from tests.arch.listed import LISTED
 from tests.arch.tiny import TINY
 
@@ -33,3 +33,16 @@ def test_every_model_type_of_a_tiny_model_is_on_the_page() -> None:
     assert len(types) > 60
     for kind in types:
         assert f"`{kind}`" in page(), kind
+
+
+def test_as_many_types_as_people_convert_are_known() -> None:
+    assert len(model_types()) >= 70
+    assert len(with_own_names()) >= 25
+    assert counted() in page()
+
+
+def test_a_copy_of_a_row_has_no_names_of_its_own() -> None:
+    """mistral's tables are llama's; a step that nobody else takes makes a row count."""
+    assert "mistral" not in with_own_names()
+    assert "falcon_mamba" not in with_own_names()
+    assert {"gpt2", "qwen3_next", "jamba", "t5", "gemma4"} <= with_own_names()

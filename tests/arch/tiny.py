@@ -193,6 +193,12 @@ TINY: tuple[Tiny, ...] = (
         "moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 20, "use_bias": True,
         "moe_num_shared_experts": 1, "moe_layer_start_index": 0, "moe_layer_interval": 2,
     }),
+    Tiny("apertus", "apertus", "plain", {"num_key_value_heads": 2}),
+    Tiny("phimoe", "phimoe", "plain", {"num_local_experts": 5, "num_experts_per_tok": 2,
+                                       "lm_head_bias": True}),
+    Tiny("phimoe", "phimoe", "biased", {
+        "num_local_experts": 5, "num_experts_per_tok": 2, "attention_bias": True,
+    }),
     Tiny("ministral3", "ministral3", "plain", {"head_dim": 10, "rope_parameters": {
         **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2,
     }}),

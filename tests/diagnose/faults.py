@@ -230,6 +230,8 @@ ENGINES: tuple[Fault, ...] = (
            hp={"activation": "relu"}),
     engine("clamp", "gpt_oss", "gate and up clamped at 7 for 1.5", "activation", "swiglu_limit",
            hp={"swiglu_limit": 7.0}),
+    engine("alpha-beta", "apertus", "beta not added to the activation's second alpha", "activation",
+           "activation", backend=lambda: broken("xielu", without_beta)),
     engine("residual-attention", "llama", "attention replaces the stream", "residual", "residual",
            alter=left_out("attn_out", "mid")),
     engine("residual-mlp", "qwen3", "the MLP is not added", "residual", "residual",
@@ -245,6 +247,8 @@ ENGINES: tuple[Fault, ...] = (
     engine("routed-scale", "deepseek_v3", "experts' factor left out", "moe_routing",
            "routed_scale", fine=True, hp={"routed_scale": 1.0}),
     engine("choice-unbiased", "ernie4_5_moe", "experts chosen without the bias", "moe_routing",
+           "router", hp={"router": "softmax"}),
+    engine("near-ties", "phimoe", "experts weighed by a softmax over all of them", "moe_routing",
            "router", hp={"router": "softmax"}),
     engine("groups", "deepseek_v3", "groups of experts ignored", "moe_routing",
            "n_expert_groups_used", hp={"n_expert_groups_used": 4}),
@@ -323,6 +327,11 @@ def one_nan(op: Any, x: Any, kind: str, **how: Any) -> Any:
     return y
 
 
+def without_beta(op: Any, x: Any, up: float, down: float, beta: float, eps: float) -> Any:
+    """Compute xIELU with the second alpha as its softplus gives it."""
+    return op(x, up, down - beta, beta, eps)
+
+
 def only_third() -> Callable[..., Any]:
     """Return an activation that is another function from the third call on."""
     calls = iter(range(1 << 30))
@@ -334,10 +343,11 @@ def only_third() -> Callable[..., Any]:
 
 
 # Rows of another file, which makes them with the functions above.
+from tests.diagnose.faults_encoders import ENCODER_FAULTS  # noqa: E402
 from tests.diagnose.faults_engine import ENGINE_FAULTS  # noqa: E402
 from tests.diagnose.faults_modules import MODULE_FAULTS  # noqa: E402
 
-ENGINES = (*ENGINES, *ENGINE_FAULTS, *MODULE_FAULTS)
+ENGINES = (*ENGINES, *ENGINE_FAULTS, *ENCODER_FAULTS, *MODULE_FAULTS)
 FILES = (*FILE_FAULTS, *WALK, *MOVED_FAULTS, *PACKED_FAULTS, *FAULTS_TOKENS)
 CONTROLS = (*PAIRS, *MOVED_CONTROLS, *PACKED_CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

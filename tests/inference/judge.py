@@ -31,7 +31,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-judge-")
 
 # Module below a layer -> (points of its output, point of its input).
 MODULES: dict[str, tuple[tuple[str, ...], str]] = {
-    r"input_layernorm|ln_1|ln_attn|norm_1|self_attn_layer_norm": (("attn_norm",), ""),
+    r"(input|attention)_layernorm|ln_1|ln_attn|norm_1|self_attn_layer_norm": (("attn_norm",), ""),
     r"ln_mlp": (("ffn_norm",), ""),
     r"(self_)?attention\.query_key_value": (("q", "k", "v"), ""),
     r"(self_)?attention\.dense|(self_)?attn\.out_proj": (("attn_out",), "attn"),
@@ -52,7 +52,7 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.kv_a_proj_with_mqa": (("kv_a",), ""),
     r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
     r"self_attn\.(o_proj|dense)|attn\.c_proj": (("attn_out",), "attn"),
-    r"pre_feedforward_layernorm|ln_2|norm_2|final_layer_norm": (("ffn_norm",), "mid"),
+    r"(pre_)?feedforward_layernorm|ln_2|norm_2|final_layer_norm": (("ffn_norm",), "mid"),
     r"post_self_attn_layernorm": (("attn_contrib",), ""),
     r"post_feedforward_layernorm|post_mlp_layernorm": (("ffn_contrib",), ""),
     r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
@@ -126,6 +126,9 @@ def everything_float64(model: Any) -> Iterator[None]:
     for module in model.modules():
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale.fill_(module.scalar_embed_scale)
+        if type(module).__name__ == "PhimoeRotaryEmbedding":  # makes them in each pass
+            made = module.original_inv_freq, module.attention_scaling
+            module.rope_init_fn = lambda config, made=made: made
         if hasattr(module, "pos_embd_dim"):  # gptj's cos and sin are made in float32
             module.embed_positions = _turns(*module.embed_positions.shape)
     if gelu is not None:

@@ -67,6 +67,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     Hypothesis("residual", stream.residual),
     Hypothesis("activation", mlp.activation),
     Hypothesis("activation", mlp.clamp),
+    Hypothesis("activation", mlp.bent),
     Hypothesis("moe_routing", moe.routing),
     Hypothesis("expert_order", moe.order),
     Hypothesis("softcap", stream.final_cap),

@@ -1,6 +1,6 @@
 """Hypotheses about the MLP's activation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from aprfmt.diagnosis.case import Case, Change, Layers
@@ -55,6 +55,37 @@ def clamp(case: Case) -> Iterator[Change]:
                 _clamped(other, gain),
                 {"swiglu_limit": None if other >= 1e30 else other, "swiglu_alpha": gain},
             )  # fmt: skip
+
+
+# What may be done to xIELU's numbers: positive, negative, beta, eps.
+_BENT: Mapping[str, Callable[[float, float, float, float], tuple[float, ...]]] = {
+    "beta is not added to the second alpha": lambda up, down, beta, eps: (
+        up,
+        down - beta,
+        beta,
+        eps,
+    ),
+    "the alphas stand in each other's place": lambda up, down, beta, eps: (down, up, beta, eps),
+    "the straight part is left out": lambda up, down, beta, eps: (up, down, 0.0, eps),
+}
+
+
+def bent(case: Case) -> Iterator[Change]:
+    """Try the layers' own activation (xIELU) with its numbers taken otherwise."""
+    if case.call("xielu") is None:
+        return
+    for says, change in _BENT.items():
+        yield Change("activation", says, ("activation",), _bent(change))
+
+
+def _bent(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Any:
+    def make(world: World, layers: Layers) -> World:
+        def override(op: Any, at: Any, x: Any, *told: float) -> Any:
+            return op(x, *change(*told))
+
+        return world.with_op("xielu", override, layers)
+
+    return make
 
 
 def _clamped(limit: float, alpha: float) -> Any:

@@ -1,0 +1,103 @@
+"""phimoe: LayerNorms, longrope with stated factors, and a router that softens near ties only.
+
+Each of two experts is the best of those left; its weight is a softmax over the ones whose logits
+are no further behind than twice the jitter, relative to their size (sparsemixer). transformers
+5.23 turns by the short factors at any length; the long ones are taken here behind the trained
+length, as the model's own code does. Source: transformers' modeling_phimoe; the converter's phi.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    experts,
+    norm,
+    tables,
+    whole,
+)
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
+from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+_EXPERTS, _BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
+_BEFORE, _AFTER = whole(norm_bias=True)
+_TENSORS, _MADE = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm", bias=True),
+        *attention(),
+        *norm("ffn_norm", "post_attention_layernorm", bias=True),
+        RoleRow("ffn_gate_inp.weight", "block_sparse_moe.gate.weight",
+            ("n_experts", "hidden_size"), "moe_layers"),
+        *_EXPERTS,
+        *_AFTER,
+        RoleRow("output.bias", "lm_head.bias", ("vocab_size",), "head_bias", layered=False),
+    ),
+    hf_first=_BINDINGS,
+    # transformers 5 has another name in memory.
+    hf_more=(Binding((LAYER + "mlp.router.weight",), ("ffn_gate_inp.weight",)), *FUSED),
+)  # fmt: skip
+
+_RULES = {rule.name: rule for rule in rope_rules(Rope(theta=1e6, original=4096))}
+_SCALING = _RULES["rope_scaling"]
+
+
+def _write(value: Value, hp: Params) -> Params:
+    """Return the rope object with the two factors that transformers asks for."""
+    made = dict(_SCALING.write["hf"](value, hp))
+    if made.get("rope_scaling"):
+        factor = (value or {}).get("attention_factor", 1.0)
+        each = {"short_mscale": factor, "long_mscale": factor}
+        made["rope_scaling"] = {**made["rope_scaling"], **each}
+    return made
+
+
+_RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write})
+
+PHIMOE = ArchSpec(
+    name="phimoe",
+    called={
+        "hf": ("phimoe", "PhimoeForCausalLM", "PhiMoEForCausalLM"),
+        "gguf": ("phimoe",),
+        "apr": ("phimoe",),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(8),
+        rules.context_length(131072),
+        rules.norm_eps(1e-5),
+        *rules.attention_biases(),
+        *_RULES.values(),
+        *window_rules(Window(listed=False, stated=True)),
+        *moe.counts(16, 2, "num_local_experts num_experts"),
+        moe.expert_size("intermediate_size"),
+        moe.all_layers(),
+        moe.router("sparsemixer"),
+        HyperRule("router_jitter", {"hf": ("router_jitter_noise",)}, "float", 0.01),
+        rules.flag("head_bias", False, "lm_head_bias", present=("output.bias",)),
+    ),
+    tensors=_TENSORS,
+    bindings=_MADE,
+    block=BlockSpec(norm="layer"),
+    lost=(
+        *losses.common_losses(),
+        losses.ONE_BIAS_KEY,
+        IGNORED_WINDOW,
+        Loss("gguf", "head_bias", lambda hp: not hp["head_bias"],
+            "llama.cpp asks for a bias of the head and refuses the file"),
+        Loss("gguf", "attention_out_bias", lambda hp: not hp["attention_out_bias"],
+            "llama.cpp asks for a bias of attention's output and refuses the file"),
+        Loss("gguf", "router", lambda hp: True,
+            "llama.cpp weighs the experts by a softmax over the chosen ones"),
+    ),
+    ignored=frozenset({"input_jitter_noise"}),
+    derived=ROPE_TENSORS,
+)  # fmt: skip

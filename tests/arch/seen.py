@@ -1,0 +1,167 @@
+"""What llama.cpp makes of files we write: python -m tests.arch.seen --write docs/llama_cpp.json
+
+Needs its libraries (CONTRIBUTING.md). Every tiny model of an architecture with a GGUF form is
+written as one in float32, loaded, and run: the row has the relative distance of its logits, or of
+an encoder's embedding, to transformers'. Each model runs in a process of its own, since the
+library ends the process where it finds what it does not expect. Names of architectures behind the
+file try these alone and keep the rows of the others.
+"""
+
+import ctypes
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aprfmt.arch import ARCHS
+from tests.arch.listed import BASE, CAUSAL, HOMELESS, LISTED, MASKED
+from tests.models import MAKERS, save_tiny
+
+IDS = (3, 17, 5, 40, 22, 9, 31, 8)
+SAFE = ("A_log", "dt_bias", "layer_scalar")  # random ones overflow
+
+
+# Shapes and settings that llama.cpp's graphs are fixed to, where the tiny models have others: what
+# a GGUF has no key for is listed in docs/architectures.md.
+SUITED: Mapping[str, Mapping[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 16}, "gemma3": {"query_pre_attn_scalar": 16},
+    "phi3": {"sliding_window": 64}, "exaone4": {"sliding_window": 64},
+    "olmoe": {"num_key_value_heads": 4}, "dots1": {"num_key_value_heads": 4},
+    "gpt_oss": {"swiglu_limit": 7.0}, "nemotron": {"head_dim": None},
+    "seed_oss": {"attention_out_bias": False}, "phimoe": {"attention_bias": True},
+}  # fmt: skip
+
+
+def tried() -> Iterator[tuple[str, str]]:
+    """Yield (architecture, tiny model) for every architecture that has a GGUF form."""
+    for name in ARCHS.own:
+        if "gguf" not in ARCHS[name].called:
+            continue
+        listed = [label for label, (arch, *_) in LISTED.items() if arch == name]
+        if name in MAKERS:
+            yield name, name
+        elif listed:
+            yield name, listed[0]
+
+
+def made(label: str, folder: Path) -> tuple[Any, str]:
+    """Write a tiny model and return it with what loads it."""
+    import torch
+    import transformers
+
+    if label in MAKERS:
+        return save_tiny(label, folder, **SUITED.get(label, {})), CAUSAL
+    auto: Any = transformers
+    _, kind, loader, values = LISTED[label]
+    config = auto.AutoConfig.for_model(kind, **values)
+    torch.manual_seed(3)
+    how: Any = getattr(auto, loader)
+    if hasattr(how, "from_config"):
+        model = how.from_config(config, attn_implementation="eager", experts_implementation="eager")
+    else:
+        model = how(config)
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if not name.endswith(SAFE):
+                matrix = tensor.ndim > 1
+                shift = 1.0 if "norm" in name and not matrix else 0.0
+                tensor.copy_(torch.randn(tensor.shape) * (0.3 if matrix else 0.1) + shift)
+    model = model.float().eval()
+    model.save_pretrained(folder)
+    return model, loader
+
+
+def theirs(model: Any, loader: str) -> Any:
+    """Return transformers' logits, or the mean of an encoder's last rows; None without either."""
+    import torch
+
+    ids = torch.tensor([IDS])
+    with torch.no_grad():
+        if loader == CAUSAL:
+            return model(ids).logits[0].double().numpy()
+        if loader in (BASE, MASKED) and model.main_input_name == "input_ids":
+            return model.base_model(ids).last_hidden_state[0].double().mean(0).numpy()
+    return None
+
+
+def ours(path: Path, loader: str, width: int) -> Any:
+    """Return llama.cpp's logits, or its embedding."""
+    from aprfmt.inference.engines.llama_library import Library
+
+    library = Library.open()
+    run: Any = library.llama
+    with library.model(path) as loaded, library.context(loaded, len(IDS), 1) as context:
+        if loader == CAUSAL:
+            assert library.decode(context, IDS) == 0, library.why()
+            return np.stack([library.logits(context, row, width) for row in range(len(IDS))])
+        run.llama_set_embeddings.argtypes = [ctypes.c_void_p, ctypes.c_bool]
+        run.llama_get_embeddings_seq.argtypes = [ctypes.c_void_p, ctypes.c_int32]
+        run.llama_get_embeddings_seq.restype = ctypes.POINTER(ctypes.c_float)
+        run.llama_set_embeddings(context, True)
+        assert library.decode(context, IDS) == 0, library.why()
+        pooled = run.llama_get_embeddings_seq(context, 0)
+        return np.ctypeslib.as_array(pooled, (width,)).copy() if pooled else None
+
+
+def look(label: str) -> Mapping[str, Any]:
+    """Return the row of one tiny model."""
+    import aprfmt
+    from aprfmt.errors import AprfmtError
+    from aprfmt.inference.engines.llama_library import Library
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, path = Path(scratch) / "m", Path(scratch) / "m.gguf"
+        model, loader = made(label, folder)
+        drop = (HOMELESS[label],) if label in HOMELESS else ()
+        aprfmt.convert(folder, path, drop=drop, metadata={"tokenizer.ggml.model": "none"})
+        expected = theirs(model, loader)
+        try:
+            if expected is None:
+                with Library.open().model(path):
+                    return {"loads": True}
+            found = ours(path, loader, expected.shape[-1])
+            if found is None:  # it pools nothing here
+                return {"loads": True}
+        except AprfmtError as error:
+            return {"loads": False, "why": str(error).split("loading model: ")[-1].split(";")[0]}
+    distance = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    return {"loads": True, "distance": float(f"{distance:.1e}")}
+
+
+def row(label: str) -> Mapping[str, Any]:
+    """Return the row of one tiny model, made by another process."""
+    command = (sys.executable, "-m", "tests.arch.seen", "--one", label)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode == 0 and lines:
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    said = [line for line in done.stderr.splitlines() if "GGML_ASSERT" in line or "Error" in line]
+    return {"loads": False, "why": said[-1].rpartition("/")[-1] if said else "ended without a word"}
+
+
+def main(arguments: list[str]) -> None:
+    """Print the row of one model, or write those of all, or of named, architectures."""
+    if arguments[:1] == ["--one"]:
+        print(json.dumps(look(arguments[1])))
+        return
+    from aprfmt.inference.engines.llama_library import Library
+
+    target, named = Path(arguments[1]), arguments[2:]
+    rows = json.loads(target.read_text())["rows"] if named and target.is_file() else {}
+    models = dict(tried())
+    for name in named or models:
+        rows[name] = {"model": models[name], **row(models[name])}
+        print(name, rows[name], file=sys.stderr, flush=True)
+    version = Library.open().version().split(" CPU")[0]
+    kept = {name: rows[name] for name in models if name in rows}
+    target.write_text(json.dumps({"library": version, "rows": kept}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
