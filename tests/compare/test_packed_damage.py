@@ -11,6 +11,7 @@ from aprfmt.compare import diff
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.diagnose import faults_packed as packs
 from tests.diagnose import packing
+from tests.diagnose.faults_undecoded import BY_ROW, PLAIN4
 
 Edit = Callable[[bytearray, int], None]  # of a part's bytes, with those of one of its rows
 
@@ -34,8 +35,8 @@ def _zeros(raw: bytearray, line: int) -> None:
 DAMAGED = [
     ("gptq", packs.GPTQ, packs.nearest(packs.gptq), ("qweight", "qzeros", "scales")),
     ("awq", packing.awq_section(), packs.nearest(packs.awq), ("qweight", "qzeros", "scales")),
-    ("int4", packs.INT4, packs._INT4, ("weight_packed", "weight_scale")),
-    ("fp8", packs.ROW, packs._BY_ROW, ("weight", "weight_scale")),
+    ("int4", packs.INT4, PLAIN4, ("weight_packed", "weight_scale")),
+    ("fp8", packs.ROW, BY_ROW, ("weight", "weight_scale")),
 ]
 
 
