@@ -8,6 +8,7 @@ from aprfmt.compare import DiffReport
 from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
 
 FINDINGS = 12  # causes shown
+LINES = 60  # of a chat template's diff
 # By exit code: the verdict and its style.
 _VERDICTS = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("damaged or unreadable", "bad")}
 
@@ -28,6 +29,7 @@ def show(report: DiffReport, top: int, code: int) -> None:
         render.line(f"  same values in {count} tensors: {render.escape(', '.join(layout))}")
     _fields("hyperparameters", report.hyperparameters)
     _fields("tokenizer", report.tokenizer)
+    _texts(report)
     _fields("metadata", report.metadata)
     shown = [t for t in report.worst() if t.verdict not in ("SAME_BYTES", "SAME_VALUES")][:top]
     if shown:
@@ -78,6 +80,23 @@ def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
         render.line(
             render.escape(f"  {row.name}: {sides}{origins}"), style="bad" if row.decisive else ""
         )
+
+
+def _texts(report: DiffReport) -> None:
+    """Show the chat templates as a unified diff, and what differs of the generation configs."""
+    if report.template:
+        render.line("chat template", style="head")
+    for text in report.template[:LINES]:
+        style = {"+": "good", "-": "bad"}.get(text[:1], "")
+        render.line(render.escape(f"  {text}"), style=style)
+    if len(report.template) > LINES:
+        render.line(f"  ... {len(report.template) - LINES} more lines (--json)", style="dim")
+    if report.generation:
+        render.line("generation config that differs", style="head")
+    for row in report.generation:
+        effect = f" ({row.effect})" if row.effect else ""
+        sides = f"{_said(row.name, row.a)} | {_said(row.name, row.b)}"
+        render.line(render.escape(f"  {row.name}: {sides}{effect}"))
 
 
 def _said(name: str, value: object) -> str:

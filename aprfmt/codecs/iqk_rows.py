@@ -60,7 +60,7 @@ class _Rows(RowCodec):
         values = looked_up(self.table, self.codes(block), self.second(block))
         np.multiply(dl[..., None], values, out=out.reshape(-1, 8, 32))
 
-    def row_steps(self, d: F32, block: Blocks) -> F32:
+    def row_steps(self, d: F32, block: Blocks) -> F32 | None:
         """Scale the largest gap of the table by the largest scale."""
         largest = np.abs(self.scales(block)).max(axis=1, keepdims=True).astype(np.float32)
         found: F32 = d * largest * np.float32(self.widest)
@@ -181,6 +181,9 @@ class Iq2Kl(_Rows):
         points = KL[low | crumbs_of(block["qh"], 8, 1) << 4]
         dl = d * self.scales(block).astype(np.float32)
         np.multiply(dl[..., None, None], points, out=out.reshape(-1, 8, 16, 2))
+
+    def row_steps(self, d: F32, block: Blocks) -> None:
+        """Return none: pairs have no order, so no value has a neighbour."""
 
 
 class _Ternary(RowCodec):

@@ -15,6 +15,7 @@ from aprfmt.compare.diffs import (
     Image,
     TensorDiff,
 )
+from aprfmt.compare.texts import generation, template_lines
 from aprfmt.errors import UsageError
 from aprfmt.model import Model, open_model
 
@@ -140,6 +141,7 @@ def diff_models(
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     tokenizer, remarks = _tokenizer(a, b) if "tokenizer" in only else ((), ())
+    spoken = "tokenizer" in only
     return DiffReport(
         str(a.path),
         str(b.path),
@@ -151,6 +153,8 @@ def diff_models(
         found,
         pictures,
         tuple(dict.fromkeys((*a.damage, *b.damage))),
+        template_lines(a, b) if spoken else (),
+        generation(a, b) if spoken else (),
     )
 
 

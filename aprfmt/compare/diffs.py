@@ -6,6 +6,7 @@ from typing import Literal
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.compare.nonfinite import NonFinite
+from aprfmt.compare.texts import KeyDiff
 
 Verdict = Literal[
     "SAME_BYTES",
@@ -186,6 +187,8 @@ class DiffReport:
     findings: tuple[CauseGroup, ...] = ()  # what explains the differing tensors
     images: tuple[Image, ...] = ()  # of the worst tensors, where they were asked for
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
+    template: tuple[str, ...] = ()  # the chat templates as a unified diff
+    generation: tuple[KeyDiff, ...] = ()
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -259,4 +262,6 @@ class DiffReport:
             "findings": [asdict(row) for row in self.findings],
             "tensors": [asdict(row) for row in self.tensors],
             "damage": [asdict(row) for row in self.damage],
+            "template": list(self.template),
+            "generation": [asdict(row) for row in self.generation],
         }

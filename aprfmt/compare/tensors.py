@@ -72,7 +72,7 @@ def _layout(a: View, b: View) -> tuple[str, ...]:
 def _compare(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
     layout = (*diff.layout, *_layout(a, b))
     diff = replace(diff, layout=layout)
-    same = a.encoding == b.encoding
+    same = a.encoding == b.encoding and _packed_alike(a, b)
     if not layout and same and first_difference(a.stored_runs(), b.stored_runs()) is None:
         return replace(diff, verdict="SAME_BYTES")
     first: int | None = None
@@ -83,6 +83,20 @@ def _compare(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
         if first is None:
             return _mislabelled(diff, a, b)
     return _by_values(replace(diff, first_byte=first), a, b, imatrix)
+
+
+def _packed_alike(a: View, b: View) -> bool:
+    """Say whether equal bytes of packed weights mean the same: their parts, and what is claimed."""
+    if not (a.parts or b.parts):
+        return True
+    for x, y in zip(a.stored, b.stored, strict=False):
+        mine = [(s, p.info.encoding, p.info.shape) for s, p in x.parts.items()]
+        if mine != [(s, p.info.encoding, p.info.shape) for s, p in y.parts.items()]:
+            return False
+        if x.packed is not None and y.packed is not None:
+            if x.packed().config != y.packed().config:
+                return False
+    return True
 
 
 def _as_long(a: View, b: View) -> bool:

@@ -5,11 +5,12 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from aprfmt.diagnosis.found import Diagnosis
+from aprfmt.diagnosis.found import Diagnosis, Evidence
+from aprfmt.diagnosis.packing import examine
 from aprfmt.diagnosis.passes import Told
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.walk import Walk
-from aprfmt.errors import UsageError
+from aprfmt.errors import AprfmtError, CodecError, UsageError
 from aprfmt.inference.backends.blas import few_threads
 from aprfmt.model import open_model
 from aprfmt.model.completeness import ANY
@@ -40,7 +41,13 @@ def diagnose(
 
     with ExitStack() as stack:
         stack.enter_context(np.errstate(all="ignore"))  # damaged weights may overflow
-        first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
+        try:
+            first, second = open_side("A", a, stack, arch), open_side("B", b, stack, arch)
+        except CodecError as error:
+            told = _unpacked(a, b, arch, stack, error)
+            if told is None:
+                raise
+            return told
         reference = None
         if model is not None:
             reference = stack.enter_context(open_model(model, arch=arch, allow_missing=ANY))
@@ -57,3 +64,30 @@ def diagnose(
         if tokens == ():
             raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
         return Walk(first, second, stack, reference, tokens, memory, Told(progress, notice)).run()
+
+
+def _unpacked(
+    a: str, b: str, arch: str | None, stack: ExitStack, error: CodecError
+) -> Diagnosis | None:
+    """Return what is wrong with the packed weights of a model that does not open because of them.
+
+    None where that is not the reason, or neither side is good.
+    """
+    try:
+        first, second = (
+            stack.enter_context(open_model(text, arch=arch, allow_missing=ANY, damaged=True))
+            for text in (a, b)
+        )
+    except AprfmtError:
+        return None
+    for good, bad, label in ((first, second, "B"), (second, first, "A")):
+        told = None if good.damage else examine(good, bad, label)
+        if told is not None:
+            return Diagnosis(
+                a, b, tuple(told.findings),
+                (Evidence("tensor", str(error)), *told.evidence),
+                ("tensors: packed weights that do not decode",),
+                (f"{label} does not open, so nothing else",
+                 *(f"{name}: what is wrong with it" for name in told.left)),
+            )  # fmt: skip
+    return None

@@ -30,6 +30,7 @@ class Levels:
     coverage: Coverage = field(default_factory=Coverage)
     made: dict[str, Model] = field(default_factory=dict)  # sides as they are once they are read
     added: tuple[int, ...] = ()  # ids of special and added tokens, which probes are to hold
+    ended: bool = False  # packed weights do not decode, and it is known why: no pass can be made
     complete: bool | None = None
     remainder: float | None = None
 

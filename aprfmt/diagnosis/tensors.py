@@ -11,9 +11,11 @@ from aprfmt.compare.explain.reading import Reader
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
+from aprfmt.diagnosis.packing import examine
 from aprfmt.model import Model
 
 PADDED = "padded_vocabulary"
+SHOWN = 4  # errors of tensors that cannot be read
 EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
 
 
@@ -26,7 +28,7 @@ def compare_tensors(
     found.evidence.append(Evidence("tensor", f"{len(report.tensors)} tensors: {listed}"))
     found.checked.append(f"tensors: bytes, then values of all {len(report.tensors)}")
     unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
-    if unreadable:
+    if unreadable and not _unpacked(a, b, report.tensors, found):
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
     found.evidence += not_finite(report.tensors)
@@ -48,6 +50,24 @@ def compare_tensors(
         finding, part = _strange(left)
         found.add(_another(a, b, finding, part, found), part)
     _extras(a, b, missing, found)
+
+
+def _unpacked(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> bool:
+    """Say what is wrong with packed weights that cannot be decoded; True if that is all of them."""
+    broken = [row for row in rows if row.verdict == "UNREADABLE"]
+    for good, bad, label in ((a, b, "B"), (b, a, "A")):
+        names = [row.name_b if label == "B" else row.name_a for row in broken]
+        told = examine(good, bad, label, names)
+        if told is None:
+            continue
+        found.evidence += [Evidence("tensor", row.cause, (row.key,)) for row in broken[:SHOWN]]
+        found.evidence += told.evidence
+        for finding in told.findings:
+            found.add(finding, Touched((), finding.where))
+        found.ended = not told.left
+        found.not_checked.append(f"forward pass: packed weights of {label} do not decode")
+        return not told.left
+    return False
 
 
 def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:

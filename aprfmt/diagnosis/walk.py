@@ -101,7 +101,8 @@ class Walk:
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
                 return self.done()
-            if self.levels.unmoved and self.levels.stated and self.a.kind == self.b.kind == "model":
+            alone = self.a.kind == self.b.kind == "model"
+            if self.levels.ended or (self.levels.unmoved and self.levels.stated and alone):
                 return self.done()
             if self._two_models():
                 self.both = Both(self.a.model, self.b.model, self.levels)

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aprfmt.diagnosis import diagnose
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import stored_row, write_folder, write_mixture
 from tests.conversion.folders import tensors_of, write_mixed
@@ -136,6 +137,43 @@ def test_converting_names_tensor_claim_and_fact(
     whole = "config" in says or "list" in says or "layers" in says or "regular" in says
     assert whole or "_proj." in done.err
     assert not (tmp_path / "m.gguf").exists()
+
+
+CAUSES = {
+    "without": "scales_missing", "turned": "scales_shape", "halved": "scales_shape",
+    "filled": "scales_invalid",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dialect", "change", "keys", "says"), FAULTS, ids=[f"{f[0]}-{f[3]}" for f in FAULTS]
+)
+def test_a_good_copy_tells_which_part_or_claim_is_wrong(
+    dialect: str, change: Change | None, keys: Mapping[str, Any], says: str, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "good", dialect)
+    broken(tmp_path / "m", dialect, change, keys)
+    kind = "" if change is None else change.__qualname__.partition(".")[0]
+    for sides in (("good", "m"), ("m", "good")):
+        found = diagnose(*(str(tmp_path / side) for side in sides), ids=(1, 2, 3))
+        assert (found.verdict, found.exit_code) == ("bug", 1)
+        assert found.cause == CAUSES.get(kind, "packing_claim")
+        assert found.confidence == ("unconfirmed" if change is plain else "confirmed")
+        assert {row.side for row in found.findings} == {"AB"[sides.index("m")]}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "change", "keys"),
+    [("awq", turned("scales"), {}), ("modelopt", relabelled("weight_scale", "U8"), {}),
+     ("gptq", None, {"checkpoint_format": "marlin"})],
+)  # fmt: skip
+def test_equal_bytes_that_do_not_decode_are_not_the_same(
+    dialect: str, change: Change | None, keys: Mapping[str, Any], tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "good", dialect)
+    broken(tmp_path / "m", dialect, change, keys)
+    done = aprfmt("diff", tmp_path / "good", tmp_path / "m")
+    assert done.code == 2 and "UNREADABLE" in done.out
 
 
 @pytest.mark.parametrize(

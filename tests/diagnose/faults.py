@@ -29,6 +29,7 @@ from tests.diagnose.faults_files import neurons_moved as neurons_moved
 from tests.diagnose.faults_moved import MOVED_CONTROLS, MOVED_FAULTS
 from tests.diagnose.faults_packed import PACKED_CONTROLS, PACKED_FAULTS
 from tests.diagnose.faults_tokens import CONTROLS_TOKENS, FAULTS_TOKENS
+from tests.diagnose.faults_undecoded import UNDECODED_FAULTS
 from tests.diagnose.faults_walk import WALK
 from tests.diagnose.making import DEMO as DEMO
 from tests.diagnose.making import ROOT as ROOT
@@ -348,6 +349,7 @@ from tests.diagnose.faults_engine import ENGINE_FAULTS  # noqa: E402
 from tests.diagnose.faults_modules import MODULE_FAULTS  # noqa: E402
 
 ENGINES = (*ENGINES, *ENGINE_FAULTS, *ENCODER_FAULTS, *MODULE_FAULTS)
-FILES = (*FILE_FAULTS, *WALK, *MOVED_FAULTS, *PACKED_FAULTS, *FAULTS_TOKENS)
+FILES = (*FILE_FAULTS, *WALK, *MOVED_FAULTS, *UNDECODED_FAULTS, *PACKED_FAULTS,
+         *FAULTS_TOKENS)  # fmt: skip
 CONTROLS = (*PAIRS, *MOVED_CONTROLS, *PACKED_CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

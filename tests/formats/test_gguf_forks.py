@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from aprfmt import diff
 from aprfmt import open as open_model
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.forks import CONTESTED
@@ -102,6 +103,27 @@ def test_a_damaged_byte_is_found_where_it_is(tmp_path: Path, place: str) -> None
     said = json.dumps(done.json)
     assert f"byte {at} of IQ5_KS" in said
     assert ("row's header at [1, 0]" in said) == (place == "header")
+
+
+@pytest.mark.parametrize("name", [key for key in JUDGED if "|" not in key])
+def test_a_row_of_other_bytes_is_damage_and_nothing_else(tmp_path: Path, name: str) -> None:
+    row, shape = ENCODINGS[name], (16, 512)
+    line, rng = row.row_bytes(shape) or 0, np.random.default_rng(row.ggml)
+    raw = rng.integers(0, 256, row.nbytes(shape), np.uint8)
+    cells = raw.reshape(-1, line if row.row_layout else row.type_size)
+    kind = np.dtype("<f4" if row.row_layout.startswith("d:f4") else "<f2")
+    cells[:, : kind.itemsize] = np.full((len(cells), 1), 0.001, kind).view(np.uint8)
+    number = row.ggml
+    assert number is not None
+    whole = stored(tmp_path / "a.gguf", ("t", shape, number, raw.tobytes()))
+    at = 5 * line
+    raw[at : at + line] = rng.integers(0, 256, line, np.uint8)
+    broken = stored(tmp_path / "b.gguf", ("t", shape, number, raw.tobytes()))
+    report = diff(whole, broken)
+    assert [(one.cause, one.confirmed) for one in report.findings if one.confirmed] in (
+        [], [("bit_rot", True)], [("stale_tensor", True)],
+    )  # fmt: skip
+    assert report.counts["DIFFERENT"] == 1
 
 
 def test_a_scale_of_a_row_that_is_no_number_is_named(tmp_path: Path) -> None:

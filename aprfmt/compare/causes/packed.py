@@ -4,6 +4,33 @@ from aprfmt.compare.causes.row import Cause
 
 PACKED = (
     Cause(
+        "scales_missing", "tensor", "bug",
+        "A packed weight lacks one of its parts: its scales, zero points or index.",
+        "The weight cannot be decoded; the file has no tensor of that name.",
+        "With the other side's part it decodes to the other side's values.",
+    ),
+    Cause(
+        "scales_shape", "tensor", "bug",
+        "The scales of a packed weight are transposed, or of groups of another size than is "
+        "claimed.",
+        "The weight cannot be decoded; its scales have another shape than its codes ask for.",
+        "Turned back, or as the other side has them, it decodes to the other side's values.",
+    ),
+    Cause(
+        "scales_invalid", "tensor", "bug",
+        "Scales of a packed weight are NaN, infinite or negative.",
+        "The weight cannot be decoded; its scales hold what no quantizer writes.",
+        "With these scales replaced it decodes to the other side's values, or does so everywhere "
+        "else.",
+    ),
+    Cause(
+        "packing_claim", "tensor", "bug",
+        "config.json claims another packing than the bytes have: another method, group size or "
+        "format, or none at all.",
+        "The weights cannot be decoded as they are said to be packed.",
+        "Read as is named, they decode to the other side's values.",
+    ),
+    Cause(
         "zero_point", "tensor", "bug",
         "The zero points of a packed weight are off: by one (GPTQ's two formats), or by half the "
         "codes (signed for unsigned).",

@@ -205,6 +205,8 @@ def _of_blocks(copy: Copy) -> Iterator[Explanation]:
     codec = CODECS[view.encoding] if view.encoding in CODECS else None
     if codec is None or codec.layout is None or view.data is None or copy.rows is not None:
         return
+    if codec.row.row_header:
+        return  # blocks do not follow one another
     blocks = np.frombuffer(view.data.window(0, len(view.data)), codec.layout)
     for cause, says, change in _FIELDS:
         made = change(blocks)

@@ -1,0 +1,241 @@
+"""Packed weights that cannot be decoded, beside a good reference: which part or claim is wrong.
+
+Each way to put a weight right is applied alone: a part as the reference has it, scales turned back,
+another claim of config.json. What makes it decode to the reference's values is the cause; where the
+reference is not packed, its errors must be those of a right copy.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.arch.bind import bind
+from aprfmt.base.protocols import LazyTensor, Value
+from aprfmt.codecs.dialect import Dialect, StoredPart
+from aprfmt.codecs.dialects import DIALECTS, dialects_at
+from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.compare.bounds import fit
+from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.packing_repairs import Repair, Weight, not_numbers, numbers, repairs
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.model import Model
+from aprfmt.model.packing import packing_config
+from aprfmt.tensors.companions import section_of
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+MOST = 8  # weights that are put right; what is wrong with one is wrong with all of its kind
+
+
+@dataclass
+class Told:
+    """What was found: causes with their weights, and what could not be put right."""
+
+    findings: list[CauseFound] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+def examine(good: Model, bad: Model, label: str, names: Iterable[str] | None = None) -> Told | None:
+    """Say what is wrong with packed weights of `bad`, side `label`; None where nothing is.
+
+    `names` are those that cannot be read, None for every weight that is not joined.
+    """
+    broken = list(_broken(good, bad, None if names is None else set(names)))
+    if not broken:
+        return None
+    told = Told()
+    causes: dict[str, list[tuple[str, str, bool]]] = {}
+    for weight in broken[:MOST]:
+        found = list(_right(weight, partial(_reference, good, weight)))
+        for cause, says, sure in found:
+            causes.setdefault(cause, []).append((weight.name, says, sure))
+        if not found:
+            told.left.append(weight.name)
+    told.findings = [_finding(cause, rows, label) for cause, rows in causes.items()]
+    if told.findings and len(broken) > MOST:
+        told.evidence.append(
+            Evidence("tensor", f"{len(broken)} packed weights of {label} do not decode; {MOST} of "
+                     "them were put right")
+        )  # fmt: skip
+    return told if told.findings else None
+
+
+def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> CauseFound:
+    """Return the cause of some weights, given as (name, what is wrong, whether that was seen)."""
+    sure = all(row[2] for row in rows)
+    more = f", and so in {len(rows) - 1} more" if len(rows) > 1 else ""
+    return CauseFound(
+        cause, f"{label}: {rows[0][0]}: {rows[0][1]}{more}", "tensor", "bug",
+        tuple(row[0] for row in rows), sure,
+        residual_before=1.0 if sure else None, residual_after=0.0 if sure else None,
+        of="these weights, the share that does not decode", side=label,
+    )  # fmt: skip
+
+
+# --- which weights -------------------------------------------------------------------------------
+
+
+def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[Weight]:
+    """Yield the packed weights of `bad` that do not decode, or those of these names."""
+    section = section_of(packing_config(bad) or {})
+    seen = set()
+    for name, view in good.items():
+        tensor = view.stored[0]
+        if tensor.packed is None:
+            continue
+        seen.add(name)
+        if _joined(bad, name) if names is None else name not in names:
+            continue
+        right = tensor.packed()
+        stored = {s or right.dialect.main: p.info.name for s, p in tensor.parts.items()}
+        parts = {s: _part(bad, n) for s, n in stored.items() if n in bad.source.tensors}
+        if right.dialect.main not in parts:
+            continue
+        missing = tuple(s for s in stored if s not in parts)
+        said = _said(section, name, right.dialect)
+        both = section_of(packing_config(good) or {}) or {}, section or {}
+        yield Weight(name, right.dialect, parts, missing, said, right, both)
+    if not seen and section is not None:
+        yield from _by_claim(bad, section, names)
+
+
+def _by_claim(bad: Model, section: Mapping[str, Value], names: set[str] | None) -> Iterator[Weight]:
+    """Yield packed weights as their own names betray them."""
+    stored = bad.source.tensors
+    for name, tensor in stored.items():
+        for key in DIALECTS:
+            dialect = DIALECTS[key]
+            prefix = dialect.prefix_of(name)
+            if prefix is None or not dialect.main or not dialect.packs(tensor.info.encoding):
+                continue
+            weight = prefix + dialect.weight
+            if _joined(bad, weight) if names is None else weight not in names:
+                continue
+            beside = {s: dialect.stored(prefix, s, stored)
+                      for s in (*dialect.parts, *dialect.optional)}  # fmt: skip
+            parts = {s: _part(bad, n) for s, n in beside.items() if n is not None}
+            said = _said(section, weight, dialect)
+            if said is None and not any(s in parts for s in dialect.parts):
+                continue
+            missing = tuple(s for s in dialect.parts if s not in parts)
+            yield Weight(weight, dialect, {dialect.main: _part(bad, name), **parts}, missing,
+                         said if said is not None else section)  # fmt: skip
+            break
+
+
+def _joined(model: Model, name: str) -> bool:
+    """Say whether a weight's tensors were joined."""
+    return name in model and bool(model[name].parts)
+
+
+def _part(model: Model, name: str) -> StoredPart:
+    tensor: LazyTensor = model.source.tensors[name]
+    return StoredPart(tensor.raw(), tensor.info.encoding, tensor.info.shape)
+
+
+def _said(
+    section: Mapping[str, Value] | None, name: str, dialect: Dialect
+) -> Mapping[str, Value] | None:
+    """Return what a section says of a weight, None where it says no such packing."""
+    if section is None:
+        return None
+    try:
+        found = dialects_at(section, name.removesuffix(dialect.weight).removesuffix("."))
+    except AprfmtError:
+        return None
+    return None if found is None or dialect not in found[0] else found[1]
+
+
+# --- what puts one right -------------------------------------------------------------------------
+
+
+def _right(weight: Weight, reference: Any) -> Iterator[tuple[str, str, bool]]:
+    """Yield (cause, what is wrong, whether putting it right was seen to do so)."""
+    tried, main = list(repairs(weight)), weight.dialect.main
+    for repair in tried:
+        if _holds(repair.packed, weight, reference):
+            yield repair.cause, repair.says, True
+            return
+    if weight.right is not None and len({repair.cause for repair in tried}) > 1:
+        # With all of it as the reference has it, what cannot be left as it is was wrong.
+        whole = weight.right.altered({main: weight.parts[main]})
+        if _holds(whole, weight, reference):
+            for repair in tried:
+                if not _holds(_but_for(repair, whole, weight), weight, reference):
+                    yield repair.cause, repair.says, True
+            return
+    for repair in tried:
+        if repair.cause in ("scales_missing", "scales_invalid"):
+            yield repair.cause, repair.says, False
+            return
+    if weight.right is not None:
+        mine, theirs = weight.parts[main].encoding, weight.right.parts[main].encoding
+        if mine != theirs:
+            claimed = f"{main} is {mine}; what config.json says has {theirs}"
+            yield "packing_claim", claimed, False
+
+
+def _but_for(repair: Repair, whole: PackedWeight, weight: Weight) -> PackedWeight:
+    """Return a weight that is right but for what one repair changes."""
+    if repair.part is None:
+        return whole._replace(config=weight.config or {})
+    kept = {suffix: part for suffix, part in whole.parts.items() if suffix != repair.part}
+    own = weight.parts.get(repair.part)
+    return whole._replace(parts=kept if own is None else {**kept, repair.part: own})
+
+
+def _holds(packed: PackedWeight, weight: Weight, reference: Any) -> bool:
+    """Say whether a weight that was put right has the reference's values, as copies have them."""
+    try:
+        values = packed.decode()
+        if weight.right is not None:
+            theirs = weight.right.decode()
+            return theirs.shape == values.shape and theirs.tobytes() == values.tobytes()
+        expected = reference()
+        if expected is None or expected.shape != values.shape:
+            return False
+        lattice = packed.lattice(values)
+        if lattice is None or not np.isfinite(values).all():
+            return False
+        return bool(fit(*_judged(packed, weight, expected, values), lattice).how)
+    except AprfmtError:
+        return False
+
+
+def _judged(
+    packed: PackedWeight, weight: Weight, expected: "Array", values: "Array"
+) -> tuple["Array", "Array"]:
+    """Return both without what hangs on scales that were replaced: nobody knows these values."""
+    doubled = {}
+    for suffix, part in packed.parts.items():
+        own = weight.parts.get(suffix)
+        held = None if own is None else numbers(own)
+        if held is None or own is None or own.raw is part.raw or not not_numbers(suffix, own):
+            continue
+        bad = (~np.isfinite(held) | (held < 0)).reshape(-1)
+        width = len(memoryview(part.raw).cast("B")) // max(bad.size, 1)
+        cells = np.frombuffer(part.raw, np.uint8).reshape(-1, width).copy()
+        cells[bad] = 0
+        doubled[suffix] = part._replace(raw=cells.tobytes())
+    if not doubled:
+        return expected, values
+    without = packed.altered(doubled).decode()
+    return np.where(without == values, expected, values), values
+
+
+def _reference(good: Model, weight: Weight) -> "Array | None":
+    """Return the reference's values of a weight under its own name, or its role."""
+    view = good.get(weight.name)
+    if view is None:
+        try:
+            bound = bind(good.spec, "hf", (weight.name,))
+        except ArchError:
+            return None
+        roles = [g.roles[0] for g in bound.groups if len(g.roles) == 1 and not g.binding.steps]
+        view = good.find(roles[0]) if roles else None
+    return None if view is None else np.asarray(view.numpy(), np.float32)

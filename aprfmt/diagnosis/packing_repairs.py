@@ -1,0 +1,194 @@
+"""Ways to put a packed weight right that does not decode: other parts, or another claim."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from aprfmt.base.protocols import Value
+from aprfmt.base.text import shorten
+from aprfmt.codecs.dialect import Dialect, Parts, StoredPart, array
+from aprfmt.codecs.dialects import DIALECTS
+from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.errors import AprfmtError
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+GROUPS = (16, 32, 64, 128, 256)
+CLAIMS: Mapping[str, Sequence[str]] = {  # what else config.json may say of the same bytes
+    "quant_algo": ("NVFP4", "FP8", "MXFP8", "W4A16_AWQ", "W8A16"),
+    "format": ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+               "float-quantized", "int-quantized"),
+}  # fmt: skip
+SCALES = ("scale", "zero", "absmax", "bias")  # in the names of parts that are no codes
+
+
+class Repair(NamedTuple):
+    """A way to put a weight right: the cause it is for, in words, and the weight then."""
+
+    cause: str
+    says: str
+    packed: PackedWeight
+    part: str | None = None  # the one that is changed, None for the claim
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A packed weight of the bad side by what is stored; `right` is the reference's, if packed."""
+
+    name: str
+    dialect: Dialect
+    parts: Parts
+    missing: tuple[str, ...]
+    config: Mapping[str, Value] | None  # what config.json says of it, None if it is left as it is
+    right: PackedWeight | None = None
+    sections: tuple[Mapping[str, Value], ...] = ({}, {})  # of config.json: the reference's, its own
+
+
+def repairs(weight: Weight) -> Iterator[Repair]:
+    """Yield each way to put a weight right, likely ones first."""
+    config = weight.config or {}
+    now = PackedWeight(weight.dialect, weight.parts, config)
+    right = weight.right
+    for suffix in weight.missing:
+        parts = {} if right is None else {suffix: right.parts[suffix]}
+        yield Repair("scales_missing", f"{suffix} is not in the file", now.altered(parts), suffix)
+    if right is not None:
+        yield from _as_the_reference(weight, now, right)
+        if weight.config != right.config:
+            yield Repair(
+                "packing_claim",
+                f"config.json says {_differing(*weight.sections)}",
+                PackedWeight(right.dialect, weight.parts, right.config),
+            )
+        return
+    for suffix, part in weight.parts.items():
+        if suffix == weight.dialect.main or not any(word in suffix for word in SCALES):
+            continue
+        if len(part.shape) == 2 and part.shape[0] != part.shape[1]:
+            turned = f"{suffix} has shape {list(part.shape)}, transposed"
+            yield Repair("scales_shape", turned, now.altered({suffix: _turned(part)}))
+            same = part._replace(shape=part.shape[::-1])
+            yield Repair("scales_shape", turned, now.altered({suffix: same}))
+        wrong = not_numbers(suffix, part)
+        if wrong:
+            yield Repair("scales_invalid", wrong, now.altered({suffix: _filled(part)}))
+    yield from _other_claims(weight, now)
+
+
+def _as_the_reference(weight: Weight, now: PackedWeight, right: PackedWeight) -> Iterator[Repair]:
+    """Yield one repair for each part that is not what the reference has."""
+    for suffix, part in weight.parts.items():
+        theirs = right.parts.get(suffix)
+        if suffix == weight.dialect.main or theirs is None:
+            continue
+        made = now.altered({suffix: theirs})
+        if part.shape != theirs.shape:
+            turned = part.shape == theirs.shape[::-1]
+            how = "transposed" if turned else "of groups of another size"
+            says = f"{suffix} has shape {list(part.shape)}, {how}; expected {list(theirs.shape)}"
+            yield Repair("scales_shape", says, made, suffix)
+        elif part.encoding != theirs.encoding:
+            says = f"{suffix} is {part.encoding}, expected {theirs.encoding}"
+            yield Repair("packing_claim", says, made, suffix)
+        elif wrong := not_numbers(suffix, part):
+            yield Repair("scales_invalid", wrong, made, suffix)
+
+
+def _other_claims(weight: Weight, now: PackedWeight) -> Iterator[Repair]:
+    """Yield the weight as other statements of config.json would have it read."""
+    config = weight.config or {}
+    for size in GROUPS:
+        said, altered = _of_groups(config, size)
+        if said != size:
+            says = f"config.json says groups of {said}; the scales are of {size}"
+            yield Repair("packing_claim", says, now.altered(**altered))
+    for key, values in CLAIMS.items():
+        for value in values if key in config else ():
+            if value == config[key]:
+                continue
+            for name in DIALECTS:
+                altered = {**config, key: value}
+                if weight.dialect.main == DIALECTS[name].main and DIALECTS[name].recognises(
+                    altered
+                ):
+                    says = f"config.json says {key} {config[key]!r}; the bytes are {value!r}"
+                    packed = PackedWeight(DIALECTS[name], weight.parts, altered)
+                    yield Repair("packing_claim", says, packed)
+
+
+def _of_groups(config: Mapping[str, Any], size: int) -> tuple[Any, dict[str, Any]]:
+    """Return the size of groups that a section states, and what it says with another one."""
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping):
+        return config.get("group_size"), {"group_size": size}
+    rows = {name: row for name, row in groups.items() if isinstance(row, Mapping)}
+    weights = {name: row.get("weights") or {} for name, row in rows.items()}
+    said = next((row.get("group_size") for row in weights.values()), None)
+    made = {
+        name: {**row, "weights": {**weights[name], "group_size": size}}
+        for name, row in rows.items()
+    }
+    return said, {"config_groups": made}
+
+
+def _differing(right: Mapping[str, Any], said: Mapping[str, Any]) -> str:
+    """Return in words what a section says otherwise than the right one."""
+    if not said:
+        return "nothing of quantization, and the weights are packed"
+    keys = [key for key in {**right, **said} if right.get(key) != said.get(key)]
+    shown = [
+        f"{key} {_shown(said.get(key))}, expected {_shown(right.get(key))}" for key in keys[:3]
+    ]
+    return "; ".join(shown)
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else shorten(repr(value), 80)
+
+
+def _turned(part: StoredPart) -> StoredPart:
+    """Return a part with its bytes transposed."""
+    rows, columns = part.shape
+    width = len(memoryview(part.raw).cast("B")) // max(rows * columns, 1)
+    cells = np.frombuffer(part.raw, np.uint8).reshape(rows, columns, width)
+    raw = np.ascontiguousarray(cells.transpose(1, 0, 2)).tobytes()
+    return StoredPart(raw, part.encoding, (columns, rows))
+
+
+def numbers(part: StoredPart) -> "Array | None":
+    """Return a part of floats as an array, None for codes and exponents."""
+    try:
+        values = array("", {"": part}, "")
+    except AprfmtError:
+        return None
+    return values if values.dtype.kind == "f" else None
+
+
+def not_numbers(suffix: str, part: StoredPart) -> str:
+    """Return what is wrong with the scales of a part, "" where nothing is."""
+    values = numbers(part)
+    if values is None or not any(word in suffix for word in ("scale", "absmax")):
+        return ""
+    wrong = ~np.isfinite(values) | (values < 0)
+    if not wrong.any():
+        return ""
+    at = [int(i) for i in np.argwhere(wrong)[0]]
+    return (
+        f"{suffix} holds {values[tuple(at)]} at {at}; {int(wrong.sum())} of {wrong.size} scales "
+        "are negative or no numbers"
+    )
+
+
+def _filled(part: StoredPart) -> StoredPart:
+    """Return a part whose bad numbers are replaced by the first good one."""
+    values = numbers(part)
+    assert values is not None
+    bad = (~np.isfinite(values) | (values < 0)).reshape(-1)
+    width = len(memoryview(part.raw).cast("B")) // max(bad.size, 1)
+    cells = np.frombuffer(part.raw, np.uint8).reshape(-1, width).copy()
+    if not bad.all():
+        cells[bad] = cells[int(np.argmin(bad))]
+    return part._replace(raw=cells.tobytes())
