@@ -227,6 +227,11 @@ quantization = group(
 )  # fmt: skip
 # What every conversion has behind its own options, down to --json.
 writing = group(arch, force, resume, no_verify, no_carry, no_hash, common)
-jobs = click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True,
-                    help="Workers that encode pieces of tensors; the bytes are the same.")  # fmt: skip
+jobs = click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Workers that encode pieces of tensors; the bytes are the same.",
+)
 leaving = group(allow_overflow, allow_inexact, drop, allow_missing, max_shard_size, jobs)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Value
-from aprfmt.compare.align import Alignment, align, in_turn
+from aprfmt.compare.align import Alignment, TensorPair, align, in_turn
 from aprfmt.compare.diffs import (
     SECTIONS,
     CauseGroup,
@@ -107,17 +107,9 @@ def diff_models(
     """Compare two open models; see `diff`."""
     from aprfmt.compare.requant import judged
     from aprfmt.compare.tensors import compare_pair
-    from aprfmt.model.patterns import select
-    from aprfmt.model.resolve import spellings
 
     alignment = align(a, b)
-    pairs = list(alignment.pairs)
-    if tensors:
-        of_a, of_b = spellings(a), spellings(b)
-        names = [
-            (*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs
-        ]
-        pairs = [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
+    pairs = _asked(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
@@ -156,6 +148,19 @@ def diff_models(
         template_lines(a, b) if spoken else (),
         generation(a, b) if spoken else (),
     )
+
+
+def _asked(a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]) -> list[TensorPair]:
+    """Return the pairs whose names fit the patterns, or all; UsageError where none fits."""
+    from aprfmt.model.patterns import select
+    from aprfmt.model.resolve import spellings
+
+    pairs = list(alignment.pairs)
+    if not tensors:
+        return pairs
+    of_a, of_b = spellings(a), spellings(b)
+    names = [(*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs]
+    return [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
 
 
 def _has_imatrix(metadata: Mapping[str, Value]) -> bool:

@@ -42,14 +42,6 @@ ROWS = 64
 # Query rows whose scores attention has in memory at a time, where it is made of its steps.
 QUERY_BLOCK = 512
 ITEM_SIZES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-# Decoded bytes of one panel of a weight that is not held decoded.
-PANEL_BYTES = 4 << 20
-
-
-def panel_rows(columns: int) -> int:
-    """Return how many rows of a weight are decoded at a time: a function of its width only."""
-    rows = PANEL_BYTES // (4 * max(columns, 1))
-    return max(ROWS, rows // ROWS * ROWS)
 
 
 @dataclass(frozen=True)

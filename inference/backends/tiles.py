@@ -10,8 +10,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aprfmt.inference.backends.base import ROWS, Array, Backend, panel_rows
+from aprfmt.inference.backends.base import ROWS, Array, Backend
 from aprfmt.inference.weights import Weight
+
+# Decoded bytes of one panel of a weight that is not held decoded.
+PANEL_BYTES = 4 << 20
+
+
+def panel_rows(columns: int) -> int:
+    """Return how many rows of a weight are decoded at a time: a function of its width only."""
+    rows = PANEL_BYTES // (4 * max(columns, 1))
+    return max(ROWS, rows // ROWS * ROWS)
 
 
 class Tiles(Backend):

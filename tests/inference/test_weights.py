@@ -15,7 +15,8 @@ import pytest
 import aprfmt
 from aprfmt.codecs import decode, encode, native_kernels
 from aprfmt.errors import ArchError, TensorNotFoundError
-from aprfmt.inference.backends.base import ROWS, Backend, panel_rows
+from aprfmt.inference.backends.base import ROWS, Backend
+from aprfmt.inference.backends.tiles import panel_rows
 from aprfmt.inference.fast.encoded import ENCODED_ROWS, MOVE_AT, EncodedProducts
 from aprfmt.inference.rows import ArrayRows
 from aprfmt.inference.session import Session
@@ -63,7 +64,7 @@ def test_a_product_is_the_same_held_and_decoded_per_use(
     run_: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows enough for several panels."""
-    monkeypatch.setattr("aprfmt.inference.backends.base.PANEL_BYTES", 64 * 4 * ROWS)
+    monkeypatch.setattr("aprfmt.inference.backends.tiles.PANEL_BYTES", 64 * 4 * ROWS)
     b = backend(run_)
     values = RANDOM.standard_normal((300, 64)).astype(np.float32)
     x = RANDOM.standard_normal((ENCODED_ROWS + 5, 64)).astype(np.float32)
