@@ -140,7 +140,8 @@ def _sparsemixer(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value])
     for rank in range(used):
         best = chosen[:, rank : rank + 1]
         top = np.take_along_axis(left, best, -1)
-        apart = (top - logits) / np.maximum(np.abs(logits), top)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of zeros alone none is far
+            apart = (top - logits) / np.maximum(np.abs(logits), top)
         kept = np.where(apart > far, -np.inf, left)
         weights.append(np.take_along_axis(_softmax(kept), best, -1))
         np.put_along_axis(left, best, -np.inf, axis=-1)

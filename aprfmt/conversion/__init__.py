@@ -126,7 +126,7 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
 
 def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "Carried":
     """Return the metadata and texts of the output, and the record of what was left out."""
-    from aprfmt.conversion.accounted import RECORD, check_files, record_text
+    from aprfmt.conversion.accounted import RECORD, REMOVED, check_files, record_text
     from aprfmt.conversion.metadata import Carried, bare, carry
 
     if options.arch == "none" and model.format != target.name:
@@ -134,8 +134,9 @@ def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -
     else:
         carried = carry(model, target.name, plan, options)
     check_files(model, plan.left_out)
-    if plan.left_out:
-        carried.metadata[RECORD] = record_text(plan.left_out)
+    told = {name: flag for name, flag in plan.left_out.items() if flag != REMOVED}
+    if told:
+        carried.metadata[RECORD] = record_text(told)
     return carried
 
 

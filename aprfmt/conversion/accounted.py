@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from aprfmt.conversion.options import Drops
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.carried_files import json_object
+from aprfmt.model.carried_files import FILES_KEY, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.remote.paths import is_remote
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Fate = Literal["copied", "transformed", "dropped", "lost"]
 FATES: tuple[Fate, ...] = ("copied", "transformed", "dropped", "lost")
 RECORD = "aprfmt.dropped"  # JSON {name in the source: the flag that left it out}
+REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; not recorded
 _SHOWN = 5
 
 # Files beside the weights that belong to a model: what each is, by its name.
@@ -289,10 +290,13 @@ def _texts_of(model: Model) -> Mapping[str, str]:
     return {**found, **{name: text for name, text in kept.items() if isinstance(text, str)}}
 
 
-def dropped_record(source: Model, drops: Drops, *, files_too: bool) -> dict[str, str]:
+def dropped_record(
+    source: Model, drops: Drops, *, files_too: bool, removed: bool
+) -> dict[str, str]:
     """Return what a conversion leaves out of a source by its flags, name -> flag.
 
-    `files_too`: the container alone is copied, so that no file is.
+    `files_too`: the container alone is copied, so that no file is. `removed`: the key that carries
+    the small files is taken out by its name.
     """
     found = {}
     every = spellings_by_name(source) if drops else {}
@@ -306,6 +310,8 @@ def dropped_record(source: Model, drops: Drops, *, files_too: bool) -> dict[str,
             found[name] = "--drop"
         elif files_too:
             found[name] = "--arch none, --generic"
+        elif removed:
+            found[name] = REMOVED
     return found
 
 

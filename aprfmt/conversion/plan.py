@@ -33,6 +33,7 @@ from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
+from aprfmt.model.carried_files import FILES_KEY
 from aprfmt.model.patterns import matchers
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.tensors.restore import Restoration, restore_bits
@@ -64,7 +65,9 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     else:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
     alone = options.arch == "none" and model.format != target.name
-    plan.left_out = dropped_record(model, drops, files_too=alone)
+    plan.left_out = dropped_record(
+        model, drops, files_too=alone, removed=FILES_KEY in options.remove
+    )
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
     plan.absent = absent_roles(model, plan, options, drops)
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)

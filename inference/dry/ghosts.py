@@ -121,6 +121,10 @@ class Ghost:
         """Return zeros that take no memory; what they decide is decided as zeros decide it."""
         return np.broadcast_to(np.zeros((), dtype or np.float32), self.shape)
 
+    def __float__(self) -> float:
+        """Return 0: a number that a layer has of its own takes no memory."""
+        return 0.0
+
     def astype(self, dtype: Any, copy: bool = True) -> Numbers:
         """Return zeros that take no memory."""
         return self.__array__(dtype)

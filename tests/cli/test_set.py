@@ -109,6 +109,20 @@ def test_old_and_new_are_said(files: dict[str, Path], tmp_path: Path) -> None:
     assert "\x1b" not in text and max(map(len, text.splitlines())) < 400
 
 
+@pytest.mark.parametrize("form", ["gguf", "apr"])
+def test_every_key_of_ours_can_be_taken_away(form: str, demo_model: Path, tmp_path: Path) -> None:
+    """The small files go with their key: that is no loss, and a file of others has no such key."""
+    source, target = tmp_path / f"a.{form}", tmp_path / f"b.{form}"
+    assert aprfmt("convert", demo_model, source).code == 0
+    with package.open(source) as model:
+        keys = [key for key in model.metadata if key.startswith("aprfmt.")]
+    assert "aprfmt.files" in keys
+    done = aprfmt("set", source, *(f"--remove={key}" for key in keys), "-o", target)
+    assert done.code == 0 and "2 dropped" in done.out, done.err
+    with package.open(target) as model:
+        assert not [key for key in model.metadata if key.startswith("aprfmt.")]
+
+
 def test_remove_takes_a_key_away_and_nothing_else(files: dict[str, Path], tmp_path: Path) -> None:
     for form in ("gguf", "apr"):
         key = {"gguf": "general.name", "apr": "name"}[form]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aprfmt.compare import diff
+from aprfmt.compare.explain import packed_damage, table
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.diagnose import faults_packed as packs
 from tests.diagnose import packing
@@ -49,6 +50,32 @@ def test_damage_of_a_part_is_no_quantizers_work(
     name: str, section: Any, make: Any, part: str, edit: Edit, tmp_path: Path
 ) -> None:
     """One byte, bit, row or run of codes, scales or zero points: never another cause."""
+    whole, broken, stored = damaged(name, section, make, part, edit, tmp_path)
+    report = diff(whole, broken)
+    if report.counts.get("UNREADABLE"):
+        return  # a scale that is no number is refused by its name
+    [found] = [row for row in report.findings if row.confirmed]
+    [told] = [row.explanation for row in report.tensors if row.explanation is not None]
+    assert found.cause == told.cause == "bit_rot"
+    assert any(stored in line for line in told.evidence)
+
+
+def test_without_its_row_the_damage_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, section, make, parts = DAMAGED[0]
+    whole, broken, _ = damaged(name, section, make, parts[0], _byte, tmp_path)
+    rows = tuple(row for row in table.TABLE if row.find is not packed_damage.damaged_parts)
+    assert len(rows) == len(table.TABLE) - 1
+    monkeypatch.setattr(table, "TABLE", rows)
+    confirmed = [row.cause for row in diff(whole, broken).findings if row.confirmed]
+    assert confirmed != ["bit_rot"]
+
+
+def damaged(
+    name: str, section: Any, make: Any, part: str, edit: Edit, folder: Path
+) -> tuple[Path, Path, str]:
+    """Return a packed model, a copy with damage in one part of one weight, and that part's name."""
     whole = packing.folder(packs.source("llama"), f"damage-{name}", section, make)
     rows = dict(tensors_of(whole))
     stored = f"model.layers.0.self_attn.q_proj.{part}"
@@ -56,12 +83,6 @@ def test_damage_of_a_part_is_no_quantizers_work(
     data = bytearray(raw)
     edit(data, len(data) // shape[0])
     rows[stored] = (dtype, shape, bytes(data))
-    shutil.copytree(whole, tmp_path / "b")
-    write_mixed(tmp_path / "b" / "model.safetensors", rows)
-    report = diff(whole, tmp_path / "b")
-    if report.counts.get("UNREADABLE"):
-        return  # a scale that is no number is refused by its name
-    [found] = [row for row in report.findings if row.confirmed]
-    [told] = [row.explanation for row in report.tensors if row.explanation is not None]
-    assert found.cause == told.cause == "bit_rot"
-    assert any(stored in line for line in told.evidence)
+    shutil.copytree(whole, folder / "b")
+    write_mixed(folder / "b" / "model.safetensors", rows)
+    return whole, folder / "b", stored

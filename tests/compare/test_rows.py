@@ -17,6 +17,7 @@ from aprfmt.compare.explain import (
     elsewhere,
     moves,
     outliers,
+    packed_damage,
     packed_faults,
     recurrent,
     relations,
@@ -175,4 +176,5 @@ def test_a_row_for_made_models_does_its_own_work(
 
 def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()} | set(MADE)
+    tried.add(packed_damage.damaged_parts)  # by tests/compare/test_packed_damage.py
     assert tried == {row.find for row in table.TABLE}

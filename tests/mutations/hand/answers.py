@@ -15,7 +15,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "gguf-order-of-sizes", "aprfmt/formats/gguf/parse.py",
-        "return _Entry(name, dims[::-1],", "return _Entry(name, dims,",
+        "return Entry(name, dims[::-1],", "return Entry(name, dims,",
         "shapes are those of the file, fastest first",
     ),
     Row(
@@ -100,7 +100,7 @@ ROWS: tuple[Row, ...] = (
         "a copy in another format may compute something else",
     ),
     Row(
-        "causal-window", "inference/attention.py",
+        "causal-window", "inference/masks.py",
         "seen & (key > query - window)", "seen & (key >= query - window)",
         "a sliding window sees one key more in numpy and torch",
     ),

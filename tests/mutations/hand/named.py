@@ -54,8 +54,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "overflow-one", "aprfmt/conversion/run.py",
-        "        if counts.overflowed and not options",
-        "        if counts.overflowed > 1 and not options",
+        "    if counts.overflowed and not options",
+        "    if counts.overflowed > 1 and not options",
         "one overflowing value is let through",
     ),
     Row(
