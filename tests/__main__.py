@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.scope import SAMPLED, SCOPE
@@ -24,6 +24,7 @@ from tests.scope import SAMPLED, SCOPE
 ROOT = Path(__file__).resolve().parent.parent
 
 STYLE = (("ruff", "check", "."), ("ruff", "format", "--check", "."))
+MYPY = ("mypy",)
 FUZZ_SECONDS = 60  # of each target; tests.long takes more
 SCOPES = ("--fast", "--everything")
 
@@ -35,7 +36,7 @@ def steps(scope: str, extra: Sequence[str]) -> list[tuple[str, ...]]:
         tests += ["-n", str(min(4, os.cpu_count() or 1)), "--dist", "loadgroup"]
     if scope == "--fast":
         return [*STYLE, (*tests, "-m", "not slow", *extra)]
-    found: list[tuple[str, ...]] = [*STYLE, ("mypy",), (*tests, *extra)]
+    found: list[tuple[str, ...]] = [*STYLE, MYPY, (*tests, *extra)]
     if scope == "--everything":
         logs = tempfile.mkdtemp(prefix="aprfmt-fuzz-")
         found += [
@@ -54,16 +55,37 @@ def main(arguments: Sequence[str]) -> int:
     if scope != "--everything":
         environment[SCOPE] = SAMPLED
     failed = []
-    for name, *args in steps(scope, extra):
-        command = [sys.executable, "-m", name, *args]
+    beside = []
+    for step in steps(scope, extra):
+        if step == MYPY:  # on one core while the tests take the rest; said when they are done
+            beside.append((step, _begun(step, environment)))
+            continue
         began = time.monotonic()
-        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-        verdict = "PASS" if code == 0 else "FAIL"
-        line = f"{verdict}  {' '.join([name, *args])}  ({time.monotonic() - began:.0f} s)"
-        print(line, flush=True)
-        if code:
-            failed.append(name)
+        code = subprocess.run(_command(step), cwd=ROOT, env=environment, check=False).returncode
+        failed += _judged(step, code, f"  ({time.monotonic() - began:.0f} s)")
+    for step, run in beside:
+        print(run.communicate()[0], end="")
+        failed += _judged(step, run.returncode)
     return 1 if failed else 0
+
+
+def _begun(step: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
+    """Begin a step that says little, and goes on beside others."""
+    return subprocess.Popen(
+        _command(step), cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def _command(step: Sequence[str]) -> list[str]:
+    name, *args = step
+    return [sys.executable, "-m", name, *args]
+
+
+def _judged(step: Sequence[str], code: int, more: str = "") -> list[str]:
+    """Print a step's line; return its name if it failed."""
+    print(f"{'FAIL' if code else 'PASS'}  {' '.join(step)}{more}", flush=True)
+    return [step[0]] if code else []
 
 
 if __name__ == "__main__":

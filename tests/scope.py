@@ -67,41 +67,58 @@ FAMILIES: Mapping[str, Family] = {
     "tests/arch/test_required.py": Family(5),
     "tests/cli/test_damage.py": Family(8),
     "tests/cli/test_missing.py": Family(4),
+    "tests/cli/test_trace_scope.py": Family(3),
     "tests/codecs/test_encode_ggml.py": Family(4),
     "tests/codecs/test_native_encode.py": Family(3),
     "tests/codecs/test_oracles_made.py": Family(1 << 64),
     "tests/compare/test_explain.py": Family(4),
     "tests/compare/test_nonfinite.py": Family(3),
+    "tests/compare/test_packed.py": Family(3),
+    "tests/compare/test_packed_damage.py": Family(4),
     "tests/compare/test_rows.py": Family(3),
+    "tests/conversion/test_back_to_folders.py": Family(3, architecture),
     "tests/conversion/test_round_trips.py": Family(3),
     "tests/diagnose/test_faults.py": Family(16, cause),
+    "tests/diagnose/test_walk.py": Family(3),
     "tests/docs/test_examples.py": Family(4, unit=page, always=frozenset(PAGES)),
     "tests/docs/test_tasks.py": Family(3),
-    "tests/formats/test_atomic_kills.py": Family(3),
-    "tests/formats/test_atomic_writers.py": Family(3),
     "tests/field/test_answers.py": Family(6),
     "tests/field/test_field.py": Family(4),
     "tests/field/test_rounded.py": Family(4),
+    "tests/formats/test_atomic_kills.py": Family(3),
+    "tests/formats/test_atomic_writers.py": Family(3),
     "tests/fuzz/test_fuzz.py": Family(5),
     "tests/fuzz/test_planted.py": Family(4),
     "tests/inference/gpu/test_cupy_backend.py": Family(2),
     "tests/inference/gpu/test_odd_sizes.py": Family(3, architecture),
     "tests/inference/test_cache.py": Family(3),
     "tests/inference/test_dry_run.py": Family(3, architecture),
+    "tests/inference/test_engines.py": Family(3, architecture),
     "tests/inference/test_formats.py": Family(3, architecture),
+    "tests/inference/test_forward.py": Family(2, architecture),
     "tests/inference/test_ignored_keys.py": Family(3, architecture),
     "tests/inference/test_nonfinite.py": Family(6),
     "tests/inference/test_parity_text.py": Family(6),
+    "tests/inference/test_points.py": Family(3, architecture),
     "tests/inference/test_real_models.py": Family(1 << 64),
     "tests/inference/test_rounding.py": Family(3, architecture),
     "tests/qa/test_gates.py": Family(3),
-    "tests/robustness/test_configs.py": Family(3, first_word),
-    "tests/robustness/test_files.py": Family(3),
-    "tests/robustness/test_side_inputs.py": Family(4, first_word),
-    "tests/robustness/test_smoke.py": Family(4, first_word),
+    "tests/quantize/test_dialects.py": Family(3),
+    "tests/remote/test_commands.py": Family(3),
+    "tests/robustness/test_configs.py": Family(5, first_word),
+    "tests/robustness/test_files.py": Family(5),
+    "tests/robustness/test_side_inputs.py": Family(6, first_word),
+    "tests/robustness/test_smoke.py": Family(6, first_word),
     "tests/tokenizer/test_hostile.py": Family(2),
     "tests/tokenizer/test_template.py": Family(3),
 }
+# Single tests that take many seconds each, where others of their file ask the same of small models.
+LONG = frozenset({
+    "tests/cli/test_set_in_place.py::test_a_kill_at_any_call_leaves_old_or_new_or_is_completed",
+    "tests/compare/test_explain_models.py::test_layers_of_a_quantized_model_somebody_made",
+    "tests/compare/test_tokens.py::test_a_real_sentencepiece_model_is_its_own_folders_equal",
+    "tests/qa/test_report.py::test_another_copy_is_held_against_the_original",
+})  # fmt: skip
 _GROUP = re.compile(r"@[\w./-]+$")
 _PARTS = re.compile(r"^(?P<file>[^:]+)::(?P<test>[^\[]+)\[(?P<name>.*)\]$", re.S)
 
@@ -109,12 +126,16 @@ _PARTS = re.compile(r"^(?P<file>[^:]+)::(?P<test>[^\[]+)\[(?P<name>.*)\]$", re.S
 def left_out(ids: Sequence[str], named: frozenset[str] = frozenset()) -> set[str]:
     """Return which tests of `ids` are not in the sample; `named` are always in it.
 
-    Tests without parameters are always in it, and so are files that are no family.
+    Tests without parameters are in it but for LONG, and so are files that are no family.
     """
     out: set[str] = set()
     kinds: set[tuple[str, str, str]] = set()
     for node in ids:
-        found = _PARTS.match(without_group(node))
+        plain = without_group(node)
+        if plain in LONG and plain not in named:
+            out.add(node)
+            continue
+        found = _PARTS.match(plain)
         family = FAMILIES.get(found["file"]) if found else None
         if found is None or family is None:
             continue
@@ -126,7 +147,6 @@ def left_out(ids: Sequence[str], named: frozenset[str] = frozenset()) -> set[str
         kind = family.kind(found["name"]) if family.kind else ""
         first = (found["file"], found["test"], kind) not in kinds
         kinds.add((found["file"], found["test"], kind))
-        plain = without_group(node)
         if not (first or plain in named or chosen(plain, family.every)):
             out.add(node)
     return out

@@ -4,13 +4,11 @@ Seen red: a family whose file is gone, a cause of which no row is taken, a hash 
 requirement's test left out.
 """
 
-import os
-
 import pytest
 
 from tests.conftest import not_run
 from tests.requirements import PAGE, ROOT, rows
-from tests.scope import FAMILIES, chosen, left_out, without_group
+from tests.scope import FAMILIES, LONG, chosen, left_out, without_group
 
 NAMED = frozenset(test for row in rows(PAGE.read_text()) for test in row.tests)
 
@@ -60,6 +58,14 @@ def test_the_first_of_each_function_and_what_a_requirement_names_are_taken() -> 
     assert not left_out(everywhere, NAMED)
 
 
+def test_every_long_test_is_there_and_left_out() -> None:
+    for node in LONG:
+        file, _, name = node.partition("::")
+        assert f"def {name}(" in (ROOT / file).read_text()
+    assert left_out([*LONG, "tests/qa/test_report.py::test_x"]) == LONG
+    assert not left_out([*LONG], LONG)
+
+
 def test_the_name_of_a_group_changes_nothing() -> None:
     file = "tests/robustness/test_side_inputs.py"
     ids = [f"{file}::test_x[list-{n}]" for n in range(30)]
@@ -70,8 +76,8 @@ def test_the_name_of_a_group_changes_nothing() -> None:
 @pytest.mark.xdist_group("kept.together")
 def test_groups_reach_the_workers(request: pytest.FixtureRequest) -> None:
     """Else what a group prepares once is prepared in every worker, and files are written twice."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        not_run("no workers")
+    if not getattr(request.config.option, "loadgroup", False):  # --dist loadgroup, in a worker
+        not_run("no workers that keep groups together")
     assert request.node.nodeid.endswith("@kept.together")
 
 

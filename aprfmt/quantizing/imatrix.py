@@ -220,6 +220,7 @@ def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> NDArray[
         )
     table = sums.reshape(counts.size, -1)
     called = counts > 0
-    table[called] /= counts[called, None]
+    with np.errstate(over="ignore"):  # of a tiny count; what is infinite then is refused as such
+        table[called] /= counts[called, None]
     table[~called] = 1
     return table.reshape(-1)

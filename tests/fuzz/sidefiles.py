@@ -42,6 +42,7 @@ from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
 from tests.fuzz.containers import worth_copying
 from tests.fuzz.contract import BrokenPromiseError, check_shown, same
+from tests.tokenizer.test_hostile import JSON  # now: its tests may not be made inside one
 
 PATH = Path("fuzz.json")
 LIMIT = 1 << 20
@@ -147,7 +148,6 @@ def _llama() -> Model:
 def companions(data: bytes) -> None:
     """Use the text files beside a model: tokenizer_config.json and its like, `PARTS` between."""
     from tests.tokenizer.fake import fake
-    from tests.tokenizer.test_hostile import JSON
 
     texts = {"tokenizer.json": json.dumps(JSON)}
     for name, part in zip(FILES, data.split(PARTS), strict=False):

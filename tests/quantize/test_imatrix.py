@@ -167,6 +167,13 @@ def test_a_number_that_is_none_is_refused(container: str, tmp_path: Path) -> Non
         read_imatrix(path)
 
 
+def test_a_count_so_small_that_sums_overflow_is_refused(tmp_path: Path) -> None:
+    """In one line, where numpy warned of it."""
+    values = {"blk.0.attn_q.weight": np.full(4, 1e38, np.float32)}
+    with pytest.raises(FormatError, match="importance 0 is inf"):
+        read_imatrix(write_gguf(tmp_path / "m.gguf", values, counts=1e-30))
+
+
 def test_the_number_of_calls_is_an_int32(tmp_path: Path) -> None:
     """A negative one, as C reads it, divides nothing: the file is refused."""
     path = write_legacy(tmp_path / "m.dat", {"blk.0.attn_q.weight": np.ones(4, np.float32)})
