@@ -63,25 +63,41 @@ def crumbs_of(qh: U8, count: int, width: int) -> Codes:
     return np.stack([qh >> width * k & mask for k in range(count)], axis=1)
 
 
-class _SubBlocks(BlockCodec):
-    """16 sub-blocks of 16 elements: codes, scales, and which of two tables."""
+class SubBlocks(BlockCodec):
+    """Superblocks of k sub-blocks of m elements: codes, scales, and which of two tables."""
 
     table: F32
     widest: int
 
     def codes(self, block: Blocks) -> Codes:
-        """Return the codes [n, 16, 16]."""
+        """Return the codes [n, k, m]."""
         raise NotImplementedError
 
     def scales(self, block: Blocks) -> Codes:
-        """Return the integer scales [n, 16]."""
+        """Return the integer scales [n, k]."""
         raise NotImplementedError
 
+    def second(self, block: Blocks) -> Codes:
+        """Return 1 where a sub-block takes the second table, [n, k]."""
+        raise NotImplementedError
+
+    def fill(self, d: F32, block: Blocks, out: F32) -> None:
+        """Fill `out` under scales `d` [n, 1]. Round d * scale first: bit equality needs that."""
+        dl = d * self.scales(block).astype(np.float32)
+        values = looked_up(self.table, self.codes(block), self.second(block))
+        np.multiply(dl[..., None], values, out=out.reshape(values.shape))
+
+
+class _Halves(SubBlocks):
+    """16 sub-blocks of 16 elements under a float16."""
+
+    def second(self, block: Blocks) -> Codes:
+        """Take a bit of extra each."""
+        return flags(block["extra"], 16)
+
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Round d * scale first: bit equality needs that order."""
-        dl = half(block["d"]) * self.scales(block).astype(np.float32)
-        values = looked_up(self.table, self.codes(block), flags(block["extra"], 16))
-        np.multiply(dl[..., None], values, out=out.reshape(-1, 16, 16))
+        """Take the block's own scale."""
+        self.fill(half(block["d"]), block, out)
 
     def block_steps(self, block: Blocks) -> F32:
         """Scale the largest gap of the table."""
@@ -94,7 +110,7 @@ def _six_bits(block: Blocks) -> Codes:
     return (pairs(block["scales_l"]) | high << 4).astype(np.int32) - 32
 
 
-class Iq2K(_SubBlocks):
+class Iq2K(_Halves):
     """Two bits over two tables of four."""
 
     name = "IQ2_K"
@@ -109,7 +125,7 @@ class Iq2K(_SubBlocks):
         return pairs(block["scales"]).astype(np.int32) - 8
 
 
-class Iq3K(_SubBlocks):
+class Iq3K(_Halves):
     """Three bits; scales are odd numbers with a sign."""
 
     name = "IQ3_K"
@@ -125,7 +141,7 @@ class Iq3K(_SubBlocks):
         return (2 * pairs(block["scales_l"]).astype(np.int32) + 1) * sign
 
 
-class Iq4K(_SubBlocks):
+class Iq4K(_Halves):
     """Four bits: IQ4_NL's table, and the same four higher."""
 
     name = "IQ4_K"
@@ -140,7 +156,7 @@ class Iq4K(_SubBlocks):
         return _six_bits(block)
 
 
-class Iq5K(_SubBlocks):
+class Iq5K(_Halves):
     """Five bits over two tables of 32."""
 
     name = "IQ5_K"
@@ -156,7 +172,7 @@ class Iq5K(_SubBlocks):
         return _six_bits(block)
 
 
-class Iq6K(_SubBlocks):
+class Iq6K(_Halves):
     """Six bits over a cubic: -127 + q * (6.2568 + q * (-0.11218 + q * 0.0011972))."""
 
     name = "IQ6_K"

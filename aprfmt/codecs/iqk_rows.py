@@ -23,7 +23,7 @@ import numpy as np
 
 from aprfmt.codecs.base import F32, Blocks, Codes
 from aprfmt.codecs.bits import halves, pairs
-from aprfmt.codecs.iqk import IQ2, IQ3, IQ4, IQ5, WIDEST, bit_planes, crumbs_of, flags, looked_up
+from aprfmt.codecs.iqk import IQ2, IQ3, IQ4, IQ5, WIDEST, SubBlocks, bit_planes, crumbs_of, flags
 from aprfmt.codecs.iqk import planes as _planes
 from aprfmt.codecs.row_codec import RowCodec
 
@@ -36,29 +36,12 @@ _PAIRS = (
 KL: F32 = np.array(_PAIRS, "<u2").view(np.int8).reshape(32, 2).astype(np.float32)
 
 
-class _Rows(RowCodec):
-    """8 sub-blocks of 32: codes, scales, and which of two tables."""
-
-    table: F32
-    widest: int
-
-    def codes(self, block: Blocks) -> Codes:
-        """Return the codes [n, 8, 32]."""
-        raise NotImplementedError
-
-    def scales(self, block: Blocks) -> Codes:
-        """Return the integer scales [n, 8]."""
-        raise NotImplementedError
-
-    def second(self, block: Blocks) -> Codes:
-        """Return 1 where a sub-block takes the second table, [n, 8]."""
-        raise NotImplementedError
+class _Rows(SubBlocks, RowCodec):
+    """8 sub-blocks of 32 under the scale of the row."""
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Round d * scale first: bit equality needs that order."""
-        dl = d * self.scales(block).astype(np.float32)
-        values = looked_up(self.table, self.codes(block), self.second(block))
-        np.multiply(dl[..., None], values, out=out.reshape(-1, 8, 32))
+        """Take the row's scale."""
+        self.fill(d, block, out)
 
     def row_steps(self, d: F32, block: Blocks) -> F32 | None:
         """Scale the largest gap of the table by the largest scale."""

@@ -10,7 +10,7 @@ from aprfmt.errors import AprfmtError
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-GENERATION = "generation_config.json"
+_FILE = "generation_config.json"
 _AROUND = 2  # equal lines shown before and after
 # What a key does to a generation; others are listed without words.
 EFFECTS: Mapping[str, str] = {
@@ -69,6 +69,6 @@ def _template(model: "Model") -> str | None:
 
 def _generation(model: "Model") -> Mapping[str, Any]:
     try:
-        return model.carried.parse(GENERATION)
+        return model.carried.parse(_FILE)
     except AprfmtError:
         return {}

@@ -207,9 +207,8 @@ def _logits(
         ], float("inf")
     norm, distance = float(np.linalg.norm(b)), rel_l2(a, b)
     cosine = float(np.sum(a * b) / (np.linalg.norm(a) * norm)) if norm and a.any() else 0.0
-    straight = min(
-        thresholds.MIN_COSINE, 1 - bound.rel_l2**2 / 2
-    )  # what the allowed distance makes of it
+    # What the allowed distance makes of it.
+    straight = min(thresholds.MIN_COSINE, 1 - bound.rel_l2**2 / 2)
     flipped = _flips(a, b)
     change = _loss(a, labels) - _loss(b, labels)
     size = norm / float(np.sqrt(b.size))

@@ -4,7 +4,7 @@ A page of zeros, a sector written twice, a block of another tensor: everything o
 the byte. What stands inside is looked for in all stored tensors of both files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from aprfmt.compare.numbers import wide
 from aprfmt.tensors.runs import Bytes
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
     from aprfmt.compare.explain.context import Surroundings
 
 CONTENT = 64  # bytes from which what stands in a range says where it came from
@@ -157,33 +158,47 @@ def _stored_place(b: Bytes, span: Span) -> str:
 
 def _spans(a: Bytes | bytes, b: Bytes) -> list[Span]:
     """Return the ranges of differing bytes; [] if they are too many or too much."""
-    found: list[list[int]] = []
-    for start in range(0, len(b), STEP):
-        stop = min(len(b), start + STEP)
-        x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
-        y = np.frombuffer(b.window(start, stop), np.uint8)
-        at = np.flatnonzero(x != y)
-        del x, y
-        for side in (a, b):
-            if isinstance(side, Bytes):
-                side.drop(start, stop)
-        if not at.size:
-            continue
-        breaks = np.flatnonzero(np.diff(at) > GAP)
-        firsts = at[np.concatenate([[0], breaks + 1])] + start
-        lasts = at[np.concatenate([breaks, [at.size - 1]])] + start
-        if len(firsts) > SPANS:
-            return []
-        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-            if found and first - found[-1][1] <= GAP:
-                found[-1][1] = last + 1
-            else:
-                found.append([first, last + 1])
-    if not found or len(found) > SPANS:
+
+    def apart() -> "Iterator[Array]":
+        for start in range(0, len(b), STEP):
+            stop = min(len(b), start + STEP)
+            x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
+            y = np.frombuffer(b.window(start, stop), np.uint8)
+            at = np.flatnonzero(x != y) + start
+            del x, y
+            for side in (a, b):
+                if isinstance(side, Bytes):
+                    side.drop(start, stop)
+            yield at
+
+    found = stretches(apart(), GAP, SPANS)
+    if not found:
         return []
     if sum(stop - start for start, stop in found) > SHARE * len(b):
         return []
     return [Span(start, stop) for start, stop in found]
+
+
+def stretches(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] | None:
+    """Join places that are at most `gap` apart to [start, stop); None if that makes over `most`.
+
+    `apart` are ascending arrays of places, window by window.
+    """
+    found: list[list[int]] = []
+    for at in apart:
+        if not at.size:
+            continue
+        breaks = np.flatnonzero(np.diff(at) > gap)
+        firsts = at[np.concatenate([[0], breaks + 1])]
+        lasts = at[np.concatenate([breaks, [at.size - 1]])]
+        if len(firsts) > most:
+            return None
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            if found and first - found[-1][1] <= gap:
+                found[-1][1] = last + 1
+            else:
+                found.append([first, last + 1])
+    return found if len(found) <= most else None
 
 
 def _with_content(case: Case, spans: list[Span], b: Bytes) -> list[Span]:

@@ -5,13 +5,13 @@ does to the values can look like another quantizer's rounding, or other scales; 
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.compare.explain.case import Case
+from aprfmt.compare.explain.damage import stretches
 from aprfmt.compare.explain.guesses import Explanation
 
 if TYPE_CHECKING:
@@ -75,24 +75,18 @@ def _runs(a: LazyTensor, b: LazyTensor) -> list[Run] | None:
         return None
     line = size // info.shape[0] if info.shape and info.shape[0] else size
     longest = max(SHORT, line)
-    places: list[Array] = []
-    for start in range(0, size, STEP):
-        stop = min(size, start + STEP)
-        x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
-        at = np.flatnonzero(x != y)
-        if at.size:
-            places.append(at + start)
-        if sum(len(one) for one in places) > RUNS * longest:
-            return None
-    if not places:
-        return []
-    at = np.concatenate(places)
-    cuts = np.flatnonzero(np.diff(at) > GAP) + 1
-    if len(cuts) >= RUNS:
+
+    def apart() -> "Iterator[Array]":
+        for start in range(0, size, STEP):
+            stop = min(size, start + STEP)
+            x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
+            yield np.flatnonzero(x != y) + start
+
+    places = stretches(apart(), GAP, RUNS)
+    if places is None:
         return None
     found = []
-    for first, last in pairwise([0, *cuts.tolist(), len(at)]):
-        start, stop = int(at[first]), int(at[last - 1]) + 1
+    for start, stop in places:
         if stop - start > longest or (stop - start > 8 and 2 * (stop - start) > size):
             return None
         x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
