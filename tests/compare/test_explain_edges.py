@@ -9,6 +9,7 @@ import pytest
 import aprfmt
 from aprfmt.base.encodings import BY_GGML, ENCODINGS
 from aprfmt.compare import diff
+from aprfmt.compare.explain.damage import stretches
 from tests.compare import faults
 from tests.compare.damage import Change
 from tests.compare.test_verdicts import edited
@@ -97,3 +98,11 @@ def test_heads_of_more_bytes_than_a_window_are_equal_to_the_last(tmp_path: Path)
     report = diff(source, tmp_path / "x.gguf", tensors=["L0.attn_q.weight"])
     (row,) = report.tensors
     assert (row.verdict, row.first_byte) == ("SAME_VALUES", None)
+
+
+def test_places_are_joined_over_windows() -> None:
+    """Seen red: the limit kept inside each window only."""
+    windows = [np.array([0, 1, 5]), np.array([], np.int64), np.array([10, 200])]
+    assert stretches(windows, gap=10, most=2) == [[0, 11], [200, 201]]
+    assert stretches([windows[0], windows[2] + 90], gap=10, most=2) is None
+    assert stretches([windows[1]], gap=10, most=2) == []
