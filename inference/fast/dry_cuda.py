@@ -92,10 +92,18 @@ class DryCuda(DryTorch):
         self._kept_masks: dict[tuple[Any, ...], Ghost] = {}
         self._constants: dict[tuple[Any, ...], Ghost] = {}
         self._pinned: list[Ghost] = []
+        self._steps = 0
+        self._recorded = False  # this pass is run on the stream that graphs are recorded on
+
+    def at(self, position: int) -> None:
+        """Count the steps: the second one is recorded, or tried until the host is needed."""
+        super().at(position)
+        self._steps += position > 0
+        self._recorded = self._steps == 2 and len(self._gpus) == 1 and not self.deterministic
 
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
-        """Allocate the product, and once what cuBLAS keeps."""
-        key = (self.account.device, "workspace")
+        """Allocate the product, and once for each stream what cuBLAS keeps."""
+        key = (self.account.device, "workspace", self._recorded)
         if key not in self._constants:
             self._constants[key] = self.new((WORKSPACE,), 1)
         return self.new((len(x), len(rows)))
@@ -131,6 +139,11 @@ class DryCuda(DryTorch):
         if size != self.itemsize:
             self.account.during((size + self.itemsize) * x.size)
         return self.new(x.shape)
+
+    def to_numpy(self, x: Any) -> Numbers:
+        """Return zeros; a pass that the host reads from is not recorded further."""
+        self._recorded = False
+        return super().to_numpy(x)
 
     def _on_host(self, shape: Sequence[int]) -> Ghost:
         return Ghost.new(self.host, shape, 1)
@@ -234,7 +247,12 @@ class DryCuda(DryTorch):
         return y if bias is None else y + bias
 
     def _product(self, x: Array, w: Array, bias: Array | None) -> Array:
-        return self.dense(self._to(w.memory.account, x), w, bias)
+        x = self._to(w.memory.account, x)
+        return self.new((1, len(w))) if self._one_row(x) else self.dense(x, w, bias)
+
+    def _one_row(self, x: Array) -> bool:
+        """Whether the kernel for a single row fits, which needs no workspace."""
+        return len(x) == 1 and self._fused and x.shape[-1] * self.itemsize % 16 == 0
 
     def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
         """Add inside the kernel of a single row."""

@@ -14,9 +14,7 @@ import pytest
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import UsageError
-from aprfmt.inference import moe
 from aprfmt.inference.device import parse_run
-from aprfmt.inference.dry.backend import Routed
 from aprfmt.inference.dry.estimate import Estimate, estimate_run, estimate_trace, together
 from aprfmt.inference.fast import encoded, pages
 from aprfmt.inference.running import RunRequest, opened
@@ -26,21 +24,9 @@ from tests.cli.run import aprfmt
 from tests.inference.judge import judged
 from tests.models import EVERY, save_tiny
 
+pytestmark = pytest.mark.usefixtures("in_turn")
 IDS = tuple(range(3, 63))
 SIZES: Mapping[str, Any] = {"hidden_size": 256, "intermediate_size": 768, "vocab_size": 2048}
-
-
-@pytest.fixture(autouse=True)
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have experts chosen in turn, as an estimate takes them to be."""
-    route = moe.route
-
-    def turned(logits: Any, bias: Any, hp: Any) -> Any:
-        taken = Routed(logits.shape, 4, None)  # type: ignore[arg-type]
-        taken.used = int(hp["n_experts_used"])
-        return route(taken.numbers().astype(logits.dtype), None, hp)
-
-    monkeypatch.setattr(moe, "route", turned)
 
 
 def request(run: str, **more: Any) -> RunRequest:
