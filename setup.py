@@ -4,13 +4,35 @@ Without a compiler, or where it fails, the package installs and works on its num
 """
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("aprfmt") / "codecs" / "native"
 
+
+class SideBySide(build_ext):
+    """Compiles the sources of an extension at the same time: two of them take nearly all of it."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link one extension."""
+        compile_all = self.compiler.compile
+
+        def compile_each(sources: list[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor() as pool:
+                made = pool.map(lambda one: compile_all([one], **options), sources)
+                return [path for paths in made for path in paths]
+
+        if sys.platform != "win32":  # its compiler object prepares itself at the first call
+            self.compiler.compile = compile_each
+        super().build_extension(ext)
+
+
 setup(
+    cmdclass={"build_ext": SideBySide},
     ext_modules=[
         Extension(
             "aprfmt.codecs.native._kernels",

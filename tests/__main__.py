@@ -52,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     scope = next((word for word in arguments if word in SCOPES), "")
     extra = [word for word in arguments if word not in SCOPES]
     environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # commands would compile every module again
     if scope != "--everything":
         environment[SCOPE] = SAMPLED
     failed = []
