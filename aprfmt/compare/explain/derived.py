@@ -80,9 +80,7 @@ def with_derived(
 
 def _open(row: TensorDiff) -> bool:
     """Say whether a tensor of floats, or nearly so, differs, and nothing explains it."""
-    found = row.explanation
-    fine = max(noise_of(row.encoding_a), noise_of(row.encoding_b)) <= FINE
-    return row.verdict == "DIFFERENT" and fine and (found is None or not found.confirmed)
+    return row.unexplained() and max(map(noise_of, (row.encoding_a, row.encoding_b))) <= FINE
 
 
 def _change(pair: TensorPair) -> Change | None:

@@ -139,7 +139,7 @@ def _order(
     context: Surroundings, rows: Mapping[str, TensorDiff], family: Family, case: Case | None
 ) -> Order | None:
     """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
-    if case is None or not _wanted(rows, _keys(case)):
+    if case is None or not any(rows[key].unexplained(WEAK) for key in _keys(case)):
         return None
     assert isinstance(case.a, Joined)
     at = sources(case.a, case.b, 0, case.slack())
@@ -151,22 +151,9 @@ def _order(
     if np.array_equal(at, own):
         return None
     after = case.distance(lambda index: case.a.take(at[index]), case.b.take, None, case.slack())
-    if after.changed and not (case.slack() and after.relative <= case.slack() and not after.stray):
+    if not after.equal(case.slack()):
         return None
     return _named(context, family, case, at)
-
-
-def _wanted(rows: Mapping[str, TensorDiff], keys: Sequence[str]) -> bool:
-    """Say whether a member's difference is unexplained, or its cause may be part of the group's."""
-    return any(
-        rows[key].verdict == "DIFFERENT"
-        and (
-            rows[key].explanation is None
-            or not rows[key].explanation.confirmed  # type: ignore[union-attr]
-            or rows[key].explanation.cause in WEAK  # type: ignore[union-attr]
-        )
-        for key in keys
-    )
 
 
 def _named(context: Surroundings, family: Family, case: Case, at: "Array") -> Order | None:
@@ -248,7 +235,7 @@ def _explained(case: Case, order: Order, more: tuple[str, ...]) -> dict[str, Exp
         before = case.distance(case.a.take, case.b.take, rows)
         slack = case.slack()
         after = case.distance(lambda index: case.a.take(order.at[index]), case.b.take, rows, slack)
-        if after.changed and not (slack and after.relative <= slack and not after.stray):
+        if not after.equal(slack):
             return {}
         if before.changed and before.relative > slack:
             found[key] = Explanation(

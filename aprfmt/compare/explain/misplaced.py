@@ -64,10 +64,8 @@ def misplaced(case: Case) -> Iterator[Guess | Explanation]:
             False,
         )  # fmt: skip
         return
-    yield Guess(
-        "wrong_rows", (text, *lines), lambda rows: pool.take(at[rows]), case.b.take,
-        (case.key, *others), slack=case.slack(),
-    )  # fmt: skip
+    yield case.guess("wrong_rows", (text, *lines), "A", lambda rows: pool.take(at[rows]),
+                     where=(case.key, *others))  # fmt: skip
 
 
 def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
