@@ -104,13 +104,13 @@ def _show(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]")
 
 def _show_one(found: "Estimate | str") -> None:
     if isinstance(found, str):
-        render.line(render.escape(found), style="warn")
+        render.say(found, style="warn")
         return
     size = render.size_text
     behind = f" and {found.steps} steps" if found.steps else ""
     kept = f", values recorded {size(found.values_bytes)}" if found.values_bytes else ""
     text = f"{found.ran}: {found.tokens} tokens{behind}; reads {size(found.read_bytes)}{kept}"
-    render.line(render.escape(text), style="head")
+    render.say(text, style="head")
     for device in found.devices:
         _show_device(device)
 

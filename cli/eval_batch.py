@@ -69,39 +69,35 @@ def measure(
 
 def shift_check(batch: "Batch") -> "Check":
     """Return the check that the file's labels are the tokens that follow (or the ids)."""
-    from aprfmt.base.outcome import Check
+    from aprfmt.base.outcome import check
     from aprfmt.inference.batch import PROPER, SHIFTS
 
-    proper = batch.shift in PROPER
-    return Check(
-        "labels-shifted", "PASS" if proper else "FAIL", str(batch.path), SHIFTS[batch.shift],
-        "the ids themselves, or the ids one ahead", "" if proper else "shift the labels once",
+    return check(
+        "labels-shifted", batch.shift in PROPER, SHIFTS[batch.shift],
+        "the ids themselves, or the ids one ahead", "shift the labels once", str(batch.path),
     )  # fmt: skip
 
 
 def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "Check":
     """Return the check that the file's logits have the loss of this model's."""
-    from aprfmt.base.outcome import Check
+    from aprfmt.base.outcome import check
 
-    same = abs(ours - theirs) <= within * abs(ours)
-    return Check(
-        "logits-agree", "PASS" if same else "FAIL", str(batch.path),
+    return check(
+        "logits-agree", abs(ours - theirs) <= within * abs(ours),
         f"{theirs:.6g} nats from the file's logits", f"{ours:.6g} nats of this model's, within "
         f"{within:g} of it",
-        "" if same else "the forward passes differ: trace both, and diagnose the traces",
+        "the forward passes differ: trace both, and diagnose the traces", str(batch.path),
     )  # fmt: skip
 
 
 def reported_check(batch: "Batch", answer: "Answer") -> "Check":
     """Return the check of the reported number, with the mistake that gives it."""
-    from aprfmt.base.outcome import Check
+    from aprfmt.base.outcome import check
 
-    found = f"{answer.reported:.6g} was reported"
+    agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
     expected = f"{answer.right:.6g} nats per token, recomputed from {batch.scored} labels"
-    if answer.says == "agrees":
-        return Check("loss-reported", "PASS", str(batch.path), found, expected)
-    return Check("loss-reported", "FAIL", str(batch.path), f"{found}: {sentence(answer)}",
-                 expected, todo(answer))  # fmt: skip
+    said = found if agrees else f"{found}: {sentence(answer)}"
+    return check("loss-reported", agrees, said, expected, todo(answer), str(batch.path))
 
 
 def sentence(answer: "Answer") -> str:

@@ -73,7 +73,11 @@ def of_texts(model: str, asked: Asked, where: running.Where) -> int:
         if measured.acceptance is not None:
             least = ALIVE if asked.least_accepted is None else asked.least_accepted
             checks.insert(0, measured.acceptance.judged(least, str(run.model.path)))
-            body["draft"] = eval_show.draft_to_json(measured.acceptance, least)
+            found_drafts = measured.acceptance
+            body["draft"] = eval_show.Drafts(
+                drafts=found_drafts.drafts, accepted=found_drafts.accepted,
+                acceptance=found_drafts.rate, least=least,
+            )  # fmt: skip
         if other is not None and measured.other is not None:
             checks += judge(measured.other, kind, str(other.model.path))
             difference = measured.divergence

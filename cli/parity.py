@@ -36,13 +36,10 @@ REPEATS = 5
               help="Write a minimal reproduction of the first wrong operation.")  # fmt: skip
 @click.option("--replay", "replayed", type=options.FILE,
               metavar="FILE", help="Run a reproduction again, without the model.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic.")
-@click.option("--memory", callback=options.size, metavar="SIZE", help="Budget for weights (2G).")
-@click.option("--deterministic", is_flag=True, help="Fixed row blocks and thread count.")
 @dry_run.option
 @click.option("--all", "every", is_flag=True, help="Print every point, not the worst of each kind.")
 @options.html("Write a page: evidence, a map of all points for every run.")
-@options.allow_missing
+@running.within
 @options.arch
 @options.force
 @options.common

@@ -20,18 +20,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(running.Within):
     """How the model runs on each side, and at which points the runs are compared."""
 
     points: str | None
     through: str | None
     arbiter: bool
     thresholds: Path | None
-    threads: int | None
-    memory: int | None
-    deterministic: bool
-    allow_missing: tuple[str, ...]
-    arch: str | None
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,7 @@ def finish(found: "Parity", body: dict[str, object], wanted: Wanted) -> int:
         parity_show.show(found, wanted.every)
         if wanted.bundle is not None:
             path, none = f"wrote {wanted.bundle}", "no operation to reproduce; wrote none"
-            render.line(render.escape(path if body["bundle"] else none))
+            render.say(path if body["bundle"] else none)
 
     return render.emit(body, found.exit_code, show)
 

@@ -151,7 +151,7 @@ def show_run(
         body = trace_show.body(trace) | {"run": running.run_facts(run, trace)}
         body["tokens"] = {"ids": ids, "text": said}
         if body["logits"] is not None:
-            trace_show.name_tokens(body["logits"], run.model)
+            running.name_tokens(body["logits"]["top"], run.model)
         if wanted.save or wanted.save_aprt:
             trace = replace(trace, run={**trace.run, **identity(run.model, ids)})
             body["trace"] = dict(trace.run)

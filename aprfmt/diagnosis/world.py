@@ -115,7 +115,9 @@ class World:
             self, overrides={**self.overrides, op: (*self.overrides.get(op, ()), scoped)}
         )
 
-    def with_ops(self, ops: Collection[str], override: Override, layers: frozenset[int] | None) -> "World":
+    def with_ops(
+        self, ops: Collection[str], override: Override, layers: frozenset[int] | None
+    ) -> "World":
         """Return the world with several operations wrapped alike."""
         world = self
         for op in ops:

@@ -18,9 +18,15 @@ from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 if TYPE_CHECKING:
     from aprfmt.codecs.dialect import Dialect
     from aprfmt.codecs.lattice import PackedWeight
+    from aprfmt.tensors.view import View
 
 # encoding, shape, and the weight as it is stored where the configuration is needed to decode it
 Joined: TypeAlias = "tuple[str, tuple[int, ...], Callable[[], PackedWeight] | None]"
+
+
+def all_bytes(tensor: "View") -> int:
+    """Return the stored bytes of a tensor, those of its companions too."""
+    return tensor.nbytes + sum(part.info.nbytes for part in tensor.parts.values())
 
 
 class JoinedTensor(LazyTensor):
