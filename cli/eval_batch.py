@@ -13,7 +13,7 @@ from aprfmt.cli import render, running
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
     from aprfmt.inference.batch import Batch
-    from aprfmt.inference.reported import Answer
+    from aprfmt.inference.reported import LossVerdict
     from aprfmt.inference.running import Run
 
 
@@ -90,7 +90,7 @@ def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "
     )  # fmt: skip
 
 
-def reported_check(batch: "Batch", answer: "Answer") -> "Check":
+def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
     """Return the check of the reported number, with the mistake that gives it."""
     from aprfmt.base.outcome import check
 
@@ -100,7 +100,7 @@ def reported_check(batch: "Batch", answer: "Answer") -> "Check":
     return check("loss-reported", agrees, said, expected, todo(answer), str(batch.path))
 
 
-def sentence(answer: "Answer") -> str:
+def sentence(answer: "LossVerdict") -> str:
     """Return in words which mistakes give the number."""
     from aprfmt.inference.reported import MISTAKES
 
@@ -121,7 +121,7 @@ def sentence(answer: "Answer") -> str:
     return "it may be that " + ", or that ".join(shown)
 
 
-def todo(answer: "Answer") -> str:
+def todo(answer: "LossVerdict") -> str:
     """Return what to do about it."""
     from aprfmt.inference.reported import MISTAKES
 
@@ -144,7 +144,7 @@ def batch_to_json(batch: "Batch") -> dict[str, object]:
     }  # fmt: skip
 
 
-def answer_to_json(answer: "Answer") -> dict[str, object]:
+def answer_to_json(answer: "LossVerdict") -> dict[str, object]:
     """Return the verdict with every guess that gives the number."""
     return {
         "value": answer.reported, "recomputed": answer.right, "within": answer.within,

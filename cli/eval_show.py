@@ -7,10 +7,10 @@ from aprfmt.cli import render, running
 from aprfmt.cli.eval_windows import window_rows
 
 if TYPE_CHECKING:
-    from aprfmt.inference.loss import Loss
+    from aprfmt.inference.loss import MeanLoss
 
 
-def loss_to_json(loss: "Loss") -> dict[str, object]:
+def loss_to_json(loss: "MeanLoss") -> dict[str, object]:
     """Return the numbers with their unit."""
     return {
         "loss": loss.nats,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from aprfmt.compare.traces import PointDiff
     from aprfmt.inference.parity.bundle import Replayed
     from aprfmt.inference.parity.calibrate import Calibration
-    from aprfmt.inference.parity.cells import Distance, Operation, Parity, RunFacts, RunPair
+    from aprfmt.inference.parity.cells import Operation, Parity, RunDistance, RunFacts, RunPair
 
 MOST_IDS = 64  # of those chosen; more are said with --json
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
@@ -133,7 +133,7 @@ def show_operation(operation: "Operation") -> None:
     )
 
 
-def show_distance(distance: "Distance", name: str) -> None:
+def show_distance(distance: "RunDistance", name: str) -> None:
     """Print how far a run is from the arbiter or from the weights before quantization."""
     known = {key: value for key, value in distance.rel_l2.items() if value == value}
     key = max(known, key=known.__getitem__, default="")

@@ -52,7 +52,7 @@ def recording(
     )
 
 
-class Watched:
+class WatchedKeeper:
     """Where values go: on to `place` if `every`, or if they are shown; and seen."""
 
     def __init__(self, place: Keeper, every: bool, watch: Watch | None) -> None:
@@ -84,7 +84,7 @@ def record(
         warn_of_unknown(run.choice.backend, unknown)
         return trace
     place: Keeper = stack.enter_context(Spool()) if values else Kept()
-    seen = Watched(place, values, watch)
+    seen = WatchedKeeper(place, values, watch)
     hashed = replace(asked, hashes=values)
     trace = stack.enter_context(run.trace(hashed, place=seen, stop=True, facts=facts))
     whole = len(asked.wanted) == len(run.points) and asked.positions == "all"

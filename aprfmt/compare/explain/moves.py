@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.compare.explain import permutation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
-from aprfmt.compare.explain.permutation import Found
+from aprfmt.compare.explain.permutation import FoundLines
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.turned import near, turned_inside
 
@@ -67,7 +67,7 @@ def rearranged(case: Case) -> Iterator[Guess]:
             yield from _named(case, found)
 
 
-def _named(case: Case, found: Found) -> Iterator[Guess]:
+def _named(case: Case, found: FoundLines) -> Iterator[Guess]:
     enough = len(found.index) >= permutation.FOUND * found.count or found.count > len(found.index)
     what = "rows" if found.axis == 0 else "columns"
     if case.a.columns == 1:
@@ -116,7 +116,7 @@ def starting_at(reader: Reader, start: int) -> Take:
     return lambda rows: reader.take(rows + start)
 
 
-def _shifted(case: Case, found: Found, k: int, what: str) -> Iterator[Guess]:
+def _shifted(case: Case, found: FoundLines, k: int, what: str) -> Iterator[Guess]:
     one = what.removesuffix("s")
     around = (np.arange(found.count) + k) % found.count
     text = f"{one} i of A is {one} i{k:+d} of B"
@@ -166,7 +166,7 @@ def right_heads(case: Case, count: int) -> int | None:
     return told[0] if role.startswith("attn_") and told and count % told[0] == 0 else None
 
 
-def _paired(case: Case, found: Found, heads: int, way: str, p: "Array", what: str) -> Guess:
+def _paired(case: Case, found: FoundLines, heads: int, way: str, p: "Array", what: str) -> Guess:
     right = right_heads(case, found.count)
     text = f"{what} of each head: {way}"
     if right is None or right == heads:
@@ -180,7 +180,7 @@ def _paired(case: Case, found: Found, heads: int, way: str, p: "Array", what: st
     return _guess("gqa_mapping", says, case, found.axis, p)
 
 
-def _blocked(case: Case, found: Found, what: str) -> Iterator[Guess]:
+def _blocked(case: Case, found: FoundLines, what: str) -> Iterator[Guess]:
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
         yield _order(case, found, found.at, 1, "expert_order", "the router's experts")
         return
@@ -219,11 +219,11 @@ def _experts(case: Case) -> Iterator[Guess]:
     if bool((found < 0).any()) or len(set(found.tolist())) != count:
         return
     if bool((found != np.arange(count)).any()):
-        whole = Found(np.arange(case.a.rows), permutation.spread(found, size), case.a.rows, 0)
+        whole = FoundLines(np.arange(case.a.rows), permutation.spread(found, size), case.a.rows, 0)
         yield _order(case, whole, found, size, "expert_order", "experts")
 
 
-def _in_blocks(case: Case, found: Found) -> Iterator[Guess]:
+def _in_blocks(case: Case, found: FoundLines) -> Iterator[Guess]:
     """Guess the same rearrangement inside every block: nibbles or bytes of blocks misread."""
     if found.axis == 0:
         return
@@ -242,7 +242,7 @@ def _in_blocks(case: Case, found: Found) -> Iterator[Guess]:
         return
 
 
-def _order(case: Case, found: Found, q: "Array", size: int, cause: str, what: str) -> Guess:
+def _order(case: Case, found: FoundLines, q: "Array", size: int, cause: str, what: str) -> Guess:
     shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
     says = (f"{what} stand in another order", f"A's order, as numbers of B: {shown}")
     return _guess(cause, says, case, found.axis, permutation.spread(q, size))

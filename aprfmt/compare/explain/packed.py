@@ -153,7 +153,7 @@ def _rows(reader: Reader) -> "Array | None":
 
 def _betrayed(
     case: Case, x: "Array", y: "Array", source: Reader, reader: Reader
-) -> lattices.Found | None:
+) -> lattices.FoundScheme | None:
     """Return the scheme that one side was packed in, by its values, and the other was not."""
     seen = case.context.schemes
     known = tuple(seen.found)
