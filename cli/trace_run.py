@@ -53,7 +53,7 @@ def recording(
 
 
 class WatchedKeeper:
-    """Where values go: on to `place` if `every`, or if they are shown; and seen."""
+    """Passes values on to `place`, unless `every` only what is printed; `watch` sees all."""
 
     def __init__(self, place: Keeper, every: bool, watch: Watch | None) -> None:
         self._place, self._every, self._watch = place, every, watch

@@ -211,7 +211,7 @@ class DiffReport:
     def exit_code(self, accept: Sequence[str] = ()) -> int:
         """0 equal, 1 different (WITHIN too unless accepted), 2 if a file is damaged or unreadable.
 
-        Of damage a verdict on the rest does not make good.
+        Damage is 2 also where all other tensors are equal.
         """
         verdicts = {tensor.verdict for tensor in self.tensors}
         if "UNREADABLE" in verdicts or self.damage:

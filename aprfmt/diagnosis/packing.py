@@ -220,7 +220,7 @@ def _holds(packed: PackedWeight, weight: StoredWeight, reference: Any) -> bool:
 def _judged(
     packed: PackedWeight, weight: StoredWeight, expected: "Array", values: "Array"
 ) -> tuple["Array", "Array"]:
-    """Return both without what hangs on scales that were replaced: nobody knows these values."""
+    """Return both without the values whose scales were replaced: nobody knows those values."""
     doubled = {}
     for suffix, part in packed.parts.items():
         own = weight.parts.get(suffix)

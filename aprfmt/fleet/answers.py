@@ -36,7 +36,7 @@ class AnswerLine(NamedTuple):
 
 
 def answer_of(row: Row) -> AnswerLine:
-    """Return the answer that a row is."""
+    """Return a row as an answer: its line of JSON and its facts."""
     text = json.dumps(row, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return AnswerLine(text.encode() + b"\n", facts_of(row))
 

@@ -189,7 +189,7 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Yield the rows of a Parquet file of a scan; FormatError for another one."""
+    """Yield the rows of a scan's Parquet file; FormatError for a file that is not one."""
     arrow = _pyarrow()
     try:
         file = arrow.parquet.ParquetFile(path)

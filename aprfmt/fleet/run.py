@@ -138,8 +138,8 @@ class _Gathered:
 def scan(request: ScanRequest, progress: Progress | None = None) -> ScanReport:
     """Ask every question of every model that has no answer yet; return what all answers say.
 
-    Raises UsageError for a root or a check that there is not, FormatError for results that are
-    none, OutputError where they cannot be written.
+    Raises UsageError for a root or a check that does not exist, FormatError for a results file that
+    is not one, OutputError where it cannot be written.
     """
     if request.ray is not None and request.budget.requests is not None:
         raise UsageError("--max-requests counts this machine's requests; leave it out with --ray")

@@ -107,7 +107,7 @@ class Asker:
 
 
 def opened(context: Checked) -> Said:
-    """Say what was opened: its format and its tensors; what is wrong, `layout` says."""
+    """Give the format and the number of tensors; what is wrong with the file, `layout` says."""
     model = context.model
     return Said("PASS", f"{model.format}, {len(model)} tensors", details={
         "format": model.format, "tensors": len(model), "damage": len(model.damage),

@@ -90,7 +90,7 @@ class _Worker:
         return not self.tasks or (len(self.tasks) == 1 and _small(task) and _small(self.tasks[0]))
 
     def messages(self, some: bytes) -> Iterator[AnswerLine | int]:
-        """Yield the answers, and at the end of each task its requests, that `some` completes."""
+        """Take in received bytes; yield answers now complete, and a task's requests at its end."""
         data, at = self._begun + some, 0
         while len(data) - at >= HEAD.size:
             end = at + HEAD.size + HEAD.unpack_from(data, at)[0]

@@ -85,7 +85,7 @@ class DryBackend(Tiles):
         return x.numbers() if isinstance(x, Routed) else x.__array__()
 
     def stats(self, x: Any) -> Stats:
-        """Return the statistics of nothing: they are computed piece by piece."""
+        """Return empty statistics; no memory is counted, for they are computed piece by piece."""
         return _NOTHING
 
     def zeros(self, shape: Sequence[int]) -> Ghost:

@@ -118,7 +118,7 @@ class Ghost:
         return (self[i] for i in range(len(self)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Numbers:
-        """Return zeros that take no memory; what they decide is decided as zeros decide it."""
+        """Return zeros that take no memory; a branch on values goes the way that zeros take."""
         return np.broadcast_to(np.zeros((), dtype or np.float32), self.shape)
 
     def __float__(self) -> float:

@@ -87,7 +87,7 @@ class ThroughGhost(GhostRows):
         self.nbytes = 4 * math.prod(tensor.shape)
 
     def numpy(self) -> Ghost:  # type: ignore[override]
-        """Return what is left of the tensor: its numbers, their code and the result at a time."""
+        """Return the decoded values, and count what coding and decoding them hold meanwhile."""
         count = math.prod(self.shape)
         self._account.during(8 * count + encoding_row(self.encoding).nbytes(self.shape))
         return Ghost.new(self._account, self.shape, 4)

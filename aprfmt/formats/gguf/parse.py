@@ -331,7 +331,7 @@ def _check_end(parsed: ParsedGguf, partial: bool) -> None:
         error = TruncatedError(f"{parsed.where}: {text}{todo}")
         parsed.faults.cut(error, [info.name for info in beyond if info.nbytes])
     if parsed.faults.damage:
-        return  # where the data end is as good as unknown
+        return  # offsets or sizes are wrong: where the data should end is not known
     padded = align(parsed.end, parsed.alignment)
     if parsed.size > padded:
         parsed.warn("trailing_bytes", f"{parsed.size - padded} bytes follow the data")
