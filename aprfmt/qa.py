@@ -14,7 +14,7 @@ from typing import Any
 
 from aprfmt.checks.asking import answered, ask
 from aprfmt.checks.gates.baseline import save
-from aprfmt.checks.gates.subject import Request, Subject
+from aprfmt.checks.gates.subject import QaRequest, Subject
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
 from aprfmt.errors import UsageError
@@ -39,7 +39,7 @@ def run(
     `only` and `skip` are names of gates; what is left out is in the report as NOT_RUN. Beside
     `only`, the gate whose own input is given (`also`, `against`, `baseline`) is asked too. With
     fewer than `min_run` answers the report fails. `options` are the fields of
-    aprfmt.checks.gates.subject.Request: arch, choice (where to run), also, against, golden,
+    aprfmt.checks.gates.subject.QaRequest: arch, choice (where to run), also, against, golden,
     baseline, random_weights, threads, memory, deterministic. Raises UsageError for a name that is
     no gate, or for a gate left out whose input is given; BackendUnavailableError for a device that
     is not there; and what opening the model raises: FormatError, ArchError.
@@ -49,7 +49,7 @@ def run(
     for name in (*only, *skip):
         if name not in names:
             raise UsageError(f"gate {name!r} is not known; known: {', '.join(names)}")
-    request = Request(place(model), **options)
+    request = QaRequest(place(model), **options)
     asked = _asked(request, only, skip)
     backend = request.choice.open(  # a device that is not there is an error, no verdict
         deterministic=request.deterministic, threads=request.threads
@@ -84,7 +84,7 @@ def save_baseline(report: QaReport, path: Path | str, *, force: bool = False) ->
 _INPUTS = {"also": "device-parity", "against": "format-parity", "baseline": BASELINE}
 
 
-def _asked(request: Request, only: Collection[str], skip: Collection[str]) -> set[str]:
+def _asked(request: QaRequest, only: Collection[str], skip: Collection[str]) -> set[str]:
     """Return the gates the user named, or gave the input of: they may not go missing silently.
 
     Raises UsageError where one of them is left out nevertheless.

@@ -18,7 +18,7 @@ def show_checks(checks: "Iterable[Check]") -> None:
     for check in checks:
         todo = f"; {check.todo}" if check.todo else ""
         text = f"{check.outcome:7} {check.name}: {check.found}; expected {check.expected}{todo}"
-        render.line(render.escape(text), style=STYLES[check.outcome])
+        render.say(text, style=STYLES[check.outcome])
 
 
 def show_validation(report: "Validation") -> None:
@@ -51,7 +51,7 @@ def _sentence(finding: "Finding", strict: bool) -> str:
 
 def show_gates(report: "QaReport", saved: str | None) -> None:
     """Print a line for each gate, what failed in it, and where the baseline went."""
-    render.line(render.escape(f"{report.subject} on {report.choice}"), style="head")
+    render.say(f"{report.subject} on {report.choice}", style="head")
     for gate in report.gates:
         took = f"{gate.seconds:6.2f} s" if gate.outcome != "NOT_RUN" else "        "
         text = f"{gate.outcome.replace('_', '-'):7} {gate.name:16} {took}  "
@@ -61,15 +61,15 @@ def show_gates(report: "QaReport", saved: str | None) -> None:
             text += gate.why
         else:
             text += f"{len(gate.failed)} of {len(gate.checks)} checks failed"
-        render.line(render.escape(text), style=STYLES[gate.outcome])
+        render.say(text, style=STYLES[gate.outcome])
         for each in gate.checks:
             if each.outcome == "FAIL" or (each.outcome == "NOT_RUN" and gate.outcome != "NOT_RUN"):
                 todo = f"; {each.todo}" if each.todo else ""
                 place = f" ({each.where})" if each.where else ""
-                line = f"{each.name}{place}: {each.found}; expected {each.expected}{todo}"
-                render.line(render.escape(f"        {each.outcome.replace('_', '-')} {line}"),
-                            style=STYLES[each.outcome])  # fmt: skip
+                text = f"{each.name}{place}: {each.found}; expected {each.expected}{todo}"
+                word = each.outcome.replace("_", "-")
+                render.say(f"        {word} {text}", style=STYLES[each.outcome])
     style = {0: "good", 1: "bad", 2: "warn"}[report.exit_code]
     render.line(f"{report.outcome.replace('_', '-')}: {report.sentence}", style=style)
     if saved is not None:
-        render.line(render.escape(f"baseline written to {saved}"))
+        render.say(f"baseline written to {saved}")

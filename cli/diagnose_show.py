@@ -18,7 +18,7 @@ def show(result: "Diagnosis") -> None:
     """Print the class, the causes, the evidence, the points, the coverage and the next steps."""
     from aprfmt.diagnosis import words
 
-    render.line(render.escape(result.sentence), style=STYLES[result.kind])
+    render.say(result.sentence, style=STYLES[result.kind])
     _lines(words.causes(result))
     _lines(words.evidence(result))
     _points(result)
@@ -27,7 +27,7 @@ def show(result: "Diagnosis") -> None:
 
 def _lines(lines: Iterable[tuple[str, str]]) -> None:
     for text, style in lines:
-        render.line(render.escape(text), style=style)
+        render.say(text, style=style)
 
 
 def _points(result: "Diagnosis") -> None:

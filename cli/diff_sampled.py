@@ -28,16 +28,16 @@ def show(report: "SampleReport") -> None:
     if report.settled:
         render.line(f"  {report.settled} tensors are equal by the digests of their files")
     for found in report.differing[:FINDINGS]:
-        render.line(render.escape(f"  {found.tensor}: byte {found.byte} differs"), style="bad")
+        render.say(f"  {found.tensor}: byte {found.byte} differs", style="bad")
     for one in report.unlike[:FINDINGS]:
-        render.line(render.escape(f"  {one.tensor}: {one.why}"), style="bad")
+        render.say(f"  {one.tensor}: {one.why}", style="bad")
     left = max(0, len(report.differing) - FINDINGS) + max(0, len(report.unlike) - FINDINGS)
     if left:
         render.line(f"  ... {left} more (--json)", style="dim")
     if report.unsampled:
-        render.line(render.escape(f"  {len(report.unsampled)} tensors have no bytes to compare "
-                                  f"({report.unsampled[0].tensor}: {report.unsampled[0].why})"),
-                    style="warn")  # fmt: skip
+        count, first = len(report.unsampled), report.unsampled[0]
+        render.say(f"  {count} tensors have no bytes to compare ({first.tensor}: {first.why})",
+                   style="warn")  # fmt: skip
     if report.different:
         render.line("different", style="bad")
         return

@@ -39,7 +39,7 @@ def show(report: DiffReport, top: int, code: int) -> None:
     for tensor in report.tensors:  # equal sides that both hold NaN or infinities
         if tensor not in shown and tensor.stats is not None and tensor.stats.nonfinite is not None:
             said = f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.says()}"
-            render.line(render.escape(said), style="warn")
+            render.say(said, style="warn")
     left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
@@ -50,8 +50,8 @@ def _findings(findings: Sequence[CauseGroup]) -> None:
     for found in render.first(findings, FINDINGS, "  ", "more findings"):
         sure = "" if found.confirmed else " (unconfirmed)"
         many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
-        render.line(
-            render.escape(f"  {found.cause}{sure}, {many}: {found.text}"),
+        render.say(
+            f"  {found.cause}{sure}, {many}: {found.text}",
             style="bad" if found.confirmed else "warn",
         )
 
@@ -77,9 +77,7 @@ def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
     for row in rows:
         origins = f"  ({row.origin_a or '-'} | {row.origin_b or '-'})" if row.origin_a else ""
         sides = f"{_said(row.name, row.a)} | {_said(row.name, row.b)}"
-        render.line(
-            render.escape(f"  {row.name}: {sides}{origins}"), style="bad" if row.decisive else ""
-        )
+        render.say(f"  {row.name}: {sides}{origins}", style="bad" if row.decisive else "")
 
 
 def _texts(report: DiffReport) -> None:
@@ -88,7 +86,7 @@ def _texts(report: DiffReport) -> None:
         render.line("chat template", style="head")
     for text in report.template[:LINES]:
         style = {"+": "good", "-": "bad"}.get(text[:1], "")
-        render.line(render.escape(f"  {text}"), style=style)
+        render.say(f"  {text}", style=style)
     if len(report.template) > LINES:
         render.line(f"  ... {len(report.template) - LINES} more lines (--json)", style="dim")
     if report.generation:
@@ -96,7 +94,7 @@ def _texts(report: DiffReport) -> None:
     for row in report.generation:
         effect = f" ({row.effect})" if row.effect else ""
         sides = f"{_said(row.name, row.a)} | {_said(row.name, row.b)}"
-        render.line(render.escape(f"  {row.name}: {sides}{effect}"))
+        render.say(f"  {row.name}: {sides}{effect}")
 
 
 def _said(name: str, value: object) -> str:
@@ -111,13 +109,13 @@ def _tensor(tensor: TensorDiff) -> None:
     names = " | ".join(name or "-" for name in (tensor.name_a, tensor.name_b))
     encodings = f"{tensor.encoding_a or '-'} | {tensor.encoding_b or '-'}"
     cause = f" ({tensor.cause})" if tensor.cause else ""
-    render.line(render.escape(f"  {tensor.verdict}{cause}  {tensor.key}  {encodings}"))
-    render.line(render.escape(f"      {names}"), style="dim")
+    render.say(f"  {tensor.verdict}{cause}  {tensor.key}  {encodings}")
+    render.say(f"      {names}", style="dim")
     if tensor.shape_a != tensor.shape_b:
         shapes = f"{render.shape_text(tensor.shape_a)} | {render.shape_text(tensor.shape_b)}"
         render.line(f"      shape {shapes}")
     if tensor.layout:
-        render.line(render.escape(f"      {', '.join(tensor.layout)}"))
+        render.say(f"      {', '.join(tensor.layout)}")
     if tensor.first_byte is not None:
         render.line(f"      first differing byte {tensor.first_byte}")
     stats = tensor.stats
@@ -146,6 +144,6 @@ def _explanation(found: Explanation) -> None:
     if found.residual_after is not None:
         before = "-" if found.residual_before is None else f"{found.residual_before:.3g}"
         after = f", residual {before} to {found.residual_after:.3g}"
-    render.line(render.escape(f"      {sure} {found.cause}{after}"))
+    render.say(f"      {sure} {found.cause}{after}")
     for sentence in found.evidence:
-        render.line(render.escape(f"        {sentence}"))
+        render.say(f"        {sentence}")

@@ -9,10 +9,10 @@ import click
 from aprfmt.cli import render, running
 
 if TYPE_CHECKING:
-    from aprfmt.cli.trace_ways import Asked, Wanted
+    from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
     from aprfmt.inference.device import Choice
     from aprfmt.inference.dry.estimate import DeviceMemory, Estimate
-    from aprfmt.inference.parity.request import Request
+    from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.model import Model
 
 option = click.option(
@@ -38,7 +38,11 @@ def of_run(text: str, tokens: running.Tokens, where: running.Where, max_tokens: 
 
 
 def of_trace(
-    text: str, tokens: running.Tokens, where: running.Where, asked: "Asked", wanted: "Wanted"
+    text: str,
+    tokens: running.Tokens,
+    where: running.Where,
+    asked: "TraceAsked",
+    wanted: "TraceWanted",
 ) -> int:
     """Say what `aprfmt trace --payload` takes with these points and layers."""
     from aprfmt.cli import trace_points, trace_run
@@ -60,7 +64,7 @@ def of_trace(
         return _said(model, len(ids), [found])
 
 
-def of_parity(model: "Model", choices: "Sequence[Choice]", request: "Request") -> int:
+def of_parity(model: "Model", choices: "Sequence[Choice]", request: "ParityRequest") -> int:
     """Say what each run of a comparison takes, and all of them, which stay open together."""
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.parity.between import ARBITER, plain_rows
@@ -104,13 +108,13 @@ def _show(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]")
 
 def _show_one(found: "Estimate | str") -> None:
     if isinstance(found, str):
-        render.line(render.escape(found), style="warn")
+        render.say(found, style="warn")
         return
     size = render.size_text
     behind = f" and {found.steps} steps" if found.steps else ""
     kept = f", values recorded {size(found.values_bytes)}" if found.values_bytes else ""
     text = f"{found.ran}: {found.tokens} tokens{behind}; reads {size(found.read_bytes)}{kept}"
-    render.line(render.escape(text), style="head")
+    render.say(text, style="head")
     for device in found.devices:
         _show_device(device)
 

@@ -13,7 +13,7 @@ from aprfmt.cli import render, running
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
     from aprfmt.inference.batch import Batch
-    from aprfmt.inference.reported import Answer
+    from aprfmt.inference.reported import LossVerdict
     from aprfmt.inference.running import Run
 
 
@@ -69,42 +69,38 @@ def measure(
 
 def shift_check(batch: "Batch") -> "Check":
     """Return the check that the file's labels are the tokens that follow (or the ids)."""
-    from aprfmt.base.outcome import Check
+    from aprfmt.base.outcome import check
     from aprfmt.inference.batch import PROPER, SHIFTS
 
-    proper = batch.shift in PROPER
-    return Check(
-        "labels-shifted", "PASS" if proper else "FAIL", str(batch.path), SHIFTS[batch.shift],
-        "the ids themselves, or the ids one ahead", "" if proper else "shift the labels once",
+    return check(
+        "labels-shifted", batch.shift in PROPER, SHIFTS[batch.shift],
+        "the ids themselves, or the ids one ahead", "shift the labels once", str(batch.path),
     )  # fmt: skip
 
 
 def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "Check":
     """Return the check that the file's logits have the loss of this model's."""
-    from aprfmt.base.outcome import Check
+    from aprfmt.base.outcome import check
 
-    same = abs(ours - theirs) <= within * abs(ours)
-    return Check(
-        "logits-agree", "PASS" if same else "FAIL", str(batch.path),
+    return check(
+        "logits-agree", abs(ours - theirs) <= within * abs(ours),
         f"{theirs:.6g} nats from the file's logits", f"{ours:.6g} nats of this model's, within "
         f"{within:g} of it",
-        "" if same else "the forward passes differ: trace both, and diagnose the traces",
+        "the forward passes differ: trace both, and diagnose the traces", str(batch.path),
     )  # fmt: skip
 
 
-def reported_check(batch: "Batch", answer: "Answer") -> "Check":
+def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
     """Return the check of the reported number, with the mistake that gives it."""
-    from aprfmt.base.outcome import Check
+    from aprfmt.base.outcome import check
 
-    found = f"{answer.reported:.6g} was reported"
+    agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
     expected = f"{answer.right:.6g} nats per token, recomputed from {batch.scored} labels"
-    if answer.says == "agrees":
-        return Check("loss-reported", "PASS", str(batch.path), found, expected)
-    return Check("loss-reported", "FAIL", str(batch.path), f"{found}: {sentence(answer)}",
-                 expected, todo(answer))  # fmt: skip
+    said = found if agrees else f"{found}: {sentence(answer)}"
+    return check("loss-reported", agrees, said, expected, todo(answer), str(batch.path))
 
 
-def sentence(answer: "Answer") -> str:
+def sentence(answer: "LossVerdict") -> str:
     """Return in words which mistakes give the number."""
     from aprfmt.inference.reported import MISTAKES
 
@@ -125,7 +121,7 @@ def sentence(answer: "Answer") -> str:
     return "it may be that " + ", or that ".join(shown)
 
 
-def todo(answer: "Answer") -> str:
+def todo(answer: "LossVerdict") -> str:
     """Return what to do about it."""
     from aprfmt.inference.reported import MISTAKES
 
@@ -148,7 +144,7 @@ def batch_to_json(batch: "Batch") -> dict[str, object]:
     }  # fmt: skip
 
 
-def answer_to_json(answer: "Answer") -> dict[str, object]:
+def answer_to_json(answer: "LossVerdict") -> dict[str, object]:
     """Return the verdict with every guess that gives the number."""
     return {
         "value": answer.reported, "recomputed": answer.right, "within": answer.within,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvalAsked:
     """What is scored, and how it is cut."""
 
     texts: tuple[Path, ...]
@@ -40,7 +40,7 @@ class Asked:
         return bool(self.texts or self.samples or self.ids)
 
 
-def of_texts(model: str, asked: Asked, where: running.Where) -> int:
+def of_texts(model: str, asked: EvalAsked, where: running.Where) -> int:
     """Score texts, by two models where another is to be held against; print, return the code."""
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import measure, plan
@@ -73,7 +73,11 @@ def of_texts(model: str, asked: Asked, where: running.Where) -> int:
         if measured.acceptance is not None:
             least = ALIVE if asked.least_accepted is None else asked.least_accepted
             checks.insert(0, measured.acceptance.judged(least, str(run.model.path)))
-            body["draft"] = eval_show.draft_to_json(measured.acceptance, least)
+            found_drafts = measured.acceptance
+            body["draft"] = eval_show.Drafts(
+                drafts=found_drafts.drafts, accepted=found_drafts.accepted,
+                acceptance=found_drafts.rate, least=least,
+            )  # fmt: skip
         if other is not None and measured.other is not None:
             checks += judge(measured.other, kind, str(other.model.path))
             difference = measured.divergence
@@ -85,7 +89,7 @@ def of_texts(model: str, asked: Asked, where: running.Where) -> int:
         return finish(run, body, checks, eval_show.show)
 
 
-def of_batch(model: str, asked: Asked, where: running.Where) -> int:
+def of_batch(model: str, asked: EvalAsked, where: running.Where) -> int:
     """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
     others = {
         "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,

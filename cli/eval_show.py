@@ -1,17 +1,16 @@
 """What `aprfmt eval` says of a loss: as JSON, and printed."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from aprfmt.cli import render, running
 from aprfmt.cli.eval_windows import window_rows
 
 if TYPE_CHECKING:
-    from aprfmt.inference.draft import Acceptance
-    from aprfmt.inference.loss import Loss
+    from aprfmt.inference.loss import MeanLoss
 
 
-def loss_to_json(loss: "Loss") -> dict[str, object]:
+def loss_to_json(loss: "MeanLoss") -> dict[str, object]:
     """Return the numbers with their unit."""
     return {
         "loss": loss.nats,
@@ -25,15 +24,16 @@ def loss_to_json(loss: "Loss") -> dict[str, object]:
     }
 
 
-def draft_to_json(found: "Acceptance", least: float) -> dict[str, Any]:
-    """Return how many drafts there were, and how many of them the model accepts."""
-    return {
-        "drafts": found.drafts, "accepted": found.accepted,
-        "acceptance": found.rate, "least": least,
-    }  # fmt: skip
+class Drafts(TypedDict):
+    """How many drafts the model accepts, and the share below which a head is dead."""
+
+    drafts: int
+    accepted: int
+    acceptance: float
+    least: float
 
 
-def draft_verdict(draft: dict[str, Any]) -> str:
+def draft_verdict(draft: Drafts) -> str:
     """Return what is said of a draft head first."""
     if not draft["drafts"]:
         return "not measured: no draft was scored"

@@ -46,7 +46,7 @@ def whole(model: "Model", name: str, ids: list[int]) -> "Sample":
 
 
 def check(model: "Model", ids: list[int]) -> list[int]:
-    """Return the ids, all inside the embedding; an empty sample is skipped later, loudly."""
+    """Return the ids, all inside the embedding; empty ones are skipped later, with a warning."""
     return running.check_ids(model, ids) if ids else ids
 
 

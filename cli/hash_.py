@@ -58,17 +58,15 @@ def show(body: dict[str, Any]) -> None:
     """Print the hashes, or the verdict of a check."""
     if "failures" in body:
         for row in body["failures"]:
-            render.line(render.escape(f"FAIL {row['key']}: {row['what']}"), style="bad")
+            render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
         if not body["failures"]:
             render.line(f"all {len(body['tensors'])} tensors match", style="good")
         return
     for row in body["tensors"]:
-        render.line(
-            render.escape(
-                f"{row.get('decoded') or '-':64}  {(row['raw'] or ['-'])[0][:16]:16}  "
-                f"{row['encoding']:8} "
-                f"{row['key']}"
-            )
+        render.say(
+            f"{row.get('decoded') or '-':64}  {(row['raw'] or ['-'])[0][:16]:16}  "
+            f"{row['encoding']:8} "
+            f"{row['key']}"
         )
     if "written" in body:
         render.line(f"wrote {render.escape(body['written'])}")

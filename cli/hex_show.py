@@ -30,14 +30,14 @@ def _fields(body: dict[str, Any]) -> None:
         raw = bytes.fromhex(row["bytes"])
         dots = " .." if row["nbytes"] > len(raw) else ""
         begin = f"{row['offset']:08x}  {raw.hex(' ') + dots:50}"
-        render.line(render.escape(f"{begin}  {row['name']} = {row['value']}"))
+        render.say(f"{begin}  {row['name']} = {row['value']}")
     if len(body["fields"]) < body["count"]:
         render.line(f"... {body['count'] - len(body['fields'])} more (--limit)", style="dim")
 
 
 def _blocks(body: dict[str, Any]) -> None:
     what = f"{body['tensor']} {render.shape_text(body['shape'])} {body['encoding']}"
-    render.line(render.escape(f"{what}, {body['count']} blocks"), style="head")
+    render.say(f"{what}, {body['count']} blocks", style="head")
     for row in body["blocks"]:
         render.line(f"block {row['block']} at offset {row['offset']}", style="head")
         for field in row["fields"]:

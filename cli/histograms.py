@@ -1,6 +1,6 @@
 """Histograms that pages show: of values that are there, and of a stored tensor's."""
 
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,17 @@ COUNTED = 1 << 22  # values of a stored tensor that are counted; of larger ones 
 RUN = 1 << 15  # values of a run of such rows
 
 
-def histogram(values: Array) -> dict[str, Any] | None:
-    """Return {low, high, counts} of the finite values; None where there is none."""
+class Histogram(TypedDict):
+    """Counts of values in equal parts from low to high; `of` is how many were counted."""
+
+    low: float
+    high: float
+    counts: list[int]
+    of: NotRequired[int]
+
+
+def histogram(values: Array) -> Histogram | None:
+    """Return the histogram of the finite values; None where there is none."""
     flat = np.asarray(values).reshape(-1)
     flat = flat[np.isfinite(flat)]
     if not flat.size:
@@ -28,8 +37,8 @@ def histogram(values: Array) -> dict[str, Any] | None:
     return {"low": low, "high": high, "counts": _counts(flat, low, high).tolist()}
 
 
-def tensor_histogram(tensor: View, stats: Stats) -> dict[str, Any] | None:
-    """Return {low, high, counts, of} of a stored tensor, whose extremes its statistics say.
+def tensor_histogram(tensor: View, stats: Stats) -> Histogram | None:
+    """Return the histogram of a stored tensor, whose extremes its statistics say.
 
     `of` is how many values were counted: all, or about COUNTED in runs of rows evenly spaced.
     Raises CodecError, UnsupportedError.

@@ -7,9 +7,10 @@ grows with the size of the weights. The vocabulary is in it only where it is ask
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli import html, render
+from aprfmt.cli.tensors_show import listed
 from aprfmt.errors import AprfmtError, UsageError
 
 if TYPE_CHECKING:
@@ -82,23 +83,17 @@ def _called(path: Path) -> str:
 
 def tensors(opened: "Model", stats: bool, progress: "render.Progress") -> list[dict[str, object]]:
     """Return a row for every tensor of the file, with statistics and a histogram if asked for."""
+    from aprfmt.tensors.companions import all_bytes
+
     roles, rows = opened.roles_of, []
     for done, (name, tensor) in enumerate(opened.items()):
-        row: dict[str, Any] = {
-            "name": name, "role": " ".join(roles.get(name, ())), "shape": list(tensor.shape),
-            "encoding": tensor.encoding, "nbytes": _all_bytes(tensor), "offset": tensor.offset,
-            "damage": tensor.damage,
-        }  # fmt: skip
+        row = listed(name, tensor, roles.get(name, ()), stats=False)
+        row |= {"nbytes": all_bytes(tensor), "damage": tensor.damage}
         if stats:
             row |= _measured(tensor)
             progress(done + 1, len(opened))
         rows.append(row)
     return rows
-
-
-def _all_bytes(tensor: "View") -> int:
-    """Return a tensor's stored bytes, companions included."""
-    return tensor.nbytes + sum(part.info.nbytes for part in tensor.parts.values())
 
 
 def _measured(tensor: "View") -> dict[str, object]:

@@ -9,7 +9,7 @@ WIDEST = 200  # characters of a metadata value, unless --full
 
 def show(body: dict[str, Any], *, verbose: bool, metadata: bool, full: bool) -> None:
     """Print the answer in one line, and the facts behind it."""
-    render.line(render.escape(body["summary"]["line"]), style="head")
+    render.say(body["summary"]["line"], style="head")
     _file(body)
     if body["architecture"] is None and body["summary"]["kind"] == "model":
         render.warn(body["architecture_error"], "unknown_architecture")
@@ -26,7 +26,7 @@ def show(body: dict[str, Any], *, verbose: bool, metadata: bool, full: bool) -> 
         if note["level"] == "warning" or note["key"] == "remark":
             render.warn(f"{note['where']}: {note['text']}", note["key"])
         elif verbose:
-            render.line(render.escape(f"note: {note['where']}: {note['text']}"), style="dim")
+            render.say(f"note: {note['where']}: {note['text']}", style="dim")
     if not verbose:
         render.line("more: -v, --metadata", style="dim")
 
@@ -55,11 +55,11 @@ def _hyperparameters(body: dict[str, Any], verbose: bool) -> None:
     for kind in ("ignored", "unknown"):
         listed = body["keys"][kind]
         if listed and (verbose or kind == "unknown"):
-            render.line(render.escape(f"config keys {kind}: {', '.join(listed)}"))
+            render.say(f"config keys {kind}: {', '.join(listed)}")
     if body["draft"]:
         render.line(f"draft head: {len(body['draft'])} tensors; aprfmt eval --draft runs it")
     if body["unclaimed"]:
-        render.line(render.escape(f"tensors of no role: {', '.join(body['unclaimed'][:6])}"))
+        render.say(f"tensors of no role: {', '.join(body['unclaimed'][:6])}")
 
 
 def _warnings(body: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ to = click.option("--to", help="Target format, where DST's extension does not sa
 
 
 def negated(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    """Turn what a --no-... flag says into what it is a field of."""
+    """Return False where a --no-... flag was given: its field says what is to be done."""
     return not value
 
 

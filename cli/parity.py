@@ -5,14 +5,14 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import dry_run, options, parity_run, running
-from aprfmt.cli.parity_run import Asked, Wanted
+from aprfmt.cli.parity_run import ParityAsked, ParityWanted
 from aprfmt.errors import UsageError
 
 REPEATS = 5
 
 
 @click.command("parity", options_metavar="MODEL --between RUN RUN... [OPTIONS]")
-@options.gathered(asked=Asked, wanted=Wanted, tokens=running.Tokens)
+@options.gathered(asked=ParityAsked, wanted=ParityWanted, tokens=running.Tokens)
 @click.argument("words", nargs=-1, metavar="")
 @click.option("--between", is_flag=True, help="The runs follow: cpu, cuda, torch:cpu:bfloat16, "
               "transformers, llama.cpp. The first is the reference.")  # fmt: skip
@@ -36,19 +36,16 @@ REPEATS = 5
               help="Write a minimal reproduction of the first wrong operation.")  # fmt: skip
 @click.option("--replay", "replayed", type=options.FILE,
               metavar="FILE", help="Run a reproduction again, without the model.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic.")
-@click.option("--memory", callback=options.size, metavar="SIZE", help="Budget for weights (2G).")
-@click.option("--deterministic", is_flag=True, help="Fixed row blocks and thread count.")
 @dry_run.option
 @click.option("--all", "every", is_flag=True, help="Print every point, not the worst of each kind.")
 @options.html("Write a page: evidence, a map of all points for every run.")
-@options.allow_missing
+@running.within
 @options.arch
 @options.force
 @options.common
 def command(
     words: tuple[str, ...], between: bool, base: str | None, calibrate: Path | None, repeats: int,
-    replayed: Path | None, asked: Asked, wanted: Wanted, tokens: running.Tokens,
+    replayed: Path | None, asked: ParityAsked, wanted: ParityWanted, tokens: running.Tokens,
 ) -> int:  # fmt: skip
     """Compare runs of one model: every capture point, logits, losses, experts.
 

@@ -15,27 +15,22 @@ from aprfmt.errors import UsageError
 if TYPE_CHECKING:
     from aprfmt.inference.device import Choice
     from aprfmt.inference.parity.cells import Parity
-    from aprfmt.inference.parity.request import Request
+    from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.model import Model
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParityAsked(running.Within):
     """How the model runs on each side, and at which points the runs are compared."""
 
     points: str | None
     through: str | None
     arbiter: bool
     thresholds: Path | None
-    threads: int | None
-    memory: int | None
-    deterministic: bool
-    allow_missing: tuple[str, ...]
-    arch: str | None
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ParityWanted:
     """What is made of a comparison: files, a page, text of every point."""
 
     bundle: Path | None
@@ -47,7 +42,7 @@ class Wanted:
 
 def run(
     text: str, runs: list[str], base: str | None, calibrate: Path | None, repeats: int,
-    asked: Asked, wanted: Wanted, tokens: running.Tokens,
+    asked: ParityAsked, wanted: ParityWanted, tokens: running.Tokens,
 ) -> int:  # fmt: skip
     """Compare the runs, or calibrate with them; print what was found and return the exit code."""
     from aprfmt.inference.device import parse_run
@@ -92,13 +87,13 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def prepare(
-    text: str, asked: Asked, tokens: running.Tokens, stack: ExitStack
-) -> "tuple[Model, Request]":
+    text: str, asked: ParityAsked, tokens: running.Tokens, stack: ExitStack
+) -> "tuple[Model, ParityRequest]":
     """Open the model; return it and what to run on it, its ids chosen where none are named."""
     from aprfmt.diagnosis.prompt import chosen_ids
     from aprfmt.inference.capture import instances, select_points
     from aprfmt.inference.parity.calibrate import load_calibration
-    from aprfmt.inference.parity.request import Request
+    from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.model import open_model
     from aprfmt.model.completeness import refuse_to_run
 
@@ -116,7 +111,7 @@ def prepare(
         names = set(select_points(asked.points.split(","))) | {"logits"}
         known = instances(model.spec.block, model.hyper, model.roles)
         wanted = [key for key, item in known.items() if item.point.name in names]
-    return model, Request(
+    return model, ParityRequest(
         tuple(ids), text=said, wanted=wanted, through=asked.through, arbiter=asked.arbiter,
         threads=asked.threads, memory=asked.memory, deterministic=asked.deterministic,
         calibrated=rows, calibrated_by=None if asked.thresholds is None else str(asked.thresholds),
@@ -124,7 +119,11 @@ def prepare(
 
 
 def compared(
-    model: "Model", choices: "list[Choice]", request: "Request", base: str | None, asked: Asked
+    model: "Model",
+    choices: "list[Choice]",
+    request: "ParityRequest",
+    base: str | None,
+    asked: ParityAsked,
 ) -> "Parity":
     """Run and compare; `base` is the model before quantization."""
     from aprfmt.inference.parity.between import parity
@@ -136,7 +135,7 @@ def compared(
         return parity(model, choices, request, source)
 
 
-def finish(found: "Parity", body: dict[str, object], wanted: Wanted) -> int:
+def finish(found: "Parity", body: dict[str, object], wanted: ParityWanted) -> int:
     """Draw and print a comparison as it is wanted; return the exit code."""
     from aprfmt.cli.parity_html import render_page
 
@@ -146,7 +145,7 @@ def finish(found: "Parity", body: dict[str, object], wanted: Wanted) -> int:
         parity_show.show(found, wanted.every)
         if wanted.bundle is not None:
             path, none = f"wrote {wanted.bundle}", "no operation to reproduce; wrote none"
-            render.line(render.escape(path if body["bundle"] else none))
+            render.say(path if body["bundle"] else none)
 
     return render.emit(body, found.exit_code, show)
 
@@ -176,8 +175,8 @@ def replay(path: Path, runs: list[str]) -> int:
 
 
 def measure(
-    model: "Model", choices: "list[Choice]", request: "Request", repeats: int, path: Path,
-    wanted: Wanted,
+    model: "Model", choices: "list[Choice]", request: "ParityRequest", repeats: int, path: Path,
+    wanted: ParityWanted,
 ) -> int:  # fmt: skip
     """Calibrate; exit 1, nothing written, where a point is beyond what a tolerance may excuse."""
     from aprfmt.inference.parity.calibrate import calibrate, save_calibration

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from aprfmt.compare.traces import PointDiff
     from aprfmt.inference.parity.bundle import Replayed
     from aprfmt.inference.parity.calibrate import Calibration
-    from aprfmt.inference.parity.cells import Distance, Operation, Parity, RunFacts, RunPair
+    from aprfmt.inference.parity.cells import Operation, Parity, RunDistance, RunFacts, RunPair
 
 MOST_IDS = 64  # of those chosen; more are said with --json
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
@@ -25,14 +25,12 @@ def show_chosen(ids: Sequence[int]) -> None:
 def show(found: "Parity", every: bool) -> None:
     """Print the runs, one table for each pair, and the verdicts."""
     weights = f", weights through {found.through} and back" if found.through else ""
-    render.line(
-        render.escape(f"{found.model} ({found.architecture}, {found.weights_class} weights"
-                      f"{weights}), {len(found.ids)} tokens"), style="head",
-    )  # fmt: skip
+    what = f"{found.architecture}, {found.weights_class} weights{weights}"
+    render.say(f"{found.model} ({what}), {len(found.ids)} tokens", style="head")
     for index, run in enumerate(found.runs):
         via = f", {run.via}" if run.via else ""
         name = "reference" if index == 0 else f"run {index}"
-        render.line(render.escape(f"  {name}: {label(run)} ({run.points} points{via})"))
+        render.say(f"  {name}: {label(run)} ({run.points} points{via})")
         for key, why in list((run.unknown or {}).items())[:4]:
             render.warn(f"{run.ran}: {key}: {why}", "unknown_point")
     for pair in found.pairs:
@@ -54,7 +52,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     from aprfmt.compare.thresholds import MAX_FACTOR, MAX_UNIT, UNIT
 
     render.line()
-    render.line(render.escape(names), style="head")
+    render.say(names, style="head")
     points = pair.diff.points if every else worst(pair.diff.points)
     rows = []
     for point in points:
@@ -77,7 +75,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     for operation in pair.operations:
         show_operation(operation)
     checks_show.show_checks(pair.report.checks)
-    render.line(render.escape(f"{pair.verdict}: {pair.cause}"), style=_STYLES[pair.verdict])
+    render.say(f"{pair.verdict}: {pair.cause}", style=_STYLES[pair.verdict])
 
 
 def worst(points: "Sequence[PointDiff]") -> "list[PointDiff]":
@@ -128,35 +126,29 @@ def show_operation(operation: "Operation") -> None:
     how = "the other run's inputs through the reference" if operation.shadow else "equal inputs"
     word = "wrong" if operation.wrong else "agrees"
     gain = "" if operation.gain is None else f"; output over input {operation.gain:.3g}"
-    render.line(
-        render.escape(
-            f"operation {operation.key} alone, {how} ({', '.join(operation.inputs)}): relL2 "
-            f"{operation.residual:.3g}, rounding {operation.bound:.3g}: {word}{gain}"
-        ),
+    render.say(
+        f"operation {operation.key} alone, {how} ({', '.join(operation.inputs)}): relL2 "
+        f"{operation.residual:.3g}, rounding {operation.bound:.3g}: {word}{gain}",
         style="bad" if operation.wrong else "",
     )
 
 
-def show_distance(distance: "Distance", name: str) -> None:
+def show_distance(distance: "RunDistance", name: str) -> None:
     """Print how far a run is from the arbiter or from the weights before quantization."""
     known = {key: value for key, value in distance.rel_l2.items() if value == value}
     key = max(known, key=known.__getitem__, default="")
     loss = "" if distance.ce is None else f", loss {distance.ce:+.3g} nats"
     end = known.get("logits")
-    render.line(
-        render.escape(
-            f"{name} from {distance.what}: largest relL2 {known.get(key, 0.0):.3g} at {key}"
-            + ("" if end is None else f", logits {end:.3g}")
-            + loss
-        )
+    render.say(
+        f"{name} from {distance.what}: largest relL2 {known.get(key, 0.0):.3g} at {key}"
+        + ("" if end is None else f", logits {end:.3g}")
+        + loss
     )
 
 
 def show_replay(found: "Replayed") -> None:
     """Print what a replay found."""
-    render.line(
-        render.escape(f"{found.key}: {found.runs[1]} against {found.runs[0]}"), style="head"
-    )
+    render.say(f"{found.key}: {found.runs[1]} against {found.runs[0]}", style="head")
     render.line(f"  apart now {found.apart:.3g}, recorded {found.recorded:.3g}, rounding "
                 f"{found.bound:.3g}; largest {found.largest:.3g} at {list(found.at)}")  # fmt: skip
     moved = [("reference", found.reference), ("other run", found.other)]
@@ -177,6 +169,6 @@ def show_calibration(found: "Calibration", written: str | None) -> None:
     render.table(rows, ("pair", "weights", "point", "dtype", "relL2", "max/rms", "largest seen",
                         "compared"), "llllrrrr")  # fmt: skip
     for text in found.beyond[:8]:
-        render.line(render.escape(f"beyond what a tolerance may excuse: {text}"), style="bad")
+        render.say(f"beyond what a tolerance may excuse: {text}", style="bad")
     if written:
-        render.line(render.escape(f"wrote {written}"))
+        render.say(f"wrote {written}")

@@ -11,7 +11,7 @@ from aprfmt.cli.convert_run import run
 from aprfmt.errors import UsageError
 
 
-class Typed(click.Command):
+class TypesInHelp(click.Command):
     """A command whose help ends with every type that has an encoder."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -23,7 +23,7 @@ class Typed(click.Command):
         super().format_epilog(ctx, formatter)
 
 
-@click.command("quantize", cls=Typed)
+@click.command("quantize", cls=TypesInHelp)
 @options.model("src")
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.option(

@@ -108,6 +108,11 @@ def line(text: str = "", *, style: str = "") -> None:
     click.echo(click.style(text, **STYLES[style]) if style and colours() else text)
 
 
+def say(text: str, *, style: str = "") -> None:
+    """Print a line that may hold text of files: all of it is escaped."""
+    line(escape(text), style=style)
+
+
 STYLES: dict[str, dict[str, Any]] = {
     "bad": {"fg": "red", "bold": True},
     "warn": {"fg": "yellow"},
@@ -184,11 +189,11 @@ def pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
 def size_text(count: int) -> str:
     """Return a byte count for people: `1.2 GB` (powers of 1000)."""
     value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
-    return f"{count} B"
+    return f"{value:.1f} TB"
 
 
 def quoted(piece: str) -> str:

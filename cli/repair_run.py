@@ -48,13 +48,11 @@ def show(found: "Repair", output: Path) -> None:
     """Print what was taken, and what proves the result right."""
     for one in render.first(found.ranges, RANGES):
         size = render.size_text(one.stop - one.start)
-        render.line(render.escape(f"{one.start}..{one.stop}  {size}  {one.why}"))
+        render.say(f"{one.start}..{one.stop}  {size}  {one.why}")
     proof = PROOFS.get(found.proof, "nothing proves the rest")
-    render.line(
-        render.escape(f"wrote {output}: {render.size_text(found.size)}, "
-                      f"{render.size_text(found.taken)} of them new; {proof}"),
-        style="good" if found.proof and not found.unproven else "warn",
-    )  # fmt: skip
+    size, new = render.size_text(found.size), render.size_text(found.taken)
+    render.say(f"wrote {output}: {size}, {new} of them new; {proof}",
+               style="good" if found.proof and not found.unproven else "warn")  # fmt: skip
 
 
 def salvaged(broken: Path, output: Path, force: bool) -> int:
@@ -74,7 +72,7 @@ def salvaged(broken: Path, output: Path, force: bool) -> int:
 
     def show_missing() -> None:
         for name, why in found.missing.items():
-            render.line(render.escape(f"missing {name}: {why}"))
-        render.line(render.escape(f"wrote {output}: {len(found.kept)} tensors"))
+            render.say(f"missing {name}: {why}")
+        render.say(f"wrote {output}: {len(found.kept)} tensors")
 
     return render.emit(body, 0, show_missing, written=True)

@@ -38,7 +38,7 @@ def command(
     """
     if dry_run:
         return dry.of_run(model, tokens, where, max_tokens)
-    from aprfmt.cli.run_show import Writer, report
+    from aprfmt.cli.run_show import TextWriter, report
     from aprfmt.inference.generating import Beside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
 
@@ -50,7 +50,7 @@ def command(
         limit = min(max_tokens, context_room(opened, len(ids)))
         with Beside(lambda: running.tokenizer_of(opened)) as tokenizer:
             stop = Stops(tokenizer, running.stated_ends(opened), ignore=ignore_stop)
-            writer = Writer(tokenizer, ids, live=not render.wanted("json"))
+            writer = TextWriter(tokenizer, ids, live=not render.wanted("json"))
             load = time.perf_counter() - began
             found, times = generate(run.session, ids, Sampler(sampling), limit, stop, writer.show)
         if tokenizer.result is None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CONTEXT = 4  # prompt tokens decoded with the output, so that its first word keeps its space
 
 
-class Writer:
+class TextWriter:
     """Turns the tokens so far into text, and prints what is new of it as it comes."""
 
     def __init__(

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import click
 
@@ -29,11 +29,8 @@ def named(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-# Where a model runs; the fields of `Where`, but for --arch.
-where = options.group(
-    click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
-    click.option("--backend", metavar="NAME", help=f"{named(BACKENDS.own)}."),
-    click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
+# What a run may use of the machine, and what may be missing of the model; see `Within`.
+within = options.group(
     click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic."),
     click.option("--memory", callback=options.size, metavar="SIZE",
                  help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
@@ -41,6 +38,13 @@ where = options.group(
                  help="Fixed row blocks, and one thread unless --threads says otherwise: "
                  "prefixes, batches and steps are equal to the bit."),
     options.allow_missing,
+)  # fmt: skip
+# Where a model runs; the fields of `Where`, but for --arch.
+where = options.group(
+    click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
+    click.option("--backend", metavar="NAME", help=f"{named(BACKENDS.own)}."),
+    click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
+    within,
 )  # fmt: skip
 # What is run: exactly one names the tokens; the fields of `Tokens`.
 what = options.group(
@@ -53,17 +57,23 @@ what = options.group(
 
 
 @dataclass(frozen=True)
-class Where:
-    """Where a model runs, and what of it may be missing: the options of `where` and --arch."""
+class Within:
+    """The options of `within` and --arch."""
 
-    device: str | None
-    backend: str | None
-    dtype: str | None
     threads: int | None
     memory: int | None
     deterministic: bool
     allow_missing: tuple[str, ...]
     arch: str | None
+
+
+@dataclass(frozen=True)
+class Where(Within):
+    """Where a model runs, and what of it may be missing: the options of `where` and --arch."""
+
+    device: str | None
+    backend: str | None
+    dtype: str | None
 
     def request(self, text: str) -> "RunRequest":
         """Return the request of MODEL[@RUN]; UsageError for a run that is named twice."""
@@ -71,8 +81,7 @@ class Where:
 
         return requested(
             text, self.device, self.backend, self.dtype,
-            threads=self.threads, memory=self.memory, deterministic=self.deterministic,
-            allow_missing=self.allow_missing, arch=self.arch,
+            **{field.name: getattr(self, field.name) for field in fields(Within)},
         )  # fmt: skip
 
     def elsewhere(self, run: bool = True) -> "Where":
@@ -142,11 +151,16 @@ def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
     assert tokens.prompt is not None
     prompt = options.text_of(tokens.prompt, "--prompt")
     ids = model.tokenizer.encode(prompt)
-    if ids[:2] == [model.tokenizer.bos_id] * 2:
-        name = model.tokenizer.token(ids[0])
-        render.warn(f"--prompt begins with {name} twice: once in the text, once put there",
-                    "double_bos")  # fmt: skip
+    warn_of_bos(model.tokenizer, ids, "--prompt ")
     return check_ids(model, ids), prompt
+
+
+def warn_of_bos(tokenizer: "Tokenizer", ids: list[int], what: str = "") -> None:
+    """Warn where a text has a BOS of its own behind the one that the tokenizer puts there."""
+    if ids[:2] == [tokenizer.bos_id] * 2:
+        name = tokenizer.token(ids[0])
+        render.warn(f"{what}begins with {name} twice: once in the text, once put there",
+                    "double_bos")  # fmt: skip
 
 
 def parse_ids(text: str) -> list[int]:
@@ -264,8 +278,17 @@ def stated_ends(model: "Model") -> frozenset[int]:
         return frozenset()
 
 
-def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[dict[str, Any]]:
-    """Return the highest logits of a row [vocab]: id, logit, and the token where it is known.
+class TopToken(TypedDict):
+    """One of the likeliest tokens; its own spelling and its text where a tokenizer is known."""
+
+    id: int
+    logit: float
+    token: NotRequired[str]
+    piece: NotRequired[str]
+
+
+def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[TopToken]:
+    """Return the highest logits of a row [vocab].
 
     NaN is last. Equal logits come in order of their ids. `model` None leaves the tokens out.
     """
@@ -273,20 +296,21 @@ def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[di
 
     wide = np.asarray(row, np.float64)
     best = np.argsort(-wide, kind="stable")[:count]
-    tokenizer = None if model is None else tokenizer_of(model)
-    found: list[dict[str, Any]] = [{"id": int(i), "logit": float(wide[i])} for i in best]
-    if tokenizer is not None:
-        for entry in found:
-            entry |= named_token(tokenizer, entry["id"])
+    found = [TopToken(id=int(i), logit=float(wide[i])) for i in best]
+    if model is not None:
+        name_tokens(found, model)
     return found
 
 
-def named_token(tokenizer: "Tokenizer", i: int) -> dict[str, str]:
-    """Return what JSON says of a token: its own spelling, and its text as people read it."""
-    return {"token": tokenizer.token(i), "piece": tokenizer.piece(i)}
+def name_tokens(top: list[TopToken], model: "Model") -> None:
+    """Add each token's spelling and text, where the model has a tokenizer."""
+    tokenizer = tokenizer_of(model)
+    if tokenizer is not None:
+        for row in top:
+            row["token"], row["piece"] = tokenizer.token(row["id"]), tokenizer.piece(row["id"])
 
 
-def show_top(top: list[dict[str, Any]], title: str) -> None:
+def show_top(top: list[TopToken], title: str) -> None:
     """Print the highest logits, one a line."""
     render.line(title, style="head")
     for row in top:
@@ -303,4 +327,4 @@ def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
     odd.sort(key=lambda row: not row[1].alone)
     for key, found in render.first(odd, NONFINITE, what="more points"):
         text = found.says(name, "the reference")
-        render.line(render.escape(f"{key}: {text}"), style="bad" if found.alone else "warn")
+        render.say(f"{key}: {text}", style="bad" if found.alone else "warn")

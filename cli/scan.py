@@ -50,14 +50,14 @@ def command(
     second scan does what is new or changed. Exit 0: nothing failed; 1: a check of a model failed;
     2: something could not be asked, or not be answered.
     """
-    from aprfmt.fleet.run import Budget, ScanRequest, scan
+    from aprfmt.fleet.run import ScanBudget, ScanRequest, scan
     from aprfmt.fleet.workers import Limits
 
     options.check_new(force, html)
     request = ScanRequest(
         every_root(roots, listed), output, checks, jobs or os.cpu_count() or 1,
         Limits(unit_time, unit_memory),
-        Budget(max_time, max_bytes, max_requests), ray, families,
+        ScanBudget(max_time, max_bytes, max_requests), ray, families,
     )  # fmt: skip
     with render.Progress("scan") as progress:
         report = scan(request, progress)

@@ -47,7 +47,7 @@ def command(
 
     def show() -> None:
         for line in body["text"].split("\n"):
-            render.line(render.escape(line))
+            render.say(line)
         if ids is not None:
             render.line(f"{len(ids)} tokens: {' '.join(map(str, ids))}", style="dim")
 

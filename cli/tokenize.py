@@ -37,16 +37,14 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
             )
         body.update(text=text, count=len(ids), ids=ids, tokens=[tokenizer.token(i) for i in ids])
         body["pieces"] = [tokenizer.piece(i) for i in ids]
-        if ids[:2] == [tokenizer.bos_id] * 2:
-            render.warn(f"begins with {body['tokens'][0]} twice: once in the text, once put there",
-                        "double_bos")  # fmt: skip
+        running.warn_of_bos(tokenizer, ids)
     return render.emit(body, 0, lambda: show(body, decode))
 
 
 def show(body: dict[str, Any], decode: bool) -> None:
     """Print ids for people: one line of numbers, then one token a line."""
     if decode:
-        render.line(render.escape(body["text"]))
+        render.say(body["text"])
         return
     render.line(" ".join(map(str, body["ids"])))
     for i, piece in zip(body["ids"], body["pieces"], strict=True):

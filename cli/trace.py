@@ -6,11 +6,11 @@ import click
 
 from aprfmt.cli import dry_run, options, running, trace_ways
 from aprfmt.cli.trace_map import Dumped
-from aprfmt.cli.trace_ways import Asked, Wanted
+from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
 
 
 @click.command("trace")
-@options.gathered(asked=Asked, wanted=Wanted, dumped=Dumped, tokens=running.Tokens,
+@options.gathered(asked=TraceAsked, wanted=TraceWanted, dumped=Dumped, tokens=running.Tokens,
                   where=running.Where)  # fmt: skip
 @click.argument("model", required=False)
 @click.option("--payload", is_flag=True, help="Run the model; without it, the plan only.")
@@ -58,8 +58,8 @@ from aprfmt.cli.trace_ways import Asked, Wanted
 @options.force
 @options.common
 def command(
-    model: str | None, loaded: Path | None, list_points: bool,
-    asked: Asked, wanted: Wanted, dumped: Dumped, tokens: running.Tokens, where: running.Where,
+    model: str | None, loaded: Path | None, list_points: bool, asked: TraceAsked,
+    wanted: TraceWanted, dumped: Dumped, tokens: running.Tokens, where: running.Where,
 ) -> int:  # fmt: skip
     """Show activations at named capture points.
 

@@ -8,9 +8,9 @@ SHOWN = 12  # points beyond tolerance, unless all points are asked for
 
 def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     """Print the verdict, then the points beyond their tolerance; `every` point if asked."""
-    render.line(render.escape(f"against {reference}"), style="head")
+    render.say(f"against {reference}", style="head")
     text, style = verdict(difference)
-    render.line(render.escape(text), style=style)
+    render.say(text, style=style)
     beyond = [point for point in difference.points if point.beyond]
     shown = list(difference.points) if every else beyond[:SHOWN]
     if shown:
@@ -21,14 +21,13 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     running.show_nonfinite(difference.points, "this trace")
     for point in difference.points:
         if point.outside:
-            render.line(render.escape(
-                f"{point.key}: std is {point.std_ratio:.3g} times the reference's (an observation: "
-                "statistics say where to look)"), style="warn")  # fmt: skip
+            render.say(f"{point.key}: std is {point.std_ratio:.3g} times the reference's (an "
+                       "observation: statistics say where to look)", style="warn")  # fmt: skip
     for label, keys in (("here", difference.only_in_a), ("the reference", difference.only_in_b)):
         if keys:
             render.line(f"only in {label}: {', '.join(keys[:8])}{' ...' if len(keys) > 8 else ''}")
     for text in difference.not_checked:
-        render.line(render.escape(f"NOT-RUN  {text}"), style="warn")
+        render.say(f"NOT-RUN  {text}", style="warn")
     if not every and len(difference.points) > len(shown):
         render.line("every point: -v", style="dim")
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.cli import html
-from aprfmt.cli.histograms import histogram
+from aprfmt.cli.histograms import Histogram, histogram
 from aprfmt.codecs.base import Array
 from aprfmt.compare.traces import TraceDiff, position_axis
 from aprfmt.inference.capture import POINTS
@@ -25,7 +25,7 @@ class Histograms:
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, dict[str, Any]] = {}
+        self.found: dict[str, Histogram] = {}
         self.rows: dict[str, list[float]] = {}
 
     def add(self, key: str, values: Array) -> None:

@@ -52,8 +52,8 @@ def recording(
     )
 
 
-class Watched:
-    """Where values go: on to `place` if `every`, or if they are shown; and seen."""
+class WatchedKeeper:
+    """Passes values on to `place`, unless `every` only what is printed; `watch` sees all."""
 
     def __init__(self, place: Keeper, every: bool, watch: Watch | None) -> None:
         self._place, self._every, self._watch = place, every, watch
@@ -84,7 +84,7 @@ def record(
         warn_of_unknown(run.choice.backend, unknown)
         return trace
     place: Keeper = stack.enter_context(Spool()) if values else Kept()
-    seen = Watched(place, values, watch)
+    seen = WatchedKeeper(place, values, watch)
     hashed = replace(asked, hashes=values)
     trace = stack.enter_context(run.trace(hashed, place=seen, stop=True, facts=facts))
     whole = len(asked.wanted) == len(run.points) and asked.positions == "all"

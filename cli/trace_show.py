@@ -2,21 +2,32 @@
 
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from aprfmt.cli import render, running
 from aprfmt.inference.capture import BESIDE, ENTERING, SLOTS
-from aprfmt.inference.record import record_to_json
 from aprfmt.inference.trace import Trace
-from aprfmt.model import Model
 
 SPIKE = 10.0  # a slot's deviation over the median of all layers: an observation, never a verdict
+
+
+class SlotRow(TypedDict):
+    """One of apr's slots in one layer, with the points that it stands for."""
+
+    layer: int
+    slot: str
+    points: list[str]
+    positions: list[int] | None
+    dtype: str
+    form: str | None
+    device: str
+    stats: dict[str, Any]
 
 
 def body(trace: Trace) -> dict[str, Any]:
     """Return records, slots, logits and observations as plain data."""
     layers = sorted({record.layer for record in trace.records.values() if record.layer >= 0})
-    rows = []
+    rows: list[SlotRow] = []
     for layer in layers:
         for slot in SLOTS:
             stats = trace.slot(slot, layer)
@@ -30,24 +41,15 @@ def body(trace: Trace) -> dict[str, Any]:
                 continue
             first = found[0]
             assert first is not None  # it has statistics
-            rows.append(
-                {
-                    "layer": layer, "slot": slot, "points": list(SLOTS[slot]),
-                    "positions": None if first.positions is None else list(first.positions),
-                    "dtype": first.dtype, "form": first.form, "device": first.device,
-                    "stats": stats.to_json(),
-                }
-            )  # fmt: skip
-    return {
-        "trace": {key: value for key, value in trace.run.items()},
-        "records": [record_to_json(record) for record in trace.records.values()],
-        "aliases": dict(trace.aliases),
-        "slots": rows,
-        "logits": logits(trace),
-        "embedding": embedding(trace),
-        "nonfinite": trace.nonfinite,
+            rows.append(SlotRow(
+                layer=layer, slot=slot, points=list(SLOTS[slot]),
+                positions=None if first.positions is None else list(first.positions),
+                dtype=first.dtype, form=first.form, device=first.device, stats=stats.to_json(),
+            ))  # fmt: skip
+    return trace.to_json() | {
+        "slots": rows, "logits": logits(trace), "embedding": embedding(trace),
         "observations": observations(rows),
-    }
+    }  # fmt: skip
 
 
 def embedding(trace: Trace) -> list[float] | None:
@@ -67,16 +69,7 @@ def logits(trace: Trace) -> dict[str, object] | None:
     return found
 
 
-def name_tokens(found: dict[str, Any], model: Model) -> None:
-    """Add each top token's spelling, where the model has a tokenizer."""
-    tokenizer = running.tokenizer_of(model)
-    if tokenizer is None:
-        return
-    for row in found["top"]:
-        row |= running.named_token(tokenizer, row["id"])
-
-
-def observations(rows: list[dict[str, object]]) -> list[str]:
+def observations(rows: list[SlotRow]) -> list[str]:
     """Name spikes against the median of the layers; early massive activations are normal."""
     return [
         f"L{layer} {'/'.join(points)}: std {std:.4g} is {times:.0f} times the median of the layers "
@@ -88,7 +81,7 @@ def observations(rows: list[dict[str, object]]) -> list[str]:
 Points = tuple[str, ...]
 
 
-def spikes(rows: list[dict[str, Any]]) -> dict[tuple[int, Points], tuple[float, float]]:
+def spikes(rows: list[SlotRow]) -> dict[tuple[int, Points], tuple[float, float]]:
     """Return (layer, points) -> (std, how many times the median of the layers it is)."""
     found = {}
     for points in dict.fromkeys(tuple(row["points"]) for row in rows):
@@ -119,11 +112,11 @@ def show(trace: Trace, found: dict[str, Any], table: bool = True) -> None:
     if where:
         render.line(running.headline(where), style="head")
     for text in _scope(trace):
-        render.line(render.escape(text), style="dim")
+        render.say(text, style="dim")
     if table:
         _table(trace, found)
         for text in found["observations"]:
-            render.line(render.escape(text), style="warn")
+            render.say(text, style="warn")
     if found["nonfinite"]:
         where = render.escape(found["nonfinite"])
         end = "the pass stopped there"
@@ -202,7 +195,7 @@ def _whole(trace: Trace, key: str) -> list[list[str]]:
 
 def show_plan(found: dict[str, Any], details: bool) -> None:
     """Print the points of a model; with details, what each means and other engines' names."""
-    render.line(render.escape(f"{found['model']} ({found['architecture']})"), style="head")
+    render.say(f"{found['model']} ({found['architecture']})", style="head")
     if details:
         seen = set()
         rows = []
@@ -220,5 +213,5 @@ def show_plan(found: dict[str, Any], details: bool) -> None:
             by_layer.setdefault(row["layer"], []).append(row["point"])
     for layer, names in by_layer.items():
         label = "model" if layer is None else f"L{layer}"
-        render.line(render.escape(f"  {label:6} {' '.join(names)}"))
+        render.say(f"  {label:6} {' '.join(names)}")
     render.line("nothing was run; --payload runs the model", style="dim")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TraceAsked:
     """What is traced: which points of which layers, at which positions, and by what."""
 
     payload: bool
@@ -34,7 +34,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TraceWanted:
     """What becomes of a trace: files, a page, a comparison, JSON."""
 
     save: Path | None
@@ -51,8 +51,8 @@ class Wanted:
 
 
 def show(
-    model: str | None, loaded: Path | None, list_points: bool, asked: Asked, wanted: Wanted,
-    dumped: trace_map.Dumped, tokens: running.Tokens, where: running.Where,
+    model: str | None, loaded: Path | None, list_points: bool, asked: TraceAsked,
+    wanted: TraceWanted, dumped: trace_map.Dumped, tokens: running.Tokens, where: running.Where,
 ) -> int:  # fmt: skip
     """Take the way that the options name; UsageError where they name two."""
     if dumped.mapping is not None and dumped.arrays is None:
@@ -84,7 +84,7 @@ def show(
 
 
 def not_for_load(
-    asked: Asked, tokens: running.Tokens, where: running.Where, list_points: bool
+    asked: TraceAsked, tokens: running.Tokens, where: running.Where, list_points: bool
 ) -> list[str]:
     """Return the options that were given and that a saved trace has no use for."""
     runs = {
@@ -111,7 +111,7 @@ def only_model() -> str:
 
 
 def show_points(
-    model: str, details: bool, asked: Asked, wanted: Wanted, where: running.Where
+    model: str, details: bool, asked: TraceAsked, wanted: TraceWanted, where: running.Where
 ) -> int:
     """Show the points that a model has; nothing runs, so nothing can be saved or compared."""
     from aprfmt.cli import trace_points, trace_show
@@ -127,7 +127,7 @@ def show_points(
 
 
 def show_run(
-    text: str, asked: Asked, wanted: Wanted, tokens: running.Tokens, where: running.Where
+    text: str, asked: TraceAsked, wanted: TraceWanted, tokens: running.Tokens, where: running.Where
 ) -> int:
     """Run a model, and show what passes its points."""
     from aprfmt.cli import trace_html, trace_points, trace_run, trace_show
@@ -151,7 +151,7 @@ def show_run(
         body = trace_show.body(trace) | {"run": running.run_facts(run, trace)}
         body["tokens"] = {"ids": ids, "text": said}
         if body["logits"] is not None:
-            trace_show.name_tokens(body["logits"], run.model)
+            running.name_tokens(body["logits"]["top"], run.model)
         if wanted.save or wanted.save_aprt:
             trace = replace(trace, run={**trace.run, **identity(run.model, ids)})
             body["trace"] = dict(trace.run)
@@ -164,7 +164,7 @@ def show_run(
 
 
 def show_saved(
-    path: Path, text: str | None, ids: list[int] | None, asked: Asked, wanted: Wanted
+    path: Path, text: str | None, ids: list[int] | None, asked: TraceAsked, wanted: TraceWanted
 ) -> int:
     """Show a saved trace, beside another saved one if --reference names it.
 
@@ -197,7 +197,7 @@ def show_saved(
 
 def show_mapped(
     model: str, dumped: trace_map.Dumped, tokens: running.Tokens, where: running.Where,
-    wanted: Wanted, asked: Asked,
+    wanted: TraceWanted, asked: TraceAsked,
 ) -> int:  # fmt: skip
     """Show arrays that another engine dumped as a trace, and what each was taken for."""
     from aprfmt.cli import trace_html, trace_points, trace_run, trace_show
@@ -233,7 +233,7 @@ def stored_against(
 
 
 def finish(
-    trace: "Trace", body: dict[str, object], wanted: Wanted,
+    trace: "Trace", body: dict[str, object], wanted: TraceWanted,
     against: "Callable[[], TraceDiff]", histograms: "Histograms",
 ) -> int:  # fmt: skip
     """Save, print, compare and draw a trace as it is wanted; return the exit code."""
@@ -258,7 +258,7 @@ def finish(
     return render.emit(body, code, show)
 
 
-def write(trace: "Trace", wanted: Wanted) -> list[str]:
+def write(trace: "Trace", wanted: TraceWanted) -> list[str]:
     """Save a trace where asked; return what was written."""
     from aprfmt.inference.aprt import save_aprt
     from aprfmt.inference.trace_file import save_trace

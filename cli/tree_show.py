@@ -1,6 +1,6 @@
 """The tree of `aprfmt tree`: nodes as plain data, and how they are printed."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from aprfmt.cli import render
 
@@ -8,9 +8,21 @@ if TYPE_CHECKING:
     from aprfmt.tensors.view import View
 
 
-def build(tensors: "list[tuple[str, View]]") -> dict[str, object]:
-    """Return nested nodes {name, nbytes, tensors, children}; leaves have shape and encoding."""
-    root: dict[str, Any] = {"name": "", "nbytes": 0, "tensors": 0, "children": {}}
+class TreeNode(TypedDict):
+    """A component of tensor names; leaves alone have shape and encoding."""
+
+    name: str
+    nbytes: int
+    tensors: int
+    children: list["TreeNode"]
+    shape: NotRequired[list[int]]
+    encoding: NotRequired[str]
+
+
+def build(tensors: "list[tuple[str, View]]") -> TreeNode:
+    """Return the tensors as nested nodes."""
+    root = TreeNode(name="", nbytes=0, tensors=0, children=[])
+    known: dict[tuple[int, str, bool], TreeNode] = {}  # by parent, component, and if it is a leaf
     for name, tensor in tensors:
         node = root
         parts = name.split(".")
@@ -18,34 +30,22 @@ def build(tensors: "list[tuple[str, View]]") -> dict[str, object]:
             node["nbytes"] += tensor.nbytes
             node["tensors"] += 1
             # A leaf and a branch may share a name (a.b and a.b.c): leaves get a key of their own.
-            key = (part, i == len(parts) - 1)
-            if key not in node["children"]:
-                node["children"][key] = {
-                    "name": part, "nbytes": 0, "tensors": 0, "children": {},
-                }  # fmt: skip
-            node = node["children"][key]
-        node.update(
-            nbytes=tensor.nbytes, tensors=1, shape=list(tensor.shape), encoding=tensor.encoding
-        )
-    return _lists(root)
-
-
-def _lists(root: dict[str, Any]) -> dict[str, object]:
-    """Turn the children maps into lists, without recursion (names may have any depth)."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        node["children"] = list(node["children"].values())
-        stack += node["children"]
+            key = (id(node), part, i == len(parts) - 1)
+            if key not in known:
+                known[key] = TreeNode(name=part, nbytes=0, tensors=0, children=[])
+                node["children"].append(known[key])
+            node = known[key]
+        node["nbytes"], node["tensors"] = tensor.nbytes, 1
+        node["shape"], node["encoding"] = list(tensor.shape), tensor.encoding
     return root
 
 
-def show(root: dict[str, object], depth: int | None, title: str) -> None:
+def show(root: TreeNode, depth: int | None, title: str) -> None:
     """Print the tree with lines, numbers in their own order."""
-    render.line(render.escape(title), style="head")
-    stack: list[tuple[dict[str, Any], str, bool, int]] = []
+    render.say(title, style="head")
+    stack: list[tuple[TreeNode, str, bool, int]] = []
 
-    def push(node: dict[str, Any], indent: str, level: int) -> None:
+    def push(node: TreeNode, indent: str, level: int) -> None:
         children = sorted(
             node["children"],
             key=lambda c: (len(c["name"]), c["name"]) if c["name"].isdigit() else (0, c["name"]),

@@ -9,9 +9,9 @@ import numpy as np
 from aprfmt.errors import UsageError
 from aprfmt.inference.draft import Acceptance, DraftSession
 from aprfmt.inference.loss import (
-    Divergence,
-    Loss,
-    Window,
+    KlDivergence,
+    LossWindow,
+    MeanLoss,
     cross_entropy,
     divergence,
     mean_divergence,
@@ -41,7 +41,7 @@ class Sample:
     prefix: int = 0
 
 
-Planned = Sequence[tuple[Sample, list[Window]]]
+Planned = Sequence[tuple[Sample, list[LossWindow]]]
 
 
 def plan(
@@ -88,22 +88,22 @@ def without_label(sample: Sample, capacity: int, convention: str) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Evaluated:
     """The losses of one model, or of two with the distance between them.
 
     `shifts` are the means against the token itself, the next and the one after, over the same rows;
     `acceptance` is that of a draft head.
     """
 
-    loss: Loss
-    other: Loss | None = None
-    divergence: Divergence | None = None
+    loss: MeanLoss
+    other: MeanLoss | None = None
+    divergence: KlDivergence | None = None
     shifts: tuple[float, ...] = ()
     acceptance: Acceptance | None = None
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _PassRows:
     """Logits [rows, vocab] of a pass and of another model's, and the tokens they predict.
 
     The first row predicts `ids[at]`. `drafts` are a draft head's, of the last rows.
@@ -121,7 +121,9 @@ class _Rows:
         return self.ids[first : first + (len(self.mine) if count is None else count)]
 
 
-def _rows(sample: Sample, window: Window, mine: Session, other: Session | None) -> Iterator[_Rows]:
+def _rows(
+    sample: Sample, window: LossWindow, mine: Session, other: Session | None
+) -> Iterator[_PassRows]:
     """Run one window through the model or both; logits come a few rows at a time."""
     vocab = int(mine.hp["vocab_size"])
     step, most = max(1, ROW_BYTES // (8 * vocab)), rows_at_once(vocab)
@@ -131,17 +133,17 @@ def _rows(sample: Sample, window: Window, mine: Session, other: Session | None) 
     for here, there in zip(mine.in_parts(ids, rows, most), others, strict=False):
         for first in range(0, len(here), step):
             part = here[first : first + step]
-            yield _Rows(part, None if there is None else there[first : first + step], ids, at)
+            yield _PassRows(part, None if there is None else there[first : first + step], ids, at)
             at += len(part)
 
 
-def _drafted_rows(sample: Sample, window: Window, draft: DraftSession) -> Iterator[_Rows]:
+def _drafted_rows(sample: Sample, window: LossWindow, draft: DraftSession) -> Iterator[_PassRows]:
     """Run one window through a model and its draft head, a few rows at a time."""
     vocab = int(draft.hp["vocab_size"])
     most = min(max(1, ROW_BYTES // (8 * vocab)), rows_at_once(vocab))
     ids, at = window.ids(sample.ids), window.rows.start + 1
     for mine, drafts in draft.both(ids, window.rows, most):
-        yield _Rows(mine, None, ids, at, drafts)
+        yield _PassRows(mine, None, ids, at, drafts)
         at += len(mine)
 
 
@@ -153,7 +155,7 @@ def measure(
     progress: Callable[[int, int], object] | None = None,
     shifts: bool = False,
     draft: DraftSession | None = None,
-) -> Measured:
+) -> Evaluated:
     """Score every window by one model or two; `shifts` holds rows against their neighbours too.
 
     With a `draft` head of the model's its drafts are counted, and no other model is held to it.
@@ -161,7 +163,7 @@ def measure(
     vocab = int(session.hp["vocab_size"])
     mine: list[Numbers] = []
     theirs: list[Numbers] = []
-    parts: list[Divergence] = []
+    parts: list[KlDivergence] = []
     shifted: list[list[Numbers]] = [[] for _ in range(SHIFTS if shifts else 0)]
     acceptance = None if draft is None else Acceptance()
     total, done = sum(len(cut) for _, cut in planned), 0
@@ -185,7 +187,7 @@ def measure(
         mine.append(np.concatenate(scored))
         if scored_there:
             theirs.append(np.concatenate(scored_there))
-    return Measured(
+    return Evaluated(
         mean_loss(mine, vocab, skipped),
         None if other is None else mean_loss(theirs, vocab, skipped),
         mean_divergence(parts) if parts else None,
@@ -194,7 +196,7 @@ def measure(
     )
 
 
-def _shift(rows: _Rows, shifted: Sequence[list[Numbers]]) -> None:
+def _shift(rows: _PassRows, shifted: Sequence[list[Numbers]]) -> None:
     """Score the rows against their neighbours; the last of a pass has no token after the next."""
     count = min(len(rows.mine), len(rows.ids) - 1 - rows.at)
     for shift, kept in enumerate(shifted, -1):

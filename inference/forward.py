@@ -68,7 +68,7 @@ def forward(
     the vocabulary, ArchError if the model lacks a hyperparameter or tensor that the architecture
     needs.
     """
-    hp = _Values(hp)
+    hp = _FastHyper(hp)
     facts = _facts(hp, ids, cache, positions, logits_rows)
     if recorder is not None:
         recorder.begin(facts)
@@ -94,7 +94,7 @@ def forward(
     return _head(c, x) if stop > count + 1 else x
 
 
-class _Values(dict[str, Value]):
+class _FastHyper(dict[str, Value]):
     """Hyperparameters with fast lookup; a missing one raises the table's own error."""
 
     def __init__(self, table: Mapping[str, Value]) -> None:

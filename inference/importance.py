@@ -15,7 +15,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.evaluation import Sample, plan
 from aprfmt.inference.session import Session
-from aprfmt.quantizing.imatrix import Collected, Entry
+from aprfmt.quantizing.imatrix import Collected, InputSums
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import Binding
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 CHUNK = 512  # tokens of a pass, as llama-imatrix has by default
-Sums = dict[str, Entry]
+Sums = dict[str, InputSums]
 
 
 class _Watching(NumpyBackend):
@@ -39,7 +39,7 @@ class _Watching(NumpyBackend):
         expert, experts = w.part or (0, 1)
         key = w.key.removesuffix(f"[{expert}]") if w.part else w.key
         if key not in self._sums:
-            self._sums[key] = Entry.empty(experts, x.shape[-1])
+            self._sums[key] = InputSums.empty(experts, x.shape[-1])
         self._sums[key].add(expert, x)
         return super().linear(x, w, bias)
 

@@ -55,7 +55,7 @@ def rows_at_once(vocab: int) -> int:
 
 
 @dataclass(frozen=True)
-class Window:
+class LossWindow:
     """One pass: tokens [0, prefix) of the sequence, then [start, stop); labels [first, stop).
 
     A label's logits are those of the token before it in the pass.
@@ -95,7 +95,7 @@ def windows(
     overlap: int = 0,
     prefix: int = 0,
     convention: str = "disjoint",
-) -> list[Window]:
+) -> list[LossWindow]:
     """Return the windows of a sequence, each of at most `capacity` tokens.
 
     The first `prefix` tokens of the sequence (BOS, if the model adds it) are repeated at the start
@@ -122,19 +122,19 @@ def windows(
         stop = min(start + room, tokens)
         first = label if prefix else max(label, start + 1)
         if first < stop:
-            found.append(Window(start, stop, first, prefix))
+            found.append(LossWindow(start, stop, first, prefix))
         label, start = stop, stop - overlap
     return found
 
 
-def _halves(tokens: int, capacity: int, prefix: int) -> list[Window]:
+def _halves(tokens: int, capacity: int, prefix: int) -> list[LossWindow]:
     """Return llama-perplexity's windows: rows from the middle on, except the last, have labels."""
     first = capacity // 2 + 1
     starts = range(0, tokens // capacity * capacity, capacity) if first < capacity else ()
-    return [Window(at + prefix, at + capacity, at + first, prefix) for at in starts]
+    return [LossWindow(at + prefix, at + capacity, at + first, prefix) for at in starts]
 
 
-def sample_window(prompt: int, response: int, capacity: int) -> Window | None:
+def sample_window(prompt: int, response: int, capacity: int) -> LossWindow | None:
     """Return the window of one prompt and response, cut at `capacity` as in training.
 
     None if no label of the response is inside; the caller reports such a sample as skipped.
@@ -168,7 +168,7 @@ def cross_entropy(logits: Numbers, labels: Sequence[int] | Numbers) -> Numbers:
 
 
 @dataclass(frozen=True)
-class Loss:
+class MeanLoss:
     """The mean over all scored tokens of all samples, in nats."""
 
     nats: float
@@ -188,7 +188,7 @@ class Loss:
         return math.log(self.vocab)
 
 
-def mean_loss(losses: Iterable[Numbers], vocab: int, skipped: Sequence[str] = ()) -> Loss:
+def mean_loss(losses: Iterable[Numbers], vocab: int, skipped: Sequence[str] = ()) -> MeanLoss:
     """Return the token-weighted mean; a sample without labels is ignored, not counted as 0.0.
 
     Without any label the mean is NaN.
@@ -200,10 +200,10 @@ def mean_loss(losses: Iterable[Numbers], vocab: int, skipped: Sequence[str] = ()
             tokens += int(each.size)
             samples += 1
     nats = total / tokens if tokens else math.nan
-    return Loss(nats, tokens, vocab, samples, tuple(skipped))
+    return MeanLoss(nats, tokens, vocab, samples, tuple(skipped))
 
 
-def judge(loss: Loss, weights: Literal["trained", "random"], where: str = "") -> list[Check]:
+def judge(loss: MeanLoss, weights: Literal["trained", "random"], where: str = "") -> list[Check]:
     """Return the checks of a measured loss: too high, too low, or not finite."""
     uniform = loss.uniform
     low, high = RANDOM_BOUNDS
@@ -245,7 +245,7 @@ def in_bits(stated: float, nats: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class KlDivergence:
     """Differences of two models' next-token distributions, as means over `tokens` labels."""
 
     kl: float  # divergence of the second from the first, in nats
@@ -255,7 +255,7 @@ class Divergence:
     tokens: int
 
 
-def divergence(first: Numbers, second: Numbers, labels: Sequence[int] | Numbers) -> Divergence:
+def divergence(first: Numbers, second: Numbers, labels: Sequence[int] | Numbers) -> KlDivergence:
     """Compare logits [n, vocab] of two models; UsageError if their shapes differ."""
     if first.shape != second.shape or first.ndim != 2 or len(first) != len(labels):
         raise UsageError(
@@ -266,7 +266,7 @@ def divergence(first: Numbers, second: Numbers, labels: Sequence[int] | Numbers)
     wanted = np.asarray(labels, np.int64)[:, None]
     change = np.exp(np.take_along_axis(b, wanted, -1)) - np.exp(np.take_along_axis(a, wanted, -1))
     kl = np.sum(np.exp(a) * (a - b), axis=-1)
-    return Divergence(
+    return KlDivergence(
         float(np.mean(kl)),
         float(np.max(kl)),
         float(np.mean(np.argmax(first, -1) == np.argmax(second, -1))),
@@ -275,7 +275,7 @@ def divergence(first: Numbers, second: Numbers, labels: Sequence[int] | Numbers)
     )
 
 
-def mean_divergence(parts: Sequence[Divergence]) -> Divergence:
+def mean_divergence(parts: Sequence[KlDivergence]) -> KlDivergence:
     """Join the divergences of several runs of tokens, each weighted by its tokens.
 
     Raises UsageError if `parts` is empty.
@@ -287,7 +287,7 @@ def mean_divergence(parts: Sequence[Divergence]) -> Divergence:
     def mean(values: Iterable[float]) -> float:
         return math.fsum(v * part.tokens for v, part in zip(values, parts, strict=True)) / tokens
 
-    return Divergence(
+    return KlDivergence(
         mean(part.kl for part in parts),
         float(np.max([part.max_kl for part in parts])),  # keeps a NaN
         mean(part.top1 for part in parts),

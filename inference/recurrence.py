@@ -58,7 +58,7 @@ def ruled(
 
 
 def _unit(x: Array, xp: Any) -> Array:
-    """Return vectors of length one, as good as."""
+    """Return vectors scaled to length one; zeros stay zeros."""
     return x / xp.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
 
 

@@ -73,7 +73,7 @@ MISTAKES: dict[str, Mistake] = {
 
 
 @dataclass(frozen=True)
-class Guess:
+class LossGuess:
     """What the loss would be with these mistakes (none: the right one), and their numbers."""
 
     mistakes: tuple[str, ...]
@@ -82,14 +82,14 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LossVerdict:
     """The verdict on a reported loss: `guesses` that give it, the best first; `right` in nats."""
 
     says: Says
     reported: float
     right: float
     within: float
-    guesses: tuple[Guess, ...]
+    guesses: tuple[LossGuess, ...]
 
     @property
     def causes(self) -> tuple[tuple[str, ...], ...]:
@@ -103,7 +103,7 @@ def explain(
     reported: float,
     within: float = REPORTED,
     digit: float = 0.0,
-) -> Answer:
+) -> LossVerdict:
     """Say whether a reported loss is the batch's, and if it is not, which mistakes give it.
 
     `scored` are the losses of every sample; `digit` is half a unit of the reported number's last
@@ -113,16 +113,16 @@ def explain(
     right_ones = given(batch, scored)
     right = _mean(right_ones)
 
-    def fits(guess: Guess, bound: float) -> bool:
+    def fits(guess: LossGuess, bound: float) -> bool:
         if not math.isfinite(guess.value):
             return guess.value == reported
         return abs(guess.value - reported) <= bound * abs(guess.value) + digit
 
-    def answer(says: Says, guesses: Sequence[Guess]) -> Answer:
-        return Answer(says, reported, right, within, tuple(guesses))
+    def answer(says: Says, guesses: Sequence[LossGuess]) -> LossVerdict:
+        return LossVerdict(says, reported, right, within, tuple(guesses))
 
-    if math.isfinite(right) and fits(Guess((), right), within):
-        return answer("agrees", [Guess((), right)])
+    if math.isfinite(right) and fits(LossGuess((), right), within):
+        return answer("agrees", [LossGuess((), right)])
     if math.isnan(reported) or reported == 0:
         empty = list(_empty(batch, right_ones))
         return answer("named" if empty else "unexplained", empty)
@@ -200,17 +200,17 @@ def _selections(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, s
         ]  # fmt: skip
 
 
-def _empty(batch: Batch, right: Picked) -> Iterator[Guess]:
+def _empty(batch: Batch, right: Picked) -> Iterator[LossGuess]:
     """Yield the windows that leave no label, largest first; a batch may have none to begin with."""
     if not sum(each.size for each in right):
-        yield Guess(("no_labels",), math.nan, "the batch has no label")
+        yield LossGuess(("no_labels",), math.nan, "the batch has no label")
         return
     places = np.flatnonzero(batch.label.any(0))
     first = int(places[places > 0][0])
     sizes = [size for size in capacities(batch.tokens) if size <= first]
     if sizes:
         detail = f"the first label is token {first}; a window of {sizes[-1]} or less has none"
-        yield Guess(("no_labels",), math.nan, detail)
+        yield LossGuess(("no_labels",), math.nan, detail)
 
 
 # --- how many become one -----------------------------------------------------------------------
@@ -221,22 +221,22 @@ def _mean(picked: Picked) -> float:
     return float(sum(each.sum() for each in picked)) / count if count else math.nan
 
 
-def _reductions(batch: Batch, picked: Picked) -> Iterator[Guess]:
+def _reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
     """Yield every wrong way to make one number of the losses of `picked`."""
     total, count = float(sum(each.sum() for each in picked)), sum(each.size for each in picked)
     if not count:
         return
     mean, samples = total / count, len(picked)
     own = [float(each.mean()) for each in picked if each.size]
-    yield Guess(("bits",), mean * BITS, "1.442695 times the nats")
+    yield LossGuess(("bits",), mean * BITS, "1.442695 times the nats")
     if mean < 700:
-        yield Guess(("perplexity",), math.exp(mean))
-    yield Guess(("sum",), total, f"{count} tokens")
+        yield LossGuess(("perplexity",), math.exp(mean))
+    yield LossGuess(("sum",), total, f"{count} tokens")
     if samples > 1:
-        yield Guess(("sample_sum",), total / samples, f"{samples} samples")
-        yield Guess(("sample_means",), sum(own) / len(own), f"{len(own)} samples")
-        yield Guess(("divided_twice",), mean / samples, f"by {samples} samples")
-    yield Guess(("divided_twice",), mean / count, f"by {count} tokens")
+        yield LossGuess(("sample_sum",), total / samples, f"{samples} samples")
+        yield LossGuess(("sample_means",), sum(own) / len(own), f"{len(own)} samples")
+        yield LossGuess(("divided_twice",), mean / samples, f"by {samples} samples")
+    yield LossGuess(("divided_twice",), mean / count, f"by {count} tokens")
     counted = {
         "all tokens of the batch": batch.mask.size,
         "all tokens but the first of each sample": batch.mask.size - samples,
@@ -245,22 +245,24 @@ def _reductions(batch: Batch, picked: Picked) -> Iterator[Guess]:
     }
     for says, many in counted.items():
         if many > count:
-            yield Guess(("padding_counted",), total / many, f"divided by {says}: {many}")
+            yield LossGuess(("padding_counted",), total / many, f"divided by {says}: {many}")
     for steps in STEPS:
-        yield Guess(("accumulation",), mean / steps, f"{steps} steps")
+        yield LossGuess(("accumulation",), mean / steps, f"{steps} steps")
     for power in LOSS_SCALES:
-        yield Guess(("loss_scale",), mean * 2.0**power, f"2^{power} = {2**power}")
+        yield LossGuess(("loss_scale",), mean * 2.0**power, f"2^{power} = {2**power}")
 
 
-def _guesses(batch: Batch, scored: Sequence[Scored], right: Picked, both: bool) -> Iterator[Guess]:
+def _guesses(
+    batch: Batch, scored: Sequence[Scored], right: Picked, both: bool
+) -> Iterator[LossGuess]:
     """Yield every single mistake, or every pair: wrong tokens, made one number wrongly."""
     if not both:
         yield from _reductions(batch, right)
     for name, detail, picked in _selections(batch, scored):
         if not both:
-            yield Guess((name,), _mean(picked), detail)
+            yield LossGuess((name,), _mean(picked), detail)
         if not both or name == "window":  # a size and a way: something fits any number
             continue
         for more in _reductions(batch, picked):
             says = "; ".join(text for text in (detail, more.detail) if text)
-            yield Guess((name, *more.mistakes), more.value, says)
+            yield LossGuess((name, *more.mistakes), more.value, says)

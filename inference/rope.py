@@ -22,13 +22,13 @@ F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class Rope:
+class Turning:
     """Frequencies of one kind of layer: inv_freq [pairs] float32, and the factor on cos and sin."""
 
     inv_freq: F32
     factor: float
 
-    def same(self, other: "Rope") -> bool:
+    def same(self, other: "Turning") -> bool:
         """Say whether both give the same rotations, so that cached keys stay valid."""
         return self.factor == other.factor and np.array_equal(self.inv_freq, other.inv_freq)
 
@@ -68,21 +68,21 @@ def _inverse(periods: F32) -> F32:
     return inverse
 
 
-def _linear(request: _Request) -> Rope:
-    return Rope(_inverse(request.periods()) / np.float32(request["factor"]), 1.0)
+def _linear(request: _Request) -> Turning:
+    return Turning(_inverse(request.periods()) / np.float32(request["factor"]), 1.0)
 
 
-def _dynamic(request: _Request) -> Rope:
+def _dynamic(request: _Request) -> Turning:
     """Raise the base if the sequence is longer than the trained context."""
     factor, dim, longest = np.float32(request["factor"]), request.dim, request.context_length
     length = np.float32(max(request.length, longest))
     stretch = factor * length / np.float32(longest) - (factor - np.float32(1))
     power = np.float32(np.float64(stretch) ** (dim / (dim - 2)))
     theta = np.float32(request.theta) * power
-    return Rope(_inverse(_powers(float(theta), dim)), 1.0)
+    return Turning(_inverse(_powers(float(theta), dim)), 1.0)
 
 
-def _llama3(request: _Request) -> Rope:
+def _llama3(request: _Request) -> Turning:
     """Keep high frequencies, divide low ones by the factor, interpolate between."""
     inv_freq = _inverse(request.periods())
     factor, low, high = request["factor"], request["low_freq_factor"], request["high_freq_factor"]
@@ -91,10 +91,10 @@ def _llama3(request: _Request) -> Rope:
     blend = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
     blended = (1 - blend) * inv_freq / np.float32(factor) + blend * inv_freq
     scaled = np.where(wavelength > original / low, inv_freq / np.float32(factor), blended)
-    return Rope(np.where(wavelength < original / high, inv_freq, scaled).astype(np.float32), 1.0)
+    return Turning(np.where(wavelength < original / high, inv_freq, scaled).astype(np.float32), 1.0)
 
 
-def _yarn(request: _Request) -> Rope:
+def _yarn(request: _Request) -> Turning:
     """Divide slow pairs by the factor, keep fast ones, interpolate between two pair numbers."""
     factor, theta, dim = request["factor"], request.theta, request.dim
     original = request["original_context_length"]
@@ -113,21 +113,21 @@ def _yarn(request: _Request) -> Rope:
     periods = request.periods()
     slow = _inverse(np.float32(factor) * periods)
     inv_freq = slow * (np.float32(1) - kept) + _inverse(periods) * kept
-    return Rope(inv_freq, float(request["attention_factor"]))
+    return Turning(inv_freq, float(request["attention_factor"]))
 
 
-def _longrope(request: _Request) -> Rope:
+def _longrope(request: _Request) -> Turning:
     """Divide each pair by its own number; beyond the original context by the long list's."""
     original = request["original_context_length"]
     divisors = request["long_factor" if request.length > original else "short_factor"]
     inv_freq = _inverse(_divisors(divisors, request) * request.periods())
-    return Rope(inv_freq, float(request["attention_factor"]))
+    return Turning(inv_freq, float(request["attention_factor"]))
 
 
-def _factors(request: _Request) -> Rope:
+def _factors(request: _Request) -> Turning:
     """Divide each pair by its own number (GGUF's rope_freqs.weight)."""
     inv_freq = _inverse(request.periods())
-    return Rope(inv_freq / _divisors(request["factors"], request), 1.0)
+    return Turning(inv_freq / _divisors(request["factors"], request), 1.0)
 
 
 def _divisors(values: Any, request: _Request) -> F32:
@@ -140,7 +140,7 @@ def _divisors(values: Any, request: _Request) -> F32:
     return divisors
 
 
-SCALINGS: Mapping[str, Callable[[_Request], Rope]] = {
+SCALINGS: Mapping[str, Callable[[_Request], Turning]] = {
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
@@ -166,7 +166,7 @@ def kind_of(hp: Mapping[str, Value], layer: int) -> Kind | None:
     return float(theta), scaled
 
 
-def make(hp: Mapping[str, Value], kind: Kind, length: int) -> Rope:
+def make(hp: Mapping[str, Value], kind: Kind, length: int) -> Turning:
     """Return the frequencies of a kind of layer for a sequence of `length` positions.
 
     Raises ArchError for an unknown scaling or for a missing value.
@@ -178,7 +178,7 @@ def make(hp: Mapping[str, Value], kind: Kind, length: int) -> Rope:
             f"rope_dim is {dim}; expected an even number of at most head_dim, {hp['head_dim']}"
         )
     if not scaled:
-        return Rope(_inverse(_powers(theta, dim)), 1.0)
+        return Turning(_inverse(_powers(theta, dim)), 1.0)
     scaling: Mapping[str, Value] = hp["rope_scaling"]
     name = str(scaling["type"])
     if name not in SCALINGS:
@@ -188,7 +188,7 @@ def make(hp: Mapping[str, Value], kind: Kind, length: int) -> Rope:
     return SCALINGS[name](_Request(theta, dim, scaling, int(hp["context_length"]), length))
 
 
-def ropes(hp: Mapping[str, Value], length: int) -> dict[Kind, Rope]:
+def ropes(hp: Mapping[str, Value], length: int) -> dict[Kind, Turning]:
     """Return the frequencies of every kind of layer the model has."""
     kinds = {kind_of(hp, layer) for layer in range(int(hp["n_layers"]))} - {None}
     return {kind: make(hp, kind, length) for kind in kinds if kind is not None}

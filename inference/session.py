@@ -195,7 +195,7 @@ class Session:
         return logits
 
     def logits(self, ids: Sequence[int], recorder: Recorder | None = None) -> Numbers:
-        """Return logits [tokens, vocab] of a whole sequence, leaving the session's own alone."""
+        """Return logits [tokens, vocab] of a whole sequence; the session's own stays as it is."""
         refuse_to_predict(self.spec, self.weights.subject)
         return self.backend.to_numpy(self._once(ids, recorder, "all"))
 
@@ -224,7 +224,7 @@ class Session:
         limit: int,
         stop: Collection[int] = (),
     ) -> Iterator[int]:
-        """Yield up to `limit` tokens after a prompt; a token of `stop` ends without being given."""
+        """Yield up to `limit` tokens after a prompt; ends before a token of `stop`."""
         self.reset()
         given: Sequence[int] = ids
         for _ in range(limit):

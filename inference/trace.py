@@ -273,7 +273,7 @@ class Tracer:
 
     @property
     def kind(self) -> Hashable | None:
-        """What two passes have in common that one recording serves; None where none does."""
+        """Return a key, equal for passes that one recording serves; None where none does."""
         if self._pending is None:
             return None
         chosen = self._positions if isinstance(self._positions, str) else tuple(self._positions)
@@ -286,7 +286,7 @@ class Tracer:
             self._pending = self._backend.pending()
 
     def end(self) -> None:
-        """Have what was enqueued beside the pass done before what follows it."""
+        """Make what follows the pass wait for the statistics enqueued beside it."""
         if self._pending is not None:
             self._pending.join()
 

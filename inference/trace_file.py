@@ -22,7 +22,7 @@ from aprfmt.formats import FORMATS, open_sink, open_source
 from aprfmt.formats.jsonio import dumps, loads
 from aprfmt.formats.positioned import read_at
 from aprfmt.formats.temporary import as_output_error
-from aprfmt.inference.record import Record, record_from_json, record_to_json
+from aprfmt.inference.record import Record, record_from_json
 from aprfmt.inference.trace import SCHEMA, Trace
 
 Numbers = NDArray[Any]
@@ -122,13 +122,8 @@ def windows(values: Numbers) -> Iterator[memoryview]:
 
 
 def _to_json(trace: Trace) -> Mapping[str, Value]:
-    return {
-        "schema": SCHEMA,
-        "run": dict(trace.run),
-        "records": [record_to_json(record) for record in trace.records.values()],
-        "aliases": dict(trace.aliases),
-        "nonfinite": trace.nonfinite,
-    }
+    found = trace.to_json()
+    return {"schema": SCHEMA, "run": found.pop("trace"), **found}
 
 
 def is_trace_file(path: Path) -> bool:

@@ -35,7 +35,7 @@ TABLES = frozenset({"token_embd.weight", "output.weight", "position_embd.weight"
 
 
 class Holder:
-    """What backends have placed, first come, under one budget in bytes; each owns its own."""
+    """Tensors that backends have placed, first come first served, under one budget in bytes."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from aprfmt.base.forks import DECODED, MEASURED, Measure
+from aprfmt.base.forks import DECODED, MEASURED, TypeSize
 from aprfmt.errors import CodecError
 
 K = TypeVar("K")
@@ -74,7 +74,7 @@ class Encoding:
     flat: bool = False
     header: int = 0
     removed: str = ""  # why it is not decoded: ggml dropped it, or a fork interleaves its rows
-    measure: Measure | None = None  # of a type that is copied, not decoded
+    measure: TypeSize | None = None  # of a type that is copied, not decoded
     row_layout: str = ""
     layout: str = ""
     file_type: int | None = None
@@ -240,7 +240,7 @@ _ROWS: tuple[Encoding, ...] = (
 )
 
 
-class Rows(dict[K, Encoding]):
+class RowsByKey(dict[K, Encoding]):
     """Rows by a key; a key that is not here is looked up among the rows other packages offer.
 
     Other packages offer Encoding rows in the entry-point group `aprfmt.encodings`; such a row may
@@ -262,19 +262,19 @@ class Rows(dict[K, Encoding]):
         return self[key] if key in self else default
 
 
-def _rows(key: str) -> Rows[Any]:
+def _rows(key: str) -> RowsByKey[Any]:
     found = ((getattr(row, key), row) for row in _ROWS)
-    return Rows({code: row for code, row in found if code not in ("", None)})
+    return RowsByKey({code: row for code, row in found if code not in ("", None)})
 
 
-ENCODINGS: Rows[str] = _rows("name")
-BY_GGML: Rows[int] = _rows("ggml")
-BY_SAFETENSORS: Rows[str] = _rows("safetensors")
-BY_APR: Rows[int] = _rows("apr")
-BY_CLAIM: Rows[str] = _rows("claim")
+ENCODINGS: RowsByKey[str] = _rows("name")
+BY_GGML: RowsByKey[int] = _rows("ggml")
+BY_SAFETENSORS: RowsByKey[str] = _rows("safetensors")
+BY_APR: RowsByKey[int] = _rows("apr")
+BY_CLAIM: RowsByKey[str] = _rows("claim")
 
 
-def every() -> Rows[str]:
+def every() -> RowsByKey[str]:
     """Return all rows by name, those of other packages included."""
     _read_entry_points()
     return ENCODINGS
@@ -285,7 +285,7 @@ def _read_entry_points() -> None:
     """Add the rows that other packages offer, once."""
     from importlib.metadata import entry_points
 
-    tables: tuple[tuple[str, Rows[Any]], ...] = (
+    tables: tuple[tuple[str, RowsByKey[Any]], ...] = (
         ("name", ENCODINGS), ("ggml", BY_GGML), ("safetensors", BY_SAFETENSORS), ("apr", BY_APR),
         ("claim", BY_CLAIM),
     )  # fmt: skip

@@ -36,7 +36,7 @@ DECODED: tuple[tuple[str, int, str, int, str], ...] = (
 )
 
 
-class Measure(NamedTuple):
+class TypeSize(NamedTuple):
     """The bytes of a type that is not decoded: `size` of `elements`, and of the header of a row."""
 
     elements: int
@@ -65,45 +65,45 @@ def _interleaved(rows: int) -> str:
 _CACHE = f"{IK} computes with it and stores no model in it"
 
 # Types that are copied and measured, not decoded: name, id, measure, why.
-MEASURED: tuple[tuple[str, int, Measure, str], ...] = (
-    ("Q8_0_X4", 97, Measure(32, 34), _CACHE),
-    ("Q8_1_X4", 98, Measure(32, 36), _CACHE),
-    ("Q8_2_X4", 99, Measure(32, 36), _CACHE),
-    ("Q8_K64", 136, Measure(64, 68), _CACHE),
-    ("Q8_K16", 147, Measure(64, 64, 20), _CACHE),
-    ("Q8_K32", 148, Measure(256, 292), _CACHE),
-    ("Q8_KR8", 149, Measure(256, 292), _CACHE),
-    ("Q8_K128", 150, Measure(128, 140), _CACHE),
-    ("Q4_0_R8", 202, Measure(32, 18), _interleaved(8)),
-    ("Q5_0_R4", 206, Measure(32, 22), _interleaved(4)),
-    ("Q8_0_R8", 208, Measure(32, 34), _interleaved(8)),
-    ("Q2_K_R4", 210, Measure(256, 84), _interleaved(4)),
-    ("Q3_K_R4", 211, Measure(256, 110), _interleaved(4)),
-    ("Q4_K_R4", 212, Measure(256, 144), _interleaved(4)),
-    ("Q5_K_R4", 213, Measure(256, 176), _interleaved(4)),
-    ("Q6_K_R4", 214, Measure(256, 210), _interleaved(4)),
-    ("IQ2_XXS_R4", 216, Measure(256, 66), _interleaved(4)),
-    ("IQ2_XS_R4", 217, Measure(256, 74), _interleaved(4)),
-    ("IQ3_XXS_R4", 218, Measure(256, 98), _interleaved(4)),
-    ("IQ1_S_R4", 219, Measure(32, 6, 2), _interleaved(4)),
-    ("IQ4_NL_R4", 220, Measure(32, 18), _interleaved(4)),
-    ("IQ3_S_R4", 221, Measure(256, 110), _interleaved(4)),
-    ("IQ2_S_R4", 222, Measure(256, 82), _interleaved(4)),
-    ("IQ4_XS_R8", 223, Measure(256, 136), _interleaved(8)),
-    ("IQ1_M_R4", 229, Measure(32, 7, 2), _interleaved(4)),
-    ("BF16_R16", 230, Measure(1, 2), _interleaved(16)),
-    ("Q6_0_R4", 233, Measure(32, 26), _interleaved(4)),
-    ("IQ2_BN_R4", 335, Measure(64, 16, 4), _interleaved(4)),
-    ("IQ2_K_R4", 337, Measure(256, 76), _interleaved(4)),
-    ("IQ3_K_R4", 338, Measure(256, 110), _interleaved(4)),
-    ("IQ4_K_R4", 339, Measure(256, 144), _interleaved(4)),
-    ("IQ5_K_R4", 340, Measure(256, 176), _interleaved(4)),
-    ("IQ4_KS_R4", 344, Measure(256, 136, 4), _interleaved(4)),
-    ("IQ5_KS_R4", 352, Measure(256, 168, 4), _interleaved(4)),
-    ("MXFP4_R8", 353, Measure(32, 17), _interleaved(8)),
-    ("Q8_K_R16", 397, Measure(256, 258), _interleaved(16)),
-    ("Q8_KV_R8", 398, Measure(32, 32, 4), _interleaved(8)),
-    ("Q8_K_R8", 399, Measure(256, 258), _interleaved(8)),
+MEASURED: tuple[tuple[str, int, TypeSize, str], ...] = (
+    ("Q8_0_X4", 97, TypeSize(32, 34), _CACHE),
+    ("Q8_1_X4", 98, TypeSize(32, 36), _CACHE),
+    ("Q8_2_X4", 99, TypeSize(32, 36), _CACHE),
+    ("Q8_K64", 136, TypeSize(64, 68), _CACHE),
+    ("Q8_K16", 147, TypeSize(64, 64, 20), _CACHE),
+    ("Q8_K32", 148, TypeSize(256, 292), _CACHE),
+    ("Q8_KR8", 149, TypeSize(256, 292), _CACHE),
+    ("Q8_K128", 150, TypeSize(128, 140), _CACHE),
+    ("Q4_0_R8", 202, TypeSize(32, 18), _interleaved(8)),
+    ("Q5_0_R4", 206, TypeSize(32, 22), _interleaved(4)),
+    ("Q8_0_R8", 208, TypeSize(32, 34), _interleaved(8)),
+    ("Q2_K_R4", 210, TypeSize(256, 84), _interleaved(4)),
+    ("Q3_K_R4", 211, TypeSize(256, 110), _interleaved(4)),
+    ("Q4_K_R4", 212, TypeSize(256, 144), _interleaved(4)),
+    ("Q5_K_R4", 213, TypeSize(256, 176), _interleaved(4)),
+    ("Q6_K_R4", 214, TypeSize(256, 210), _interleaved(4)),
+    ("IQ2_XXS_R4", 216, TypeSize(256, 66), _interleaved(4)),
+    ("IQ2_XS_R4", 217, TypeSize(256, 74), _interleaved(4)),
+    ("IQ3_XXS_R4", 218, TypeSize(256, 98), _interleaved(4)),
+    ("IQ1_S_R4", 219, TypeSize(32, 6, 2), _interleaved(4)),
+    ("IQ4_NL_R4", 220, TypeSize(32, 18), _interleaved(4)),
+    ("IQ3_S_R4", 221, TypeSize(256, 110), _interleaved(4)),
+    ("IQ2_S_R4", 222, TypeSize(256, 82), _interleaved(4)),
+    ("IQ4_XS_R8", 223, TypeSize(256, 136), _interleaved(8)),
+    ("IQ1_M_R4", 229, TypeSize(32, 7, 2), _interleaved(4)),
+    ("BF16_R16", 230, TypeSize(1, 2), _interleaved(16)),
+    ("Q6_0_R4", 233, TypeSize(32, 26), _interleaved(4)),
+    ("IQ2_BN_R4", 335, TypeSize(64, 16, 4), _interleaved(4)),
+    ("IQ2_K_R4", 337, TypeSize(256, 76), _interleaved(4)),
+    ("IQ3_K_R4", 338, TypeSize(256, 110), _interleaved(4)),
+    ("IQ4_K_R4", 339, TypeSize(256, 144), _interleaved(4)),
+    ("IQ5_K_R4", 340, TypeSize(256, 176), _interleaved(4)),
+    ("IQ4_KS_R4", 344, TypeSize(256, 136, 4), _interleaved(4)),
+    ("IQ5_KS_R4", 352, TypeSize(256, 168, 4), _interleaved(4)),
+    ("MXFP4_R8", 353, TypeSize(32, 17), _interleaved(8)),
+    ("Q8_K_R16", 397, TypeSize(256, 258), _interleaved(16)),
+    ("Q8_KV_R8", 398, TypeSize(32, 32, 4), _interleaved(8)),
+    ("Q8_K_R8", 399, TypeSize(256, 258), _interleaved(8)),
 )
 
 
@@ -112,7 +112,7 @@ class Claim(NamedTuple):
 
     name: str
     who: str
-    measure: Measure
+    measure: TypeSize
     key: tuple[str, object] | None = None  # what the files say that have it
 
     def __str__(self) -> str:
@@ -120,23 +120,23 @@ class Claim(NamedTuple):
         return f"{self.name} ({self.who}; {self.measure})"
 
 
-_STQ, _G128 = Measure(256, 42), Measure(128, 34)
+_STQ, _G128 = TypeSize(256, 42), TypeSize(128, 34)
 _PR = "llama.cpp PR 22836"
 
 # What else an id is used for. Upstream's meaning, where it has one, is the row's of the encoding
 # table; types of a KV cache are never stored in a file and do not stand here.
 CONTESTED: Mapping[int, tuple[Claim, ...]] = {
-    36: (Claim("I2_S", "BitNet", Measure(4, 1, 0, 32)),),
+    36: (Claim("I2_S", "BitNet", TypeSize(4, 1, 0, 32)),),
     42: (Claim("STQ1_0", f"the first files of {_PR}", _STQ),
          Claim("Q2_0_G128", "Bonsai's forks", _G128, ("GGML_Q2_0_G128", 1))),
     43: (
         Claim("STQ1_0", f"{_PR} since upstream took 42", _STQ),
-        Claim("IQ1_XS", "unsloth's fork", Measure(256, 46)),
+        Claim("IQ1_XS", "unsloth's fork", TypeSize(256, 46)),
         Claim("Q2_0_G128", "Bonsai's forks", _G128, ("GGML_Q2_0_G128", 1)),
     ),
-    47: (Claim("Q2_0", "TurboQuant's forks", Measure(64, 18)),),
-    142: (Claim("IQ2_TN", f"{IK} of 2024", Measure(256, 66)),
+    47: (Claim("Q2_0", "TurboQuant's forks", TypeSize(64, 18)),),
+    142: (Claim("IQ2_TN", f"{IK} of 2024", TypeSize(256, 66)),
           Claim("PQ2_0", "Bonsai's forks", _G128, ("general.file_type", 141))),
-    143: (Claim("IQ1_TN", f"{IK} of 2024", Measure(256, 54)),
-          Claim("PTQ1_0", "Bonsai's forks", Measure(128, 28))),
+    143: (Claim("IQ1_TN", f"{IK} of 2024", TypeSize(256, 54)),
+          Claim("PTQ1_0", "Bonsai's forks", TypeSize(128, 28))),
 }  # fmt: skip

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class UsualRange:
     """What a working model's number stays inside, both ends included."""
 
     low: float
@@ -33,25 +33,25 @@ class Bound:
 # --- statistics of weights, by role -----------------------------------------------------------
 
 # Number of a tensor (see `numbers`) -> its bound; one that is absent says nothing of the kind.
-RoleBounds = Mapping[str, Bound]
+RoleBounds = Mapping[str, UsualRange]
 
-_ZEROS = Bound(0, 0.8, "share of zeros", "a tensor of zeros was never filled")
+_ZEROS = UsualRange(0, 0.8, "share of zeros", "a tensor of zeros was never filled")
 EMBEDDING: RoleBounds = {
-    "mean": Bound(-1, 1, "weight", "seen: -0.0022 to 0.0001"),
-    "std": Bound(0.005, 0.5, "weight", "seen: 0.015 to 0.14; BF16 read as F16 gives 1.2"),
-    "zeros": Bound(0, 0.5, "share of zeros", "half a vocabulary of zeros was never filled"),
+    "mean": UsualRange(-1, 1, "weight", "seen: -0.0022 to 0.0001"),
+    "std": UsualRange(0.005, 0.5, "weight", "seen: 0.015 to 0.14; BF16 read as F16 gives 1.2"),
+    "zeros": UsualRange(0, 0.5, "share of zeros", "half a vocabulary of zeros was never filled"),
 }
 LINEAR: RoleBounds = {
-    "mean": Bound(-0.1, 0.1, "weight", "seen: -0.002 to 0.002"),
-    "std": Bound(1e-3, 1.0, "weight", "seen: 0.012 to 0.40; BF16 read as F16 gives 1.2"),
+    "mean": UsualRange(-0.1, 0.1, "weight", "seen: -0.002 to 0.002"),
+    "std": UsualRange(1e-3, 1.0, "weight", "seen: 0.012 to 0.40; BF16 read as F16 gives 1.2"),
     "zeros": _ZEROS,
 }
 NORM: RoleBounds = {
-    "rms": Bound(0.01, 100, "weight", "seen: 0.03 to 7.5, gemma's own row aside"),
+    "rms": UsualRange(0.01, 100, "weight", "seen: 0.03 to 7.5, gemma's own row aside"),
     "zeros": _ZEROS,
 }
 # Biases may be as large as they like: Qwen's reach 128, with a deviation of 29 on keys.
-BIAS: RoleBounds = {"absmax": Bound(0, 1e4, "weight", "seen: up to 128 in Qwen2.5")}
+BIAS: RoleBounds = {"absmax": UsualRange(0, 1e4, "weight", "seen: up to 128 in Qwen2.5")}
 
 # Kind of a role by its last words; the first that fits.
 KINDS: tuple[tuple[str, RoleBounds], ...] = (
@@ -66,7 +66,7 @@ KINDS: tuple[tuple[str, RoleBounds], ...] = (
     ("", LINEAR),
 )
 _GEMMA_NORM: RoleBounds = {
-    "rms": Bound(0.01, 5000, "weight", "Gemma-3-270M: up to 376 in post_ffw_norm"),
+    "rms": UsualRange(0.01, 5000, "weight", "Gemma-3-270M: up to 376 in post_ffw_norm"),
     "zeros": _ZEROS,
 }
 # architecture -> word of a role -> bounds that replace the kind's.
@@ -105,16 +105,18 @@ def numbers(stats: "Stats", offset: float = 0.0) -> Mapping[str, float]:
 
 # --- rows of the embedding -----------------------------------------------------------------
 
-DEAD_ROWS = Bound(0, 0.25, "share of rows", "rows of zeros are padding; a quarter is a lost part")
+DEAD_ROWS = UsualRange(
+    0, 0.25, "share of rows", "rows of zeros are padding; a quarter is a lost part"
+)
 DEAD_ROW_L2 = 1e-6
 
 # --- hyperparameters --------------------------------------------------------------------------
 
-EPS = Bound(1e-12, 1e-3, "added to the mean square", "models in use: 1e-12 (BERT) to 1e-5")
-THETA = Bound(1e2, 1e9, "rotary base", "models in use: 10000 to 5e7")
-CONTEXT = Bound(8, 1 << 27, "tokens", "below 8 no prompt fits; the longest in use is 1e7")
-HEAD_DIM = Bound(2, 1024, "elements", "models in use: 32 to 576")
-VOCAB_SHARE = Bound(0.5, 1.0, "tokens of embedding rows", "rows are padded by less than half")
+EPS = UsualRange(1e-12, 1e-3, "added to the mean square", "models in use: 1e-12 (BERT) to 1e-5")
+THETA = UsualRange(1e2, 1e9, "rotary base", "models in use: 10000 to 5e7")
+CONTEXT = UsualRange(8, 1 << 27, "tokens", "below 8 no prompt fits; the longest in use is 1e7")
+HEAD_DIM = UsualRange(2, 1024, "elements", "models in use: 32 to 576")
+VOCAB_SHARE = UsualRange(0.5, 1.0, "tokens of embedding rows", "rows are padded by less than half")
 
 # --- the forward pass -------------------------------------------------------------------------
 

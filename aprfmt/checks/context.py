@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aprfmt.arch.spec import ArchSpec
-from aprfmt.checks.file.census import Seen, take
+from aprfmt.checks.file.census import SeenTensor, take
 from aprfmt.checks.file.vocabulary import Words, read_words
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
@@ -32,7 +32,7 @@ class Checked:
         return str(self.model.path)
 
     @cached_property
-    def census(self) -> Mapping[str, Seen]:
+    def census(self) -> Mapping[str, SeenTensor]:
         """What one pass over every stored tensor found, by stored name."""
         return take(self.model, self.progress)
 

@@ -1,8 +1,9 @@
 """`diff`: the union of both files' roles, each with one verdict, and the facts beside them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.compare.align import Alignment, TensorPair, align, in_turn
@@ -63,34 +64,22 @@ def diff(
     nothing can be read; a tensor that cannot be read is UNREADABLE, and `report.damage` says what
     is wrong with the files.
     """
-    opening: dict[str, Any] = {"arch": arch, "damaged": True}
-    with open_model(a, **opening) as first, open_model(b, **opening) as second:
-        if base is None:
-            if imatrix is not None:
-                raise UsageError("an importance matrix explains bytes only beside a base: --base")
-            return diff_models(
-                first,
-                second,
-                tensors=tensors,
-                only=only,
-                explain=explain,
-                images=images,
-                progress=progress,
-            )
-        from aprfmt.compare.requant import open_oracle
+    with ExitStack() as opened:
+        first, second = (
+            opened.enter_context(open_model(path, arch=arch, damaged=True)) for path in (a, b)
+        )
+        oracle = None
+        if base is not None:
+            from aprfmt.compare.requant import open_oracle
 
-        oracle = open_oracle(base, imatrix, arch)
-        with oracle.base:
-            return diff_models(
-                first,
-                second,
-                tensors=tensors,
-                only=only,
-                oracle=oracle,
-                explain=explain,
-                images=images,
-                progress=progress,
-            )
+            oracle = open_oracle(base, imatrix, arch)
+            opened.enter_context(oracle.base)
+        elif imatrix is not None:
+            raise UsageError("an importance matrix explains bytes only beside a base: --base")
+        return diff_models(
+            first, second, tensors=tensors, only=only, oracle=oracle, explain=explain,
+            images=images, progress=progress,
+        )  # fmt: skip
 
 
 def diff_models(

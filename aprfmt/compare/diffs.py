@@ -1,25 +1,15 @@
 """What comparing two models gives: frozen records with numbers, no sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff
 
-Verdict = Literal[
-    "SAME_BYTES",
-    "SAME_VALUES",
-    "WITHIN",
-    "DIFFERENT",
-    "SHAPE_DIFFERS",
-    "ONLY_IN_A",
-    "ONLY_IN_B",
-    "UNREADABLE",
-]
 # Worst first: the order of human output.
-VERDICTS: tuple[Verdict, ...] = (
+Verdict = Literal[
     "UNREADABLE",
     "SHAPE_DIFFERS",
     "DIFFERENT",
@@ -28,7 +18,8 @@ VERDICTS: tuple[Verdict, ...] = (
     "WITHIN",
     "SAME_VALUES",
     "SAME_BYTES",
-)
+]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 EQUAL: frozenset[Verdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
@@ -141,6 +132,12 @@ class TensorDiff:
     derivations: tuple[Derivation, ...] = ()  # of the quantized sides, where a base was given
     explanation: Explanation | None = None
 
+    def unexplained(self, weak: Collection[str] = ()) -> bool:
+        """Say whether it differs and nothing certain explains that, or only one of these causes."""
+        found = self.explanation
+        certain = found is not None and found.confirmed and found.cause not in weak
+        return self.verdict == "DIFFERENT" and not certain
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
@@ -214,7 +211,7 @@ class DiffReport:
     def exit_code(self, accept: Sequence[str] = ()) -> int:
         """0 equal, 1 different (WITHIN too unless accepted), 2 if a file is damaged or unreadable.
 
-        Of damage a verdict on the rest does not make good.
+        Damage is 2 also where all other tensors are equal.
         """
         verdicts = {tensor.verdict for tensor in self.tensors}
         if "UNREADABLE" in verdicts or self.damage:

@@ -21,7 +21,7 @@ def wide(values: "Array") -> "Array":
         return values.astype(np.float64)
 
 
-class Accumulator:
+class PairSums:
     """Sums over chunks in float64, in order; chunk size matters by float64 rounding only."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:

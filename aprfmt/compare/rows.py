@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from aprfmt.codecs.base import Array
-from aprfmt.compare.traced import RecordLike, TraceLike, Wrapped
+from aprfmt.compare.traced import RecordLike, TraceLike, WrappedTrace
 from aprfmt.tensors.stats import Stats
 
 CHOSEN = ("logits", "logits_raw")  # points with rows that were asked for
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutRecord:
     """A record on some of its positions."""
 
     key: str
@@ -28,7 +28,7 @@ class Cut:
     stats: Stats | None = None
 
 
-class Shared(Wrapped):
+class Shared(WrappedTrace):
     """A trace whose logits are cut to the positions that another trace has too."""
 
     def __init__(self, trace: TraceLike, other: TraceLike) -> None:
@@ -41,7 +41,7 @@ class Shared(Wrapped):
         if found is None or kept is None:
             return found
         shape = (len(kept), *found.shape[1:])
-        return Cut(found.key, found.point, shape, kept, found.dtype)
+        return CutRecord(found.key, found.point, shape, kept, found.dtype)
 
     def values(self, key: str) -> Array | None:
         """Return the values of a key, cut where they are to be."""

@@ -23,7 +23,7 @@ SURE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class DifferingRange:
     """A range that differs: bytes [start, stop) of a tensor, and the first byte that does."""
 
     tensor: str
@@ -57,7 +57,7 @@ class SampleReport:
     bytes: int
     of_bytes: int
     settled: int
-    differing: tuple[Difference, ...]
+    differing: tuple[DifferingRange, ...]
     unlike: tuple[Unsampled, ...]
     unsampled: tuple[Unsampled, ...]
 
@@ -188,7 +188,7 @@ def _places(
 
 def _compared(
     places: Sequence[tuple[int, int, int]], sides: Sequence[tuple[str, Bytes, Bytes]]
-) -> Iterator[Difference]:
+) -> Iterator[DifferingRange]:
     for first in range(0, len(places), BATCH):
         batch = places[first : first + BATCH]
         left = _read([(sides[at][1], start, stop) for at, start, stop in batch])
@@ -196,7 +196,7 @@ def _compared(
         for (at, start, stop), one, other in zip(batch, left, right, strict=True):
             if one != other:
                 byte = next(i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y)
-                yield Difference(sides[at][0], start, stop, start + byte)
+                yield DifferingRange(sides[at][0], start, stop, start + byte)
 
 
 def _read(wanted: Sequence[tuple[Bytes, int, int]]) -> list[bytes]:

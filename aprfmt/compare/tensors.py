@@ -13,7 +13,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit, steps
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.nonfinite import alike
-from aprfmt.compare.numbers import CHUNK, Accumulator, wide
+from aprfmt.compare.numbers import CHUNK, PairSums, wide
 from aprfmt.errors import AprfmtError, CodecError
 from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
@@ -115,7 +115,7 @@ def _mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
 
 
 def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
-    accumulator = Accumulator(a.shape)
+    accumulator = PairSums(a.shape)
     off: float | None = 0.0
     beyond = 0
     with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them

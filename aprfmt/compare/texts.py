@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
 
@@ -34,8 +34,8 @@ class KeyDiff:
     """A key of the generation config that differs; None is an absent one."""
 
     name: str
-    a: Any
-    b: Any
+    a: object
+    b: object
     effect: str = ""
 
 
@@ -67,7 +67,7 @@ def _template(model: "Model") -> str | None:
         return None  # the tokenizers' comparison says what is wrong with it
 
 
-def _generation(model: "Model") -> Mapping[str, Any]:
+def _generation(model: "Model") -> Mapping[str, object]:
     try:
         return model.carried.parse(_FILE)
     except AprfmtError:

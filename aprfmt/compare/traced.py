@@ -79,7 +79,7 @@ class TraceLike(Protocol):
         ...
 
 
-class Wrapped:
+class WrappedTrace:
     """A trace as another one sees it: everything is the trace's own until a subclass says else."""
 
     def __init__(self, trace: TraceLike) -> None:

@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Solution:
     """A change that makes the point agree. `then` is the next divergence with it, or None."""
 
     change: Change
@@ -37,8 +37,8 @@ class Divergence:
     """
 
     view: ShadowView
-    answer: Answer | None
-    others: tuple[Answer, ...] = ()
+    answer: Solution | None
+    others: tuple[Solution, ...] = ()
     likely: str = ""
     inside: tuple[str, ...] = ()
     tried: int = 0  # passes with usual mistakes that did not explain it either

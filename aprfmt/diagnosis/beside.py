@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.answers import Answer, Divergence, scopes_of, weights_inside
+from aprfmt.diagnosis.answers import Divergence, Solution, scopes_of, weights_inside
 from aprfmt.diagnosis.case import Case
 from aprfmt.diagnosis.grown import supposed, with_direction
 from aprfmt.diagnosis.measure import Recorded
@@ -38,7 +38,7 @@ def beside_rounding(case: Case, search: Search) -> tuple[Divergence, World, Reco
             guess = supposed(world, case.recorded, left, 1.0) if left.flagged else None
             if guess is not None:
                 recorded, says = guess
-                answer = Answer(change, layers, one.residual, None, math.inf, world, recorded)
+                answer = Solution(change, layers, one.residual, None, math.inf, world, recorded)
                 return Divergence(case.view, answer), world, recorded, says
     return None
 
@@ -61,6 +61,6 @@ def faint_in(
     if best is None or best.residual > FAINT * view.residual:
         return [Divergence(view, None, (), "", weights_inside(case), search.tried)]
     step = best.steps[0]
-    answer = Answer(step.change, step.layers, best.residual, None, math.inf, case.world,
+    answer = Solution(step.change, step.layers, best.residual, None, math.inf, case.world,
                     case.recorded)  # fmt: skip
     return [Divergence(view, answer, faint=True)]

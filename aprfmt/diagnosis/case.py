@@ -45,6 +45,14 @@ class Change:
     earlier: bool = False
 
 
+def hyper_change(cause: str, says: str, **values: Any) -> Change:
+    """Return the change to other hyperparameters."""
+    return Change(
+        cause, says, tuple(values), lambda world, layers: world.with_hyper(**values), values,
+        scoped=False,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Case:
     """The first point that the reference, on the trace's own input, does not reproduce.

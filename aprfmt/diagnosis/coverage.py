@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Coverage:
+class CoverageText:
     """Sentences for the report; those of `not_reached` end with how to reach it, where one can."""
 
     run: list[str] = field(default_factory=list)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
-from aprfmt.diagnosis.answers import Answer, Divergence, Examined, scopes_of, weights_inside
+from aprfmt.diagnosis.answers import Divergence, Examined, Solution, scopes_of, weights_inside
 from aprfmt.diagnosis.beside import beside_rounding, faint_in
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.elsewhere import taken_elsewhere
@@ -60,7 +60,7 @@ def examine(world: World, recorded: Recorded) -> Examined:
             recorded = case.without(elsewhere.drop)
             found = shadow(world, recorded)
             then = next((view for view in found.flagged if view.key not in known), None)
-            answer = Answer(elsewhere, None, 0.0, then, math.inf, world, recorded)
+            answer = Solution(elsewhere, None, 0.0, then, math.inf, world, recorded)
             divergences.append(Divergence(view, answer))
             continue
         # Numbers are improved until they fit only where nothing that has none explains the point.
@@ -118,7 +118,7 @@ def _read(world: World, recorded: Recorded) -> tuple[Recorded, Pass]:
     return (recorded, found) if grown is recorded else (grown, shadow(world, grown))
 
 
-def _as_good(answers: Sequence[Answer], best: Answer, view: ShadowView) -> tuple[Answer, ...]:
+def _as_good(answers: Sequence[Solution], best: Solution, view: ShadowView) -> tuple[Solution, ...]:
     """Return answers of other causes that explain a divergence as well as the best one."""
     return _one_each(tuple(
         answer
@@ -131,7 +131,7 @@ def _as_good(answers: Sequence[Answer], best: Answer, view: ShadowView) -> tuple
 
 
 def _searched(
-    case: Case, search: Search, answers: list[Answer], known: set[str]
+    case: Case, search: Search, answers: list[Solution], known: set[str]
 ) -> list[Divergence]:
     """Look for usual mistakes; add single ones to `answers`, return joined ones as divergences."""
     order = {key: i for i, key in enumerate(case.found.views)}
@@ -171,12 +171,12 @@ def _searched(
 def _reaching(
     case: Case, steps: Sequence[Step], residual: float, known: set[str],
     order: Mapping[str, int], here: int,
-) -> Answer | None:  # fmt: skip
+) -> Solution | None:  # fmt: skip
     """Return these steps as an answer, in the layers in which the pass agrees furthest."""
     scopes: list[Layers | None] = [None]
     if len(spanned(case)) <= 1 and case.layer >= 0:
         scopes = list(scopes_of(case, replace(steps[0].change, scoped=True)))
-    best: Answer | None = None
+    best: Solution | None = None
     for scope in scopes:
         world, recorded = case.world, case.recorded
         layers: Layers = steps[0].layers
@@ -187,7 +187,7 @@ def _reaching(
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _place(then, order))
         if reach > here and (best is None or reach > best.reach):
-            best = Answer(steps[-1].change, layers, residual, then, reach, world, recorded)
+            best = Solution(steps[-1].change, layers, residual, then, reach, world, recorded)
         if reach == math.inf:
             break
     return best
@@ -200,7 +200,7 @@ def _last(divergences: Sequence[Divergence]) -> tuple[World, Recorded]:
     return answer.world, answer.recorded
 
 
-def _worth(answer: Answer) -> tuple[float, bool, bool, float]:
+def _worth(answer: Solution) -> tuple[float, bool, bool, float]:
     """Rank answers by how far the pass agrees; a wrongly named point ranks after real changes.
 
     Changes marked `general` come last.
@@ -209,7 +209,7 @@ def _worth(answer: Answer) -> tuple[float, bool, bool, float]:
     return (answer.reach, not change.general, change.cause != "capture_point", -answer.residual)
 
 
-def _one_each(answers: tuple[Answer, ...]) -> tuple[Answer, ...]:
+def _one_each(answers: tuple[Solution, ...]) -> tuple[Solution, ...]:
     return tuple({answer.change.cause: answer for answer in reversed(answers)}.values())
 
 
@@ -246,12 +246,12 @@ def _like_weights(case: Case, likely: str) -> set[str]:
     return found
 
 
-def _answers(case: Case, known: set[str]) -> Iterator[Answer]:
+def _answers(case: Case, known: set[str]) -> Iterator[Solution]:
     """Yield, for every row of the table, the change with which the pass agrees furthest."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     for row in (*HYPOTHESES, *offered("hypotheses")):
-        best: Answer | None = None
+        best: Solution | None = None
         for change in row.propose(case):
             answer = _verified(case, change, known, order, here)
             if answer is None:
@@ -266,7 +266,7 @@ def _answers(case: Case, known: set[str]) -> Iterator[Answer]:
 
 def _verified(
     case: Case, change: Change, known: set[str], order: Mapping[str, int], here: int
-) -> Answer | None:
+) -> Solution | None:
     """Apply a change to the whole pass; None unless all points up to the divergence then agree."""
     if change.drop:
         residual = 0.0
@@ -274,14 +274,14 @@ def _verified(
         residual = case.trial(change)
         if not residual <= case.view.tolerance:
             return None
-    best: Answer | None = None
+    best: Solution | None = None
     for layers in scopes_of(case, change):
         world, recorded = change.make(case.world, layers), case.without(change.drop)
         found = shadow(world, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _place(then, order))
         if reach > here and (best is None or reach > best.reach):
-            best = Answer(change, layers, residual, then, reach, world, recorded)
+            best = Solution(change, layers, residual, then, reach, world, recorded)
         if reach == math.inf:
             break
     return best

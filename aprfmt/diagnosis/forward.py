@@ -14,7 +14,7 @@ from aprfmt.inference.points import POINTS
 
 
 @dataclass
-class Judged:
+class JudgedTrace:
     """Findings and evidence about one side's trace."""
 
     label: str
@@ -23,12 +23,14 @@ class Judged:
     evidence: list[Evidence] = field(default_factory=list)
 
 
-def judged(label: str, examined: Examined, ids: Sequence[int] = (), model: str = "MODEL") -> Judged:
+def judged(
+    label: str, examined: Examined, ids: Sequence[int] = (), model: str = "MODEL"
+) -> JudgedTrace:
     """Turn divergences into findings: one per cause and value, with all its places.
 
     `ids` and `model` are those of the commands that are proposed where no cause was found.
     """
-    found = Judged(label, examined)
+    found = JudgedTrace(label, examined)
     for divergence in examined.divergences:
         _add(found.findings, _finding(label, divergence))
         found.evidence += _evidence(label, divergence)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.compare.causes import CAUSES, Level, Verdict
 from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.diagnosis.coverage import Coverage
+from aprfmt.diagnosis.coverage import CoverageText
 
 Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
 # Whether passes reached a difference: beyond the bound, inside it, not at all; "": not measured.
@@ -120,7 +120,7 @@ class Diagnosis:
     facts: Mapping[str, Any] = field(default_factory=dict)
     complete: bool | None = None
     remainder: float | None = None  # of the logits, with the confirmed causes taken away
-    coverage: Coverage = field(default_factory=Coverage)
+    coverage: CoverageText = field(default_factory=CoverageText)
 
     @property
     def verdict(self) -> Verdict:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.coverage import Coverage
+from aprfmt.diagnosis.coverage import CoverageText
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.parts import Touched
 from aprfmt.model import Model
@@ -27,7 +27,7 @@ class Levels:
     unmoved: bool = False  # every tensor's values and every hyperparameter are equal
     runs: bool = True  # True if both models have all tensors a pass needs
     report: DiffReport | None = None  # what comparing the files gave
-    coverage: Coverage = field(default_factory=Coverage)
+    coverage: CoverageText = field(default_factory=CoverageText)
     made: dict[str, Model] = field(default_factory=dict)  # sides as they are once they are read
     added: tuple[int, ...] = ()  # ids of special and added tokens, which probes are to hold
     ended: bool = False  # packed weights do not decode, and it is known why: no pass can be made

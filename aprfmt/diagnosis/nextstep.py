@@ -24,7 +24,7 @@ MOST_IDS = 64  # ids of a command; longer ones are in a file
 
 
 @dataclass(frozen=True)
-class Asked:
+class StepParts:
     """What a step is made of. `length` is the number of tokens that reaches a difference, or 0."""
 
     a: Side
@@ -46,17 +46,17 @@ class Asked:
         return shlex.quote(f"{stem}-fixed{suffix}")
 
 
-Step = Callable[[Asked, CauseFound], str]
+Step = Callable[[StepParts, CauseFound], str]
 
 
-def again(asked: Asked, finding: CauseFound) -> str:
+def again(asked: StepParts, finding: CauseFound) -> str:
     """Write B anew from A."""
     if asked.a.kind == "trace":
         return ""
     return f"aprfmt convert {shlex.quote(str(asked.a.path))} {asked.fixed}"
 
 
-def settings(asked: Asked, finding: CauseFound) -> str:
+def settings(asked: StepParts, finding: CauseFound) -> str:
     """Set A's values in a copy of B, where single keys hold them; else write B anew."""
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
@@ -80,7 +80,7 @@ def _assigned(a: Model, b: Model, name: str) -> str:
     return shlex.quote(f"{row.key}={json.dumps(value, default=list)}")
 
 
-def look(asked: Asked, finding: CauseFound) -> str:
+def look(asked: StepParts, finding: CauseFound) -> str:
     """Look at the tensors."""
     if "trace" in (asked.a.kind, asked.b.kind):
         return closer(asked, finding)
@@ -89,12 +89,12 @@ def look(asked: Asked, finding: CauseFound) -> str:
     return f"aprfmt diff {shlex.quote(str(asked.a.path))} {shlex.quote(str(asked.b.path))}{picked}"
 
 
-def stored(asked: Asked, finding: CauseFound) -> str:
+def stored(asked: StepParts, finding: CauseFound) -> str:
     """Write B anew where the cause is proven; else look at the tensors."""
     return (again if finding.confirmed else look)(asked, finding)
 
 
-def closer(asked: Asked, finding: CauseFound) -> str:
+def closer(asked: StepParts, finding: CauseFound) -> str:
     """Capture every point of the layer where the two part."""
     side = asked.b if asked.b.kind == "trace" or asked.a.kind != "trace" else asked.a
     model = side.model or asked.a.model or asked.b.model
@@ -109,17 +109,17 @@ def closer(asked: Asked, finding: CauseFound) -> str:
     )
 
 
-def tokens(asked: Asked, finding: CauseFound) -> str:
+def tokens(asked: StepParts, finding: CauseFound) -> str:
     """Look at the tokenizers."""
     return f"aprfmt diff {asked.pair} --only tokenizer"
 
 
-def distances(asked: Asked, finding: CauseFound) -> str:
+def distances(asked: StepParts, finding: CauseFound) -> str:
     """List how far the tensors are apart."""
     return f"aprfmt diff {asked.pair} --top 20"
 
 
-def reach(asked: Asked, finding: CauseFound) -> str:
+def reach(asked: StepParts, finding: CauseFound) -> str:
     """Run what no probe reached; a draft head, where it is only that."""
     if asked.b.model is not None and in_head(asked.b.model, finding.where):
         return f"aprfmt eval {shlex.quote(asked.b.text)} --draft --text TEXT"
@@ -131,7 +131,7 @@ def reach(asked: Asked, finding: CauseFound) -> str:
     return f'aprfmt diagnose {asked.pair} --prompt "$(cat TEXT)"'
 
 
-def nothing(asked: Asked, finding: CauseFound) -> str:
+def nothing(asked: StepParts, finding: CauseFound) -> str:
     """Nothing is left to do."""
     return ""
 
@@ -146,7 +146,7 @@ LEVELS: Mapping[str, Step] = {
 }  # fmt: skip
 
 
-def step(asked: Asked, finding: CauseFound) -> str:
+def step(asked: StepParts, finding: CauseFound) -> str:
     """Return the command of a finding, "" where nothing is to be done."""
     if finding.next or finding.verdict in ("same", "precision"):
         return finding.next
@@ -164,7 +164,7 @@ def with_next(
 ) -> list[CauseFound]:  # fmt: skip
     """Return findings with their next steps; `lengths` are tokens that reach one, by its number."""
     return [
-        replace(finding, next=step(Asked(a, b, ids, lengths.get(i, 0)), finding))
+        replace(finding, next=step(StepParts(a, b, ids, lengths.get(i, 0)), finding))
         for i, finding in enumerate(findings)
     ]
 

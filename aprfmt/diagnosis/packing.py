@@ -19,7 +19,13 @@ from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.compare.bounds import fit
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.diagnosis.packing_repairs import Repair, Weight, not_numbers, numbers, repairs
+from aprfmt.diagnosis.packing_repairs import (
+    Mended,
+    StoredWeight,
+    not_numbers,
+    numbers,
+    repairs,
+)
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
@@ -32,7 +38,7 @@ MOST = 8  # weights that are put right; what is wrong with one is wrong with all
 
 
 @dataclass
-class Told:
+class Unpacked:
     """What was found: causes with their weights, and what could not be put right."""
 
     findings: list[CauseFound] = field(default_factory=list)
@@ -40,7 +46,9 @@ class Told:
     left: list[str] = field(default_factory=list)
 
 
-def examine(good: Model, bad: Model, label: str, names: Iterable[str] | None = None) -> Told | None:
+def examine(
+    good: Model, bad: Model, label: str, names: Iterable[str] | None = None
+) -> Unpacked | None:
     """Say what is wrong with packed weights of `bad`, side `label`; None where nothing is.
 
     `names` are those that cannot be read, None for every weight that is not joined.
@@ -48,7 +56,7 @@ def examine(good: Model, bad: Model, label: str, names: Iterable[str] | None = N
     broken = list(_broken(good, bad, None if names is None else set(names)))
     if not broken:
         return None
-    told = Told()
+    told = Unpacked()
     causes: dict[str, list[tuple[str, str, bool]]] = {}
     for weight in broken[:MOST]:
         found = list(_right(weight, partial(_reference, good, weight)))
@@ -80,7 +88,7 @@ def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> C
 # --- which weights -------------------------------------------------------------------------------
 
 
-def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[Weight]:
+def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredWeight]:
     """Yield the packed weights of `bad` that do not decode, or those of these names."""
     section = section_of(packing_config(bad) or {})
     seen = set()
@@ -99,12 +107,14 @@ def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[Weight]
         missing = tuple(s for s in stored if s not in parts)
         said = _said(section, name, right.dialect)
         both = section_of(packing_config(good) or {}) or {}, section or {}
-        yield Weight(name, right.dialect, parts, missing, said, right, both)
+        yield StoredWeight(name, right.dialect, parts, missing, said, right, both)
     if not seen and section is not None:
         yield from _by_claim(bad, section, names)
 
 
-def _by_claim(bad: Model, section: Mapping[str, Value], names: set[str] | None) -> Iterator[Weight]:
+def _by_claim(
+    bad: Model, section: Mapping[str, Value], names: set[str] | None
+) -> Iterator[StoredWeight]:
     """Yield packed weights as their own names betray them."""
     stored = bad.source.tensors
     for name, tensor in stored.items():
@@ -123,7 +133,7 @@ def _by_claim(bad: Model, section: Mapping[str, Value], names: set[str] | None) 
             if said is None and not any(s in parts for s in dialect.parts):
                 continue
             missing = tuple(s for s in dialect.parts if s not in parts)
-            yield Weight(weight, dialect, {dialect.main: _part(bad, name), **parts}, missing,
+            yield StoredWeight(weight, dialect, {dialect.main: _part(bad, name), **parts}, missing,
                          said if said is not None else section)  # fmt: skip
             break
 
@@ -154,7 +164,7 @@ def _said(
 # --- what puts one right -------------------------------------------------------------------------
 
 
-def _right(weight: Weight, reference: Any) -> Iterator[tuple[str, str, bool]]:
+def _right(weight: StoredWeight, reference: Any) -> Iterator[tuple[str, str, bool]]:
     """Yield (cause, what is wrong, whether putting it right was seen to do so)."""
     tried, main = list(repairs(weight)), weight.dialect.main
     for repair in tried:
@@ -180,7 +190,7 @@ def _right(weight: Weight, reference: Any) -> Iterator[tuple[str, str, bool]]:
             yield "packing_claim", claimed, False
 
 
-def _but_for(repair: Repair, whole: PackedWeight, weight: Weight) -> PackedWeight:
+def _but_for(repair: Mended, whole: PackedWeight, weight: StoredWeight) -> PackedWeight:
     """Return a weight that is right but for what one repair changes."""
     if repair.part is None:
         return whole._replace(config=weight.config or {})
@@ -189,7 +199,7 @@ def _but_for(repair: Repair, whole: PackedWeight, weight: Weight) -> PackedWeigh
     return whole._replace(parts=kept if own is None else {**kept, repair.part: own})
 
 
-def _holds(packed: PackedWeight, weight: Weight, reference: Any) -> bool:
+def _holds(packed: PackedWeight, weight: StoredWeight, reference: Any) -> bool:
     """Say whether a weight that was put right has the reference's values, as copies have them."""
     try:
         values = packed.decode()
@@ -208,9 +218,9 @@ def _holds(packed: PackedWeight, weight: Weight, reference: Any) -> bool:
 
 
 def _judged(
-    packed: PackedWeight, weight: Weight, expected: "Array", values: "Array"
+    packed: PackedWeight, weight: StoredWeight, expected: "Array", values: "Array"
 ) -> tuple["Array", "Array"]:
-    """Return both without what hangs on scales that were replaced: nobody knows these values."""
+    """Return both without the values whose scales were replaced: nobody knows those values."""
     doubled = {}
     for suffix, part in packed.parts.items():
         own = weight.parts.get(suffix)
@@ -228,7 +238,7 @@ def _judged(
     return np.where(without == values, expected, values), values
 
 
-def _reference(good: Model, weight: Weight) -> "Array | None":
+def _reference(good: Model, weight: StoredWeight) -> "Array | None":
     """Return the reference's values of a weight under its own name, or its role."""
     view = good.get(weight.name)
     if view is None:

@@ -25,7 +25,7 @@ CLAIMS: Mapping[str, Sequence[str]] = {  # what else config.json may say of the 
 SCALES = ("scale", "zero", "absmax", "bias")  # in the names of parts that are no codes
 
 
-class Repair(NamedTuple):
+class Mended(NamedTuple):
     """A way to put a weight right: the cause it is for, in words, and the weight then."""
 
     cause: str
@@ -35,7 +35,7 @@ class Repair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Weight:
+class StoredWeight:
     """A packed weight of the bad side by what is stored; `right` is the reference's, if packed."""
 
     name: str
@@ -47,18 +47,18 @@ class Weight:
     sections: tuple[Mapping[str, Value], ...] = ({}, {})  # of config.json: the reference's, its own
 
 
-def repairs(weight: Weight) -> Iterator[Repair]:
+def repairs(weight: StoredWeight) -> Iterator[Mended]:
     """Yield each way to put a weight right, likely ones first."""
     config = weight.config or {}
     now = PackedWeight(weight.dialect, weight.parts, config)
     right = weight.right
     for suffix in weight.missing:
         parts = {} if right is None else {suffix: right.parts[suffix]}
-        yield Repair("scales_missing", f"{suffix} is not in the file", now.altered(parts), suffix)
+        yield Mended("scales_missing", f"{suffix} is not in the file", now.altered(parts), suffix)
     if right is not None:
         yield from _as_the_reference(weight, now, right)
         if weight.config != right.config:
-            yield Repair(
+            yield Mended(
                 "packing_claim",
                 f"config.json says {_differing(*weight.sections)}",
                 PackedWeight(right.dialect, weight.parts, right.config),
@@ -69,16 +69,18 @@ def repairs(weight: Weight) -> Iterator[Repair]:
             continue
         if len(part.shape) == 2 and part.shape[0] != part.shape[1]:
             turned = f"{suffix} has shape {list(part.shape)}, transposed"
-            yield Repair("scales_shape", turned, now.altered({suffix: _turned(part)}))
+            yield Mended("scales_shape", turned, now.altered({suffix: _turned(part)}))
             same = part._replace(shape=part.shape[::-1])
-            yield Repair("scales_shape", turned, now.altered({suffix: same}))
+            yield Mended("scales_shape", turned, now.altered({suffix: same}))
         wrong = not_numbers(suffix, part)
         if wrong:
-            yield Repair("scales_invalid", wrong, now.altered({suffix: _filled(part)}))
+            yield Mended("scales_invalid", wrong, now.altered({suffix: _filled(part)}))
     yield from _other_claims(weight, now)
 
 
-def _as_the_reference(weight: Weight, now: PackedWeight, right: PackedWeight) -> Iterator[Repair]:
+def _as_the_reference(
+    weight: StoredWeight, now: PackedWeight, right: PackedWeight
+) -> Iterator[Mended]:
     """Yield one repair for each part that is not what the reference has."""
     for suffix, part in weight.parts.items():
         theirs = right.parts.get(suffix)
@@ -89,22 +91,22 @@ def _as_the_reference(weight: Weight, now: PackedWeight, right: PackedWeight) ->
             turned = part.shape == theirs.shape[::-1]
             how = "transposed" if turned else "of groups of another size"
             says = f"{suffix} has shape {list(part.shape)}, {how}; expected {list(theirs.shape)}"
-            yield Repair("scales_shape", says, made, suffix)
+            yield Mended("scales_shape", says, made, suffix)
         elif part.encoding != theirs.encoding:
             says = f"{suffix} is {part.encoding}, expected {theirs.encoding}"
-            yield Repair("packing_claim", says, made, suffix)
+            yield Mended("packing_claim", says, made, suffix)
         elif wrong := not_numbers(suffix, part):
-            yield Repair("scales_invalid", wrong, made, suffix)
+            yield Mended("scales_invalid", wrong, made, suffix)
 
 
-def _other_claims(weight: Weight, now: PackedWeight) -> Iterator[Repair]:
+def _other_claims(weight: StoredWeight, now: PackedWeight) -> Iterator[Mended]:
     """Yield the weight as other statements of config.json would have it read."""
     config = weight.config or {}
     for size in GROUPS:
         said, altered = _of_groups(config, size)
         if said != size:
             says = f"config.json says groups of {said}; the scales are of {size}"
-            yield Repair("packing_claim", says, now.altered(**altered))
+            yield Mended("packing_claim", says, now.altered(**altered))
     for key, values in CLAIMS.items():
         for value in values if key in config else ():
             if value == config[key]:
@@ -116,7 +118,7 @@ def _other_claims(weight: Weight, now: PackedWeight) -> Iterator[Repair]:
                 ):
                     says = f"config.json says {key} {config[key]!r}; the bytes are {value!r}"
                     packed = PackedWeight(DIALECTS[name], weight.parts, altered)
-                    yield Repair("packing_claim", says, packed)
+                    yield Mended("packing_claim", says, packed)
 
 
 def _of_groups(config: Mapping[str, Any], size: int) -> tuple[Any, dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from aprfmt.compare.bounds import NMSE
 from aprfmt.compare.thresholds import ALL_PRODUCTS, products_of
-from aprfmt.compare.traced import RecordLike, TraceLike, Wrapped
+from aprfmt.compare.traced import RecordLike, TraceLike, WrappedTrace
 from aprfmt.diagnosis.shadow import Pass, ShadowView
 from aprfmt.diagnosis.world import MOVES
 
@@ -48,7 +48,7 @@ def _is_product(view: ShadowView) -> bool:
     return one and biased and view.residual is not None
 
 
-class ReadAs(Wrapped):
+class ReadAs(WrappedTrace):
     """A trace whose values were computed in another arithmetic than they are recorded in."""
 
     def __init__(self, trace: TraceLike, dtype: str) -> None:

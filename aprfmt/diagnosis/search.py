@@ -16,9 +16,8 @@ import numpy as np
 from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses.attention import scale_change
 from aprfmt.diagnosis.hypotheses.norm import eps_change
-from aprfmt.diagnosis.hypotheses.rope import theta_change
+from aprfmt.diagnosis.hypotheses.rope import divided_change, theta_change
 from aprfmt.diagnosis.hypotheses.usual import (
-    divided_change,
     groups,
     kinds_of_layers,
     usual_changes,

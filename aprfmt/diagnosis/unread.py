@@ -99,7 +99,7 @@ def _cause(model: Model, path: Path) -> str:
 
 
 def _apart(good: Mapping[str, Any], bad: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:
-    """Yield the paths of keys that `bad` lacks or states otherwise, the innermost ones."""
+    """Yield the paths of the innermost keys that `bad` lacks or gives another value."""
     for key, value in good.items():
         other = bad.get(key)
         if isinstance(value, Mapping) and isinstance(other, Mapping):

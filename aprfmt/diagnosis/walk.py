@@ -14,7 +14,7 @@ from aprfmt.diagnosis.blank import blank_trace, rounding_hides
 from aprfmt.diagnosis.blend import stored_values
 from aprfmt.diagnosis.both import Both
 from aprfmt.diagnosis.examine import examine
-from aprfmt.diagnosis.forward import Judged, common, judged
+from aprfmt.diagnosis.forward import JudgedTrace, common, judged
 from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.measure import Recorded
@@ -47,7 +47,7 @@ class Walk:
     told: Told = field(default_factory=Told)
     levels: Levels = field(default_factory=Levels)
     traces: dict[str, Trace] = field(default_factory=dict)
-    judged: dict[str, Judged] = field(default_factory=dict)
+    judged: dict[str, JudgedTrace] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
     rows_apart: CauseFound | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()

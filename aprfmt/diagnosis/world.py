@@ -5,7 +5,7 @@ forward.py: it replaces hyperparameters or weights, wraps single operations of t
 other positions. The arguments of every operation of a pass are recorded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -114,6 +114,15 @@ class World:
         return replace(
             self, overrides={**self.overrides, op: (*self.overrides.get(op, ()), scoped)}
         )
+
+    def with_ops(
+        self, ops: Collection[str], override: Override, layers: frozenset[int] | None
+    ) -> "World":
+        """Return the world with several operations wrapped alike."""
+        world = self
+        for op in ops:
+            world = world.with_op(op, override, layers)
+        return world
 
     def with_tap(self, point: str, tap: Tap, layers: frozenset[int] | None) -> "World":
         """Return the world with the values of a point changed, in these layers or in all."""

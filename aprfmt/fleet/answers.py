@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Row
 
 
-class Facts(NamedTuple):
+class RowFacts(NamedTuple):
     """What a summary needs of one row.
 
     `model` are columns of its table of models, `tensors` rows (SHA-256 stored, SHA-256 decoded,
@@ -28,28 +28,28 @@ class Facts(NamedTuple):
     tensors: Sequence[tuple[str, str | None, int, str]] = ()
 
 
-class Answer(NamedTuple):
+class AnswerLine(NamedTuple):
     """A row as a line of JSON, its end included, and its facts."""
 
     line: bytes
-    facts: Facts
+    facts: RowFacts
 
 
-def answer_of(row: Row) -> Answer:
-    """Return the answer that a row is."""
+def answer_of(row: Row) -> AnswerLine:
+    """Return a row as an answer: its line of JSON and its facts."""
     text = json.dumps(row, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return Answer(text.encode() + b"\n", facts_of(row))
+    return AnswerLine(text.encode() + b"\n", facts_of(row))
 
 
-def facts_of(row: Row) -> Facts:
+def facts_of(row: Row) -> RowFacts:
     """Return what a summary needs of a row."""
     identity, name, outcome = row["identity"], row["check"], row["outcome"]
     details = row["details"]
     if name == DERIVES:
         base = row["base_identity"]
-        return Facts(identity, name, outcome, base, row["found"], details=json.dumps(details))
+        return RowFacts(identity, name, outcome, base, row["found"], details=json.dumps(details))
     shown = outcome in ("FAIL", ERROR)
-    return Facts(
+    return RowFacts(
         identity, name, outcome, "",
         row["found"] if shown else "",
         json.dumps(row["findings"]) if shown else "",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.fleet.answers import Answer, answer_of
+from aprfmt.fleet.answers import AnswerLine, answer_of
 from aprfmt.fleet.units import ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
 
@@ -21,14 +21,14 @@ RETRIES = 3  # of a unit whose worker or node was lost
 _asking: dict[Limits, Workers] = {}  # of this Ray worker: kept from unit to unit
 
 
-def _unit(task: Task, limits: Limits) -> list[Answer]:
+def _unit(task: Task, limits: Limits) -> list[AnswerLine]:
     """Answer one unit; runs in a Ray worker."""
     if limits not in _asking:
         _asking[limits] = Workers(1, limits)
     return list(_asking[limits].answers([task]))
 
 
-def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator[Answer]:
+def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator[AnswerLine]:
     """Yield the answers to all tasks, each unit asked by a Ray task that declares what it takes.
 
     `address` is that of a running cluster; "" joins one that runs here, or starts one. Models that
@@ -67,9 +67,9 @@ def _units(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
             yield from ((replace(task, names=(name,)), None) for name in task.names)
 
 
-def _received(ray: Any, reference: Any, task: Task) -> list[Answer]:
+def _received(ray: Any, reference: Any, task: Task) -> list[AnswerLine]:
     try:
-        answers: list[Answer] = ray.get(reference)
+        answers: list[AnswerLine] = ray.get(reference)
         return answers
     except ray.exceptions.RayError as error:
         why = f"Ray gave it up after {RETRIES} more tries: {type(error).__name__}"

@@ -21,7 +21,7 @@ from aprfmt.checks.records import NotRun
 from aprfmt.checks.table import file_checks
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.model import Model
-from aprfmt.tensors.view import View
+from aprfmt.tensors.companions import all_bytes
 
 ARCHITECTURE = "general.architecture"
 SHOWN = 5  # findings kept of one answer; `validate` has them all
@@ -64,12 +64,7 @@ def digests(context: Checked) -> Said:
 
 
 def _sizes(model: Model, names: Sequence[str]) -> int:
-    return sum(_size(model[name]) for name in names if name in model)
-
-
-def _size(view: View) -> int:
-    """Return the stored bytes of a tensor, those of its companions too."""
-    return view.nbytes + sum(part.info.nbytes for part in view.parts.values())
+    return sum(all_bytes(model[name]) for name in names if name in model)
 
 
 def template(context: Checked) -> Said:
@@ -94,7 +89,7 @@ def encodings(context: Checked) -> Said:
     count_of: Counter[str] = Counter()
     for name in context.model:
         view = context.model[name]
-        bytes_of[view.encoding] += _size(view)
+        bytes_of[view.encoding] += all_bytes(view)
         count_of[view.encoding] += math.prod(view.shape)
     most = ", ".join(name for name, _ in bytes_of.most_common(3))
     return Said("PASS", most or "no tensors", details={

@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from aprfmt.base.version import __version__
 from aprfmt.errors import FormatError, OutputError
-from aprfmt.fleet.answers import Answer, answer_of
-from aprfmt.fleet.subjects import Subject
+from aprfmt.fleet.answers import AnswerLine, answer_of
+from aprfmt.fleet.subjects import FleetModel
 from aprfmt.fleet.units import ERROR, OPEN, SCHEMA, Row
 
 PARQUET = ".parquet"
@@ -77,7 +77,7 @@ class Results:
         return end
 
     def wanted(
-        self, subject: Subject, names: Iterable[str], base: Subject | None = None
+        self, subject: FleetModel, names: Iterable[str], base: FleetModel | None = None
     ) -> list[str]:
         """Return the questions of a model that have no answer yet.
 
@@ -91,7 +91,7 @@ class Results:
             or (name == OPEN and self.places.get(subject.identity) != subject.places)
         ]
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: AnswerLine) -> None:
         """Write an answer; it is in the file when this returns."""
         self._file.write(answer.line)
         self._file.flush()
@@ -189,7 +189,7 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Yield the rows of a Parquet file of a scan; FormatError for another one."""
+    """Yield the rows of a scan's Parquet file; FormatError for a file that is not one."""
     arrow = _pyarrow()
     try:
         file = arrow.parquet.ParquetFile(path)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.errors import UsageError
-from aprfmt.fleet.answers import Answer, answer_of, facts_of
+from aprfmt.fleet.answers import AnswerLine, answer_of, facts_of
 from aprfmt.fleet.questions import questions
 from aprfmt.fleet.results import Results, check_parquet
-from aprfmt.fleet.subjects import Subject, Unlisted, find
+from aprfmt.fleet.subjects import FleetModel, Unlisted, find
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]  # units done, units in all
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class ScanBudget:
     """What a whole scan may take: `seconds` of wall time, `bytes` of the models it begins.
 
     `requests` are those over the network; once so many were made, no model is begun.
@@ -44,7 +44,7 @@ class ScanRequest:
     checks: Sequence[str] = ()
     jobs: int = 1
     limits: Limits = field(default_factory=Limits)
-    budget: Budget = field(default_factory=Budget)
+    budget: ScanBudget = field(default_factory=ScanBudget)
     ray: str | None = None
     families: bool = True
 
@@ -80,7 +80,7 @@ class ScanReport:
 class _Meter:
     """Counts what is asked, and says when the budget is used up."""
 
-    def __init__(self, budget: Budget, total: int, progress: Progress | None) -> None:
+    def __init__(self, budget: ScanBudget, total: int, progress: Progress | None) -> None:
         self._budget, self._total, self._progress = budget, total, progress
         self._began = time.monotonic()
         self._bytes = 0
@@ -130,7 +130,7 @@ class _Gathered:
     results: Results
     summary: Summary
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: AnswerLine) -> None:
         self.results.add(answer)
         self.summary.add(answer.facts)
 
@@ -138,15 +138,15 @@ class _Gathered:
 def scan(request: ScanRequest, progress: Progress | None = None) -> ScanReport:
     """Ask every question of every model that has no answer yet; return what all answers say.
 
-    Raises UsageError for a root or a check that there is not, FormatError for results that are
-    none, OutputError where they cannot be written.
+    Raises UsageError for a root or a check that does not exist, FormatError for a results file that
+    is not one, OutputError where it cannot be written.
     """
     if request.ray is not None and request.budget.requests is not None:
         raise UsageError("--max-requests counts this machine's requests; leave it out with --ray")
     names = (OPEN, *questions(request.checks))
     check_parquet(request.out)
     met = list(find(request.roots))
-    subjects = [each for each in met if isinstance(each, Subject)]
+    subjects = [each for each in met if isinstance(each, FleetModel)]
     subjects += [_unlisted(each) for each in met if isinstance(each, Unlisted)]
     with (
         Summary(subjects) as summary,
@@ -176,19 +176,21 @@ def scan(request: ScanRequest, progress: Progress | None = None) -> ScanReport:
     )
 
 
-def _unlisted(each: Unlisted) -> Subject:
+def _unlisted(each: Unlisted) -> FleetModel:
     """Return a subject that stands for a place nothing could be read at; its path is empty."""
     identity = hashlib.sha256(f"unlisted {each.place}".encode(errors="replace")).hexdigest()
-    return Subject("", identity, 0, (each.place,))
+    return FleetModel("", identity, 0, (each.place,))
 
 
-def _why(subject: Subject, met: Iterable[Subject | Unlisted]) -> str:
+def _why(subject: FleetModel, met: Iterable[FleetModel | Unlisted]) -> str:
     return next(
         each.why for each in met if isinstance(each, Unlisted) and each.place == subject.places[0]
     )
 
 
-def _tasks(subjects: Iterable[Subject], names: Sequence[str], results: Results) -> Iterator[Task]:
+def _tasks(
+    subjects: Iterable[FleetModel], names: Sequence[str], results: Results
+) -> Iterator[Task]:
     for subject in subjects:
         wanted = results.wanted(subject, names)
         if wanted:
@@ -203,7 +205,7 @@ def _begun(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
         yield task
 
 
-def _pairs(subjects: Sequence[Subject], gathered: _Gathered) -> Iterator[Task]:
+def _pairs(subjects: Sequence[FleetModel], gathered: _Gathered) -> Iterator[Task]:
     """Yield the questions about two models: whether one derives from the other."""
     by_identity = {each.identity: each for each in subjects}
     for pair in gathered.summary.pairs():
@@ -218,7 +220,7 @@ def _ask(request: ScanRequest, tasks: Iterator[Task], gathered: _Gathered, meter
         meter.count()
 
 
-def _answers(request: ScanRequest, tasks: Iterator[Task], meter: _Meter) -> Iterator[Answer]:
+def _answers(request: ScanRequest, tasks: Iterator[Task], meter: _Meter) -> Iterator[AnswerLine]:
     if request.ray is not None:
         from aprfmt.fleet.on_ray import ray_answers
 

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from typing import IO
 
-from aprfmt.fleet.answers import Answer, answer_of
+from aprfmt.fleet.answers import AnswerLine, answer_of
 from aprfmt.fleet.units import Asker
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -36,7 +36,7 @@ def main(memory: int) -> None:
             _send(pipe, TRAFFIC.requests - before)
 
 
-def _send(pipe: IO[bytes], message: Answer | int) -> None:
+def _send(pipe: IO[bytes], message: AnswerLine | int) -> None:
     data = pickle.dumps(message)
     pipe.write(HEAD.pack(len(data)) + data)
     pipe.flush()

@@ -29,7 +29,7 @@ HUB = re.compile(r"^models--.+")
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class FleetModel:
     """One model: what is opened, the identity of its content, its size, and all its places.
 
     `identity` is 64 hex digits over what its files are: the digest that names a blob, else size,
@@ -50,14 +50,14 @@ class Unlisted:
     why: str
 
 
-def find(roots: Iterable[str]) -> Iterator[Subject | Unlisted]:
+def find(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
     """Yield every model under the roots, one of a kind, in the order of their first places.
 
     A root is a folder, a model file, `org/name` of the hub cache, or the address of a model or of a
     folder of models. Raises UsageError for a root that is none of these. Links between folders are
     not followed: nothing is met twice, and no circle is entered.
     """
-    found: dict[str, Subject] = {}
+    found: dict[str, FleetModel] = {}
     for root in roots:
         for lying, shown in _places(_root(root)):
             if isinstance(lying, Unlisted):
@@ -174,13 +174,13 @@ def _ollama(store: Path) -> Iterator[tuple[Path | Unlisted, str]]:
             yield from ((blob, shown) for blob in blobs)
 
 
-def described(path: Path, shown: str) -> Subject:
+def described(path: Path, shown: str) -> FleetModel:
     """Return the subject at a path; OSError where a file cannot be looked at."""
     files = files_of(path)
     sizes = [file.stat().st_size for file in files]
     parts = [f"{file.name if len(files) > 1 else ''}\0{file_identity(file)}" for file in files]
     identity = hashlib.sha256("\n".join(sorted(parts)).encode(errors="surrogatepass")).hexdigest()
-    return Subject(str(path), identity, sum(sizes), (shown,))
+    return FleetModel(str(path), identity, sum(sizes), (shown,))
 
 
 def files_of(path: Path) -> Sequence[Path]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aprfmt.fleet.answers import Facts
-from aprfmt.fleet.subjects import Subject
+from aprfmt.fleet.answers import RowFacts
+from aprfmt.fleet.subjects import FleetModel
 from aprfmt.fleet.units import DERIVES, ERROR
 
 SHARED = 0.5  # of the tensors of a family's members that are alike, from here on they are listed
@@ -47,7 +47,7 @@ class Summary:
     models, which stand in the results from another scan, are left out.
     """
 
-    def __init__(self, subjects: Collection[Subject]) -> None:
+    def __init__(self, subjects: Collection[FleetModel]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="aprfmt-scan-")
         self._sql = sqlite3.connect(Path(self._folder.name) / "rows")
         self._sql.executescript(_TABLES)
@@ -68,7 +68,7 @@ class Summary:
         self._sql.close()
         self._folder.cleanup()
 
-    def add(self, facts: Facts) -> None:
+    def add(self, facts: RowFacts) -> None:
         """Add an answer, in the place of an earlier one."""
         identity, name = facts.identity, facts.name
         if identity not in self._models:

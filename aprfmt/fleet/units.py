@@ -14,7 +14,7 @@ from aprfmt.checks.records import NotRun
 from aprfmt.compare import diff
 from aprfmt.errors import AprfmtError
 from aprfmt.fleet.questions import Question, Said, questions
-from aprfmt.fleet.subjects import Subject
+from aprfmt.fleet.subjects import FleetModel
 from aprfmt.model import open_model
 
 SCHEMA = "aprfmt.scan-row/1"
@@ -29,9 +29,9 @@ Row = dict[str, Any]
 class Task:
     """Questions about one model, in order; of `base` and DERIVES, one about two."""
 
-    subject: Subject
+    subject: FleetModel
     names: tuple[str, ...]
-    base: Subject | None = None
+    base: FleetModel | None = None
 
 
 def row_of(task: Task, name: str, said: Said | None, seconds: float = 0.0, why: str = "") -> Row:
@@ -62,7 +62,7 @@ class Asker:
 
     def __init__(self) -> None:
         self._table: Mapping[str, Question] = questions()
-        self._at: Subject | None = None
+        self._at: FleetModel | None = None
         self._context: Checked | None = None
 
     def answers(self, task: Task) -> Iterator[Row]:
@@ -92,7 +92,7 @@ class Asker:
             return opened(context)
         return self._table[name].ask(context)
 
-    def _opened(self, subject: Subject) -> Checked:
+    def _opened(self, subject: FleetModel) -> Checked:
         if self._context is None or self._at != subject:
             self.close()
             model = open_model(subject.path, partial=True, damaged=True)
@@ -107,14 +107,14 @@ class Asker:
 
 
 def opened(context: Checked) -> Said:
-    """Say what was opened: its format and its tensors; what is wrong, `layout` says."""
+    """Give the format and the number of tensors; what is wrong with the file, `layout` says."""
     model = context.model
     return Said("PASS", f"{model.format}, {len(model)} tensors", details={
         "format": model.format, "tensors": len(model), "damage": len(model.damage),
     })  # fmt: skip
 
 
-def derives(subject: Subject, base: Subject) -> Said:
+def derives(subject: FleetModel, base: FleetModel) -> Said:
     """Say whether the quantized tensors of a model are those of a base, encoded again."""
     report = diff(subject.path, base.path, only=("tensors",), base=base.path, explain=False)
     sides = [one for tensor in report.tensors for one in tensor.derivations if one.side == "a"]

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from aprfmt.fleet.answers import Answer, answer_of
+from aprfmt.fleet.answers import AnswerLine, answer_of
 from aprfmt.fleet.serve import HEAD
 from aprfmt.fleet.units import OPEN, Task, row_of
 from aprfmt.remote.paths import is_remote, place
@@ -89,20 +89,20 @@ class _Worker:
         """Say whether a task may be given: there is none, or there is one and both are small."""
         return not self.tasks or (len(self.tasks) == 1 and _small(task) and _small(self.tasks[0]))
 
-    def messages(self, some: bytes) -> Iterator[Answer | int]:
-        """Yield the answers, and at the end of each task its requests, that `some` completes."""
+    def messages(self, some: bytes) -> Iterator[AnswerLine | int]:
+        """Take in received bytes; yield answers now complete, and a task's requests at its end."""
         data, at = self._begun + some, 0
         while len(data) - at >= HEAD.size:
             end = at + HEAD.size + HEAD.unpack_from(data, at)[0]
             if end > len(data):
                 break
-            message: Answer | int = pickle.loads(memoryview(data)[at + HEAD.size : end])
+            message: AnswerLine | int = pickle.loads(memoryview(data)[at + HEAD.size : end])
             self._count(message)
             yield message
             at = end
         self._begun = data[at:]
 
-    def _count(self, message: Answer | int) -> None:
+    def _count(self, message: AnswerLine | int) -> None:
         """Count an answer, or go to the next task; each question has its own time."""
         if isinstance(message, int):
             self.tasks.popleft()
@@ -148,7 +148,7 @@ class Workers:
             worker.end()
         self._all = []
 
-    def answers(self, tasks: Iterable[Task]) -> Iterator[Answer]:
+    def answers(self, tasks: Iterable[Task]) -> Iterator[AnswerLine]:
         """Yield the answers to all tasks as they come; tasks are taken as workers become free."""
         waiting = _Waiting(tasks)
         while True:
@@ -192,7 +192,7 @@ class Workers:
             self._all.append(_Worker(self._limits, self._heard))
             self._all[-1].give(waiting.take())
 
-    def _lost(self, worker: _Worker, why: str, waiting: "_Waiting") -> Iterator[Answer]:
+    def _lost(self, worker: _Worker, why: str, waiting: "_Waiting") -> Iterator[AnswerLine]:
         """Yield the error of the question a worker was at, and keep those it had yet to answer."""
         self._all.remove(worker)
         worker.end()

@@ -64,7 +64,7 @@ class _Map(mmap.mmap):
 def origin(view: memoryview) -> tuple[int, int] | None:
     """Return the descriptor and the offset that a view of a mapped file reads; None for others.
 
-    The system copies such bytes from file to file without a look at them.
+    With these two numbers the system can copy the bytes into another file by itself.
     """
     if not isinstance(view.obj, _Map) or not view.c_contiguous:
         return None

@@ -61,14 +61,14 @@ class ImportanceMatrix:
 
 
 @dataclass
-class Entry:
+class InputSums:
     """Sums of squares [experts, columns] of a weight's inputs, and their rows [experts]."""
 
     sums: "NDArray[Any]"
     counts: "NDArray[Any]"
 
     @classmethod
-    def empty(cls, experts: int, columns: int) -> "Entry":
+    def empty(cls, experts: int, columns: int) -> "InputSums":
         """Return sums of nothing."""
         import numpy as np
 
@@ -87,7 +87,7 @@ class Entry:
 class Collected:
     """What a text gave: entries by GGUF tensor name, the text's name, windows and their tokens."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, InputSums]
     dataset: str
     chunks: int
     chunk_size: int

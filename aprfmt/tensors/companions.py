@@ -18,9 +18,15 @@ from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 if TYPE_CHECKING:
     from aprfmt.codecs.dialect import Dialect
     from aprfmt.codecs.lattice import PackedWeight
+    from aprfmt.tensors.view import View
 
 # encoding, shape, and the weight as it is stored where the configuration is needed to decode it
 Joined: TypeAlias = "tuple[str, tuple[int, ...], Callable[[], PackedWeight] | None]"
+
+
+def all_bytes(tensor: "View") -> int:
+    """Return the stored bytes of a tensor, those of its companions too."""
+    return tensor.nbytes + sum(part.info.nbytes for part in tensor.parts.values())
 
 
 class JoinedTensor(LazyTensor):
@@ -63,7 +69,7 @@ class JoinedTensor(LazyTensor):
             part.drop()
 
 
-class Found(NamedTuple):
+class FoundWeight(NamedTuple):
     """A weight that was found: its stored names by suffix, "" being the main part.
 
     `join(parts)` gives encoding and shape of the weight, and the weight as it is stored where its
@@ -77,19 +83,19 @@ class Found(NamedTuple):
 Fault: TypeAlias = Callable[[AprfmtError], None]
 Tensors: TypeAlias = Mapping[str, LazyTensor]
 # Finds the weights of one quantization family by their names; what is wrong with one is told.
-Family: TypeAlias = Callable[[Tensors, Mapping[str, Value], Fault], Mapping[str, Found]]
+Family: TypeAlias = Callable[[Tensors, Mapping[str, Value], Fault], Mapping[str, FoundWeight]]
 
 
 def _find_claimed(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
-) -> Mapping[str, Found]:
+) -> Mapping[str, FoundWeight]:
     """Find the weights beside which a tensor stands that claims them for an encoding."""
     from aprfmt.codecs import CODECS
 
     if section_of(config) is not None:
         every()  # other packages' claims: only what config.json speaks of is worth the look
     stems = {claim.partition("__")[0] for claim in BY_CLAIM}
-    found: dict[str, Found] = {}
+    found: dict[str, FoundWeight] = {}
     for name in tensors:
         for stem in stems:
             weight, dot, kind = name.partition(f".{stem}")
@@ -103,7 +109,7 @@ def _find_claimed(
                 more = (*codec.parts[1:], *codec.optional_parts) if codec else ()
                 beside = {p: f"{weight}.{p}" for p in more if f"{weight}.{p}" in tensors}
                 names = {"": main, stem + kind: name} | beside
-                found[weight] = Found(names, partial(_join_claimed, weight))
+                found[weight] = FoundWeight(names, partial(_join_claimed, weight))
     return found
 
 
@@ -133,16 +139,16 @@ _SCALED = "NVFP4"
 
 def _find_scaled(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
-) -> Mapping[str, Found]:
+) -> Mapping[str, FoundWeight]:
     """Find NVFP4 blocks beside which the tensor's own scale stands: NAME.scale."""
-    found: dict[str, Found] = {}
+    found: dict[str, FoundWeight] = {}
     for name, tensor in tensors.items():
         if tensor.info.encoding != _SCALED:
             continue
         stem = name.removesuffix(".weight")
         beside = {p: f"{stem}.{p}" for p in ("scale", "input_scale") if f"{stem}.{p}" in tensors}
         if "scale" in beside:
-            found[name] = Found({"": name, **beside}, partial(_join_scaled, name))
+            found[name] = FoundWeight({"": name, **beside}, partial(_join_scaled, name))
     return found
 
 
@@ -175,7 +181,7 @@ def section_of(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
 
 def _find_dialect(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
-) -> Mapping[str, Found]:
+) -> Mapping[str, FoundWeight]:
     """Find the weights of a dialect: a main part that only it has, or one with its scales."""
     section = section_of(config)
     if section is None:
@@ -190,7 +196,7 @@ def _find_dialect(
         fault(error)
         return {}
     others, said = beyond(rows), cache(partial(dialects_at, section))
-    found: dict[str, Found] = {}
+    found: dict[str, FoundWeight] = {}
     for name in tensors:
         for dialect in (*rows, *others):
             prefix = dialect.prefix_of(name)
@@ -204,7 +210,7 @@ def _find_dialect(
             if stored is not None:
                 weight = prefix + dialect.weight
                 names = _named(dialect, prefix, tensors)
-                found[weight] = Found(names, partial(_join_dialect, weight, dialect, stored))
+                found[weight] = FoundWeight(names, partial(_join_dialect, weight, dialect, stored))
     return found
 
 

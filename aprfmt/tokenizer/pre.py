@@ -18,6 +18,7 @@ from aprfmt.errors import ConversionError, UnsupportedError
 # One step of splitting, (kind, argument): ("split", regex), ("digits", one by one?),
 # ("punctuation", ""), ("bytes", "") and ("gpt2", ""), which is GPT-2's regex followed by "bytes".
 Step = tuple[str, str | bool]
+Splitting = tuple[tuple[Step, ...], bool]  # the steps, and whether whole pieces are not merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +314,7 @@ def _shorten(text: str, limit: int = 300) -> str:
     return re.sub(r"\s+", " ", text[:limit]) + ("…" if len(text) > limit else "")
 
 
-def splitting(tokenizer: Mapping[str, Any]) -> tuple[tuple[Step, ...], bool]:
+def splitting(tokenizer: Mapping[str, Any]) -> Splitting:
     """Return the steps of a tokenizer.json's pre-tokenizer, comparable, and its `ignore_merges`."""
     nodes = flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
     model = tokenizer.get("model")
@@ -321,7 +322,7 @@ def splitting(tokenizer: Mapping[str, Any]) -> tuple[tuple[Step, ...], bool]:
     return tuple(_step_of(node) for node in nodes), ignores
 
 
-def row_splitting(name: str) -> tuple[tuple[Step, ...], bool] | None:
+def row_splitting(name: str) -> Splitting | None:
     """Return the same of a `pre` name; None for a name that is not in the table."""
     row = PRE_TOKENIZERS.get(name)
     return None if row is None else (_signature(row), row.ignore_merges)

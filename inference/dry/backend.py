@@ -12,7 +12,7 @@ import numpy as np
 
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast
 from aprfmt.inference.backends.tiles import Tiles
-from aprfmt.inference.dry.ghosts import Account, Ghost
+from aprfmt.inference.dry.ghosts import Ghost, Ledger
 from aprfmt.inference.masks import Mask
 from aprfmt.inference.recurrence import CHUNK
 from aprfmt.inference.weights import Weight, free_memory
@@ -48,7 +48,7 @@ class DryBackend(Tiles):
         self, device: str, dtype: str, *, deterministic: bool = False, used: int = 0
     ) -> None:
         super().__init__(device, dtype, deterministic=deterministic)
-        self.accounts = [Account(device)]
+        self.accounts = [Ledger(device)]
         self.account = self.host = self.accounts[0]
         self.used = used
         self.copies: list[Ghost] = []  # of stored bytes, outside the weights' budget
@@ -85,7 +85,7 @@ class DryBackend(Tiles):
         return x.numbers() if isinstance(x, Routed) else x.__array__()
 
     def stats(self, x: Any) -> Stats:
-        """Return the statistics of nothing: they are computed piece by piece."""
+        """Return empty statistics; no memory is counted, for they are computed piece by piece."""
         return _NOTHING
 
     def zeros(self, shape: Sequence[int]) -> Ghost:

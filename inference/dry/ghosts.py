@@ -15,7 +15,7 @@ Numbers = NDArray[Any]
 Operand = "Ghost | Numbers | float"
 
 
-class Account:
+class Ledger:
     """Bytes of one device: what is allocated, and the most that ever was."""
 
     def __init__(self, device: str) -> None:
@@ -38,7 +38,7 @@ class Memory:
 
     __slots__ = ("account", "nbytes")
 
-    def __init__(self, account: Account, nbytes: int) -> None:
+    def __init__(self, account: Ledger, nbytes: int) -> None:
         self.account, self.nbytes = account, nbytes
         account.take(nbytes)
 
@@ -67,7 +67,7 @@ class Ghost:
         self.memory = memory
 
     @classmethod
-    def new(cls, account: Account, shape: Sequence[int], itemsize: int) -> "Ghost":
+    def new(cls, account: Ledger, shape: Sequence[int], itemsize: int) -> "Ghost":
         """Allocate an array."""
         return cls(shape, itemsize, Memory(account, math.prod(shape) * itemsize))
 
@@ -118,7 +118,7 @@ class Ghost:
         return (self[i] for i in range(len(self)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Numbers:
-        """Return zeros that take no memory; what they decide is decided as zeros decide it."""
+        """Return zeros that take no memory; a branch on values goes the way that zeros take."""
         return np.broadcast_to(np.zeros((), dtype or np.float32), self.shape)
 
     def __float__(self) -> float:

@@ -8,7 +8,7 @@ from aprfmt.base.shapes import matrix
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.bnb4 import Bnb4Codec
 from aprfmt.codecs.quant_state import ABSMAX
-from aprfmt.inference.dry.ghosts import Account, Ghost, Memory
+from aprfmt.inference.dry.ghosts import Ghost, Ledger, Memory
 from aprfmt.inference.rows import FREE, StoredRows
 from aprfmt.tensors.view import View
 
@@ -25,7 +25,7 @@ class GhostCoded:
 class GhostRows(StoredRows):
     """Decodes to arrays without numbers, which an account counts as what decoding allocates."""
 
-    def __init__(self, tensor: View, account: Account) -> None:
+    def __init__(self, tensor: View, account: Ledger) -> None:
         super().__init__(tensor)
         self._account = account
         self._mapped = Memory(account, 0)
@@ -81,13 +81,13 @@ class ThroughGhost(GhostRows):
 
     by_rows = False
 
-    def __init__(self, tensor: View, through: str, account: Account) -> None:
+    def __init__(self, tensor: View, through: str, account: Ledger) -> None:
         super().__init__(tensor, account)
         self.encoding = through
         self.nbytes = 4 * math.prod(tensor.shape)
 
     def numpy(self) -> Ghost:  # type: ignore[override]
-        """Return what is left of the tensor: its numbers, their code and the result at a time."""
+        """Return the decoded values, and count what coding and decoding them hold meanwhile."""
         count = math.prod(self.shape)
         self._account.during(8 * count + encoding_row(self.encoding).nbytes(self.shape))
         return Ghost.new(self._account, self.shape, 4)

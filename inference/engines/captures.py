@@ -99,7 +99,7 @@ def _folder(folder: Path) -> Captures:
         raise FormatError(f"{folder}: no .npy or .bin file in it; expected one dumped array a file")
     if len(files) > MAX_MEMBERS:
         raise FormatError(f"{folder}: {len(files)} files; at most {MAX_MEMBERS} are read")
-    found: dict[str, _Stored] = {}
+    found: dict[str, _FileArray] = {}
     stated = raw_shapes(folder)
     for file in files:
         name, path = file.rpartition(".")[0], folder / file
@@ -115,7 +115,7 @@ def _folder(folder: Path) -> Captures:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _FileArray:
     """An array in a file of its own, from a byte on; `dtype` says the byte order, too."""
 
     path: Path
@@ -136,7 +136,7 @@ class _Stored:
         return flat.reshape(self.shape, order=order)
 
 
-def _npy(path: Path) -> _Stored:
+def _npy(path: Path) -> _FileArray:
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         (shape, dtype), fortran = read_header(file, str(path), size)
@@ -145,7 +145,7 @@ def _npy(path: Path) -> _Stored:
         raise FormatError(f"{path}: {size} bytes; at most {MAX_MEMBER} of an array are read")
     if dtype.kind not in "fiub":
         raise FormatError(f"{path}: holds {dtype}; expected numbers")
-    return _Stored(path, shape, dtype.str, start, fortran)
+    return _FileArray(path, shape, dtype.str, start, fortran)
 
 
 def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
@@ -169,7 +169,7 @@ def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
     return found
 
 
-def _raw(path: Path, stated: tuple[list[int], str] | None) -> _Stored:
+def _raw(path: Path, stated: tuple[list[int], str] | None) -> _FileArray:
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
     if size > MAX_MEMBER:
@@ -180,7 +180,7 @@ def _raw(path: Path, stated: tuple[list[int], str] | None) -> _Stored:
             f"{path}: {size} bytes; {dtype} {shape} takes {math.prod(shape) * _size(dtype)}; say "
             f"its shape in {SHAPES}"
         )
-    return _Stored(path, tuple(shape), dtype)
+    return _FileArray(path, tuple(shape), dtype)
 
 
 def _size(dtype: str) -> int:

@@ -16,39 +16,39 @@ Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Target:
+class PointLayout:
     """A point's value in our layout: its shape in a pass over all tokens."""
 
     shape: tuple[int, ...]
     tokens: int
 
 
-def _unbatched(x: Numbers, target: Target) -> Numbers:
+def _unbatched(x: Numbers, target: PointLayout) -> Numbers:
     while x.ndim > 1 and x.shape[0] == 1 and x.ndim > len(target.shape):
         x = x[0]
     return x
 
 
-def _flat(x: Numbers, target: Target) -> Numbers:
+def _flat(x: Numbers, target: PointLayout) -> Numbers:
     """Read the values in the order in which they lie in memory."""
     width = int(np.prod(target.shape[1:]))
     return x.reshape(-1, *target.shape[1:]) if width and x.size % width == 0 else x
 
 
-def _heads_first(x: Numbers, target: Target) -> Numbers:
+def _heads_first(x: Numbers, target: PointLayout) -> Numbers:
     if len(target.shape) != 3:
         raise ValueError("heads_first: the point has no axis of heads")
     _, heads, dim = target.shape
     return np.ascontiguousarray(x.reshape(heads, -1, dim).swapaxes(0, 1))
 
 
-def _transposed(x: Numbers, target: Target) -> Numbers:
+def _transposed(x: Numbers, target: PointLayout) -> Numbers:
     """Read [width, tokens], as column-major libraries print it."""
     width = int(np.prod(target.shape[1:]))
     return np.ascontiguousarray(x.reshape(width, -1).T).reshape(-1, *target.shape[1:])
 
 
-def _dims_first(x: Numbers, target: Target) -> Numbers:
+def _dims_first(x: Numbers, target: PointLayout) -> Numbers:
     """Read [tokens, dim, heads]."""
     if len(target.shape) != 3:
         raise ValueError("dims_first: the point has no axis of heads")
@@ -56,13 +56,13 @@ def _dims_first(x: Numbers, target: Target) -> Numbers:
     return np.ascontiguousarray(x.reshape(-1, dim, heads).swapaxes(1, 2))
 
 
-def _adjacent_pairs(x: Numbers, target: Target) -> Numbers:
+def _adjacent_pairs(x: Numbers, target: PointLayout) -> Numbers:
     """Read rotated pairs that stand side by side."""
     y = x.reshape(-1, *target.shape[1:])
     return np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
 
 
-STEPS: Mapping[str, Callable[[Numbers, Target], Numbers]] = {
+STEPS: Mapping[str, Callable[[Numbers, PointLayout], Numbers]] = {
     "unbatch": _unbatched,
     "reshape": _flat,
     "heads_first": _heads_first,
@@ -82,7 +82,7 @@ CHAINS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def laid_out(x: Numbers, chain: Sequence[str], target: Target, where: str) -> Numbers:
+def laid_out(x: Numbers, chain: Sequence[str], target: PointLayout, where: str) -> Numbers:
     """Return values in our layout; FormatError where a step does not fit them."""
     for name in chain:
         if name not in STEPS:

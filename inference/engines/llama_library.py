@@ -44,7 +44,7 @@ class Params(ctypes.Structure):
     _fields_ = [("words", ctypes.c_uint32 * WORDS)]
 
 
-class Batch(ctypes.Structure):
+class LlamaBatch(ctypes.Structure):
     """llama_batch."""
 
     _fields_ = [
@@ -56,20 +56,22 @@ class Batch(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Tensor(ctypes.Structure):
+class GgmlTensor(ctypes.Structure):
     """The first fields of ggml_tensor; those after the name are not read."""
 
 
-Tensor._fields_ = [
+GgmlTensor._fields_ = [
     ("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4),
     ("nb", ctypes.c_size_t * 4), ("op", ctypes.c_int), ("op_params", ctypes.c_int32 * 16),
-    ("flags", ctypes.c_int32), ("src", ctypes.POINTER(Tensor) * 10),
+    ("flags", ctypes.c_int32), ("src", ctypes.POINTER(GgmlTensor) * 10),
     ("view_src", ctypes.c_void_p), ("view_offs", ctypes.c_size_t), ("data", ctypes.c_void_p),
     ("name", ctypes.c_char * 64),
 ]  # fmt: skip
-Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(Tensor), ctypes.c_bool, ctypes.c_void_p)
+Callback = ctypes.CFUNCTYPE(
+    ctypes.c_bool, ctypes.POINTER(GgmlTensor), ctypes.c_bool, ctypes.c_void_p
+)
 _Log = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-_Pointer, _Node = ctypes.c_void_p, ctypes.POINTER(Tensor)
+_Pointer, _Node = ctypes.c_void_p, ctypes.POINTER(GgmlTensor)
 # The functions that are called: (library, name, result, arguments).
 _CALLS: tuple[tuple[str, str, Any, list[Any]], ...] = (
     ("base", "ggml_op_desc", ctypes.c_char_p, [_Node]),
@@ -88,9 +90,9 @@ _CALLS: tuple[tuple[str, str, Any, list[Any]], ...] = (
     ("llama", "llama_n_ctx", ctypes.c_uint32, [_Pointer]),
     ("llama", "llama_n_ubatch", ctypes.c_uint32, [_Pointer]),
     ("llama", "llama_set_n_threads", None, [_Pointer, ctypes.c_int32, ctypes.c_int32]),
-    ("llama", "llama_batch_init", Batch, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]),
-    ("llama", "llama_batch_free", None, [Batch]),
-    ("llama", "llama_decode", ctypes.c_int32, [_Pointer, Batch]),
+    ("llama", "llama_batch_init", LlamaBatch, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]),
+    ("llama", "llama_batch_free", None, [LlamaBatch]),
+    ("llama", "llama_decode", ctypes.c_int32, [_Pointer, LlamaBatch]),
     ("llama", "llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [_Pointer, ctypes.c_int32]),
     ("llama", "llama_get_memory", _Pointer, [_Pointer]),
     ("llama", "llama_memory_clear", None, [_Pointer, ctypes.c_bool]),
@@ -318,7 +320,7 @@ class Library:
 
     def check_tensor(self, pointer: Any) -> None:
         """Raise BackendUnavailableError if ggml_tensor has its name field at another offset."""
-        here = ctypes.addressof(pointer.contents) + Tensor.name.offset
+        here = ctypes.addressof(pointer.contents) + GgmlTensor.name.offset
         if self.base.ggml_get_name(pointer) != here:
             raise BackendUnavailableError(
                 f"engine 'llama.cpp': {self.folder}: its tensors have a layout that is not known; "

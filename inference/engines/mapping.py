@@ -24,7 +24,7 @@ from aprfmt.formats.jsonio import dumps, load_file
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays, open_captures
 from aprfmt.inference.engines.collect import Collector
-from aprfmt.inference.engines.layouts import STEPS, Target, laid_out
+from aprfmt.inference.engines.layouts import STEPS, PointLayout, laid_out
 from aprfmt.inference.engines.modules import ModuleReader, parse_module
 from aprfmt.inference.engines.npz import arithmetic_of, is_scaled
 from aprfmt.inference.points import POINTS
@@ -223,7 +223,9 @@ def _by_mapping(
         point, layer = parse_key(row.key)
         values = captures.read(name)
         if row.key in shapes:
-            values = laid_out(values, row.layout, Target(shapes[row.key], len(tokens or ())), where)
+            values = laid_out(
+                values, row.layout, PointLayout(shapes[row.key], len(tokens or ())), where
+            )
         rows = None if isinstance(row.rows, str) else row.rows
         if row.rows == "last" and tokens is not None:
             rows = (len(tokens) - 1,)

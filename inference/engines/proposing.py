@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aprfmt.errors import AprfmtError, UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.engines.captures import Captures
-from aprfmt.inference.engines.layouts import CHAINS, Target, laid_out
+from aprfmt.inference.engines.layouts import CHAINS, PointLayout, laid_out
 from aprfmt.inference.engines.mapping import Mapped, NameMap
 from aprfmt.inference.engines.modules import Modules
 from aprfmt.inference.points import POINTS
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
-class Fit:
+class PointFit:
     """An array read as a point: how far from the model's own value."""
 
     key: str
@@ -65,22 +65,22 @@ def propose(
     return NameMap(names, captures.path.name, tuple(ids), dtype)
 
 
-def _again(fits: Sequence[Fit], taken: set[str]) -> bool:
+def _again(fits: Sequence[PointFit], taken: set[str]) -> bool:
     """Say whether an array has the values of a point that another array has been taken for."""
     return bool(fits) and fits[0].distance <= EQUAL and fits[0].key in taken
 
 
-def _mapped(fit: Fit) -> Mapped:
+def _mapped(fit: PointFit) -> Mapped:
     sure = "certain" if fit.distance <= EQUAL else "likely"
     why = "the model's own values" if fit.distance <= EQUAL else "near the model's own values"
     return Mapped(fit.key, fit.layout, fit.rows, sure, float(f"{fit.distance:.3g}"), why)
 
 
-def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int) -> list[Fit]:
+def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int) -> list[PointFit]:
     """Return how an array fits every point of a fitting size, the best layout of each."""
     shape = captures.shapes[name]
     size = int(np.prod(shape, dtype=np.int64))
-    found: list[Fit] = []
+    found: list[PointFit] = []
     values: Numbers | None = None
     for key, mine in own.items():
         if not size or size not in (mine.size, mine.size // max(tokens, 1)):
@@ -89,7 +89,7 @@ def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
             values = captures.read(name)
             if values.dtype.kind not in "fiu":
                 return []
-        best: Fit | None = None
+        best: PointFit | None = None
         for fit in _readings(values, key, mine, tokens, name):
             if best is None or fit.distance < 0.9 * best.distance:
                 best = fit
@@ -98,18 +98,20 @@ def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
     return sorted(found, key=lambda fit: fit.distance)
 
 
-def _readings(values: Numbers, key: str, mine: Numbers, tokens: int, name: str) -> Iterator[Fit]:
+def _readings(
+    values: Numbers, key: str, mine: Numbers, tokens: int, name: str
+) -> Iterator[PointFit]:
     axis = 1 if POINTS[parse_key(key)[0]].rows == "scores" else 0
-    target = Target(mine.shape, tokens)
+    target = PointLayout(mine.shape, tokens)
     for chain in CHAINS:
         try:
             read = laid_out(values, chain, target, name)
         except AprfmtError:
             continue
         if read.size == mine.size:
-            yield Fit(key, chain, "all", _distance(read.reshape(mine.shape), mine))
+            yield PointFit(key, chain, "all", _distance(read.reshape(mine.shape), mine))
         elif axis == 0 and tokens > 1 and read.size == mine[-1].size:
-            yield Fit(key, chain, "last", _distance(read.reshape(mine[-1].shape), mine[-1]))
+            yield PointFit(key, chain, "last", _distance(read.reshape(mine[-1].shape), mine[-1]))
 
 
 def _distance(theirs: Numbers, mine: Numbers) -> float:
@@ -120,8 +122,8 @@ def _distance(theirs: Numbers, mine: Numbers) -> float:
 
 
 def _best(
-    fits: Mapping[str, list[Fit]], names: Sequence[str], keys: Sequence[str]
-) -> Iterator[tuple[Fit, str]]:
+    fits: Mapping[str, list[PointFit]], names: Sequence[str], keys: Sequence[str]
+) -> Iterator[tuple[PointFit, str]]:
     """Yield pairs; where several keys hold equal values, those in the order of the arrays first."""
     place = {key: i for i, key in enumerate(keys)}
     for at, name in enumerate(names):
@@ -139,7 +141,7 @@ def pattern(name: str) -> tuple[str, int] | None:
 
 
 def _by_pattern(
-    names: dict[str, Mapped | None], fits: Mapping[str, list[Fit]], taken: set[str],
+    names: dict[str, Mapped | None], fits: Mapping[str, list[PointFit]], taken: set[str],
     captures: Captures,
 ) -> None:  # fmt: skip
     """Give arrays of one name pattern the point that most of its arrays are, layer by layer."""
@@ -161,7 +163,7 @@ def _by_pattern(
 
 
 def _by_name(
-    names: dict[str, Mapped | None], fits: Mapping[str, list[Fit]], taken: set[str],
+    names: dict[str, Mapped | None], fits: Mapping[str, list[PointFit]], taken: set[str],
     captures: Captures,
 ) -> None:  # fmt: skip
     """Give the arrays that are left the point their name says: transformers' path, or our key."""
@@ -181,7 +183,7 @@ def _by_name(
 
 
 def _take(
-    names: dict[str, Mapped | None], fits: Mapping[str, list[Fit]], taken: set[str], name: str,
+    names: dict[str, Mapped | None], fits: Mapping[str, list[PointFit]], taken: set[str], name: str,
     key: str, certainty: str, why: str,
 ) -> None:  # fmt: skip
     """Map an array to a key it fits by size, if no array that fits better has it."""

@@ -20,7 +20,7 @@ from aprfmt.inference.backends.base import (
     RopeCast,
     Style,
 )
-from aprfmt.inference.dry.ghosts import Account, Ghost
+from aprfmt.inference.dry.ghosts import Ghost, Ledger
 from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, layers
 from aprfmt.inference.fast.dry_host import DryTorch
 from aprfmt.inference.fast.kept import CODED, MEMORY_SHARE, SCRATCH, keeps
@@ -72,7 +72,7 @@ class Kept:
         self.encoding, self.arrays, self.step = encoding, tuple(arrays), step
 
     @property
-    def account(self) -> Account:
+    def account(self) -> Ledger:
         """The device it is on."""
         return self.arrays[0].memory.account
 
@@ -83,8 +83,8 @@ class DryCuda(DryTorch):
     def __init__(self, device: str, dtype: str, **options: Any) -> None:
         super().__init__(device, dtype, **options)
         self._found = found(device)
-        self._gpus = [Account(name) for name in self._found.names]
-        self.account, self.host = self._gpus[0], Account("cpu")
+        self._gpus = [Ledger(name) for name in self._found.names]
+        self.account, self.host = self._gpus[0], Ledger("cpu")
         self.accounts = [*self._gpus, self.host]
         self._decodes = self._found.kernels
         self._fused = self._decodes and dtype in layers.TYPES and not self.deterministic
@@ -125,7 +125,7 @@ class DryCuda(DryTorch):
     def _here(self, x: Array) -> Array:
         return x if x.memory.account is self.account else self.new(x.shape, x.itemsize)
 
-    def _to(self, account: Account, x: Array) -> Array:
+    def _to(self, account: Ledger, x: Array) -> Array:
         self.account = account
         return self._here(x)
 

@@ -23,7 +23,7 @@ KEPT = 6
 
 
 @dataclass(eq=False)
-class Recording:
+class PassInputs:
     """The device copies of a pass's inputs, used while it is recorded.
 
     `ids` and `positions` are the host arrays that the pass was called with (compared by identity).
@@ -125,7 +125,7 @@ class TorchGraphs:
         host = torch.zeros(2 * n + 1, dtype=torch.int64, pin_memory=True)
         host.numpy()[:] = [*ids.tolist(), *positions.tolist(), cached]
         inputs.copy_(host)
-        recording = Recording(ids, positions, inputs, inputs[2 * n] if cached else None)
+        recording = PassInputs(ids, positions, inputs, inputs[2 * n] if cached else None)
         self._backend.prepare()
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()

@@ -15,7 +15,7 @@ from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, Rope
 from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.cuda_driver import cupy_problem, driver_version
 from aprfmt.inference.fast.cuda import layers
-from aprfmt.inference.fast.graphs import Recording, TorchGraphs
+from aprfmt.inference.fast.graphs import PassInputs, TorchGraphs
 from aprfmt.inference.fast.kept import MEMORY_SHARE
 from aprfmt.inference.fast.torch_pending import TorchPending
 from aprfmt.inference.fast.torch_products import TorchProducts
@@ -50,7 +50,7 @@ class CudaBackend(TorchProducts):
         self.problem = kernels_problem()
         self._decodes = not self.problem
         self._fused = self._decodes and dtype in layers.TYPES and not self.deterministic
-        self.recording: Recording | None = None
+        self.recording: PassInputs | None = None
         self._masks: dict[Hashable, torch.Tensor] = {}
         self._constants: dict[Hashable, torch.Tensor] = {}
         self._scratch: dict[torch.device, list[torch.Tensor]] = {}

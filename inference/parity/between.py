@@ -18,10 +18,10 @@ from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.collect import weights_of
 from aprfmt.inference.parity.cells import (
-    Distance,
     ExpertFlip,
     Losses,
     Parity,
+    RunDistance,
     RunFacts,
     RunPair,
 )
@@ -34,7 +34,7 @@ from aprfmt.inference.parity.outcomes import (
     own_loss,
 )
 from aprfmt.inference.parity.outer import gates
-from aprfmt.inference.parity.request import Request
+from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.parity.survey import Survey, survey
 from aprfmt.inference.parity.verdict import (
     finite_checks,
@@ -53,7 +53,7 @@ ARBITER = Choice("arbiter", "numpy", "cpu", "float64", "float64 arbiter")
 
 @np.errstate(all="ignore")  # what is not finite is named with its place, not warned of
 def parity(
-    model: Model, choices: Sequence[Choice], request: Request, base: Model | None = None
+    model: Model, choices: Sequence[Choice], request: ParityRequest, base: Model | None = None
 ) -> Parity:
     """Run `model` once for each choice and compare the others with the first.
 
@@ -81,7 +81,7 @@ def parity(
             noise = distance(
                 0, f"{base.path}, before quantization", traces[0], plain.trace, request
             )
-        arbiter: list[Distance] = []
+        arbiter: list[RunDistance] = []
         if request.arbiter:
             exact = stack.enter_context(run_once(model, ARBITER, request))
             arbiter = [
@@ -114,7 +114,7 @@ def plain_rows(tokens: int) -> range:
 
 
 @contextmanager
-def run_once(model: Model, choice: Choice, request: Request) -> Iterator[Ran]:
+def run_once(model: Model, choice: Choice, request: ParityRequest) -> Iterator[Ran]:
     """Run one choice on the request's ids; yields its trace. Logits are of every row."""
     asked = request.on(choice)
     with opened(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
@@ -123,7 +123,7 @@ def run_once(model: Model, choice: Choice, request: Request) -> Iterator[Ran]:
         yield Ran(trace, plain)
 
 
-def _facts(choice: Choice, trace: Trace, request: Request) -> RunFacts:
+def _facts(choice: Choice, trace: Trace, request: ParityRequest) -> RunFacts:
     backend: Any = trace.run.get("backend")
     unknown: Any = trace.run.get("unknown")
     via: Any = trace.run.get("via")
@@ -135,7 +135,7 @@ def _facts(choice: Choice, trace: Trace, request: Request) -> RunFacts:
 
 
 def _pair(
-    model: Model, choices: Sequence[Choice], ran: Sequence[Ran], index: int, request: Request
+    model: Model, choices: Sequence[Choice], ran: Sequence[Ran], index: int, request: ParityRequest
 ) -> RunPair:
     """Compare one run with the first."""
     a, b = ran[0].trace, ran[index].trace
@@ -182,7 +182,7 @@ def _pair(
 
 
 def _amplified(
-    model: Model, first: Choice, a: Trace, b: Trace, diff: TraceDiff, request: Request
+    model: Model, first: Choice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
 ) -> Survey | None:
     """Judge the operations where a point is beyond; None unless all are right, or NaN is there."""
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
@@ -234,7 +234,7 @@ def _limit(key: str, limits: Mapping[int, int]) -> int | None:
     return min(behind, default=None)
 
 
-def distance(of: int, what: str, run: Trace, exact: Trace, request: Request) -> Distance:
+def distance(of: int, what: str, run: Trace, exact: Trace, request: ParityRequest) -> RunDistance:
     """Return how far a run is from another by point, and by how much its loss differs."""
     found: dict[str, float] = {}
     for key in common_keys(run, exact):
@@ -246,4 +246,4 @@ def distance(of: int, what: str, run: Trace, exact: Trace, request: Request) -> 
     if x is not None and y is not None:
         mine, other = loss(x, request.ids), loss(y, request.ids)
         ce = None if mine is None or other is None else mine - other
-    return Distance(of, what, found, ce)
+    return RunDistance(of, what, found, ce)

@@ -23,7 +23,7 @@ from aprfmt.formats.jsonio import loads
 from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.between import compare_runs, run_once
 from aprfmt.inference.parity.outcomes import compare_experts
-from aprfmt.inference.parity.request import Request
+from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import read_text
 
@@ -56,7 +56,7 @@ class Calibration:
 
 @np.errstate(all="ignore")
 def calibrate(
-    model: Model, choices: Sequence[Choice], request: Request, repeats: int
+    model: Model, choices: Sequence[Choice], request: ParityRequest, repeats: int
 ) -> Calibration:
     """Measure every pair with the first run `repeats` times; UsageError for fewer than two."""
     if repeats < 2:

@@ -203,7 +203,7 @@ class RunPair:
 
 
 @dataclass(frozen=True)
-class Distance:
+class RunDistance:
     """How far one run is from another one, by point, without a verdict: the float oracle."""
 
     of: int
@@ -226,8 +226,8 @@ class Parity:
     through: str | None
     runs: tuple[RunFacts, ...]
     pairs: tuple[RunPair, ...]
-    noise: Distance | None
-    arbiter: tuple[Distance, ...]
+    noise: RunDistance | None
+    arbiter: tuple[RunDistance, ...]
     calibrated: str | None
     vocab: int
 

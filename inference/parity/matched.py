@@ -35,7 +35,7 @@ class ThroughRows(ArrayRows):
         self.nbytes = 4 * math.prod(tensor.shape)
 
     def numpy(self) -> Numbers:
-        """Return what is left of the tensor."""
+        """Return the tensor's values after coding and decoding them."""
         values = np.ascontiguousarray(self._tensor.numpy(), np.float32)
         found: Numbers = decode(self._through, encode(self._through, values), self.shape)
         return np.asarray(found, np.float32)

@@ -15,7 +15,7 @@ from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.cell import BEHIND, Cell, cut_out
 from aprfmt.inference.parity.cells import Operation
 from aprfmt.inference.parity.matched import matched_weights
-from aprfmt.inference.parity.request import Request
+from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
 
@@ -31,7 +31,7 @@ def take_apart(
     a: Trace,
     b: Trace,
     diff: TraceDiff,
-    request: Request,
+    request: ParityRequest,
     most: int = MAX_OPERATIONS,
 ) -> tuple[list[Operation], Cell | None]:
     """Run single operations of `most` points beyond tolerance until one is wrong by itself."""
@@ -59,7 +59,7 @@ def take_apart(
 
 def cut(
     model: Model, point: PointDiff, a: Trace, b: Trace, reference: Backend, shadow: bool,
-    request: Request,
+    request: ParityRequest,
 ) -> Cell:  # fmt: skip
     """Return the cell of a point; `shadow`: with the other run's own inputs, where it has them."""
     columns: list[int] = []

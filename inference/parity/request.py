@@ -8,7 +8,7 @@ from aprfmt.inference.running import RunRequest
 
 
 @dataclass(frozen=True)
-class Request(RunRequest):
+class ParityRequest(RunRequest):
     """A run, of which `choice` is replaced by each of the runs, and how these are compared.
 
     `ids` are given. `text` is what they stand for, `arbiter` asks for a float64 run beside the

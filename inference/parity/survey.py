@@ -21,7 +21,7 @@ from aprfmt.inference.capture import instances, key_name
 from aprfmt.inference.parity.cell import Stepped, given_as
 from aprfmt.inference.parity.matched import matched_weights
 from aprfmt.inference.parity.operations import arithmetics
-from aprfmt.inference.parity.request import Request
+from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.weights import free_budget, model_weights
@@ -52,7 +52,7 @@ class Survey:
         return max(self.found, key=lambda key: self.found[key][0] / self.found[key][1])
 
 
-def survey(model: Model, reference: Backend, a: Trace, b: Trace, request: Request) -> Survey:
+def survey(model: Model, reference: Backend, a: Trace, b: Trace, request: ParityRequest) -> Survey:
     """Judge every operation of the run `b` by `reference`, which ran `a`."""
     if request.through is not None:
         weights = matched_weights(model, request.through, request.memory)

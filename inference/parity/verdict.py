@@ -1,4 +1,4 @@
-"""What a pair of runs comes to: its points, its fused form, and the verdict in a sentence."""
+"""Judges a pair of runs: its points, its fused form, and the verdict with a sentence why."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -68,7 +68,7 @@ def verdict_of(
     flipped: bool,
     before: Mapping[str, int],
 ) -> tuple[Verdict, str]:
-    """Return what a pair comes to, and why in a sentence."""
+    """Return the verdict on a pair of runs, and a sentence that says why."""
     if not diff.compared:
         return "not_comparable", "no point has values on both sides"
     if report.outcome == "FAIL":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from aprfmt.inference.engines.llama_library import Batch, Library
+from aprfmt.inference.engines.llama_library import Library, LlamaBatch
 
 TOKENS = 1024
 
@@ -29,7 +29,9 @@ class LlamaCpp:
     def run(self, ids: Sequence[int]) -> float:
         """Run tokens behind those so far; return the first logit of the last one."""
         tokens = (ctypes.c_int32 * len(ids))(*ids)
-        batch = Batch(n_tokens=len(ids), token=tokens)  # positions follow, the last row is wanted
+        batch = LlamaBatch(
+            n_tokens=len(ids), token=tokens
+        )  # positions follow, the last row is wanted
         if self._library.llama.llama_decode(self._context, batch):
             raise RuntimeError(f"llama.cpp refuses {len(ids)} tokens")
         return float(self._library.logits(self._context, -1, self._vocab)[0])

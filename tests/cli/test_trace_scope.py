@@ -274,10 +274,10 @@ def test_the_reference_is_run_under_the_same_limits(
 def test_generated_text_comes_piece_by_piece(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.cli.run_show import Writer
+    from aprfmt.cli.run_show import TextWriter
 
     pieces: list[str] = []
-    monkeypatch.setattr(Writer, "_print", lambda self, text: pieces.append(text))
+    monkeypatch.setattr(TextWriter, "_print", lambda self, text: pieces.append(text))
     done = aprfmt("run", demo_model, "--prompt", "She", "--max-tokens", 6, "--json")
     assert done.code == 0 and not pieces
     text = json.loads(done.out)["text"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aprfmt.compare.bounds import steps
-from aprfmt.compare.numbers import Accumulator
+from aprfmt.compare.numbers import PairSums
 
 BLOCKS = 16
 
@@ -22,7 +22,7 @@ def test_the_largest_difference_has_its_place_whatever_the_window(
     a = rng.normal(size=(7, 5)).astype(np.float32)
     b = a + rng.uniform(0.01, 0.1, a.shape).astype(np.float32)
     b[at] = a[at] + 3
-    found = Accumulator(a.shape)
+    found = PairSums(a.shape)
     for start in range(0, len(a), rows):
         found.add(a[start : start + rows], b[start : start + rows])
     stats = found.stats()

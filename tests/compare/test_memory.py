@@ -11,7 +11,7 @@ import pytest
 
 from aprfmt.codecs.base import Array
 from aprfmt.compare import diff_models
-from aprfmt.compare.numbers import CHUNK, Accumulator
+from aprfmt.compare.numbers import CHUNK, PairSums
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
 from tests.conftest import not_run
@@ -78,15 +78,15 @@ def differing(tmp_path: Path) -> tuple[Path, Path]:
 def test_decoded_chunks_leave_nothing_behind(
     differing: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = Accumulator.add
+    add = PairSums.add
     seen: list[int] = []
     with open_model(differing[0]) as a, open_model(differing[1]) as b:
 
-        def watched(self: Accumulator, x: Array, y: Array) -> None:
+        def watched(self: PairSums, x: Array, y: Array) -> None:
             seen.append(resident(a, b))
             add(self, x, y)
 
-        monkeypatch.setattr(Accumulator, "add", watched)
+        monkeypatch.setattr(PairSums, "add", watched)
         report = diff_models(a, b, explain=False)
         assert report.counts["DIFFERENT"] == 1 and len(seen) == 8
         assert max(seen) <= 2 * 4 * CHUNK + SLACK, seen

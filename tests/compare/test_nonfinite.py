@@ -16,7 +16,7 @@ import pytest
 
 from aprfmt.compare.measured import measure, rel_l2
 from aprfmt.compare.nonfinite import Census, census
-from aprfmt.compare.numbers import Accumulator
+from aprfmt.compare.numbers import PairSums
 from aprfmt.compare.tensors import steps_between
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclude import rounding
@@ -230,7 +230,7 @@ def test_distances_fail_on_one_side_and_pass_over_both(wrong: str) -> None:
     # A step that is NaN or infinite gives no bound.
     for step in (np.nan, 0.0):
         assert steps_between(x, x * 2, np.full(12, step)).min() == math.inf
-    measures = Accumulator(x.shape)
+    measures = PairSums(x.shape)
     measures.add(x, y)
     stats = measures.stats()
     assert stats.alone and stats.max_abs_diff == math.inf and stats.max_at == (1, 2)
@@ -241,7 +241,7 @@ def test_distances_fail_on_one_side_and_pass_over_both(wrong: str) -> None:
 
 def test_squares_that_overflow_are_no_small_distance() -> None:
     x = np.array([[1e200, 1.0]])
-    measures = Accumulator(x.shape)
+    measures = PairSums(x.shape)
     with np.errstate(over="ignore"):
         measures.add(x, x * 2)
         assert measures.stats().rel_l2 == math.inf and math.isnan(measures.stats().cosine)
@@ -251,7 +251,7 @@ def test_squares_that_overflow_are_no_small_distance() -> None:
 def test_what_is_found_of_nothing_is_infinitely_far_wherever_it_is_asked() -> None:
     """One rule for an all-zero reference: for diff, trace, parity and diagnose."""
     found, nothing = np.array([[3.0, 4.0]]), np.zeros((1, 2))
-    measures = Accumulator(nothing.shape)
+    measures = PairSums(nothing.shape)
     measures.add(nothing, found)
     everything = np.ones(2, bool), np.arange(2), nothing.shape
     assert rel_l2(found, nothing) == apart(found, nothing) == math.inf

@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 
 from aprfmt.diagnosis import Diagnosis, diagnose
+from aprfmt.diagnosis.hypotheses.usual import usual_changes
+from aprfmt.diagnosis.mixing import world_of
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import load_trace, save_trace
+from aprfmt.model import open_model
 from tests.diagnose import files
 from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace
 from tests.diagnose.faults import heads
@@ -57,3 +60,14 @@ def test_queries_that_miss_their_own_token_are_named() -> None:
                 backend=lambda: broken("probs", heads(mask=earlier, causal=None)))  # fmt: skip
     found = confirmed(folder, run)
     assert found.cause == "mask" and "queries do not see their own token" in found.sentence
+
+
+def test_another_factor_on_positions_is_held_against_the_scaling_that_the_model_states() -> None:
+    """phi3 of this size states longrope; qwen2 states no scaling."""
+    said = {}
+    for name in ("phi3", "qwen2"):
+        with open_model(tiny_folder(name)) as model:
+            changes = [row.change for row in usual_changes(world_of(model, IDS, "float32"))]
+        said[name] = {row.says for row in changes if row.says.startswith("positions are divided")}
+    assert said["phi3"] and all(row.endswith("; the model says longrope") for row in said["phi3"])
+    assert said["qwen2"] and all(row.endswith("model does not say") for row in said["qwen2"])

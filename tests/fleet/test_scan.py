@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.fleet.answers import Answer
+from aprfmt.fleet.answers import AnswerLine
 from aprfmt.fleet.questions import questions
 from aprfmt.fleet.results import latest, lines_of, read_parquet
-from aprfmt.fleet.run import Budget, ScanRequest, scan
-from aprfmt.fleet.subjects import Subject, described, find
+from aprfmt.fleet.run import ScanBudget, ScanRequest, scan
+from aprfmt.fleet.subjects import FleetModel, described, find
 from aprfmt.fleet.units import DERIVES, ERROR, OPEN, SCHEMA, Task
 from aprfmt.fleet.workers import Limits, Workers
 from tests.cli.run import aprfmt
@@ -52,7 +52,7 @@ def asked(out: Path) -> Counter[tuple[str, str]]:
     return Counter((row["identity"], row["check"]) for row, _ in lines_of(out))
 
 
-def told(answers: Iterable[Answer]) -> list[dict[str, Any]]:
+def told(answers: Iterable[AnswerLine]) -> list[dict[str, Any]]:
     return [json.loads(answer.line) for answer in answers]
 
 
@@ -226,10 +226,10 @@ def test_an_interrupt_ends_the_workers_and_keeps_the_rows(
 
 
 def test_budgets_leave_questions_and_say_so(zoo: Path, tmp_path: Path) -> None:
-    first = next(one for one in find([str(zoo)]) if isinstance(one, Subject))
-    some = scan(request(zoo, tmp_path / "a.jsonl", budget=Budget(bytes=first.bytes)))
+    first = next(one for one in find([str(zoo)]) if isinstance(one, FleetModel))
+    some = scan(request(zoo, tmp_path / "a.jsonl", budget=ScanBudget(bytes=first.bytes)))
     assert some.left and some.exit_code == 2 and len(list(lines_of(tmp_path / "a.jsonl"))) == 5
-    none = scan(request(zoo, tmp_path / "b.jsonl", budget=Budget(seconds=1e-9)))
+    none = scan(request(zoo, tmp_path / "b.jsonl", budget=ScanBudget(seconds=1e-9)))
     assert none.asked == 0 and none.exit_code == 2
     rest = scan(request(zoo, tmp_path / "a.jsonl"))
     assert rest.left == 0 and rest.kept == 5

@@ -12,18 +12,18 @@ import pytest
 from safetensors.numpy import save_file
 
 from aprfmt.errors import UsageError
-from aprfmt.fleet.subjects import ENDS, Subject, Unlisted, described, files_of, find
+from aprfmt.fleet.subjects import ENDS, FleetModel, Unlisted, described, files_of, find
 from tests.cli.run import aprfmt
 from tests.fleet.stores import folder, hub, ollama, sparse, weights
 
 
-def found(*roots: object) -> list[Subject]:
+def found(*roots: object) -> list[FleetModel]:
     each = list(find(map(str, roots)))
-    assert all(isinstance(one, Subject) for one in each), each
-    return [one for one in each if isinstance(one, Subject)]
+    assert all(isinstance(one, FleetModel) for one in each), each
+    return [one for one in each if isinstance(one, FleetModel)]
 
 
-def names(subjects: list[Subject], root: Path) -> list[str]:
+def names(subjects: list[FleetModel], root: Path) -> list[str]:
     return [str(Path(each.path).relative_to(root)) for each in subjects]
 
 
@@ -72,7 +72,7 @@ def test_ollamas_store_is_read_by_its_manifests(tmp_path: Path) -> None:
                    '"digest": "sha256:../../../etc/passwd"}]}')  # fmt: skip
     each = list(find([str(store)]))
     unlisted = [one for one in each if isinstance(one, Unlisted)]
-    (one,) = [one for one in each if isinstance(one, Subject)]
+    (one,) = [one for one in each if isinstance(one, FleetModel)]
     assert one.places == ("ollama:registry.ollama.ai/library/tiny/again",
                           "ollama:registry.ollama.ai/library/tiny/latest")  # fmt: skip
     assert [each.place for each in unlisted] == ["ollama:registry.ollama.ai/library/tiny/bad"]

@@ -12,7 +12,7 @@ from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.between import parity
 from aprfmt.inference.parity.cells import Parity
-from aprfmt.inference.parity.request import Request
+from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.model import open_model
 from tests.inference.judge import judged
 from tests.models import IDS
@@ -145,4 +145,4 @@ def crooked_backends(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def compared(name: str, runs: list[str], **options: Any) -> Parity:
     with open_model(judged(name).folder) as model:
-        return parity(model, [parse_run(run) for run in runs], Request(IDS, **options))
+        return parity(model, [parse_run(run) for run in runs], ParityRequest(IDS, **options))

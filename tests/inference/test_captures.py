@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.captures import open_captures
-from aprfmt.inference.engines.layouts import CHAINS, Target, laid_out
+from aprfmt.inference.engines.layouts import CHAINS, PointLayout, laid_out
 from aprfmt.inference.engines.mapping import load_mapped, read_mapping
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.engines.proposing import propose
@@ -56,7 +56,7 @@ def test_every_layout_comes_back_into_ours() -> None:
     }
     assert set(there) == set(CHAINS)
     for chain, given in there.items():
-        assert np.array_equal(laid_out(given, chain, Target((7, 3, 4), 7), "x"), values), chain
+        assert np.array_equal(laid_out(given, chain, PointLayout((7, 3, 4), 7), "x"), values), chain
 
 
 def test_arrays_are_mapped_by_values_layouts_and_rows(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from aprfmt.errors import UsageError
 from aprfmt.inference.gates import logits_gate
 from aprfmt.inference.loss import (
-    Loss,
-    Window,
+    LossWindow,
+    MeanLoss,
     cross_entropy,
     divergence,
     judge,
@@ -32,12 +32,12 @@ LOGITS = RANDOM.standard_normal((11, 97)).astype(np.float32) * 4
 LABELS = RANDOM.integers(0, 97, 11)
 
 
-def outcomes(loss: Loss, weights: str = "trained") -> dict[str, str]:
+def outcomes(loss: MeanLoss, weights: str = "trained") -> dict[str, str]:
     return {check.name: check.outcome for check in judge(loss, weights)}  # type: ignore[arg-type]
 
 
-def measured(nats: float, vocab: int = 1000) -> Loss:
-    return Loss(nats, 10, vocab, 1)
+def measured(nats: float, vocab: int = 1000) -> MeanLoss:
+    return MeanLoss(nats, 10, vocab, 1)
 
 
 def test_cross_entropy_is_torchs_in_nats() -> None:
@@ -86,11 +86,18 @@ def test_every_label_is_scored_once_and_predicted_inside_its_window(
 
 def test_windows_are_the_stated_ones() -> None:
     """Literals: 10 tokens in windows of 4."""
-    assert windows(10, 4) == [Window(0, 4, 1), Window(4, 8, 5), Window(8, 10, 9)]
-    assert windows(9, 4) == [Window(0, 4, 1), Window(4, 8, 5)]  # the last token stands alone
-    assert windows(10, 4, overlap=1) == [Window(0, 4, 1), Window(3, 7, 4), Window(6, 10, 7)]
+    assert windows(10, 4) == [LossWindow(0, 4, 1), LossWindow(4, 8, 5), LossWindow(8, 10, 9)]
+    assert windows(9, 4) == [
+        LossWindow(0, 4, 1),
+        LossWindow(4, 8, 5),
+    ]  # the last token stands alone
+    assert windows(10, 4, overlap=1) == [
+        LossWindow(0, 4, 1),
+        LossWindow(3, 7, 4),
+        LossWindow(6, 10, 7),
+    ]
     behind = windows(10, 4, prefix=1)  # the first token is BOS, and stands before every window
-    assert behind == [Window(1, 4, 1, 1), Window(4, 7, 4, 1), Window(7, 10, 7, 1)]
+    assert behind == [LossWindow(1, 4, 1, 1), LossWindow(4, 7, 4, 1), LossWindow(7, 10, 7, 1)]
     assert behind[1].ids("B123456789") == ["B", "4", "5", "6"]  # type: ignore[arg-type, comparison-overlap]
     assert [window_size(size) for size in (512, 2048, 32768)] == [512, 2048, 2048]
 
@@ -104,7 +111,7 @@ def test_llama_perplexitys_windows_score_their_second_half() -> None:
         assert window.ids(sequence) == [0, *range(8 * chunk + 1, 8 * chunk + 8)]
         assert window.rows == range(4, 7) and window.labels == 3
         assert window.first == 8 * chunk + 5
-    assert windows(26, 7, convention="llama.cpp")[1] == Window(7, 14, 11)
+    assert windows(26, 7, convention="llama.cpp")[1] == LossWindow(7, 14, 11)
     assert windows(7, 8, convention="llama.cpp") == []
     assert window_size(8192, "llama.cpp") == 512
 

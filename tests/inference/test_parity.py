@@ -26,7 +26,7 @@ from aprfmt.inference.parity.calibrate import calibrate, load_calibration, save_
 from aprfmt.inference.parity.cell import cut_out
 from aprfmt.inference.parity.outcomes import compare_experts, compare_logits, loss
 from aprfmt.inference.parity.reproduce import bundle_of
-from aprfmt.inference.parity.request import Request
+from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.trace import Trace
 from aprfmt.model import open_model
 from tests.inference.crooked import compared
@@ -166,7 +166,7 @@ def test_a_quantized_model_with_its_source(demo_model: Path, tmp_path: Path) -> 
     convert(demo_model, target, encoding="Q8_0")
     with open_model(target) as model, open_model(demo_model) as base:
         choices = [parse_run("numpy"), parse_run("torch")]
-        found = parity(model, choices, Request(IDS), base)
+        found = parity(model, choices, ParityRequest(IDS), base)
     assert found.verdict == "precision" and found.noise is not None
     assert 1e-4 < found.noise.rel_l2["logits"] < 0.1 and found.noise.ce is not None
 
@@ -267,7 +267,7 @@ def test_calibration_narrows_and_comes_back_from_its_file(tmp_path: Path) -> Non
     choices = [parse_run("numpy"), parse_run("torch")]
     path = tmp_path / "t.json"
     with open_model(judged("llama").folder) as model:
-        found = calibrate(model, choices, Request(IDS), 3)
+        found = calibrate(model, choices, ParityRequest(IDS), 3)
         assert not found.beyond
         by_point = {row.point: row for row in found.rows}
         for row in found.rows:
@@ -278,11 +278,11 @@ def test_calibration_narrows_and_comes_back_from_its_file(tmp_path: Path) -> Non
         save_calibration(path, found)
         rows = load_calibration(path)
         assert rows == found.rows
-        again = parity(model, choices, Request(IDS, calibrated=rows, calibrated_by=str(path)))
+        again = parity(model, choices, ParityRequest(IDS, calibrated=rows, calibrated_by=str(path)))
         assert again.verdict == "precision" and again.calibrated == str(path)
         reasons = {point.reason for point in again.pairs[0].diff.points if not point.why}
         assert all("times the largest" in reason for reason in reasons), reasons
-        wrong = calibrate(model, [choices[0], parse_run("wrong-activation")], Request(IDS), 2)
+        wrong = calibrate(model, [choices[0], parse_run("wrong-activation")], ParityRequest(IDS), 2)
         assert wrong.beyond and all(
             row.rel_l2 <= threshold(row.point, row.pair, (row.dtype,) * 2, row.weights).rel_l2
             for row in wrong.rows

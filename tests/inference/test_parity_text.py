@@ -22,7 +22,7 @@ from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.between import parity
 from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.outcomes import own_loss
-from aprfmt.inference.parity.request import Request
+from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.model import open_model
 from tests.inference.crooked import Tf32, WrongLoss
 from tests.inference.judge import judged
@@ -52,7 +52,7 @@ def more_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compared(path: Path, runs: tuple[str, ...], ids: tuple[int, ...], **options: Any) -> Parity:
     with open_model(path) as model:
-        return parity(model, [parse_run(run) for run in runs], Request(ids, **options))
+        return parity(model, [parse_run(run) for run in runs], ParityRequest(ids, **options))
 
 
 def healthy(found: Parity) -> None:

@@ -16,7 +16,7 @@ import pytest
 from aprfmt.errors import FormatError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.batch import Batch, Scored, read_batch, score
-from aprfmt.inference.reported import MISTAKES, Answer, explain
+from aprfmt.inference.reported import MISTAKES, LossVerdict, explain
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
@@ -101,7 +101,7 @@ WRONG: dict[str, Callable[[Made], float]] = {
 }
 
 
-def answer(made: Made, reported: float, **options: Any) -> Answer:
+def answer(made: Made, reported: float, **options: Any) -> LossVerdict:
     return explain(made.batch, made.scored, reported, **options)
 
 

@@ -14,7 +14,7 @@ import pytest
 import aprfmt as package
 from aprfmt import qa
 from aprfmt.checks.gates import copies
-from aprfmt.checks.gates.subject import Request, Subject
+from aprfmt.checks.gates.subject import QaRequest, Subject
 from aprfmt.compare.thresholds import Tolerance
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session
@@ -115,7 +115,7 @@ def test_a_value_that_the_probe_never_reads_is_compared_all_the_same(
 ) -> None:
     save_tiny("llama", tmp_path / "model", tied=False)
     other = copied(tmp_path / "model", tmp_path / "other")
-    with Subject.open(Request(other, random_weights=True)) as subject:
+    with Subject.open(QaRequest(other, random_weights=True)) as subject:
         unread = next(i for i in range(VOCAB) if i not in subject.probe)
 
     def move(found: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ def test_a_loss_of_another_device_is_bounded(
     """
     save_tiny(arch, tmp_path)
     louder(tmp_path, factor)
-    subject, choice = Subject.open(Request(tmp_path, random_weights=True)), parse_run(run)
+    subject, choice = Subject.open(QaRequest(tmp_path, random_weights=True)), parse_run(run)
     with subject, subject.open_session(subject.model, choice) as other:
         logits = other.logits(subject.probe).astype(np.float64)
         most = 2 * rel * float(np.sqrt(np.mean(logits**2)))
@@ -235,7 +235,7 @@ def test_logits_that_are_not_finite_fail_a_device_by_their_place(
         return rows
 
     monkeypatch.setattr(Session, "logits", odd)
-    request = Request(tiny, random_weights=True)
+    request = QaRequest(tiny, random_weights=True)
     with Subject.open(request) as subject:
         other = subject.open_session(subject.model, request.choice)
         with other:
@@ -275,7 +275,7 @@ def test_a_point_that_is_not_finite_on_one_device_is_placed(
         return trace(self, *args, keep=kept, **options)
 
     monkeypatch.setattr(Session, "trace", odd)
-    request = Request(tiny, random_weights=True)
+    request = QaRequest(tiny, random_weights=True)
     with Subject.open(request) as subject:
         with subject.open_session(subject.model, request.choice) as other:
             checks, _ = copies._pair(subject, other, request.choice)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aprfmt import qa
-from aprfmt.checks.gates.generation import FORMS, Answer, faulty_side, judged, python_fault
+from aprfmt.checks.gates.generation import FORMS, Generated, faulty_side, judged, python_fault
 from aprfmt.checks.gates.gibberish import signals
 from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, Prompt, read
 from aprfmt.errors import FormatError
@@ -225,6 +225,6 @@ def test_a_template_is_judged_only_where_a_chat_states_its_text(
     messages: Any, prompt: str | None, named: list[str]
 ) -> None:
     asked = Prompt("p", messages=messages, prompt=prompt)
-    answer = Answer("other text", (1, 2), (3,), "Paris", None)
+    answer = Generated("other text", (1, 2), (3,), "Paris", None)
     names = [each.name for each in judged(asked, answer, None)]  # type: ignore[arg-type]
     assert [name for name in names if name.endswith("-template")] == named

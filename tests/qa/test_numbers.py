@@ -151,8 +151,8 @@ def test_a_spike_is_an_observation_and_no_verdict() -> None:
     """ffn_swigl of layers 0 to 4 and 26, 27 as published; layer 3 is 17 times its neighbour."""
     stds = {0: 0.088, 1: 0.061, 2: 0.071, 3: 1.222, 4: 0.390, 26: 1.452, 27: 2.247}
     stds |= dict.fromkeys(range(5, 26), 0.1)
-    rows = [{"points": ["ffn_mul"], "layer": layer, "stats": {"std": std}}
-            for layer, std in sorted(stds.items())]  # fmt: skip
+    rows: Any = [{"points": ["ffn_mul"], "layer": layer, "stats": {"std": std}}
+                 for layer, std in sorted(stds.items())]  # fmt: skip
     said = observations(rows)
     assert stds[3] / stds[2] == pytest.approx(17.2, abs=0.05)
     assert [line.split()[0] for line in said] == ["L3", "L26", "L27"]

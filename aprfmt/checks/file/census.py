@@ -23,7 +23,7 @@ WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenTensor:
     """What the pass saw of one stored tensor.
 
     `stats` is None for integers (nothing can be wrong with one) and where `unread` says why not.
@@ -75,7 +75,7 @@ def windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
         tensor.drop(at, stop)
 
 
-def take(model: Model, progress: "Progress | None" = None) -> dict[str, Seen]:
+def take(model: Model, progress: "Progress | None" = None) -> dict[str, SeenTensor]:
     """Look at every stored tensor once; nothing the size of a tensor is held."""
     tensors = model.source.tensors
     total = sum(tensor.info.nbytes for tensor in tensors.values())
@@ -92,18 +92,18 @@ def take(model: Model, progress: "Progress | None" = None) -> dict[str, Seen]:
     return found
 
 
-def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Seen:
+def _look(tensor: LazyTensor, report: Callable[[int], None]) -> SeenTensor:
     info = tensor.info
     if damage := damage_of(tensor):
-        return Seen(info, unread=damage)
+        return SeenTensor(info, unread=damage)
     try:
         dtype = codec(info.encoding).dtype
     except UnsupportedError as error:
-        return Seen(info, unread=str(error))
+        return SeenTensor(info, unread=str(error))
     if dtype == "bool":
-        return Seen(info, odd=_bad_bool(tensor))
+        return SeenTensor(info, odd=_bad_bool(tensor))
     if dtype.lstrip("u").startswith("int"):
-        return Seen(info)
+        return SeenTensor(info)
     row = encoding_row(info.encoding)
     total, scale, done = Accumulator(), "", 0
     try:
@@ -119,8 +119,8 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> Seen:
             done += len(raw)
             report(done)
     except AprfmtError as error:
-        return Seen(info, unread=str(error))
-    return Seen(info, total.result(), scale)
+        return SeenTensor(info, unread=str(error))
+    return SeenTensor(info, total.result(), scale)
 
 
 def _bad_bool(tensor: LazyTensor) -> str:

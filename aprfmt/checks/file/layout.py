@@ -22,8 +22,8 @@ def _parsed(source: Any) -> list[Any]:
 def layout(ctx: Checked) -> Result:
     """Collect what the reader found wrong (a failure each) and remarked on (a warning each).
 
-    Wrong is what no reading is safe for: overlap, offsets and sizes outside the file, duplicates,
-    headers and metadata that cannot be read.
+    A failure is what makes reading unsafe: tensors that overlap, offsets and sizes outside the
+    file, duplicates, headers and metadata that cannot be read.
     """
     notes = [note for parsed in _parsed(ctx.model.source) for note in parsed.notes]
     findings = [_damaged(one) for one in ctx.model.damage]
@@ -123,7 +123,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suff
 
 
 def shards(ctx: Checked) -> Result:
-    """Check that index, names and files of a set say the same, and none lies about unclaimed."""
+    """Check that a set's index, names and files agree, and that no file beside it is left over."""
     source: Any = ctx.model.source
     own = {id(note) for parsed in _parsed(source) for note in parsed.notes}
     of_set: list[Note] = [note for note in source.notes if id(note) not in own]

@@ -18,7 +18,7 @@ from aprfmt.compare.thresholds import Tolerance, tolerance
 from aprfmt.inference import evaluation
 from aprfmt.inference.evaluation import Sample, plan
 from aprfmt.inference.gates import rows_gate
-from aprfmt.inference.loss import Loss, in_bits, judge, repeated, window_size
+from aprfmt.inference.loss import MeanLoss, in_bits, judge, repeated, window_size
 from aprfmt.inference.session import Session
 
 Numbers = NDArray[Any]
@@ -86,7 +86,7 @@ def _allowed(subject: Subject) -> float:
 
 def measure(
     session: Session, ids: Sequence[int], where: str, prefix: int = 0
-) -> tuple[Loss, list[float]]:
+) -> tuple[MeanLoss, list[float]]:
     """Return the loss of a text, and the means against the token itself, the next, the one after.
 
     The three are over the same rows, so that they can be compared: labels are the next token.
@@ -99,7 +99,7 @@ def measure(
 
 
 def judged(
-    text: Text, found: Loss, shifts: Sequence[float],
+    text: Text, found: MeanLoss, shifts: Sequence[float],
     kind: Literal["trained", "random"], allowed: float,
 ) -> list[Check]:  # fmt: skip
     """Return the checks of one text's loss; a stated loss replaces the bound on good ones."""

@@ -26,7 +26,7 @@ SHOWN = 60  # characters of an answer in a message
 
 
 @dataclass(frozen=True)
-class Answer:
+class Generated:
     """What a model made of a prompt; `stop` is the stop token that ended it, None at the limit."""
 
     prompt: str
@@ -94,7 +94,7 @@ class _Remembering(Sampler):
         return self.drawn[-1]
 
 
-def generate(session: Session, tokenizer: Tokenizer, prompt: Prompt) -> Answer:
+def generate(session: Session, tokenizer: Tokenizer, prompt: Prompt) -> Generated:
     """Answer a prompt greedily; stop tokens and template are the model's own."""
     if prompt.messages:
         text, ids = tokenizer.chat(prompt.messages)
@@ -113,12 +113,12 @@ def generate(session: Session, tokenizer: Tokenizer, prompt: Prompt) -> Answer:
     drawn = sampler.drawn
     stop = drawn[-1] if drawn and drawn[-1] in tokenizer.stop_ids else None
     shown = tokenizer.decode([i for i in drawn if i != stop], skip_special=True)
-    return Answer(text, tuple(ids), tuple(drawn), shown, stop)
+    return Generated(text, tuple(ids), tuple(drawn), shown, stop)
 
 
 def ask(
     session: Session, tokenizer: Tokenizer, prompt: Prompt
-) -> tuple[list[Check], Answer | None]:
+) -> tuple[list[Check], Generated | None]:
     """Return the checks of one prompt, and its answer."""
     try:
         answer = generate(session, tokenizer, prompt)
@@ -130,7 +130,7 @@ def ask(
     return list(judged(prompt, answer, tokenizer)), answer
 
 
-def judged(prompt: Prompt, answer: Answer, tokenizer: Tokenizer) -> list[Check]:
+def judged(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> list[Check]:
     """Compare an answer with what is expected of it, and look for gibberish."""
     checks = []
     if prompt.messages and prompt.prompt is not None:
@@ -154,7 +154,7 @@ def judged(prompt: Prompt, answer: Answer, tokenizer: Tokenizer) -> list[Check]:
     return checks
 
 
-def _expected(prompt: Prompt, answer: Answer, tokenizer: Tokenizer) -> Check:
+def _expected(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> Check:
     name, todo = f"{prompt.name}-answer", "compare the model with its source: aprfmt diagnose"
     wrong = ""
     if prompt.output_ids is not None and answer.ids != prompt.output_ids:

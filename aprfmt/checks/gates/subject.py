@@ -28,7 +28,7 @@ ROOM = 8  # positions left for steps behind it
 
 
 @dataclass(frozen=True)
-class Request:
+class QaRequest:
     """What was asked for.
 
     `choice` is where every gate runs, `also` are runs to compare it with; `against` is another
@@ -54,7 +54,7 @@ class Request:
 class Subject(Checked):
     """The model under test; a context manager that closes everything it opened."""
 
-    def __init__(self, request: Request, model: Model) -> None:
+    def __init__(self, request: QaRequest, model: Model) -> None:
         super().__init__(model, request.arch)
         self.request = request
         self.done: list[Answer] = []  # the gates before this one
@@ -62,7 +62,7 @@ class Subject(Checked):
         self._copies: dict[str, Path | AprfmtError] = {}
 
     @classmethod
-    def open(cls, request: Request) -> "Subject":
+    def open(cls, request: QaRequest) -> "Subject":
         """Open the model; raises for one that is unreadable or of an unknown architecture."""
         model = open_model(request.path, arch=request.arch, allow_missing=request.allow_missing)
         try:

@@ -102,7 +102,7 @@ def _row(rows: list[RoleStats]) -> dict[str, Any]:
 
 
 def _dead_rows(tensor: View) -> Check:
-    """Count the embedding's rows of zeros: padding is some, a lost half is many."""
+    """Hold the embedding's rows of zeros to a bound: padding leaves a few, a lost half many."""
     dead = 0
     for *_, rows in tensor.chunks(ELEMENTS_AT_ONCE):
         dead += int(np.count_nonzero(np.linalg.norm(rows, axis=-1) < bounds.DEAD_ROW_L2))

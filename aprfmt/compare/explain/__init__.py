@@ -140,9 +140,7 @@ def _confirmed(case: Case, guess: Guess, shapes: bool) -> Explanation | None:
     """Apply a guess to the whole tensors (or its rows); None if the distance hardly improves."""
     after = case.distance(guess.left, guess.right, guess.rows, guess.slack)
     before = None if shapes else case.before.relative
-    equal = not after.changed
-    if guess.slack:
-        equal = after.relative <= guess.slack and not after.stray
+    equal = after.equal(guess.slack)
     if not math.isfinite(after.relative):
         return None  # the remaining values have no bound to compare with
     if before is not None and after.relative > 0.5 * before and after.changed:

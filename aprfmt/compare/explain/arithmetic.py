@@ -37,10 +37,9 @@ def norm_offset(case: Case) -> Iterator[Guess]:
         if abs(offset - one) > 0.05:
             continue
         # Add 1 to the smaller side: the values stored with 1 added were rounded at that size.
-        left = (lambda rows: case.a.take(rows) + np.float32(1)) if one > 0 else case.a.take
-        right = case.b.take if one > 0 else (lambda rows: case.b.take(rows) + np.float32(1))
-        text = "B's values are A's plus 1" if one > 0 else "B's values are A's minus 1"
-        yield Guess("norm_offset", (text,), left, right, slack=slack)
+        smaller, side, way = ("A", case.a, "plus") if one > 0 else ("B", case.b, "minus")
+        made = _after(side.take, lambda values: values + np.float32(1))
+        yield case.guess("norm_offset", (f"B's values are A's {way} 1",), smaller, made, slack)
 
 
 def scale(case: Case) -> Iterator[Guess]:
@@ -54,13 +53,8 @@ def scale(case: Case) -> Iterator[Guess]:
     a, b = case.a, case.b
     factor = float(np.vdot(x, y) / np.vdot(x, x))
     if _differs(np.array([factor]), slack):
-        yield Guess(
-            "scale",
-            (f"B's values are A's times {_told(case, factor)}",),
-            lambda rows: wide(a.take(rows)) * factor,
-            b.take,
-            slack=slack,
-        )
+        says = f"B's values are A's times {_told(case, factor)}"
+        yield case.guess("scale", (says,), "A", lambda rows: wide(a.take(rows)) * factor, slack)
     if a.columns < NARROW:
         return
     factors = _ratio(x, y, 1)
@@ -71,25 +65,16 @@ def scale(case: Case) -> Iterator[Guess]:
             return mine * _ratio(mine, wide(b.take(rows)), 1)[:, None]
 
         low, high = float(factors.min()), float(factors.max())
-        yield Guess(
-            "scale",
-            ("every row of B is A's times a factor of its own",
-             f"factors from {low:.6g} to {high:.6g} in the rows looked at"),
-            times,
-            b.take,
-            slack=slack,
-        )  # fmt: skip
+        said = f"factors from {low:.6g} to {high:.6g} in the rows looked at"
+        text = "every row of B is A's times a factor of its own"
+        yield case.guess("scale", (text, said), "A", times, slack)
     across = _ratio(x, y, 0)
     if len(x) >= NARROW and _differs(across, slack) and _fit(x * across[None, :], y, slack):
         low, high = float(across.min()), float(across.max())
-        yield Guess(
-            "scale",
-            ("every column of B is A's times a factor of its own",
-             f"factors from {low:.6g} to {high:.6g}"),
-            lambda rows: a.take(rows) * across[None, :],
-            b.take,
-            slack=slack,
-        )  # fmt: skip
+        said = f"factors from {low:.6g} to {high:.6g}"
+        text = "every column of B is A's times a factor of its own"
+        scaled = _after(a.take, lambda values: values * across[None, :])
+        yield case.guess("scale", (text, said), "A", scaled, slack)
 
 
 def _ratio(x: "Array", y: "Array", axis: int) -> "Array":
@@ -197,17 +182,9 @@ def rounding(case: Case) -> Iterator[Guess | Explanation]:
             lambda rows: (wide(b.take(rows)) + 1).astype(np.float32),
             slack=case.slack(moved=False),
         )
-    for fine, coarse, told in ((a, b, "B's values are A's"), (b, a, "A's values are B's")):
-        if fine.encoding == "F64":
-            continue
-        for text, apply in ROUNDINGS:
-            made = _after(fine.take, apply)
-            yield Guess(
-                "rounding",
-                (f"{told}, {text}",),
-                made if fine is a else coarse.take,
-                coarse.take if fine is a else made,
-            )
+    for label, fine, told in (("A", a, "B's values are A's"), ("B", b, "A's values are B's")):
+        for text, apply in ROUNDINGS if fine.encoding != "F64" else ():
+            yield case.guess("rounding", (f"{told}, {text}",), label, _after(fine.take, apply), 0.0)
     unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
     x, y = wide(case.sample_a), wide(case.sample_b)
     if not _within(x, y, unit):
@@ -253,27 +230,20 @@ def quantisation(case: Case) -> Iterator[Guess | Explanation]:
         return
     step = max(1, a.rows * a.columns // REQUANTIZED)
     rows = np.arange(0, a.rows, step)
-    for fine, coarse, told in ((a, b, "B's"), (b, a, "A's")):
-        other = "A's" if told == "B's" else "B's"
+    for label, fine, coarse, told in (("A", a, b, "B's"), ("B", b, a, "A's")):
         for name in _through_what(coarse.encoding):
             if a.columns % max(1, encoding_row(name).block_size) or not _encodes(name):
                 continue
             if case.before.relative > 2 * noise_of(name):
                 continue
-            again = _again(fine.take, name)
             through = "" if name == coarse.encoding else " and decoded again"
             slack = 0.0 if coarse.encoding in ("F32", name) else 2 * noise_of(coarse.encoding)
             if 2 * slack > case.before.relative:
                 continue  # the stored encoding hides earlier ones
             checked = f"encoded {len(rows)} of {a.rows} rows again: equal"
-            yield Guess(
-                "quantisation",
-                (f"{told} values are {other}, quantized to {name}{through}", checked),
-                again if fine is a else coarse.take,
-                coarse.take if fine is a else again,
-                rows=rows,
-                slack=slack,
-            )
+            says = f"{told} values are {label}'s, quantized to {name}{through}"
+            yield case.guess("quantisation", (says, checked), label, _again(fine.take, name), slack,
+                             rows=rows)  # fmt: skip
     if len(case.changed_rows) < 2:
         return  # another quantizer leaves no tensor alone but for one row; damage does
     off = steps_apart(case)

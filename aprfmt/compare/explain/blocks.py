@@ -81,11 +81,9 @@ def _guess(
         return None
     x, y = (np.asarray(values, np.float64) for values in (other.take(few), read(few)))
     away, norm = float(np.linalg.norm(x - y)), float(np.linalg.norm(x))
-    slack = case.slack()
-    if not away <= LOOSE * slack * norm or not norm:
+    if not away <= LOOSE * case.slack() * norm or not norm:
         return None
-    left, right = (other.take, read) if reader is case.b else (read, other.take)
-    return Guess(cause, says, left, right, rows=rows, slack=slack)
+    return case.guess(cause, says, "B" if reader is case.b else "A", read, rows=rows)
 
 
 def _orders(reader: Reader) -> Iterator[tuple[str, str, "Array"]]:

@@ -44,6 +44,10 @@ class Distance:
     rest: float = 0.0
     nonfinite: NonFinite | None = None
 
+    def equal(self, slack: float) -> bool:
+        """Say whether nothing differs, or all of it is within `slack`, row by row."""
+        return not self.changed or (slack > 0 and self.relative <= slack and not self.stray)
+
 
 class Case:
     """Two tensors of one role and shape, with their context."""
@@ -161,6 +165,18 @@ class Case:
         shape = self.shape if rows is None and prod(self.shape) == count else (count,)
         return Distance(relative, changed, count, largest, (ll**0.5, rr**0.5), stray, rest,
                         odd.result(shape))  # fmt: skip
+
+    def guess(
+        self, cause: str, says: tuple[str, ...], label: str, take: Take, slack: float | None = None,
+        *, rows: "Array | None" = None, where: tuple[str, ...] = (),
+    ) -> Guess:  # fmt: skip
+        """Return the guess that `take`, in the place of the side `label`, equals the other side.
+
+        `slack` None is that of the pair.
+        """
+        left, right = (take, self.b.take) if label == "A" else (self.a.take, take)
+        near = self.slack() if slack is None else slack
+        return Guess(cause, says, left, right, where, rows, near)
 
     def holds_on_sample(self, guess: Guess) -> bool:
         """Say whether a guess makes the sample's rows equal."""

@@ -95,9 +95,10 @@ def _flips(case: Case, found: list[list[int]]) -> list[str]:
 
 
 def blanks(case: Case) -> Iterator[Explanation]:
-    """Ask whether all but runs of zeros on one side is equal up to rounding.
+    """Ask whether A and B are equal up to rounding but for runs of zeros on one side.
 
-    A block that is cut in the middle is no zeros: the rows beside the runs may be off.
+    Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a
+    run may differ.
     """
     slack = case.slack()
     if case.numbers is not None or case.a.shape != case.b.shape or not slack:

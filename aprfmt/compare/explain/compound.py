@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SANE = 4.0  # how far two root mean squares may be apart for a reading to be worth a try
 
 
-class Made(Computed):
+class Transformed(Computed):
     """A transformed tensor; it has values but no stored bytes."""
 
     def __init__(self, like: Reader, take: Take) -> None:
@@ -35,7 +35,7 @@ def remainder(case: Case, guess: Guess) -> Case | None:
     """Return the pair after applying a guess; None if the guess concerns only some rows."""
     if guess.rows is not None or case.a.shape != case.b.shape:
         return None
-    a, b = Made(case.a, guess.left), Made(case.b, guess.right)
+    a, b = Transformed(case.a, guess.left), Transformed(case.b, guess.right)
     rest = Case(case.key, a, b, case.context)
     rest.numbers, rest.known = case.numbers, False
     return rest
@@ -71,7 +71,7 @@ def rereadings(case: Case) -> Iterator[tuple[str, str, Case]]:
             now = _size(take(case.sample))
             if not 1 / SANE < now / max(size, 1e-300) < SANE:
                 continue
-            made = Made(side, take)
+            made = Transformed(side, take)
             a, b = (other, made) if label == "B" else (made, other)
             reread = Case(case.key, a, b, case.context)
             reread.known = False

@@ -33,7 +33,7 @@ WILD = 30.0  # values so much larger than the largest of A's are no weights
 
 
 @dataclass(frozen=True)
-class Span:
+class ByteSpan:
     """Bytes [start, stop) of B's tensor that differ, and what they hold ("": not known)."""
 
     start: int
@@ -43,7 +43,7 @@ class Span:
 
 def ranges(case: Case) -> Iterator[Explanation]:
     """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
-    best: tuple[list[Span], Bytes, Bytes | bytes] | None = None
+    best: tuple[list[ByteSpan], Bytes, Bytes | bytes] | None = None
     for a, b, _ in layouts(case):
         found = _spans(a, b)
         if found and (best is None or len(found) < len(best[0])):
@@ -77,7 +77,7 @@ def ranges(case: Case) -> Iterator[Explanation]:
     )  # fmt: skip
 
 
-def _units(case: Case, spans: list[Span]) -> Iterator[Explanation]:
+def _units(case: Case, spans: list[ByteSpan]) -> Iterator[Explanation]:
     """Ask for whole rows or experts that were never written, or left as they were once."""
     size = case.b.row_bytes or 0
     if case.a.columns == 1 or not size:
@@ -105,7 +105,7 @@ def _units(case: Case, spans: list[Span]) -> Iterator[Explanation]:
                           True)  # fmt: skip
 
 
-def _whole(case: Case, span: Span, one: int) -> bool:
+def _whole(case: Case, span: ByteSpan, one: int) -> bool:
     """Say whether a range reaches from near the first to near the last byte of whole units."""
     return span.start % one < GAP and -span.stop % one < GAP
 
@@ -139,13 +139,13 @@ def _columns(case: Case) -> Iterator[Explanation]:
     )  # fmt: skip
 
 
-def _line(case: Case, span: Span, b: Bytes) -> str:
+def _line(case: Case, span: ByteSpan, b: Bytes) -> str:
     logical = b is case.b.bytes or len(case.b.side.layout) == 0
     where = told(case.b, span.start, span.stop) if logical else _stored_place(b, span)
     return where + (f", {span.holds}" if span.holds else "")
 
 
-def _stored_place(b: Bytes, span: Span) -> str:
+def _stored_place(b: Bytes, span: ByteSpan) -> str:
     tensor, at = b.locate(span.start)
     begin = tensor.info.offset + at
     even = alignment(begin, begin + span.stop - span.start)
@@ -156,7 +156,7 @@ def _stored_place(b: Bytes, span: Span) -> str:
     )
 
 
-def _spans(a: Bytes | bytes, b: Bytes) -> list[Span]:
+def _spans(a: Bytes | bytes, b: Bytes) -> list[ByteSpan]:
     """Return the ranges of differing bytes; [] if they are too many or too much."""
 
     def apart() -> "Iterator[Array]":
@@ -176,7 +176,7 @@ def _spans(a: Bytes | bytes, b: Bytes) -> list[Span]:
         return []
     if sum(stop - start for start, stop in found) > SHARE * len(b):
         return []
-    return [Span(start, stop) for start, stop in found]
+    return [ByteSpan(start, stop) for start, stop in found]
 
 
 def stretches(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] | None:
@@ -201,20 +201,20 @@ def stretches(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] 
     return found if len(found) <= most else None
 
 
-def _with_content(case: Case, spans: list[Span], b: Bytes) -> list[Span]:
+def _with_content(case: Case, spans: list[ByteSpan], b: Bytes) -> list[ByteSpan]:
     """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
     made, unknown = [], []
     for span in spans:
         text = ""
         if span.stop - span.start >= CONTENT:
             text = _simple(bytes(b.window(span.start, span.stop)))
-        made.append(Span(span.start, span.stop, text))
+        made.append(ByteSpan(span.start, span.stop, text))
         if not text and span.stop - span.start >= CONTENT:
             unknown.append(len(made) - 1)
     if unknown:
         searched = {i: bytes(b.window(made[i].start, made[i].stop)) for i in unknown[:8]}
         for i, text in _elsewhere(case, searched, b, made).items():
-            made[i] = Span(made[i].start, made[i].stop, text)
+            made[i] = ByteSpan(made[i].start, made[i].stop, text)
     return made
 
 
@@ -231,7 +231,7 @@ def _simple(data: bytes) -> str:
 
 
 def _elsewhere(
-    case: Case, searched: dict[int, bytes], b: Bytes, spans: list[Span]
+    case: Case, searched: dict[int, bytes], b: Bytes, spans: list[ByteSpan]
 ) -> dict[int, str]:
     """Return where in either file these bytes stand a second time."""
     needles = {}
@@ -294,7 +294,7 @@ def _stored(context: "Surroundings", label: str) -> list[LazyTensor]:
     return list(found.values())
 
 
-def _no_weights(case: Case, span: Span, b: Bytes) -> bool:
+def _no_weights(case: Case, span: ByteSpan, b: Bytes) -> bool:
     """Say whether a range of unknown origin must be damage: disk pages, or values no weight has."""
     if b is case.b.bytes:
         place = in_file(case.b, span.start, span.stop)

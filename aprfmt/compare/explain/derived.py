@@ -38,7 +38,7 @@ EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training chan
 
 
 @dataclass(frozen=True)
-class Change:
+class MatrixChange:
     """How a matrix differs: rank of the difference (0: not low), its size, the correlation."""
 
     key: str
@@ -58,7 +58,7 @@ def with_derived(
     open_ = [row for row in matrices if _open(row)]
     if len(open_) < PAIR and len(open_) < len(matrices):
         return list(rows)
-    changes: list[Change] = []
+    changes: list[MatrixChange] = []
     for row in open_:
         try:
             found = _change(by_key[row.key])
@@ -80,12 +80,10 @@ def with_derived(
 
 def _open(row: TensorDiff) -> bool:
     """Say whether a tensor of floats, or nearly so, differs, and nothing explains it."""
-    found = row.explanation
-    fine = max(noise_of(row.encoding_a), noise_of(row.encoding_b)) <= FINE
-    return row.verdict == "DIFFERENT" and fine and (found is None or not found.confirmed)
+    return row.unexplained() and max(map(noise_of, (row.encoding_a, row.encoding_b))) <= FINE
 
 
-def _change(pair: TensorPair) -> Change | None:
+def _change(pair: TensorPair) -> MatrixChange | None:
     """Measure how a pair of matrices differs; None where it is too large, or only in a part."""
     assert pair.a is not None and pair.b is not None
     if np.prod(pair.a.shape) > SMALL:
@@ -100,7 +98,7 @@ def _change(pair: TensorPair) -> Change | None:
         return None  # a few rows or columns have a low rank, too
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
-    return Change(pair.key, _rank(delta, unit * norm), float(np.linalg.norm(delta)) / norm,
+    return MatrixChange(pair.key, _rank(delta, unit * norm), float(np.linalg.norm(delta)) / norm,
                   _correlation(x, y), plain)  # fmt: skip
 
 
@@ -140,7 +138,7 @@ def _explained(
     context: Surroundings,
     pairs: Mapping[str, TensorPair],
     matrices: Sequence[TensorDiff],
-    changes: Sequence[Change],
+    changes: Sequence[MatrixChange],
 ) -> dict[str, Explanation]:
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
@@ -163,7 +161,7 @@ def _explained(
     return {change.key: _derived(change, text) for change in changes}
 
 
-def _last_layers(matrices: Sequence[TensorDiff], changes: Sequence[Change]) -> bool:
+def _last_layers(matrices: Sequence[TensorDiff], changes: Sequence[MatrixChange]) -> bool:
     """Say whether all matrices of some layers changed, up to the last layer, and no others."""
     layers: dict[int, set[str]] = {}
     for row in matrices:
@@ -177,14 +175,14 @@ def _last_layers(matrices: Sequence[TensorDiff], changes: Sequence[Change]) -> b
     return bool(whole) and whole == touched == set(range(first, max(layers) + 1))
 
 
-def _derived(change: Change, text: str, cause: str = "derived") -> Explanation:
+def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Explanation:
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
     return Explanation(cause, (change.key,), (text, line), change.size, None, True)
 
 
 def _merged(
-    pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[Change]
+    pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[MatrixChange]
 ) -> dict[str, Explanation]:
     """Return the explanation of differences of low rank: of all targets, or of some only."""
     keys = {change.key for change in low}
@@ -234,7 +232,7 @@ def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
     return whole == touched and whole in (every[: len(whole)], every[-len(whole) :])
 
 
-def _partly(change: Change, text: str, sure: bool) -> Explanation:
+def _partly(change: MatrixChange, text: str, sure: bool) -> Explanation:
     line = f"rank {change.rank}, {change.size:.3g} of the norm"
     return Explanation("partial_merge", (change.key,), (text, line), change.size, 0.0, sure)
 

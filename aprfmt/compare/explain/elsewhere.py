@@ -91,15 +91,8 @@ def _renamed(case: Case, label: str, mine: Reader, key: str, other: Reader) -> G
         if exchanged
         else (f"{told}'s {case.key} equals {there}'s {key}")
     )
-    slack = noise(mine.encoding, other.encoding)
-    return Guess(
-        cause,
-        (text, more),
-        other.take if label == "B" else mine.take,
-        mine.take if label == "B" else other.take,
-        where=(case.key, key),
-        slack=slack,
-    )
+    return case.guess(cause, (text, more), there, other.take, noise(mine.encoding, other.encoding),
+                      where=(case.key, key))  # fmt: skip
 
 
 def _same_sample(x: Reader, y: Reader) -> bool:
@@ -145,8 +138,7 @@ def zeroed_bias(case: Case) -> Iterator[Guess]:
         columns = mine.columns
         zeros = lambda rows, n=columns: np.zeros((len(rows), n))  # noqa: E731
         text = f"{label}'s bias is zero everywhere: it is not added"
-        left, right = (case.a.take, zeros) if label == "A" else (zeros, case.b.take)
-        yield Guess("missing_bias", (text,), left, right)
+        yield case.guess("missing_bias", (text,), "A" if label == "B" else "B", zeros, 0.0)
         return
 
 
@@ -156,13 +148,9 @@ def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
     for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
         base = context.reader("base", case.key) if case.numbers is None else None
         if base is not None and base.shape == mine.shape:
-            yield Guess(
-                "stale_tensor",
-                (f"{label}'s tensor is the base's, {other}'s is not",),
-                base.take,
-                mine.take,
-                slack=noise(base.encoding, mine.encoding),
-            )
+            says = f"{label}'s tensor is the base's, {other}'s is not"
+            yield case.guess("stale_tensor", (says,), other, base.take,
+                             noise(base.encoding, mine.encoding))  # fmt: skip
     for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
         value = _constant(case, label, sample)
         if value is not None:

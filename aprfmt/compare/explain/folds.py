@@ -139,14 +139,14 @@ def with_folds(
         f"L{layer}.": None for key in made for layer, _ in [split_key(key)] if layer is not None
     }
     for start in starts:
-        if not any(_open(row) for key, row in made.items() if _home(key) == start):
+        if not any(row.unexplained(ALONE) for key, row in made.items() if _home(key) == start):
             continue
         try:
             found = _of_layer(Layer(context, start, by_key))
         except AprfmtError:
             continue  # the records already say that a tensor cannot be read
         for key, explanation in found.items():
-            if _open(made[key]):
+            if made[key].unexplained(ALONE):
                 made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
     return [made[row.key] for row in rows]
 
@@ -154,14 +154,6 @@ def with_folds(
 def _home(key: str) -> str:
     layer, _ = split_key(key)
     return "" if layer is None else f"L{layer}."
-
-
-def _open(row: TensorDiff) -> bool:
-    """Say whether a tensor's difference is unexplained, or its cause may be part of a fold."""
-    found = row.explanation
-    return row.verdict == "DIFFERENT" and (
-        found is None or not found.confirmed or found.cause in ALONE
-    )
 
 
 def _of_layer(layer: Layer) -> dict[str, Explanation]:

@@ -51,7 +51,7 @@ WEAK = ("row_offset", "stale_tensor", "byte_offset", "bit_rot", "head_order", "w
 
 
 @dataclass(frozen=True)
-class Order:
+class RowOrder:
     """An order of a family's rows: the cause, the words, and the rows of A at B's places."""
 
     cause: str
@@ -137,9 +137,9 @@ def _keys(case: Case) -> tuple[str, ...]:
 
 def _order(
     context: Surroundings, rows: Mapping[str, TensorDiff], family: Family, case: Case | None
-) -> Order | None:
+) -> RowOrder | None:
     """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
-    if case is None or not _wanted(rows, _keys(case)):
+    if case is None or not any(rows[key].unexplained(WEAK) for key in _keys(case)):
         return None
     assert isinstance(case.a, Joined)
     at = sources(case.a, case.b, 0, case.slack())
@@ -151,25 +151,12 @@ def _order(
     if np.array_equal(at, own):
         return None
     after = case.distance(lambda index: case.a.take(at[index]), case.b.take, None, case.slack())
-    if after.changed and not (case.slack() and after.relative <= case.slack() and not after.stray):
+    if not after.equal(case.slack()):
         return None
     return _named(context, family, case, at)
 
 
-def _wanted(rows: Mapping[str, TensorDiff], keys: Sequence[str]) -> bool:
-    """Say whether a member's difference is unexplained, or its cause may be part of the group's."""
-    return any(
-        rows[key].verdict == "DIFFERENT"
-        and (
-            rows[key].explanation is None
-            or not rows[key].explanation.confirmed  # type: ignore[union-attr]
-            or rows[key].explanation.cause in WEAK  # type: ignore[union-attr]
-        )
-        for key in keys
-    )
-
-
-def _named(context: Surroundings, family: Family, case: Case, at: "Array") -> Order | None:
+def _named(context: Surroundings, family: Family, case: Case, at: "Array") -> RowOrder | None:
     assert isinstance(case.a, Joined)
     parts = [(name, reader.rows) for (_, name), reader in
              zip(family.of("weight"), case.a.readers, strict=True)]  # fmt: skip
@@ -185,13 +172,13 @@ def _named(context: Surroundings, family: Family, case: Case, at: "Array") -> Or
         text = fused.described(at, parts, kv, outer)
         if text:
             cause = "row_offset" if ": rotated by" in text else "fused_order"
-            return Order(cause, f"the rows of {text}", at)
+            return RowOrder(cause, f"the rows of {text}", at)
         text = f"[{' '.join(name for name, _ in parts)}]: the rows stand in another order"
-        return Order("fused_order", text, at, (segments(case.a, at),))
+        return RowOrder("fused_order", text, at, (segments(case.a, at),))
     by = _slid(case.a, at) if outer == 1 else 0
     if by:
         text = f"cut {abs(by)} row{'s' if abs(by) > 1 else ''} too {'late' if by > 0 else 'early'}"
-        return Order(
+        return RowOrder(
             "row_offset", f"[{' '.join(name for name, _ in parts)}]: {text}", at,
             (segments(case.a, at),),
         )  # fmt: skip
@@ -237,7 +224,7 @@ def segments(pool: Joined, at: "Array") -> str:
     return "rows of B, by those of A: " + "; ".join(said) + more
 
 
-def _explained(case: Case, order: Order, more: tuple[str, ...]) -> dict[str, Explanation]:
+def _explained(case: Case, order: RowOrder, more: tuple[str, ...]) -> dict[str, Explanation]:
     """Return an explanation for every part that the order changes; {} if it does not fit."""
     assert isinstance(case.a, Joined) and isinstance(case.b, Joined)
     found: dict[str, Explanation] = {}
@@ -248,7 +235,7 @@ def _explained(case: Case, order: Order, more: tuple[str, ...]) -> dict[str, Exp
         before = case.distance(case.a.take, case.b.take, rows)
         slack = case.slack()
         after = case.distance(lambda index: case.a.take(order.at[index]), case.b.take, rows, slack)
-        if after.changed and not (slack and after.relative <= slack and not after.stray):
+        if not after.equal(slack):
             return {}
         if before.changed and before.relative > slack:
             found[key] = Explanation(

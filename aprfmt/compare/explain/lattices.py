@@ -85,7 +85,7 @@ class Grouping(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundScheme:
     """The scheme of a decoded tensor and its lattice; `scales` [cells of rows, of columns]."""
 
     code: Code
@@ -143,7 +143,7 @@ def groupings(rows: int, columns: int) -> Iterator[Grouping]:
 
 def found(
     values: "Array", encoding: str, known: Sequence[tuple[Code, Grouping]] = (), search: bool = True
-) -> Found | None:
+) -> FoundScheme | None:
     """Return the scheme that values [rows, columns] were packed in, None where there is none.
 
     `encoding` is the plain type they are stored in; "F32" for decoded blocks. `known` schemes are
@@ -197,7 +197,7 @@ def share(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> float:
     return float((_scales(chosen, code, unit)[1] >= TOLD).mean())
 
 
-def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> Found | None:
+def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> FoundScheme | None:
     """Return the scheme with its scales if nearly all cells of the values fit it."""
     cells = split(values, grouping)
     scales, bits = _scales(cells, code, unit)
@@ -211,7 +211,7 @@ def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> Found
     scales = np.where(fits & (scales != 0), scales, usual)
     lattice = _lattice(values, cells, scales, code, grouping)
     grid = _grid(scales, values.shape, grouping)
-    return Found(code, grouping, lattice, grid, float(fits.mean()), float(told.sum()))
+    return FoundScheme(code, grouping, lattice, grid, float(fits.mean()), float(told.sum()))
 
 
 def _at_rest(cells: "Array", scales: "Array", code: Code) -> float:

@@ -25,7 +25,7 @@ SHOWN = 6
 
 
 @dataclass(frozen=True)
-class Run:
+class RowRun:
     """`count` rows of B from row `at`, which are those of A's tensor `key` from row `there`."""
 
     at: int
@@ -50,7 +50,7 @@ def misplaced(case: Case) -> Iterator[Guess | Explanation]:
     if not len(moved) or len(known) < MOST * len(moved) or not len(known):
         return
     found = [
-        Run(int(known[first]), *pool.owner(source), count)
+        RowRun(int(known[first]), *pool.owner(source), count)
         for first, source, count in _runs(known, at[known])
     ]
     text = _told(case, found)
@@ -64,10 +64,8 @@ def misplaced(case: Case) -> Iterator[Guess | Explanation]:
             False,
         )  # fmt: skip
         return
-    yield Guess(
-        "wrong_rows", (text, *lines), lambda rows: pool.take(at[rows]), case.b.take,
-        (case.key, *others), slack=case.slack(),
-    )  # fmt: skip
+    yield case.guess("wrong_rows", (text, *lines), "A", lambda rows: pool.take(at[rows]),
+                     where=(case.key, *others))  # fmt: skip
 
 
 def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
@@ -78,7 +76,7 @@ def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
         yield from ((start + first, source, n) for first, source, n in runs(at[start:stop]))
 
 
-def _told(case: Case, found: list[Run]) -> str:
+def _told(case: Case, found: list[RowRun]) -> str:
     """Return a sentence that is the same for every tensor with the same defect."""
     size = case.shape[1] if len(case.shape) == 3 else 0
     whole = size and all(
@@ -97,7 +95,7 @@ def _told(case: Case, found: list[Run]) -> str:
     return "rows of B are rows of other tensors of A"
 
 
-def _line(case: Case, run: Run) -> str:
+def _line(case: Case, run: RowRun) -> str:
     of = "" if run.key == case.key else f" of {run.key}"
     name = numbered("row", run.at, run.at + run.count)
     return f"{name}: A's {numbered('row', run.there, run.there + run.count)}{of}"

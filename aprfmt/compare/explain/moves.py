@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.compare.explain import permutation
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
-from aprfmt.compare.explain.permutation import Found
+from aprfmt.compare.explain.permutation import FoundLines
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.turned import near, turned_inside
 
@@ -37,27 +37,20 @@ def transpose(case: Case) -> Iterator[Guess]:
     corner_a, corner_b = a.take(at_a)[:, at_b], b.take(at_b)[:, at_a]
     slack = case.slack()
     if near(corner_a, corner_b.T, slack):
-        yield Guess(
-            "transpose",
-            ("B's matrix is A's with rows and columns exchanged",),
-            a.take,
+        yield case.guess(
+            "transpose", ("B's matrix is A's with rows and columns exchanged",), "B",
             lambda rows: b.whole.reshape(b.shape).swapaxes(-1, -2).reshape(a.rows, a.columns)[rows],
-            slack=slack,
-        )
+        )  # fmt: skip
     if a.shape == b.shape:
         yield from turned_inside(case)
         return
     width = min(a.columns, b.columns)
     first = np.zeros(1, np.int64)
     if near(a.take(first)[:, :width], b.take(first)[:, :width], slack):
-        yield Guess(
-            "transpose",
-            ("the values stand in the same order under the exchanged shape: only the shape, and "
-             "so the reading of it, differs",),
-            a.take,
-            lambda rows: b.whole.reshape(a.rows, a.columns)[rows],
-            slack=slack,
-        )  # fmt: skip
+        says = ("the values stand in the same order under the exchanged shape: only the shape, and "
+                "so the reading of it, differs")  # fmt: skip
+        yield case.guess("transpose", (says,), "B",
+                         lambda rows: b.whole.reshape(a.rows, a.columns)[rows])  # fmt: skip
 
 
 def rearranged(case: Case) -> Iterator[Guess]:
@@ -74,7 +67,7 @@ def rearranged(case: Case) -> Iterator[Guess]:
             yield from _named(case, found)
 
 
-def _named(case: Case, found: Found) -> Iterator[Guess]:
+def _named(case: Case, found: FoundLines) -> Iterator[Guess]:
     enough = len(found.index) >= permutation.FOUND * found.count or found.count > len(found.index)
     what = "rows" if found.axis == 0 else "columns"
     if case.a.columns == 1:
@@ -111,7 +104,7 @@ def _named(case: Case, found: Found) -> Iterator[Guess]:
 def _guess(cause: str, says: tuple[str, ...], case: Case, axis: int, p: "Array") -> Guess:
     b = case.b
     right = _at(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
-    return Guess(cause, says, case.a.take, right, slack=case.slack())
+    return case.guess(cause, says, "B", right)
 
 
 def _at(reader: Reader, p: "Array") -> Take:
@@ -123,21 +116,15 @@ def starting_at(reader: Reader, start: int) -> Take:
     return lambda rows: reader.take(rows + start)
 
 
-def _shifted(case: Case, found: Found, k: int, what: str) -> Iterator[Guess]:
+def _shifted(case: Case, found: FoundLines, k: int, what: str) -> Iterator[Guess]:
     one = what.removesuffix("s")
     around = (np.arange(found.count) + k) % found.count
     text = f"{one} i of A is {one} i{k:+d} of B"
     yield _guess("row_offset", (text, f"the last {abs(k)} come round"), case, found.axis, around)
     if found.axis == 0:
         rows = np.arange(max(0, -k), found.count - max(0, k))
-        yield Guess(
-            "row_offset",
-            (text, f"{len(rows)} of {found.count} {what} are equal there"),
-            case.a.take,
-            starting_at(case.b, k),
-            rows=rows,
-            slack=case.slack(),
-        )
+        says = text, f"{len(rows)} of {found.count} {what} are equal there"
+        yield case.guess("row_offset", says, "B", starting_at(case.b, k), rows=rows)
 
 
 def value_offset(case: Case) -> Iterator[Guess]:
@@ -179,7 +166,7 @@ def right_heads(case: Case, count: int) -> int | None:
     return told[0] if role.startswith("attn_") and told and count % told[0] == 0 else None
 
 
-def _paired(case: Case, found: Found, heads: int, way: str, p: "Array", what: str) -> Guess:
+def _paired(case: Case, found: FoundLines, heads: int, way: str, p: "Array", what: str) -> Guess:
     right = right_heads(case, found.count)
     text = f"{what} of each head: {way}"
     if right is None or right == heads:
@@ -193,7 +180,7 @@ def _paired(case: Case, found: Found, heads: int, way: str, p: "Array", what: st
     return _guess("gqa_mapping", says, case, found.axis, p)
 
 
-def _blocked(case: Case, found: Found, what: str) -> Iterator[Guess]:
+def _blocked(case: Case, found: FoundLines, what: str) -> Iterator[Guess]:
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
         yield _order(case, found, found.at, 1, "expert_order", "the router's experts")
         return
@@ -232,11 +219,11 @@ def _experts(case: Case) -> Iterator[Guess]:
     if bool((found < 0).any()) or len(set(found.tolist())) != count:
         return
     if bool((found != np.arange(count)).any()):
-        whole = Found(np.arange(case.a.rows), permutation.spread(found, size), case.a.rows, 0)
+        whole = FoundLines(np.arange(case.a.rows), permutation.spread(found, size), case.a.rows, 0)
         yield _order(case, whole, found, size, "expert_order", "experts")
 
 
-def _in_blocks(case: Case, found: Found) -> Iterator[Guess]:
+def _in_blocks(case: Case, found: FoundLines) -> Iterator[Guess]:
     """Guess the same rearrangement inside every block: nibbles or bytes of blocks misread."""
     if found.axis == 0:
         return
@@ -255,7 +242,7 @@ def _in_blocks(case: Case, found: Found) -> Iterator[Guess]:
         return
 
 
-def _order(case: Case, found: Found, q: "Array", size: int, cause: str, what: str) -> Guess:
+def _order(case: Case, found: FoundLines, q: "Array", size: int, cause: str, what: str) -> Guess:
     shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
     says = (f"{what} stand in another order", f"A's order, as numbers of B: {shown}")
     return _guess(cause, says, case, found.axis, permutation.spread(q, size))
@@ -268,7 +255,7 @@ def repeated(case: Case) -> Iterator[Guess]:
         return
     if a.columns == 1 and len(a.shape) == 2:
         return
-    small, large, label = (a, b, "B") if a.rows < b.rows else (b, a, "A")
+    small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
     if small.rows == 0 or large.rows % small.rows or not case.role.startswith(("attn_k", "attn_v")):
         return
     times = large.rows // small.rows
@@ -279,17 +266,9 @@ def repeated(case: Case) -> Iterator[Guess]:
         every = np.arange(large.rows)
         head, inside = every // size, every % size
         for how, source in (("in a row", head // times), ("in turn", head % heads)):
-            p = source * size + inside
-            left = _at(a, p) if small is a else a.take
-            right = b.take if small is a else _at(b, p)
-            yield Guess(
-                "gqa_mapping",
-                (f"{label} has each of the {heads} heads {times} times, {how}",),
-                left,
-                right,
-                rows=every,
-                slack=case.slack(),
-            )
+            says = f"{label} has each of the {heads} heads {times} times, {how}"
+            yield case.guess("gqa_mapping", (says,), other, _at(small, source * size + inside),
+                             rows=every)  # fmt: skip
         return
 
 
@@ -298,7 +277,7 @@ def window(case: Case) -> Iterator[Guess]:
     a, b = case.a, case.b
     if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:
         return
-    small, large, label = (a, b, "B") if a.rows < b.rows else (b, a, "A")
+    small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
     probe = small.take(np.array([0, small.rows // 2, small.rows - 1]))
     step = max(1, (1 << 20) // max(1, large.columns))
     for start in range(0, large.rows - small.rows + 1, step):
@@ -306,14 +285,8 @@ def window(case: Case) -> Iterator[Guess]:
         near = np.abs(large.take(rows)[:, :8] - probe[0][None, :8]).max(axis=1)
         limit = 2 * case.slack() * float(np.abs(probe[0]).max()) + 0.0
         for at in rows[near <= limit].tolist():
-            other = "B" if label == "A" else "A"
-            yield Guess(
-                "row_offset",
-                (f"{other}'s {small.rows} rows are rows {at} to {at + small.rows - 1} of {label}, "
-                 f"which has {large.rows}",),
-                starting_at(a, at) if large is a else a.take,
-                starting_at(b, at) if large is b else b.take,
-                rows=np.arange(small.rows),
-                slack=case.slack(),
-            )  # fmt: skip
+            says = (f"{other}'s {small.rows} rows are rows {at} to {at + small.rows - 1} of "
+                    f"{label}, which has {large.rows}")  # fmt: skip
+            yield case.guess("row_offset", (says,), label, starting_at(large, at),
+                             rows=np.arange(small.rows))  # fmt: skip
             return

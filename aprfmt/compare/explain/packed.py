@@ -153,8 +153,8 @@ def _rows(reader: Reader) -> "Array | None":
 
 def _betrayed(
     case: Case, x: "Array", y: "Array", source: Reader, reader: Reader
-) -> lattices.Found | None:
-    """Return the scheme that one side was packed in, by its values, and the other was not."""
+) -> lattices.FoundScheme | None:
+    """Return the scheme that only one side was packed in, as its values show."""
     seen = case.context.schemes
     known = tuple(seen.found)
     row = encoding_row(reader.encoding.split("+")[0])

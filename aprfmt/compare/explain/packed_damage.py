@@ -23,7 +23,7 @@ SHORT = 64  # bytes that a run may have where rows are shorter
 STEP = 8 << 20
 
 
-class Run(NamedTuple):
+class DamagedRun(NamedTuple):
     """Bytes [start, stop) of a stored tensor that differ; `bits` of them, `zero` in B."""
 
     part: LazyTensor
@@ -46,7 +46,7 @@ def damaged_parts(case: Case) -> Iterator[Explanation]:
     a, b = case.a.side, case.b.side
     if len(a.stored) != 1 or len(b.stored) != 1 or a.encoding != b.encoding:
         return
-    found: list[Run] = []
+    found: list[DamagedRun] = []
     for suffix, part in b.parts.items():
         other = a.parts.get(suffix)
         if other is None or (other.info.encoding, other.info.shape) != (
@@ -67,7 +67,7 @@ def damaged_parts(case: Case) -> Iterator[Explanation]:
     )  # fmt: skip
 
 
-def _runs(a: LazyTensor, b: LazyTensor) -> list[Run] | None:
+def _runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
     """Return the runs of a part that differ; None where they are too many or too long."""
     info = b.info
     size = info.nbytes
@@ -91,5 +91,5 @@ def _runs(a: LazyTensor, b: LazyTensor) -> list[Run] | None:
             return None
         x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
         bits = int(np.unpackbits(x ^ y).sum())
-        found.append(Run(b, start, stop, bits, not y.any()))
+        found.append(DamagedRun(b, start, stop, bits, not y.any()))
     return found

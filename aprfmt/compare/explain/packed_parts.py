@@ -33,7 +33,7 @@ _ORDERS = (
 )  # fmt: skip
 
 
-class Reading(NamedTuple):
+class Reread(NamedTuple):
     """Another way to read a packed weight; `change` returns None where it means nothing."""
 
     cause: str
@@ -114,17 +114,17 @@ def _in_order(weight: PackedWeight) -> PackedWeight | None:
     return None
 
 
-READINGS: tuple[Reading, ...] = (
-    Reading("zero_point", "zero points follow the other rule of GPTQ (v1 stores them less one)",
+READINGS: tuple[Reread, ...] = (
+    Reread("zero_point", "zero points follow the other rule of GPTQ (v1 stores them less one)",
             _other_format),
-    *(Reading("fp8_variant", f"bytes are {name} under another label", _relabelled(name))
+    *(Reread("fp8_variant", f"bytes are {name} under another label", _relabelled(name))
       for name in ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")),
-    Reading("packing_order", "bytes have the high nibble first", _nibbles((1, 0))),
-    *(Reading("packing_order", f"words hold their eight codes in {what}", _nibbles(order, *more))
+    Reread("packing_order", "bytes have the high nibble first", _nibbles((1, 0))),
+    *(Reread("packing_order", f"words hold their eight codes in {what}", _nibbles(order, *more))
       for more in ((), (".qzeros",)) for what, order in _ORDERS),
-    *(Reading("packing_order", f"words hold their eight zero points in {what}, their codes not",
+    *(Reread("packing_order", f"words hold their eight zero points in {what}, their codes not",
               _nibbles(order, ".qzeros", codes=False)) for what, order in _ORDERS),
-    Reading("group_index", "g_idx belongs to no order of its inputs", _in_order),
+    Reread("group_index", "g_idx belongs to no order of its inputs", _in_order),
 )  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def read_otherwise(copy: Copy) -> Iterator[Explanation]:
     yield from _of_blocks(copy)
 
 
-def _confirmed(copy: Copy, reading: Reading, weights: list[PackedWeight]) -> Explanation | None:
+def _confirmed(copy: Copy, reading: Reread, weights: list[PackedWeight]) -> Explanation | None:
     view = copy.reader.side
     try:
         values = [weight.decode() for weight in weights]
@@ -191,7 +191,7 @@ def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Explanation]:
         if runs
         else "inputs have the scales of other groups: their g_idx is missing or another's"
     )
-    found = _confirmed(copy, Reading("group_index", says, lambda w: w), [read(best)])
+    found = _confirmed(copy, Reread("group_index", says, lambda w: w), [read(best)])
     if found is not None:
         yield found
 

@@ -19,7 +19,7 @@ FOUND = 0.98  # share of rows that must be found
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundLines:
     """Line `at[i]` of B equals line `index[i]` of A, along `axis`; `count` is the axis's length."""
 
     index: "Array"
@@ -33,7 +33,7 @@ class Found:
         return len(self.index) == self.count
 
 
-def find_rows(case: Case) -> Found | None:
+def find_rows(case: Case) -> FoundLines | None:
     """Return the places of A's rows in B; of tensors with many rows, of the sample's only."""
     slack = 2 * case.slack() + 1e-6
     if case.a.columns == 1:
@@ -50,13 +50,13 @@ def find_rows(case: Case) -> Found | None:
         return None
     if case.a.rows > MATCHED:
         known = first >= 0
-        return Found(case.sample[known], first[known], case.a.rows, 0)
+        return FoundLines(case.sample[known], first[known], case.a.rows, 0)
     every = np.arange(case.a.rows)
     at = _nearest(_projected(case.a, case, onto), b, slack, every)
-    return Found(every[at >= 0], at[at >= 0], case.a.rows, 0)
+    return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
 
 
-def _hashed(case: Case) -> Found | None:
+def _hashed(case: Case) -> FoundLines | None:
     """Match rows by their bytes; a row keeps its number if several rows are equal."""
     if case.a.row_bytes is None:
         return None
@@ -75,10 +75,10 @@ def _hashed(case: Case) -> Found | None:
         if rows[0] == 0 and (at[rows] >= 0).mean() < 0.5:
             return None
     every = np.arange(case.a.rows)
-    return Found(every[at >= 0], at[at >= 0], case.a.rows, 0)
+    return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
 
 
-def find_columns(case: Case) -> Found | None:
+def find_columns(case: Case) -> FoundLines | None:
     """Return the places of A's columns in B, compared on the sample's rows."""
     columns = case.a.columns
     if not 1 < columns <= MATCHED or case.b.columns != columns:
@@ -90,10 +90,10 @@ def find_columns(case: Case) -> Found | None:
         return None
     every = np.arange(columns)
     at = _nearest(a, b, slack, every)
-    return Found(every[at >= 0], at[at >= 0], columns, 1)
+    return FoundLines(every[at >= 0], at[at >= 0], columns, 1)
 
 
-def _sorted(case: Case) -> Found | None:
+def _sorted(case: Case) -> FoundLines | None:
     """Match the values of a vector by sorting; equal values keep their place if possible."""
     if case.a.size > MATCHED or case.a.size != case.b.size:
         return None
@@ -109,7 +109,7 @@ def _sorted(case: Case) -> Found | None:
     if not np.allclose(a[rest_a], b[rest_b], rtol=2 * case.slack() + 1e-12, atol=0):
         return None
     at[rest_a] = rest_b
-    return Found(every, at, a.size, 0)
+    return FoundLines(every, at, a.size, 0)
 
 
 def _projected(side: Reader, case: Case, onto: "Array") -> "Array":
@@ -170,12 +170,12 @@ def head_counts(case: Case, count: int) -> list[int]:
     return [h for h in dict.fromkeys((*sizes, *told, *every)) if h and count % (2 * h) == 0]
 
 
-def fits(found: Found, p: "Array") -> bool:
+def fits(found: FoundLines, p: "Array") -> bool:
     """Say whether a permutation agrees with every line found."""
     return bool((p[found.index] == found.at).all())
 
 
-def pairings(case: Case, found: Found) -> "Iterator[tuple[int, str, Array]]":
+def pairings(case: Case, found: FoundLines) -> "Iterator[tuple[int, str, Array]]":
     """Yield (heads, direction, p) of every pair order that fits."""
     for heads in head_counts(case, found.count):
         p = to_pairs(found.count, heads)
@@ -185,7 +185,7 @@ def pairings(case: Case, found: Found) -> "Iterator[tuple[int, str, Array]]":
             yield heads, "adjacent pairs in A, split halves in B", inverse(p)
 
 
-def regrouped(case: Case, found: Found, right: int) -> "Iterator[tuple[int, str, Array]]":
+def regrouped(case: Case, found: FoundLines, right: int) -> "Iterator[tuple[int, str, Array]]":
     """Yield (heads, words, p) of pairs made for one number of heads and undone for another."""
     if found.count % (2 * right):
         return
@@ -202,7 +202,7 @@ def regrouped(case: Case, found: Found, right: int) -> "Iterator[tuple[int, str,
                 yield heads, words, p
 
 
-def blocks(found: Found, size: int) -> "Array | None":
+def blocks(found: FoundLines, size: int) -> "Array | None":
     """Return q: block b of A is block q[b] of B; None if a block is not moved as a whole."""
     if size < 1 or found.count % size or found.count == size:
         return None
@@ -220,7 +220,7 @@ def spread(q: "Array", size: int) -> "Array":
     return (q[:, None] * size + np.arange(size)[None, :]).reshape(-1)
 
 
-def shift(found: Found) -> int | None:
+def shift(found: FoundLines) -> int | None:
     """Return k if every line found is k further down (k < 0: up), with wrap-around; else None."""
     away = np.unique((found.at - found.index) % found.count)
     if len(away) != 1 or away[0] == 0:

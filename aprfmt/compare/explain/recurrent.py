@@ -40,7 +40,7 @@ def value_heads(case: Case) -> Iterator[Guess]:
         def moved(rows: "Array", order: "Array" = order) -> "Array":
             return a.take(rows)[:, order] if step.axis else a.take(order[rows])
 
-        yield Guess("value_heads", (text,), moved, b.take, slack=case.slack())
+        yield case.guess("value_heads", (text,), "A", moved)
 
 
 def _orders(step: Tiled, count: int, hp: Mapping[str, object]) -> Iterator[tuple[str, "Array"]]:
@@ -61,6 +61,4 @@ def taps(case: Case) -> Iterator[Guess]:
     if case.role != KERNEL or (a.rows, a.columns) != (b.rows, b.columns) or a.columns < 2:
         return
     text = "every kernel of B is A's from the last tap to the first"
-    yield Guess(
-        "tap_order", (text,), lambda rows: a.take(rows)[:, ::-1], b.take, slack=case.slack()
-    )
+    yield case.guess("tap_order", (text,), "A", lambda rows: a.take(rows)[:, ::-1])

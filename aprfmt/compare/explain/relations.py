@@ -64,12 +64,9 @@ def function_of(case: Case) -> Iterator[Guess]:
         for function in _functions():
             if not _near(function.of(fine), coarse, slack):
                 continue
-            source, apply = (a if one == "B" else b), function.of
-            made = _applied(source, apply)
-            yield Guess(
-                "function_of", (f"{one}'s values are {function.says} {other}'s",),
-                made if one == "B" else a.take, b.take if one == "B" else made, slack=slack,
-            )  # fmt: skip
+            made = _applied(a if other == "A" else b, function.of)
+            says = f"{one}'s values are {function.says} {other}'s"
+            yield case.guess("function_of", (says,), other, made, slack)
     yield from _offset(case, slack)
 
 
@@ -89,7 +86,6 @@ def _near(made: "Array", wanted: "Array", slack: float) -> bool:
 
 def _offset(case: Case, slack: float) -> Iterator[Guess]:
     """Guess that one number was added to every value."""
-    a, b = case.a, case.b
     x, y = wide(case.sample_a), wide(case.sample_b)
     apart = y - x
     usual = float(np.sqrt(np.mean(np.maximum(x * x, y * y))))
@@ -99,10 +95,8 @@ def _offset(case: Case, slack: float) -> Iterator[Guess]:
     if float(np.abs(apart - value).max()) > 4 * slack * usual or abs(abs(value) - 1) < ONE:
         return
     told = f"plus {value:.6g}" if value > 0 else f"minus {-value:.6g}"
-    yield Guess(
-        "function_of", (f"B's values are A's {told}",),
-        lambda rows: wide(a.take(rows)) + value, b.take, slack=slack,
-    )  # fmt: skip
+    moved = _applied(case.a, lambda values: values + value)
+    yield case.guess("function_of", (f"B's values are A's {told}",), "A", moved, slack)
 
 
 def prefix(case: Case) -> Iterator[Guess]:
@@ -110,10 +104,9 @@ def prefix(case: Case) -> Iterator[Guess]:
     a, b = case.a, case.b
     if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):
         return
-    small, large, label = (a, b, "B") if a.rows < b.rows else (b, a, "A")
+    small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
     if small.rows < LEAST or large.rows > 1 << 22:
         return
-    other = "B" if label == "A" else "A"
     part = wide(small.whole).reshape(-1)
     every = wide(large.whole).reshape(-1)
     limit = 2 * case.slack() * np.abs(part[0])
@@ -122,11 +115,7 @@ def prefix(case: Case) -> Iterator[Guess]:
     ).tolist():
         what = "the first" if at == 0 else f"values {at} to {at + small.rows - 1}"
         count = f" {small.rows}" if at == 0 else ""
-        yield Guess(
-            "row_offset",
-            (f"{other}'s values are {what}{count} of {label}'s {large.rows}",),
-            starting_at(a, at) if large is a else a.take,
-            starting_at(b, at) if large is b else b.take,
-            rows=np.arange(small.rows), slack=case.slack(),
-        )  # fmt: skip
+        says = f"{other}'s values are {what}{count} of {label}'s {large.rows}"
+        yield case.guess("row_offset", (says,), label, starting_at(large, at),
+                         rows=np.arange(small.rows))  # fmt: skip
         return

@@ -152,7 +152,7 @@ def flat_offset(case: Case) -> Iterator[Guess]:
     way = "late" if shift < 0 else "early"
     says = f"B's values stand {abs(shift)} places too {way}, over the ends of rows"
     start = f"in {len(inside)} of {rows} rows, from row {int(changed[0])} on"
-    yield Guess("byte_offset", (says, start), moved, case.b.take, rows=inside, slack=case.slack())
+    yield case.guess("byte_offset", (says, start), "A", moved, rows=inside)
 
 
 def _flat_shift(case: Case) -> int:

@@ -41,27 +41,18 @@ def dtype_mislabel(case: Case) -> Iterator[Guess]:
     """Ask for the same bytes under another label, or values made by reading them so."""
     a, b = case.a, case.b
     if a.encoding != b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
-        yield Guess(
-            "dtype_mislabel",
-            (f"B's bytes read as {a.encoding} instead of {b.encoding} are A's values",),
-            a.take,
-            lambda rows: b.decoded(b.raw(rows), a.encoding),
-        )
+        says = f"B's bytes read as {a.encoding} instead of {b.encoding} are A's values"
+        read = lambda rows: b.decoded(b.raw(rows), a.encoding)  # noqa: E731
+        yield case.guess("dtype_mislabel", (says,), "B", read, 0.0)
     for label, side, other, mine in (("A", a, b, case.sample_a), ("B", b, a, case.sample_b)):
         told = "B" if label == "A" else "A"
         for first in SIXTEEN:
             if encoding_row(side.encoding).block_size != 1 or not _holds(mine, first):
                 continue
             second = SIXTEEN[1 - SIXTEEN.index(first)]
-            misread = _misread(side, first, second)
-            slack = noise(second, other.encoding)
-            yield Guess(
-                "dtype_mislabel",
-                (f"{told}'s values are {label}'s {first} bits read as {second}",),
-                misread if label == "A" else other.take,
-                other.take if label == "A" else misread,
-                slack=slack,
-            )
+            says = f"{told}'s values are {label}'s {first} bits read as {second}"
+            yield case.guess("dtype_mislabel", (says,), label, _misread(side, first, second),
+                             noise(second, other.encoding))  # fmt: skip
 
 
 def _holds(values: "Array", encoding: str) -> bool:
@@ -92,14 +83,9 @@ def endianness(case: Case) -> Iterator[Guess]:
         if not whole and not _halves(row.name):
             continue
         what = f"{row.type_size}-byte value" if whole else f"{side.encoding} block's 16-bit scales"
-        other_order = swapped(side, whole)
-        yield Guess(
-            "endianness",
-            (f"{label} has every {what} in the other byte order",),
-            other.take if label == "B" else other_order,
-            other_order if label == "B" else other.take,
-            slack=noise(side.encoding, other.encoding),
-        )
+        says = f"{label} has every {what} in the other byte order"
+        yield case.guess("endianness", (says,), label, swapped(side, whole),
+                         noise(side.encoding, other.encoding))  # fmt: skip
         if side.encoding == other.encoding:
             return  # swapping either side is the same test
 

@@ -42,13 +42,8 @@ def turned_inside(case: Case) -> Iterator[Guess]:
                 continue
             what = "the matrix" if heads == 1 else f"the block of each of {heads} heads"
             order = _turned(np.arange(size), rows, columns, heads, across)
-            yield Guess(
-                "transpose",
-                (f"the values of {what} stand by columns in B, under the shape of A",),
-                _reordered(a, order),
-                b.take,
-                slack=case.slack(),
-            )  # fmt: skip
+            says = f"the values of {what} stand by columns in B, under the shape of A"
+            yield case.guess("transpose", (says,), "A", _reordered(a, order))
             return
 
 

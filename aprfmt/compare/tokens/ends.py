@@ -23,7 +23,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def roles(a: Stated, b: Stated) -> Iterator[Difference]:
-    """Yield one difference for each special id that both sides state otherwise, or B lost."""
+    """Yield one difference for each special id that the sides state differently, or B lost."""
     for role in IDS:
         x, y = a.vocabulary.ids.get(role), b.vocabulary.ids.get(role)
         if x == y:
@@ -61,7 +61,7 @@ def _told(side: Stated, i: int | None) -> str:
 
 
 def configured(a: Stated, b: Stated) -> Iterator[Difference]:
-    """Yield ids that config.json of both sides states otherwise, beyond those found by role."""
+    """Yield ids that differ between the config.json files, but for those `roles` has found."""
     left, right = (side.carried.model.config or {} for side in (a, b))
     if a.lists or b.lists:
         return

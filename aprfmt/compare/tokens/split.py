@@ -1,12 +1,19 @@
 """Differences of what is done to a text before merging, and of the kind of model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aprfmt.compare.tokens.listed import Difference, across, said
 from aprfmt.compare.tokens.places import place
 from aprfmt.tokenizer.keys import PRE
-from aprfmt.tokenizer.pre import PRE_TOKENIZERS, flatten, known_steps, row_splitting, splitting
+from aprfmt.tokenizer.pre import (
+    PRE_TOKENIZERS,
+    Splitting,
+    flatten,
+    known_steps,
+    row_splitting,
+    splitting,
+)
 from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import BLANK
 
@@ -85,7 +92,7 @@ def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
     )  # fmt: skip
 
 
-def _merging(left: Any, right: Any) -> bool:
+def _merging(left: Splitting | None, right: Splitting | None) -> bool:
     """Say whether only ignore_merges differs."""
     return left is not None and right is not None and left[0] == right[0]
 
@@ -95,7 +102,7 @@ def _missing(side: Stated) -> str:
     return " (the key is missing; llama.cpp takes default)" if absent else ""
 
 
-def _splitting(side: Stated) -> Any:
+def _splitting(side: Stated) -> Splitting | None:
     """Return what can be compared of the splitting; None for a name that is not known."""
     if side.vocabulary.kind != "bpe" and (side.lists or side.vocabulary.kind == "spm"):
         return ((), False)
@@ -107,7 +114,7 @@ def _splitting(side: Stated) -> Any:
     return _cleaned(flatten(side.data.get("pre_tokenizer"), "pretokenizers")), ignores
 
 
-def _cleaned(nodes: Any) -> tuple[object, ...]:
+def _cleaned(nodes: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
     rows = [{key: value for key, value in node.items() if key not in _IDLE} for node in nodes]
     return tuple(("unknown", str(sorted(row.items(), key=str))) for row in rows)
 

@@ -1,7 +1,7 @@
 """Hypotheses about errors between q, k, v and attention's output."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -154,12 +154,37 @@ def mapped_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
     return make
 
 
-def gqa(case: Case) -> Iterator[Change]:
-    """Find which key head each query head reads."""
-    n_heads, n_kv = int(case.world.hp["n_heads"]), int(case.world.hp["n_kv_heads"])
-    if not 1 < n_kv < n_heads or case.call("scores", "mix") is None:
+def mappings(world: World, chosen: Callable[[Array, int], list[Array]]) -> Iterator[Change]:
+    """Yield the changes to other mappings of query heads to key heads, values and both.
+
+    `chosen` returns them, of the model's own [query heads] and the number of key heads.
+    """
+    n_heads, n_kv = int(world.hp["n_heads"]), int(world.hp["n_kv_heads"])
+    if not 1 < n_kv < n_heads:
         return
     own = np.arange(n_heads) // (n_heads // n_kv)
+    for mapping in chosen(own, n_kv):
+        for what, keys, values in (
+            ("key and value", True, True), ("key", True, False), ("value", False, True),
+        ) if not np.array_equal(mapping, own) else ():  # fmt: skip
+            yield Change(
+                "gqa_mapping",
+                f"query heads read {what} heads {', '.join(map(str, mapping.tolist()))}; they "
+                f"should read {', '.join(map(str, own.tolist()))}",
+                ("n_kv_heads",), mapped_heads(mapping, keys, values),
+                {"key_head_of_query_head": mapping.tolist()},
+            )  # fmt: skip
+
+
+def gqa(case: Case) -> Iterator[Change]:
+    """Find which key head each query head reads."""
+    if case.call("scores", "mix") is not None:
+        yield from mappings(case.world, lambda own, n_kv: _read_heads(case, own, n_kv))
+
+
+def _read_heads(case: Case, own: Array, n_kv: int) -> list[Array]:
+    """Return the mappings to try: the one that the scores show, or usual ones without scores."""
+    n_heads = len(own)
     chosen = [np.arange(n_heads) % n_kv, own[::-1].copy()]
     call = case.call("scores")
     theirs = None if call is None else case.part(call)
@@ -174,22 +199,9 @@ def gqa(case: Case) -> Iterator[Change]:
             for h in range(n_heads)
         ])  # fmt: skip
         if (away.min(axis=1) > case.view.tolerance).any():
-            return
+            return []
         chosen = [np.argmin(away, axis=1)]
-    for mapping in chosen:
-        if np.array_equal(mapping, own):
-            continue
-        for what, keys, values in (
-            ("key and value", True, True), ("key", True, False), ("value", False, True),
-        ):  # fmt: skip
-            yield Change(
-                "gqa_mapping",
-                f"query heads read {what} heads {', '.join(map(str, mapping.tolist()))}; they "
-                f"should read {', '.join(map(str, own.tolist()))}",
-                ("n_kv_heads",),
-                mapped_heads(mapping, keys, values),
-                {"key_head_of_query_head": mapping.tolist()},
-            )
+    return chosen
 
 
 def masked(mask: Array) -> Any:

@@ -8,7 +8,14 @@ from numpy.typing import NDArray
 
 from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.case import Case, Change
-from aprfmt.diagnosis.hypotheses.product import laid, numbers, overlaid, product_of, same_shape
+from aprfmt.diagnosis.hypotheses.product import (
+    laid,
+    numbers,
+    overlaid,
+    product_of,
+    same_shape,
+    zeroed,
+)
 from aprfmt.diagnosis.world import World
 
 Array = NDArray[Any]
@@ -60,10 +67,7 @@ def bias(case: Case) -> Iterator[Change]:
 
 def dropped_bias(world: World, name: str) -> Change:
     """Return the change that adds no bias."""
-    zeros = np.zeros(world.weights[name].shape, np.float32)
-    return Change(
-        "missing_bias", f"{name} is not added", (name,), overlaid({name: zeros}), scoped=False
-    )
+    return zeroed("missing_bias", f"{name} is not added", (name,), world)
 
 
 def _coarse_bias(case: Case) -> Iterator[Change]:
@@ -104,13 +108,8 @@ def transposed(case: Case) -> Iterator[Change]:
         return
     flat = np.ascontiguousarray(w.T).reshape(w.shape)  # the same numbers, columns first
     if found.close(case, flat):
-        yield Change(
-            "transpose",
-            f"{found.key} is read with rows and columns exchanged",
-            (found.key,),
-            overlaid({found.key: flat.reshape(case.world.weights[found.key].shape)}),
-            scoped=False,
-        )
+        says = f"{found.key} is read with rows and columns exchanged"
+        yield found.using(case, "transpose", says, flat)
 
 
 def rows_moved(case: Case) -> Iterator[Change]:
@@ -123,14 +122,7 @@ def rows_moved(case: Case) -> Iterator[Change]:
     if order is None or np.array_equal(order, np.arange(len(order))):
         return
     cause, says, values = _named_order(case, found.key, order)
-    yield Change(
-        cause,
-        f"{found.key}: {says}",
-        (found.key,),
-        overlaid({found.key: w[order].reshape(case.world.weights[found.key].shape)}),
-        values,
-        scoped=False,
-    )
+    yield found.using(case, cause, f"{found.key}: {says}", w[order], values)
 
 
 def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:

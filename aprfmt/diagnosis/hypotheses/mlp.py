@@ -11,18 +11,18 @@ KINDS = ("silu", "gelu", "gelu_tanh", "relu")
 
 def activation(case: Case) -> Iterator[Change]:
     """Try every activation function on the same input."""
-    if case.call("activate") is None:
-        return
-    told = str(case.world.hp["activation"])
+    if case.call("activate") is not None:
+        yield from activations(case.world)
+
+
+def activations(world: World) -> Iterator[Change]:
+    """Yield the changes to every other activation function."""
+    told = str(world.hp["activation"])
     for kind in KINDS:
         if kind != told:
-            yield Change(
-                "activation",
-                f"the activation is {kind}; the model says {told}",
-                ("activation",),
-                activated(kind),
-                {"activation": kind},
-            )
+            says = f"the activation is {kind}; the model says {told}"
+            yield Change("activation", says, ("activation",), activated(kind),
+                         {"activation": kind})  # fmt: skip
 
 
 def activated(kind: str) -> Any:

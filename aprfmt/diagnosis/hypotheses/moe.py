@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Case, Change
-from aprfmt.diagnosis.hypotheses.product import overlaid
+from aprfmt.diagnosis.case import Case, Change, hyper_change
+from aprfmt.diagnosis.hypotheses.product import overlaid, zeroed
+from aprfmt.diagnosis.world import World
 from aprfmt.inference.context import Context, PassFacts
 
 Array = NDArray[Any]
@@ -54,22 +55,25 @@ def routing(case: Case) -> Iterator[Change]:
     if not _routes_here(case):
         return
     for says, values in routing_tries(case.world.hp):
-        yield Change("moe_routing", says, tuple(values), _with(values), values, scoped=False)
+        yield hyper_change("moe_routing", says, **values)
     yield from _factor(case)
-    key = f"L{case.layer}.exp_probs_b.bias"
-    if key in case.world.weights:
-        keys = [k for k in case.world.weights if k.endswith(".exp_probs_b.bias")]
-        yield Change(
-            "moe_routing",
-            "the correction added for the choice of experts is left out",
-            tuple(keys),
-            overlaid({k: np.zeros(case.world.weights[k].shape, np.float32) for k in keys}),
-            scoped=False,
-        )
+    if f"L{case.layer}.exp_probs_b.bias" in case.world.weights:
+        yield from uncorrected(case.world)
 
 
-def _with(values: Mapping[str, Any]) -> Any:
-    return lambda world, layers: world.with_hyper(**values)
+def uncorrected(world: World) -> Iterator[Change]:
+    """Yield the change that adds no correction for the choice of experts, if there is one."""
+    keys = [key for key in world.weights if key.endswith(".exp_probs_b.bias")]
+    says = "the correction added for the choice of experts is left out"
+    if keys:
+        yield zeroed("moe_routing", says, keys, world)
+
+
+def routed_change(world: World, value: float) -> Change:
+    """Return the change to another common factor on the experts' weights."""
+    told = float(world.hp["routed_scale"])
+    says = f"routed experts are weighted by {value:g}; the model says {told:g}"
+    return hyper_change("moe_routing", says, routed_scale=value)
 
 
 def _factor(case: Case) -> Iterator[Change]:
@@ -77,14 +81,7 @@ def _factor(case: Case) -> Iterator[Change]:
     told = float(case.world.hp["routed_scale"])
 
     def change(value: float) -> Change:
-        return Change(
-            "moe_routing",
-            f"routed experts are weighted by {value:g}; the model says {told:g}",
-            ("routed_scale",),
-            lambda world, layers: world.with_hyper(routed_scale=value),
-            {"routed_scale": value},
-            scoped=False,
-        )
+        return routed_change(case.world, value)
 
     if case.view.point == "expert_w":
         ours, theirs = case.view.mine.astype(np.float64), case.view.theirs.astype(np.float64)

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 
 from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.case import Case, Change, Layers
-from aprfmt.diagnosis.hypotheses.product import laid, same_shape
-from aprfmt.diagnosis.hypotheses.reordered import behind, with_eps
+from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.hypotheses.product import laid, overlaid, same_shape
+from aprfmt.diagnosis.hypotheses.reordered import NORMS, behind, offset_by, with_eps
 from aprfmt.diagnosis.world import World
 
-OPS = ("rms_norm", "layer_norm")
 EPS = tuple(10.0**-k for k in range(1, 13))
 
 
@@ -34,7 +33,7 @@ def _eps_change(case: Case, eps: float, point: str = "") -> Change:
 
 def eps(case: Case) -> Iterator[Change]:
     """Solve every row's ratio for epsilon; the row with the smallest mean square is most exact."""
-    call = case.call(*OPS)
+    call = case.call(*NORMS)
     if call is None:
         return
     theirs = case.part(call)
@@ -67,33 +66,20 @@ def eps(case: Case) -> Iterator[Change]:
 
 def offset(case: Case) -> Iterator[Change]:
     """Try the weight plus 1 and minus 1 (gemma files differ in this)."""
-    if case.call(*OPS) is None:
-        return
+    if case.call(*NORMS) is not None:
+        yield from offsets()
+
+
+def offsets() -> Iterator[Change]:
+    """Yield the changes to weights of norms that are larger, or smaller, by 1."""
     for plus in (1, -1):
-        yield Change(
-            "norm_offset",
-            f"the norms multiply by their weight {'plus' if plus > 0 else 'minus'} 1",
-            ("norm_offset",),
-            _bound(plus),
-            {"offset": plus},
-        )
-
-
-def _bound(plus: int) -> Any:
-    def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-        return op(x, w + plus, *args, **kwargs)
-
-    def make(world: World, layers: Layers) -> World:
-        for op in OPS:
-            world = world.with_op(op, override, layers)
-        return world
-
-    return make
+        says = f"the norms multiply by their weight {'plus' if plus > 0 else 'minus'} 1"
+        yield Change("norm_offset", says, ("norm_offset",), offset_by(plus), {"offset": plus})
 
 
 def weight(case: Case) -> Iterator[Change]:
     """Solve a norm's weight: the ratio of each column is the same in every row."""
-    call = case.call(*OPS)
+    call = case.call(*NORMS)
     if call is None:
         return
     theirs = case.part(call)
@@ -127,20 +113,14 @@ def _named(case: Case, key: str, stored: Any) -> Iterator[Change]:
             yield laid(case, {key: other})
             return
     factor = float(np.sum(stored * own) / np.sum(own * own)) if own.any() else 0.0
-    values = stored.reshape(own.shape)
     if factor and case.close(own * factor, stored):
         cause, says = "scale", f"{key} is multiplied by {factor:.6g}"
     else:
         cause, says = "stale_tensor", f"{key} has other values (solved from the norm's output)"
     yield Change(
-        cause,
-        says,
-        (key,),
-        lambda world, layers: world.with_weights({key: values}),
-        {"factor": factor} if cause == "scale" else {},
-        scoped=False,
-        general=True,
-    )
+        cause, says, (key,), overlaid({key: stored.reshape(own.shape)}),
+        {"factor": factor} if cause == "scale" else {}, scoped=False, general=True,
+    )  # fmt: skip
 
 
 _ROLES = {

@@ -1,6 +1,6 @@
 """The matrix product behind a trace's value, and the weights that may have been used in it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.world import MOVES, World
 
 Array = NDArray[Any]
+NOTHING: Mapping[str, Any] = {}
 MAX_VALUES = 1 << 26  # largest weight that is read for a hypothesis
 
 
@@ -35,6 +36,16 @@ class Product:
     def bare(self) -> Array:
         """The trace's output less the reference's bias."""
         return self.theirs if self.bias is None else self.theirs - self.bias
+
+    def using(
+        self, case: Case, cause: str, says: str, w: Array, values: Mapping[str, Any] = NOTHING,
+        general: bool = False,
+    ) -> Change:  # fmt: skip
+        """Return the change to other values [rows, columns] of the weight."""
+        arrays = {self.key: w.reshape(case.world.weights[self.key].shape)}
+        return Change(
+            cause, says, (self.key,), overlaid(arrays), values, scoped=False, general=general
+        )
 
     def close(self, case: Case, w: Array, slack: float = 10.0) -> bool:
         """Say whether the input times a weight is the trace's output."""
@@ -88,6 +99,12 @@ def same_shape(world: World, key: str) -> list[str]:
 def overlaid(arrays: Mapping[str, Array]) -> Any:
     """Return a function for `Change.make` that replaces weights by these arrays."""
     return lambda world, layers: world.with_weights(arrays)
+
+
+def zeroed(cause: str, says: str, keys: Sequence[str], world: World) -> Change:
+    """Return the change to zeros in place of these weights."""
+    arrays = {key: np.zeros(world.weights[key].shape, np.float32) for key in keys}
+    return Change(cause, says, tuple(keys), overlaid(arrays), scoped=False)
 
 
 def laid(case: Case, moved: Mapping[str, str]) -> Change:

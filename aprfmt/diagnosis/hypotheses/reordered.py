@@ -12,12 +12,6 @@ Make = Callable[[World, Layers], World]
 NORMS = ("rms_norm", "layer_norm")
 
 
-def _both(world: World, override: Any, layers: Layers) -> World:
-    for op in NORMS:
-        world = world.with_op(op, override, layers)
-    return world
-
-
 def with_eps(eps: float, point: str = "") -> Make:
     """Return a maker: every norm adds this epsilon; or the one behind a point alone."""
 
@@ -26,7 +20,7 @@ def with_eps(eps: float, point: str = "") -> Make:
             own = not point or behind(world, at) == point
             return op(*args, **kwargs | ({"eps": eps} if own else {}))
 
-        return _both(world, override, layers)
+        return world.with_ops(NORMS, override, layers)
 
     return make
 
@@ -37,7 +31,7 @@ def offset_by(plus: int) -> Make:
     def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
         return op(x, w + plus, *args, **kwargs)
 
-    return lambda world, layers: _both(world, override, layers)
+    return lambda world, layers: world.with_ops(NORMS, override, layers)
 
 
 def behind(world: World, at: Any) -> str:
@@ -58,7 +52,7 @@ def passed_by(points: Collection[str]) -> Make:
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
             return x if behind(world, at) in points else op(x, *args, **kwargs)
 
-        return _both(world, override, layers)
+        return world.with_ops(NORMS, override, layers)
 
     return make
 
@@ -98,7 +92,7 @@ def normed_after_rope(world: World, layers: Layers) -> World:
         y = op(x, table, **kwargs)
         return waiting.pop(0)(y) if waiting else y
 
-    return _both(world, norm, layers).with_op("rope", rope, layers)
+    return world.with_ops(NORMS, norm, layers).with_op("rope", rope, layers)
 
 
 def normed_otherwise(whole: bool) -> Make:
@@ -117,7 +111,7 @@ def normed_otherwise(whole: bool) -> Make:
             parted = x.reshape(len(x), -1, d)
             return op(parted, w.reshape(-1, d), *args, **kwargs).reshape(x.shape)
 
-        return _both(world, override, layers)
+        return world.with_ops(NORMS, override, layers)
 
     return make
 
@@ -145,12 +139,7 @@ def op_rounded(ops: Collection[str], dtype: str) -> Make:
         y = op(*args, **kwargs)
         return rounded_to(y, dtype).astype(y.dtype)
 
-    def make(world: World, layers: Layers) -> World:
-        for op in ops:
-            world = world.with_op(op, override, layers)
-        return world
-
-    return make
+    return lambda world, layers: world.with_ops(ops, override, layers)
 
 
 def table_rounded(dtype: str) -> Make:
@@ -188,6 +177,6 @@ def of_normed(halves: Collection[str]) -> Make:
                     return op(held.pop(half), b)
             return op(a, b)
 
-        return _both(world, norm, layers).with_op("add", add, layers)
+        return world.with_ops(NORMS, norm, layers).with_op("add", add, layers)
 
     return make

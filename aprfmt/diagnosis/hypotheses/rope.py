@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.case import Case, Change, Layers, hyper_change
 from aprfmt.diagnosis.hypotheses.turning import (
     coarse,
     kinds,
@@ -35,19 +35,19 @@ def pairing(case: Case) -> Iterator[Change]:
     if call is None:
         return
     style = call.kwargs["style"]
+    yield pairing_change(style)
+    yield pairing_change(style, case.array(call.args[1][0]).shape[-1])
+
+
+def pairing_change(style: str, pairs: int = 0) -> Change:
+    """Return the change to the other style; `pairs` are then recorded as adjacent ones."""
     other = "interleaved" if style == "half" else "half"
-    pairs = case.array(call.args[1][0]).shape[-1]
-    for recorded in ("split halves", "adjacent pairs"):
-        keeps = recorded == "adjacent pairs"
-        yield Change(
-            "rope_pairing",
-            f"rope pairs {pairing_words(other)}; the weights are laid out for "
-            + pairing_words(style)
-            + (", and the rotated vectors are recorded in that order" if keeps else ""),
-            ("rope_style",),
-            restyled(other, pairs if keeps else 0),
-            {"rope_style": other},
-        )
+    return Change(
+        "rope_pairing",
+        f"rope pairs {_pairing_words(other)}; the weights are laid out for {_pairing_words(style)}"
+        + (", and the rotated vectors are recorded in that order" if pairs else ""),
+        ("rope_style",), restyled(other, pairs), {"rope_style": other},
+    )  # fmt: skip
 
 
 def backwards(case: Case) -> Iterator[Change]:
@@ -69,8 +69,7 @@ def turned_back() -> Change:
     )  # fmt: skip
 
 
-def pairing_words(style: str) -> str:
-    """Return what a style of rope pairs, in words."""
+def _pairing_words(style: str) -> str:
     return "element i with i + d/2" if style == "half" else "elements 2i with 2i + 1"
 
 
@@ -217,17 +216,20 @@ def partial(case: Case) -> Iterator[Change]:
     if coarse(case) and len(chosen) > 8:
         chosen = [n for n in (width, 3 * width // 4, width // 2, width // 4) if n in chosen]
     for n in chosen:
-        rope = make(case.world.hp.replaced(rope_dim=n), kind, length_of(case.world))
-        change = Change(
-            "partial_rotary",
-            f"{n} elements of each head are rotated; the model says {told}",
-            ("rope_dim",),
-            turned(rope.inv_freq, rope.factor),
-            {"rope_dim": n},
-        )
+        change = partial_change(case.world, kind, n)
         if case.trial(change) <= case.view.tolerance:
             yield change
             return
+
+
+def partial_change(world: World, kind: Kind, n: int) -> Change:
+    """Return the change to another number of rotated elements, for one kind of rope."""
+    rope = make(world.hp.replaced(rope_dim=n), kind, length_of(world))
+    told = int(world.hp["rope_dim"])
+    return Change(
+        "partial_rotary", f"{n} elements of each head are rotated; the model says {told}",
+        ("rope_dim",), turned(rope.inv_freq, rope.factor), {"rope_dim": n},
+    )  # fmt: skip
 
 
 def theta_change(world: World, kind: Kind, theta: float) -> Change:
@@ -274,43 +276,47 @@ def theta(case: Case) -> Iterator[Change]:
     yield from case.rounded(lambda t: theta_change(case.world, kind, t), value)
 
 
+def unscaled(world: World, kind: Kind) -> Iterator[Change]:
+    """Yield the changes that leave a kind's scaling out, or only its factor on cos and sin."""
+    if not kind[1]:
+        return
+    length, told = length_of(world), world.hp["rope_scaling"]
+    own, plain = make(world.hp, kind, length), make(world.hp, (kind[0], False), length)
+    yield Change(
+        "rope_scaling", f"the scaling {told['type']} is left out", ("rope_scaling",),
+        turned(plain.inv_freq, 1.0), {"rope_scaling": None},
+    )  # fmt: skip
+    if own.factor != 1.0:
+        yield Change(
+            "rope_scaling",
+            f"the scaling's factor {own.factor:.6g} on cos and sin is left out",
+            ("rope_scaling.attention_factor",), turned(own.inv_freq, 1.0),
+            {"attention_factor": 1.0},
+        )  # fmt: skip
+
+
+def divided_change(world: World, kind: Kind, factor: float) -> Change:
+    """Return the change that divides positions by a factor, in place of the model's own scaling."""
+    plain = make(world.hp, (kind[0], False), length_of(world))
+    model = f"; the model says {_said(world.hp['rope_scaling'])}" if kind[1] else (
+        ", which the model does not say")  # fmt: skip
+    return Change(
+        "rope_scaling", f"positions are divided by {factor:g}{model}", ("rope_scaling",),
+        turned(plain.inv_freq / np.float32(factor), 1.0),
+        {"rope_scaling": {"type": "linear", "factor": factor}},
+    )  # fmt: skip
+
+
 def scaling(case: Case) -> Iterator[Change]:
     """Try no scaling, a single factor, and the frequencies solved from the angles."""
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
         return
-    told = case.world.hp["rope_scaling"]
-    length = length_of(case.world)
-    plain = make(case.world.hp, (kind[0], False), length)
-    own = rope_of(case.world, kind)
-    if kind[1]:
-        yield Change(
-            "rope_scaling",
-            f"the scaling {told['type']} is left out",
-            ("rope_scaling",),
-            turned(plain.inv_freq, 1.0),
-            {"rope_scaling": None},
-        )
-        if own.factor != 1.0:
-            yield Change(
-                "rope_scaling",
-                f"the scaling's factor {own.factor:.6g} on cos and sin is left out",
-                ("rope_scaling.attention_factor",),
-                turned(own.inv_freq, 1.0),
-                {"attention_factor": 1.0},
-            )
+    yield from unscaled(case.world, kind)
     found = solved(case)
 
     def by(factor: float) -> Change:
-        return Change(
-            "rope_scaling",
-            f"positions are divided by {factor:g}, which the model does not say"
-            if not kind[1]
-            else f"positions are divided by {factor:g}; the model says {_said(told)}",
-            ("rope_scaling",),
-            turned(plain.inv_freq / np.float32(factor), 1.0),
-            {"rope_scaling": {"type": "linear", "factor": factor}},
-        )
+        return divided_change(case.world, kind, factor)
 
     if found is None:
         if coarse(case):
@@ -318,7 +324,8 @@ def scaling(case: Case) -> Iterator[Change]:
         return
     if found.still or len(found.rows) < 2:
         return
-    seen = found.frequencies
+    seen, told = found.frequencies, case.world.hp["rope_scaling"]
+    plain = make(case.world.hp, (kind[0], False), length_of(case.world))
     ratio = plain.inv_freq.astype(np.float64) / np.where(seen > 0, seen, np.nan)
     fast = ratio[: max(1, len(ratio) // 2)]
     if np.isfinite(fast).all() and np.ptp(fast) <= 0.02 * np.median(fast):
@@ -380,11 +387,8 @@ def learned(case: Case) -> Iterator[Change]:
         yield positions_change(ours, theirs)
     elif len(np.unique(theirs - ours)) == 1:
         first = int(theirs[0] - ours[0]) + told
-        yield Change(
-            "positions", f"position 0 takes row {first} of the table; the model says row {told}",
-            ("position_offset",), lambda world, layers: world.with_hyper(position_offset=first),
-            {"position_offset": first}, scoped=False,
-        )  # fmt: skip
+        says = f"position 0 takes row {first} of the table; the model says row {told}"
+        yield hyper_change("positions", says, position_offset=first)
 
 
 def rel_zero(x: Array, against: Array) -> float:

@@ -68,24 +68,19 @@ SUMS: dict[str, Any] = {
 
 def softmax(case: Case) -> Iterator[Change]:
     """Try sums over tiles, and without the sinks."""
-    if case.call("probs") is None:
-        return
-    if case.world.spec.block.sinks:
+    if case.call("probs") is not None:
+        yield from sums(case.world)
+
+
+def sums(world: World) -> Iterator[Change]:
+    """Yield the changes to sums without the sinks, and over tiles of the pass's tokens."""
+    where = ("softmax",)
+    if world.spec.block.sinks:
         yield Change(
-            "softmax_reduction",
-            "the softmax sums without the sinks",
-            ("softmax",),
-            lambda world, layers: heads_changed(world, layers, sinks=None),
-            {"sinks": False},
-        )
+            "softmax_reduction", "the softmax sums without the sinks", where,
+            lambda world, layers: heads_changed(world, layers, sinks=None), {"sinks": False},
+        )  # fmt: skip
     for tile in TILES:
-        if tile >= case.tokens:
-            continue
-        for name in SUMS:
-            yield Change(
-                "softmax_reduction",
-                f"the softmax sums over {name.format(tile)}",
-                ("softmax",),
-                sums_over(name, tile),
-                {"tile": tile},
-            )
+        for name in SUMS if tile < len(world.ids) else ():
+            says = f"the softmax sums over {name.format(tile)}"
+            yield Change("softmax_reduction", says, where, sums_over(name, tile), {"tile": tile})

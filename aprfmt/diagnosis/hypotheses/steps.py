@@ -47,9 +47,7 @@ def side_by_side(world: World, layers: Layers) -> World:
     def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         return op(held[-1] if at.point == "mid" and held else x, *args, **kwargs)
 
-    for name in NORMS:
-        world = world.with_op(name, norm, layers)
-    return world.with_op("add", add, layers)
+    return world.with_ops(NORMS, norm, layers).with_op("add", add, layers)
 
 
 # Half -> the points whose sum is normalised, and the one that holds the norm's result.
@@ -83,8 +81,7 @@ def normed_sum(halves: Collection[str]) -> Make:
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
             return b if any(at.point == SUMMED[half][2] for half in halves) else op(a, b)
 
-        for name in NORMS:
-            world = world.with_op(name, norm, layers)
+        world = world.with_ops(NORMS, norm, layers)
         for half in halves:
             world = world.with_tap(SUMMED[half][2], tap(half), layers)
         return world.with_op("add", add, layers)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.case import Case, Change, Layers, hyper_change
 from aprfmt.diagnosis.hypotheses.attention import cap_of
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid
 from aprfmt.diagnosis.hypotheses.steps import side_by_side
@@ -58,15 +58,10 @@ def embedding_rows(case: Case) -> Iterator[Change]:
         )
 
 
-def _factor_change(name: str, value: float, told: float) -> Change:
-    return Change(
-        "multiplier",
-        f"{name} is {value:.9g}; the model says {told:.9g}",
-        (name,),
-        lambda world, layers: world.with_hyper(**{name: value}),
-        {name: value},
-        scoped=False,
-    )
+def factor_change(name: str, value: float, told: float) -> Change:
+    """Return the change to another factor."""
+    says = f"{name} is {value:.9g}; the model says {told:.9g}"
+    return hyper_change("multiplier", says, **{name: value})
 
 
 def factor(case: Case) -> Iterator[Change]:
@@ -96,9 +91,9 @@ def factor(case: Case) -> Iterator[Change]:
     found = float(np.sum(ours * theirs)) / power
     if found and rel_l2(ours * found, theirs) <= 20 * case.view.tolerance:
         if abs(found * told - 1) <= 20 * case.view.tolerance:
-            yield _factor_change(name, 1.0, told)
+            yield factor_change(name, 1.0, told)
             return
-        yield from case.rounded(lambda v: _factor_change(name, v, told), found * told)
+        yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
 
 
 def _coarse_factor(case: Case, call: Call) -> Iterator[Change]:
@@ -109,12 +104,12 @@ def _coarse_factor(case: Case, call: Call) -> Iterator[Change]:
         else ("logit_scale" if call.at.point in ("final_norm", "logits_raw") else "residual_scale")
     )
     told = float(case.world.hp[name])
-    plain = _factor_change(name, 1.0, told)
+    plain = factor_change(name, 1.0, told)
     if case.trial(plain) <= case.view.tolerance:
         yield plain
         return
     tries = (told * 2.0**k for k in (-3, -2, -1, 1, 2, 3))
-    yield from case.best_number(lambda v: _factor_change(name, v, told), tries)
+    yield from case.best_number(lambda v: factor_change(name, v, told), tries)
 
 
 def _added_factor(case: Case, name: str, told: float) -> Iterator[Change]:
@@ -125,7 +120,7 @@ def _added_factor(case: Case, name: str, told: float) -> Iterator[Change]:
     theirs = case.view.theirs - stream
     found = float(np.sum(theirs * added) / max(float(np.sum(added * added)), 1e-300))
     if found and rel_l2(added * found, theirs) <= 100 * case.view.tolerance:
-        yield from case.rounded(lambda v: _factor_change(name, v, told), found * told)
+        yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
 
 
 def residual(case: Case) -> Iterator[Change]:
@@ -161,20 +156,19 @@ def residual(case: Case) -> Iterator[Change]:
                 kept(call.at.point, keep, _turn(adds, index)),
                 {"kept": "added" if keep else "stream"},
             )
-    other = not case.world.hp["parallel_residual"]
     if case.world.spec.block.placement == "pre":
-        yield Change(
-            "residual",
-            "attention and MLP read one input and are added together"
-            if other
-            else "the MLP reads the stream after attention instead of the layer's input",
-            ("parallel_residual",),
-            lambda world, layers: world.with_hyper(parallel_residual=other),
-            {"parallel_residual": other},
-            scoped=False,
-        )
-        if other:
+        yield parallel_change(case.world)
+        if not case.world.hp["parallel_residual"]:
             yield beside()
+
+
+def parallel_change(world: World) -> Change:
+    """Return the change to sublayers in parallel where they stand in a row, or the reverse."""
+    other = not world.hp["parallel_residual"]
+    says = "the MLP reads the stream after attention instead of the layer's input"
+    if other:
+        says = "attention and MLP read one input and are added together"
+    return hyper_change("residual", says, parallel_residual=other)
 
 
 def beside() -> Change:
@@ -218,15 +212,10 @@ def final_cap(case: Case) -> Iterator[Change]:
     told = case.world.hp["final_softcap"]
 
     def change(value: float | None) -> Change:
-        return Change(
-            "softcap",
-            f"the logits are {'not capped' if value is None else f'capped at {value:g}'}; the "
-            f"model {'caps none' if told is None else f'says {told:g}'}",
-            ("final_softcap",),
-            lambda world, layers: world.with_hyper(final_softcap=value),
-            {"final_softcap": value},
-            scoped=False,
-        )
+        capped = "not capped" if value is None else f"capped at {value:g}"
+        model = "caps none" if told is None else f"says {told:g}"
+        says = f"the logits are {capped}; the model {model}"
+        return hyper_change("softcap", says, final_softcap=value)
 
     ours = case.view.mine.astype(np.float64)
     if told is not None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.case import Case, Layers
 from aprfmt.diagnosis.world import World
-from aprfmt.inference.rope import Kind, Rope, kind_of, make
+from aprfmt.inference.rope import Kind, Turning, kind_of, make
 
 Array = NDArray[Any]
 
@@ -42,7 +42,7 @@ def own_kind(case: Case) -> Kind | None:
     return kind if kind is not None else every[0] if every else None
 
 
-def rope_of(world: World, kind: Kind) -> Rope:
+def rope_of(world: World, kind: Kind) -> Turning:
     """Return the frequencies of a kind."""
     return make(world.hp, kind, length_of(world))
 

@@ -6,27 +6,28 @@ neither (outputs of layers, or logits alone), each of these changes is tried on 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
 
 import numpy as np
 
-from aprfmt.diagnosis.case import Change, Layers, heads_changed
-from aprfmt.diagnosis.hypotheses.attention import mapped_heads, masked, scale_change
+from aprfmt.diagnosis.case import Change, Layers
+from aprfmt.diagnosis.hypotheses import softmax
+from aprfmt.diagnosis.hypotheses.attention import mappings, masked, scale_change
 from aprfmt.diagnosis.hypotheses.cache import cache_change
-from aprfmt.diagnosis.hypotheses.mlp import KINDS, activated
+from aprfmt.diagnosis.hypotheses.mlp import activations
 from aprfmt.diagnosis.hypotheses.rope import (
     THETAS,
-    pairing_words,
+    divided_change,
+    pairing_change,
+    partial_change,
     positions_change,
-    restyled,
     theta_change,
     turned_back,
+    unscaled,
     usual_positions,
 )
-from aprfmt.diagnosis.hypotheses.softmax import SUMS, TILES, sums_over
 from aprfmt.diagnosis.hypotheses.turning import length_of, places, turned, unturned
-from aprfmt.diagnosis.hypotheses.usual_blocks import BLOCKS, Usual, hyper, roundings
+from aprfmt.diagnosis.hypotheses.usual_blocks import BLOCKS, Usual, each, hyper, roundings
 from aprfmt.diagnosis.hypotheses.usual_steps import STEPS
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.rope import Kind, kind_of, make
@@ -55,50 +56,15 @@ def _thetas(world: World) -> Iterator[Usual]:
                 yield Usual(theta_change(world, kind, theta), layers)
 
 
-def divided_change(world: World, kind: Kind, factor: float) -> Change:
-    """Return the change that divides positions by a factor, in place of the model's own scaling."""
-    plain = make(world.hp, (kind[0], False), length_of(world))
-    return Change(
-        "rope_scaling", f"positions are divided by {factor:g}, which the model does not say",
-        ("rope_scaling",), turned(plain.inv_freq / np.float32(factor), 1.0),
-        {"rope_scaling": {"type": "linear", "factor": factor}},
-    )  # fmt: skip
-
-
 def _scalings(world: World) -> Iterator[Usual]:
-    length = length_of(world)
     for kind, layers in kinds_of_layers(world).items():
-        own = make(world.hp, kind, length)
-        plain = make(world.hp, (kind[0], False), length)
-        if kind[1]:
-            told = world.hp["rope_scaling"]
-            yield Usual(Change(
-                "rope_scaling", f"the scaling {told['type']} is left out", ("rope_scaling",),
-                turned(plain.inv_freq, 1.0), {"rope_scaling": None},
-            ), layers)  # fmt: skip
-            if own.factor != 1:
-                yield Usual(Change(
-                    "rope_scaling",
-                    f"the scaling's factor {own.factor:.6g} on cos and sin is left out",
-                    ("rope_scaling.attention_factor",), turned(own.inv_freq, 1.0),
-                    {"attention_factor": 1.0},
-                ), layers)  # fmt: skip
-        for factor in FACTORS:
-            yield Usual(divided_change(world, kind, factor), layers)
+        yield from each(unscaled(world, kind), layers)
+        yield from each((divided_change(world, kind, factor) for factor in FACTORS), layers)
 
 
 def _pairings(world: World) -> Iterator[Usual]:
-    every = kinds_of_layers(world)
-    if every:
-        told = str(world.hp["rope_style"])
-        other = "interleaved" if told == "half" else "half"
-        yield Usual(Change(
-            "rope_pairing",
-            f"rope pairs {pairing_words(other)}; the weights are laid out for "
-            f"{pairing_words(told)}",
-            ("rope_style",), restyled(other, 0), {"rope_style": other},
-        ))  # fmt: skip
-        yield Usual(turned_back())
+    if kinds_of_layers(world):
+        yield from each((pairing_change(str(world.hp["rope_style"])), turned_back()))
 
 
 def _partial(world: World) -> Iterator[Usual]:
@@ -109,12 +75,7 @@ def _partial(world: World) -> Iterator[Usual]:
             continue  # the scaling's lists fit only the model's number of pairs
         for n in (width, width // 2, width // 4, 3 * width // 4):
             if n != told and n > 0 and n % 2 == 0:
-                rope = make(world.hp.replaced(rope_dim=n), kind, length_of(world))
-                yield Usual(Change(
-                    "partial_rotary",
-                    f"{n} elements of each head are rotated; the model says {told}",
-                    ("rope_dim",), turned(rope.inv_freq, rope.factor), {"rope_dim": n},
-                ), layers)  # fmt: skip
+                yield Usual(partial_change(world, kind, n), layers)
 
 
 def _rotating(world: World) -> Iterator[Usual]:
@@ -218,35 +179,13 @@ def _masks(world: World) -> Iterator[Usual]:
 
 
 def _sums(world: World) -> Iterator[Usual]:
-    if world.spec.block.sinks:
-        yield Usual(Change(
-            "softmax_reduction", "the softmax sums without the sinks", ("softmax",),
-            lambda world, layers: heads_changed(world, layers, sinks=None), {"sinks": False},
-        ))  # fmt: skip
-    for tile in TILES:
-        for name in SUMS if tile < len(world.ids) else ():
-            yield Usual(Change(
-                "softmax_reduction", f"the softmax sums over {name.format(tile)}", ("softmax",),
-                sums_over(name, tile), {"tile": tile},
-            ))  # fmt: skip
+    return each(softmax.sums(world))
 
 
 def _mappings(world: World) -> Iterator[Usual]:
-    n_heads, n_kv = int(world.hp["n_heads"]), int(world.hp["n_kv_heads"])
-    if not 1 < n_kv < n_heads:
-        return
-    own = np.arange(n_heads) // (n_heads // n_kv)
-    for mapping in (np.arange(n_heads) % n_kv, own[::-1].copy(), np.zeros_like(own)):
-        for what, keys, values in (
-            ("key and value", True, True), ("key", True, False), ("value", False, True),
-        ):  # fmt: skip
-            yield Usual(Change(
-                "gqa_mapping",
-                f"query heads read {what} heads {', '.join(map(str, mapping.tolist()))}; they "
-                f"should read {', '.join(map(str, own.tolist()))}",
-                ("n_kv_heads",), mapped_heads(mapping, keys, values),
-                {"key_head_of_query_head": mapping.tolist()},
-            ))  # fmt: skip
+    return each(mappings(world, lambda own, n_kv: [
+        np.arange(len(own)) % n_kv, own[::-1].copy(), np.zeros_like(own),
+    ]))  # fmt: skip
 
 
 def _caches(world: World) -> Iterator[Usual]:
@@ -261,42 +200,14 @@ def _caches(world: World) -> Iterator[Usual]:
 
 
 def _activations(world: World) -> Iterator[Usual]:
-    told = str(world.hp["activation"])
-    for kind in KINDS:
-        if kind != told:
-            yield Usual(Change(
-                "activation", f"the activation is {kind}; the model says {told}",
-                ("activation",), activated(kind), {"activation": kind},
-            ))  # fmt: skip
+    return each(activations(world))
 
 
-@dataclass(frozen=True)
-class Family:
-    """Changes of one kind, by the model's own numbers."""
-
-    name: str
-    changes: Callable[[World], Iterator[Usual]]
-
-
-USUAL: tuple[Family, ...] = (
-    Family("theta", _thetas),
-    Family("scaling", _scalings),
-    Family("pairing", _pairings),
-    Family("activation", _activations),
-    Family("window", _windows),
-    Family("softcap", _caps),
-    Family("scale", _scales),
-    *(Family(name, changes) for name, changes in BLOCKS.items()),
-    Family("mask", _masks),
-    Family("mapping", _mappings),
-    Family("rotated part", _partial),
-    Family("rotating layers", _rotating),
-    Family("softmax", _sums),
-    Family("positions", _positions),
-    Family("cache", _caches),
-    *(Family(name, changes) for name, changes in STEPS.items()),
-    Family("rounding", roundings),
-)
+# Changes of one kind each, by the model's own numbers.
+USUAL: tuple[Callable[[World], Iterator[Usual]], ...] = (
+    _thetas, _scalings, _pairings, _activations, _windows, _caps, _scales, *BLOCKS, _masks,
+    _mappings, _partial, _rotating, _sums, _positions, _caches, *STEPS, roundings,
+)  # fmt: skip
 
 
 def usual_changes(world: World) -> list[Usual]:
@@ -304,7 +215,7 @@ def usual_changes(world: World) -> list[Usual]:
 
     A large model allows few passes; so the first changes are of different kinds.
     """
-    columns = zip_longest(*(list(family.changes(world)) for family in USUAL))
+    columns = zip_longest(*(list(changes(world)) for changes in USUAL))
     return [usual for column in columns for usual in column if usual is not None]
 
 

@@ -1,27 +1,25 @@
 """Usual mistakes of engines about norms, the residual stream, factors, biases and experts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from aprfmt.diagnosis.case import Change, Layers
-from aprfmt.diagnosis.hypotheses.moe import routing_tries
-from aprfmt.diagnosis.hypotheses.norm import eps_change
-from aprfmt.diagnosis.hypotheses.product import overlaid
+from aprfmt.diagnosis.case import Change, Layers, hyper_change
+from aprfmt.diagnosis.hypotheses.moe import routed_change, routing_tries, uncorrected
+from aprfmt.diagnosis.hypotheses.norm import eps_change, offsets
+from aprfmt.diagnosis.hypotheses.product import zeroed
 from aprfmt.diagnosis.hypotheses.reordered import (
     normed_after_rope,
     normed_otherwise,
     of_normed,
-    offset_by,
     op_rounded,
     other_kind,
     passed_by,
     rounded_to,
     table_rounded,
 )
-from aprfmt.diagnosis.hypotheses.stream import kept
+from aprfmt.diagnosis.hypotheses.stream import factor_change, kept, parallel_change
+from aprfmt.diagnosis.hypotheses.weights import tied
 from aprfmt.diagnosis.world import World
 
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0, 1e-3)
@@ -36,11 +34,13 @@ class Usual:
 
 
 def hyper(cause: str, says: str, **values: Any) -> Usual:
-    """Return the change of hyperparameters."""
-    return Usual(Change(
-        cause, says, tuple(values), lambda world, layers: world.with_hyper(**values), values,
-        scoped=False,
-    ))  # fmt: skip
+    """Return the change to other hyperparameters."""
+    return Usual(hyper_change(cause, says, **values))
+
+
+def each(changes: Iterable[Change], layers: Layers = None) -> Iterator[Usual]:
+    """Yield changes of the same layers."""
+    return (Usual(change, layers) for change in changes)
 
 
 # --- norms ---------------------------------------------------------------------------------------
@@ -53,10 +53,7 @@ def _eps(world: World) -> Iterator[Usual]:
 
 
 def _offsets(world: World) -> Iterator[Usual]:
-    for plus in (1, -1):
-        says = f"the norms multiply by their weight {'plus' if plus > 0 else 'minus'} 1"
-        yield Usual(Change("norm_offset", says, ("norm_offset",), offset_by(plus),
-                           {"offset": plus}))  # fmt: skip
+    return each(offsets())
 
 
 def _kinds(world: World) -> Iterator[Usual]:
@@ -103,12 +100,8 @@ def _qk_norms(world: World) -> Iterator[Usual]:
 
 
 def _residuals(world: World) -> Iterator[Usual]:
-    other = not world.hp["parallel_residual"]
     if world.spec.block.placement == "pre":
-        says = "the MLP reads the stream after attention instead of the layer's input"
-        if other:
-            says = "attention and MLP read one input and are added together"
-        yield hyper("residual", says, parallel_residual=other)
+        yield Usual(parallel_change(world))
         for what, halves in (
             ("the norm's result", ("attn", "ffn")),
             ("before attention the norm's result", ("attn",)),
@@ -146,11 +139,9 @@ def _factors(world: World) -> Iterator[Usual]:
             if abs(value - told) > 1e-6 * abs(told):
                 if name == "embedding_scale" and world.spec.block.position == "learned":
                     continue
-                yield hyper("multiplier", f"{name} is {value:.9g}; the model says {told:.9g}",
-                            **{name: value})  # fmt: skip
+                yield Usual(factor_change(name, value, told))
         if told not in (0.0, 1.0):
-            yield hyper("multiplier", f"{name} is {1 / told:.9g}; the model says {told:.9g}",
-                        **{name: 1 / told})  # fmt: skip
+            yield Usual(factor_change(name, 1 / told, told))
 
 
 # --- weights -------------------------------------------------------------------------------------
@@ -177,27 +168,15 @@ def _biases(world: World) -> Iterator[Usual]:
         if not keys or keys in seen:
             continue
         seen.add(keys)
-        yield Usual(_zeros("missing_bias", f"{says} is added", keys, world))
+        yield Usual(zeroed("missing_bias", f"{says} is added", keys, world))
     if stored and tuple(stored) not in seen:
-        yield Usual(_zeros("missing_bias", "no bias is added", tuple(stored), world))
-
-
-def _zeros(cause: str, says: str, keys: tuple[str, ...], world: World) -> Change:
-    arrays = {key: np.zeros(world.weights[key].shape, np.float32) for key in keys}
-    return Change(cause, says, keys, overlaid(arrays), scoped=False)
+        yield Usual(zeroed("missing_bias", "no bias is added", tuple(stored), world))
 
 
 def _weights(world: World) -> Iterator[Usual]:
     """Yield the embedding for the head, gate and up exchanged, the embedding some rows on."""
-    weights, stored = world.weights, world.stored
-    head, table = weights.get_role(None, "output.weight"), weights["token_embd.weight"]
-    if head is not None and head.shape == table.shape:
-        yield Usual(Change(
-            "tied_embedding", "the head is the embedding; the model has a head of its own",
-            ("output.weight",),
-            lambda world, layers: world.with_weights({"output.weight": table.numpy()}),
-            scoped=False,
-        ))  # fmt: skip
+    yield from each(tied(world))
+    stored = world.stored
     for first, second in (("ffn_gate", "ffn_up"), ("attn_k", "attn_v")):
         pairs = [(key, key.replace(first, second)) for key in stored
                  if key.split(".")[-2:] == [first, "weight"]]  # fmt: skip
@@ -227,20 +206,15 @@ def _routing(world: World) -> Iterator[Usual]:
         return
     for says, values in routing_tries(world.hp):
         yield hyper("moe_routing", says, **values)
-    told = float(world.hp["routed_scale"])
-    if told != 1:
-        yield hyper("moe_routing", f"routed experts are weighted by 1; the model says {told:g}",
-                    routed_scale=1.0)  # fmt: skip
-    correction = tuple(key for key in world.weights if key.endswith(".exp_probs_b.bias"))
-    if correction:
-        yield Usual(_zeros("moe_routing", "the correction added for the choice of experts is left "
-                           "out", correction, world))  # fmt: skip
+    if float(world.hp["routed_scale"]) != 1:
+        yield Usual(routed_change(world, 1.0))
+    yield from each(uncorrected(world))
     if world.spec.block.shared_expert not in ("none", "plain"):
         yield Usual(Change("moe_routing", "the shared expert's gate is left out",
                            ("ffn_gate_inp_shexp",), _ungated, {"shared_gate": False}))  # fmt: skip
     shared = tuple(key for key in world.weights if key.endswith(".ffn_down_shexp.weight"))
     if shared:
-        yield Usual(_zeros("moe_routing", "the shared expert is left out", shared, world))
+        yield Usual(zeroed("moe_routing", "the shared expert is left out", shared, world))
 
 
 def _ungated(world: World, layers: Layers) -> World:
@@ -270,8 +244,6 @@ def roundings(world: World) -> Iterator[Usual]:
                                {"dtype": dtype}))  # fmt: skip
 
 
-BLOCKS: Mapping[str, Callable[[World], Iterator[Usual]]] = {
-    "epsilon": _eps, "biases": _biases, "factors": _factors, "weights": _weights,
-    "residual": _residuals, "offset": _offsets, "q/k-norm": _qk_norms, "norms left out": _skipped,
-    "kind of norm": _kinds, "experts": _routing,
-}  # fmt: skip
+BLOCKS: tuple[Callable[[World], Iterator[Usual]], ...] = (
+    _eps, _biases, _factors, _weights, _residuals, _offsets, _qk_norms, _skipped, _kinds, _routing,
+)  # fmt: skip

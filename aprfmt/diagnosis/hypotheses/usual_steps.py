@@ -7,6 +7,7 @@ import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.diagnosis.case import Change, Layers
+from aprfmt.diagnosis.hypotheses.linear import dropped_bias
 from aprfmt.diagnosis.hypotheses.reordered import passed_by
 from aprfmt.diagnosis.hypotheses.rules import rule_changes
 from aprfmt.diagnosis.hypotheses.steps import (
@@ -26,7 +27,7 @@ from aprfmt.diagnosis.hypotheses.steps import (
     window_in,
 )
 from aprfmt.diagnosis.hypotheses.stream import beside
-from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
+from aprfmt.diagnosis.hypotheses.usual_blocks import Usual, each
 from aprfmt.diagnosis.world import World
 
 SUMS: Mapping[str, Sum] = {
@@ -142,17 +143,7 @@ def single_layers(world: World) -> Iterator[Usual]:
     for key in world.weights:
         where = split_key(key)[0]
         if key.endswith(".bias") and where is not None:
-            yield Usual(_without(world, key), frozenset({where}))
-
-
-def _without(world: World, key: str) -> Change:
-    zeros = np.zeros(world.weights[key].shape, np.float32)
-    return Change("missing_bias", f"{key} is not added", (key,), _overlaid({key: zeros}),
-                  scoped=False)  # fmt: skip
-
-
-def _overlaid(arrays: Mapping[str, Any]) -> Callable[[World, Layers], World]:
-    return lambda world, layers: world.with_weights(arrays)
+            yield Usual(dropped_bias(world, key), frozenset({where}))
 
 
 # --- products that are stored as one -------------------------------------------------------------
@@ -222,13 +213,9 @@ def _split(
 
 
 def _rules(world: World) -> Iterator[Usual]:
-    if any(world.hp["moe_layers"]):
-        for change in rule_changes(world):
-            yield Usual(change)
+    return each(rule_changes(world) if any(world.hp["moe_layers"]) else ())
 
 
-STEPS: Mapping[str, Callable[[World], Iterator[Usual]]] = {
-    "sums": _sums, "norms' formulas": _norms, "one side's rope": _ropes, "masked scores": _masks,
-    "caches of layers": _caches, "other activations": _activations, "rules of experts": _rules,
-    "joined products": _splits,
-}  # fmt: skip
+STEPS: tuple[Callable[[World], Iterator[Usual]], ...] = (
+    _sums, _norms, _ropes, _masks, _caches, _activations, _rules, _splits,
+)  # fmt: skip

@@ -10,6 +10,7 @@ from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses.norm import norm_key
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid, product_of
+from aprfmt.diagnosis.world import World
 from aprfmt.errors import CodecError
 
 MOST = 1 << 28  # values most values of all weights that are reread together
@@ -24,7 +25,6 @@ def scaled(case: Case) -> Iterator[Change]:
     w = None if found is None or not found.key else numbers(case.world, found.key)
     if found is None or w is None:
         return
-    shape = case.world.weights[found.key].shape
     ours = (found.x @ w.T).astype(np.float64)
     theirs = found.bare
     power = float(np.sum(ours * ours))
@@ -32,11 +32,8 @@ def scaled(case: Case) -> Iterator[Change]:
         return
     factor = float(np.sum(ours * theirs)) / power
     if factor and rel_l2(ours * factor, theirs) <= 3 * case.view.tolerance:
-        yield Change(
-            "scale", f"{found.key} is multiplied by {factor:.6g}", (found.key,),
-            overlaid({found.key: (w * np.float32(factor)).reshape(shape)}),
-            {"factor": factor}, scoped=False,
-        )  # fmt: skip
+        says = f"{found.key} is multiplied by {factor:.6g}"
+        yield found.using(case, "scale", says, w * np.float32(factor), {"factor": factor})
         return
     columns = np.sum(ours * theirs, 0) / np.maximum(np.sum(ours * ours, 0), 1e-300)
     if (
@@ -45,13 +42,10 @@ def scaled(case: Case) -> Iterator[Change]:
         and rel_l2(ours * columns, theirs) <= 3 * case.view.tolerance
     ):
         changed = np.flatnonzero(np.abs(columns - 1) > 1e-3)
-        yield Change(
-            "scale",
-            f"{len(changed)} rows of {found.key} are multiplied by numbers of their own",
-            (found.key,),
-            overlaid({found.key: (w * columns[:, None].astype(np.float32)).reshape(shape)}),
-            {"rows": changed.tolist()[:16]}, scoped=False, general=True,
-        )  # fmt: skip
+        says = f"{len(changed)} rows of {found.key} are multiplied by numbers of their own"
+        values = {"rows": changed.tolist()[:16]}
+        scales = columns[:, None].astype(np.float32)
+        yield found.using(case, "scale", says, w * scales, values, general=True)
 
 
 def reread(case: Case) -> Iterator[Change]:
@@ -103,24 +97,18 @@ def quantised(case: Case) -> Iterator[Change]:
     values = None if found is None or not found.key else numbers(case.world, found.key)
     if found is None or values is None:
         return
-    weight = case.world.stored[found.key]
     for name in ENCODINGS:
-        if name not in CODECS or name == weight.encoding:
+        if name not in CODECS or name == case.world.stored[found.key].encoding:
             continue
         try:
             with np.errstate(all="ignore"):
                 copy = decode(name, encode(name, values), values.shape)
         except CodecError:
             continue  # rows are not a whole number of blocks
-        if found.close(case, np.asarray(copy, np.float32), 3.0):
-            yield Change(
-                "quantisation",
-                f"{found.key} is a {name} copy",
-                (found.key,),
-                overlaid({found.key: np.asarray(copy, np.float32).reshape(weight.shape)}),
-                {"encoding": name},
-                scoped=False,
-            )
+        copy = np.asarray(copy, np.float32)
+        if found.close(case, copy, 3.0):
+            says = f"{found.key} is a {name} copy"
+            yield found.using(case, "quantisation", says, copy, {"encoding": name})
             return
 
 
@@ -145,14 +133,10 @@ def one_value(case: Case) -> Iterator[Change]:
     values = values.copy()
     old = float(values[row, column])
     values[row, column] += np.float32(factors[column])
-    yield Change(
-        "bit_rot",
-        f"{found.key}[{row}, {column}] is {values[row, column]:.6g} instead of {old:.6g}",
-        (found.key,),
-        overlaid({found.key: values.reshape(case.world.weights[found.key].shape)}),
-        {"index": [row, column], "value": float(values[row, column]), "was": old},
-        scoped=False,
-    )
+    new = float(values[row, column])
+    says = f"{found.key}[{row}, {column}] is {new:.6g} instead of {old:.6g}"
+    at = {"index": [row, column], "value": new, "was": old}
+    yield found.using(case, "bit_rot", says, values, at)
 
 
 def stale(case: Case) -> Iterator[Change]:
@@ -162,37 +146,29 @@ def stale(case: Case) -> Iterator[Change]:
         return
     shape = case.world.weights[found.key].shape
     if not np.any(found.bare):
-        yield Change(
-            "stale_tensor", f"{found.key} is all zero", (found.key,),
-            overlaid({found.key: np.zeros(shape, np.float32)}), scoped=False, general=True,
-        )  # fmt: skip
+        zeros, says = np.zeros(shape, np.float32), f"{found.key} is all zero"
+        yield found.using(case, "stale_tensor", says, zeros, general=True)
     elif len(found.x) > 1.2 * found.x.shape[1] and len(shape) == 2:
         inputs = found.x.astype(np.float64)
         solved = np.linalg.lstsq(inputs, found.bare.astype(np.float64), rcond=None)[0].T
-        yield Change(
-            "stale_tensor",
-            f"{found.key} has other values (solved from {len(inputs)} tokens)",
-            (found.key,),
-            overlaid({found.key: solved.astype(np.float32)}),
-            scoped=False,
-            general=True,
-        )
+        says = f"{found.key} has other values (solved from {len(inputs)} tokens)"
+        yield found.using(case, "stale_tensor", says, solved.astype(np.float32), general=True)
 
 
 def head(case: Case) -> Iterator[Change]:
     """Multiply with the embedding instead of the head."""
     call = case.call("linear")
-    if call is None or case.layer >= 0 or call.args[1].key != "output.weight":
-        return
-    weights = case.world.weights
-    if weights["token_embd.weight"].shape != weights["output.weight"].shape:
-        return
-    yield Change(
-        "tied_embedding",
-        "the head is the embedding; the model has a head of its own",
-        ("output.weight",),
-        lambda world, layers: world.with_weights(
-            {"output.weight": world.stored["token_embd.weight"].numpy()}
-        ),
-        scoped=False,
-    )
+    if call is not None and case.layer < 0 and call.args[1].key == "output.weight":
+        yield from tied(case.world)
+
+
+def tied(world: World) -> Iterator[Change]:
+    """Yield the change to the embedding in place of a head of its own, if they are of one shape."""
+    head, table = world.weights.get_role(None, "output.weight"), world.stored["token_embd.weight"]
+    if head is not None and head.shape == table.shape:
+        yield Change(
+            "tied_embedding", "the head is the embedding; the model has a head of its own",
+            ("output.weight",),
+            lambda world, layers: world.with_weights({"output.weight": table.numpy()}),
+            scoped=False,
+        )  # fmt: skip

@@ -6,11 +6,11 @@ from itertools import pairwise
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.layout import HEADER_SIZE, align
-from aprfmt.formats.apr.parsed import Parsed
+from aprfmt.formats.apr.parsed import ParsedApr
 from aprfmt.formats.damage import label, report_overlap
 
 
-def check_regions(parsed: Parsed) -> None:
+def check_regions(parsed: ParsedApr) -> None:
     """Report overlap; remark on holes and on unaligned tensors."""
     header = parsed.header
     fixed = [
@@ -32,7 +32,7 @@ def check_regions(parsed: Parsed) -> None:
     parsed.end = start + max((align(i.offset + i.nbytes - start) for i in infos), default=0)
 
 
-def _check_overlap(parsed: Parsed, fixed: Sequence[tuple[int, int, str]]) -> None:
+def _check_overlap(parsed: ParsedApr, fixed: Sequence[tuple[int, int, str]]) -> None:
     """Report parts of the file that share bytes, and tensors that lie in one of them."""
     for (_, end, before), (start, stop, name) in pairwise(sorted(fixed)):
         if start < end:
@@ -49,7 +49,7 @@ def _check_overlap(parsed: Parsed, fixed: Sequence[tuple[int, int, str]]) -> Non
     report_overlap(infos, parsed.faults)
 
 
-def _note_holes(parsed: Parsed, regions: Sequence[tuple[int, int, str]]) -> None:
+def _note_holes(parsed: ParsedApr, regions: Sequence[tuple[int, int, str]]) -> None:
     holes = 0
     for (_, end, before), (start, _, name) in pairwise(regions):
         if start > align(end):
@@ -60,7 +60,7 @@ def _note_holes(parsed: Parsed, regions: Sequence[tuple[int, int, str]]) -> None
         parsed.warn("holes", f"{holes} holes between the parts of the file")
 
 
-def check_end(parsed: Parsed, partial: bool) -> None:
+def check_end(parsed: ParsedApr, partial: bool) -> None:
     """Hold the file's end to the end of its data: cut, without its footer, or with more behind."""
     missing = parsed.end - parsed.size
     if missing > 0:

@@ -183,14 +183,14 @@ def pack_entry(
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class PossibleSize:
     """One possible size in bytes of a shape: rows padded to whole superblocks, or flat."""
 
     nbytes: int
     row_bytes: int | None
 
 
-def fits(row: Encoding, shape: Sequence[int]) -> tuple[Fit, ...]:
+def fits(row: Encoding, shape: Sequence[int]) -> tuple[PossibleSize, ...]:
     """Return the sizes that APR writers give a tensor of `shape`, the preferred one first.
 
     In a 2-D K-quant every row is padded. Every other tensor is cut into blocks regardless of rows,
@@ -199,15 +199,15 @@ def fits(row: Encoding, shape: Sequence[int]) -> tuple[Fit, ...]:
     """
     count = math.prod(shape)
     flat_bytes = row.header * (count > 0) + -(-count // row.block_size) * row.type_size
-    flat = Fit(flat_bytes, row.row_bytes(shape))
+    flat = PossibleSize(flat_bytes, row.row_bytes(shape))
     if row.block_size != _SUPERBLOCK or len(shape) != 2:
         return (flat,)
     row_bytes = -(-shape[1] // _SUPERBLOCK) * row.type_size
-    padded = Fit(shape[0] * row_bytes, row_bytes)
+    padded = PossibleSize(shape[0] * row_bytes, row_bytes)
     return (padded, flat) if padded != flat else (padded,)
 
 
-def resolve(code: int, shape: Sequence[int], nbytes: int) -> tuple[str, Fit] | None:
+def resolve(code: int, shape: Sequence[int], nbytes: int) -> tuple[str, PossibleSize] | None:
     """Return the encoding a dtype code means for this shape and size; None if no meaning fits."""
     for name in CODES.get(code, ()):
         for fit in fits(ENCODINGS[name], shape):

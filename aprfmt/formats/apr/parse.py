@@ -16,7 +16,7 @@ from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.extent import check_end, check_regions
 from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Header
 from aprfmt.formats.apr.metadata import misfits
-from aprfmt.formats.apr.parsed import Entry, Parsed
+from aprfmt.formats.apr.parsed import IndexEntry, ParsedApr
 from aprfmt.formats.cursor import MAX_COUNT, MAX_DIMS, MAX_METADATA, Cursor
 from aprfmt.formats.damage import Faults, label
 
@@ -24,7 +24,7 @@ _ENTRY_TAIL = struct.Struct("<QQ")
 _JSON_INDEX = b"[{"  # one loader's dump writes its index as JSON
 
 
-def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = False) -> Parsed:
+def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = False) -> ParsedApr:
     """Return the structure of the APR v2 file in `buffer`; `where` begins every message.
 
     `partial` lists tensors that lie beyond the end of a truncated file, with a warning. `damaged`
@@ -43,7 +43,7 @@ def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = 
 
 def _parse_compressed(
     buffer: Region, header: Header, legacy: bool, partial: bool, faults: Faults
-) -> Parsed:
+) -> ParsedApr:
     """Parse a file whose flags say that it is compressed.
 
     The reference writer sets the flags on uncompressed files, so that reading is tried first.
@@ -115,8 +115,8 @@ def _check_flags(header: Header, where: str) -> Header:
 
 def _parse_plain(
     buffer: Region, header: Header, legacy: bool, partial: bool, faults: Faults
-) -> Parsed:
-    parsed = Parsed(faults.where, buffer, len(buffer), header, faults)
+) -> ParsedApr:
+    parsed = ParsedApr(faults.where, buffer, len(buffer), header, faults)
     _note_header(parsed, legacy)
     metadata = _read_metadata(parsed)
     _read_index(parsed)
@@ -129,7 +129,7 @@ def _parse_plain(
     return parsed
 
 
-def _note_header(parsed: Parsed, legacy: bool) -> None:
+def _note_header(parsed: ParsedApr, legacy: bool) -> None:
     header = parsed.header
     if legacy:
         parsed.warn(
@@ -150,7 +150,7 @@ def _note_header(parsed: Parsed, legacy: bool) -> None:
         parsed.remark("reserved header bytes 44..63 are not zero")
 
 
-def _read_metadata(parsed: Parsed) -> dict[str, Value]:
+def _read_metadata(parsed: ParsedApr) -> dict[str, Value]:
     """Return the metadata; {} if they cannot be read and faults are collected."""
     header = parsed.header
     try:
@@ -162,7 +162,7 @@ def _read_metadata(parsed: Parsed) -> dict[str, Value]:
     return metadata
 
 
-def _metadata(parsed: Parsed) -> dict[str, Value]:
+def _metadata(parsed: ParsedApr) -> dict[str, Value]:
     header, where = parsed.header, parsed.where
     cursor = Cursor(parsed.buffer, where)
     if header.metadata_offset < HEADER_SIZE:
@@ -192,7 +192,7 @@ def _metadata(parsed: Parsed) -> dict[str, Value]:
     return metadata
 
 
-def _read_index(parsed: Parsed) -> None:
+def _read_index(parsed: ParsedApr) -> None:
     cursor = _find_index(parsed)
     seen: set[bytes] = set()
     last, unsorted = b"", ""
@@ -224,7 +224,7 @@ def _read_index(parsed: Parsed) -> None:
         )
 
 
-def _find_index(parsed: Parsed) -> Cursor:
+def _find_index(parsed: ParsedApr) -> Cursor:
     """Return a cursor at the index; FormatError if the header's offset for it is impossible."""
     header, where = parsed.header, parsed.where
     start = header.index_offset
@@ -249,7 +249,7 @@ def _find_index(parsed: Parsed) -> Cursor:
     return cursor
 
 
-def _entries(cursor: Cursor, parsed: Parsed) -> Iterator[tuple[bytes, Entry]]:
+def _entries(cursor: Cursor, parsed: ParsedApr) -> Iterator[tuple[bytes, IndexEntry]]:
     """Yield every entry with its name's bytes.
 
     An entry that cannot be read ends the list: entries have no fixed length, so the place of the
@@ -274,8 +274,8 @@ def _entries(cursor: Cursor, parsed: Parsed) -> Iterator[tuple[bytes, Entry]]:
 
 
 def _read_entry(
-    cursor: Cursor, number: int, data_offset: int, parsed: Parsed
-) -> tuple[bytes, Entry]:
+    cursor: Cursor, number: int, data_offset: int, parsed: ParsedApr
+) -> tuple[bytes, IndexEntry]:
     """Read one entry; also returns the name's bytes, by which entries are sorted and unique."""
     where = cursor.where
     what, at = f"index entry {number}", cursor.offset
@@ -309,10 +309,10 @@ def _read_entry(
     else:
         encoding, row_bytes = found[0], found[1].row_bytes
     info = TensorInfo(name, shape, encoding, data_offset + offset, nbytes, row_bytes)
-    return raw_name, Entry(info, code)
+    return raw_name, IndexEntry(info, code)
 
 
-def _decode_name(raw: bytes, at: int, what: str, parsed: Parsed) -> str:
+def _decode_name(raw: bytes, at: int, what: str, parsed: ParsedApr) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ FooterState = Literal["present", "missing", "trailing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """One index entry: the stored tensor (absolute offset) and the dtype code in the file."""
 
     info: TensorInfo
@@ -20,7 +20,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Parsed(Structure):
+class ParsedApr(Structure):
     """The structure of one file.
 
     `buffer` holds the plain file: the one given, or the expanded one. `infos` are the logical
@@ -34,7 +34,7 @@ class Parsed(Structure):
     header: Header
     faults: Faults
     metadata: dict[str, Value] = field(default_factory=dict)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[IndexEntry] = field(default_factory=list)
     infos: dict[str, TensorInfo] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     metadata_end: int = 0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.apr.sets import open_manifest, open_siblings
+from aprfmt.formats.apr.source import AprShard as AprShard
 from aprfmt.formats.apr.source import AprSource as AprSource
-from aprfmt.formats.apr.source import Shard as Shard
 from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
 from aprfmt.remote.paths import place
 
@@ -23,11 +23,11 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     path = place(path)
     with ExitStack() as stack:
 
-        def read(file_path: Path) -> Shard:
+        def read(file_path: Path) -> AprShard:
             file = open_bytes(file_path)
             stack.callback(file.close)
             parsed = parse(file.view, str(file_path), partial=partial, damaged=damaged)
-            return Shard(file, parsed)
+            return AprShard(file, parsed)
 
         if _is_manifest(path):
             source = open_manifest(path, read, partial)
@@ -50,7 +50,7 @@ def open_buffer(
     """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
-    return AprSource(path, [Shard(file, parsed)])
+    return AprSource(path, [AprShard(file, parsed)])
 
 
 def _is_manifest(path: Path) -> bool:

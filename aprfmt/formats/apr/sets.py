@@ -7,20 +7,20 @@ from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError
 from aprfmt.formats.apr.metadata import TYPED
 from aprfmt.formats.apr.shards import ShardNumber, place_of, read_manifest, siblings
-from aprfmt.formats.apr.source import AprSource, Shard
+from aprfmt.formats.apr.source import AprShard, AprSource
 from aprfmt.formats.shardset import refuse_mixed, require
 
 _OF_ONE_FILE = frozenset({"sharding", "total_size", "param_count"})  # may differ between shards
 
 
-def open_manifest(path: Path, read: Callable[[Path], Shard], partial: bool) -> AprSource:
+def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -> AprSource:
     """Open all shards a manifest names; FormatError if the manifest and the files disagree."""
     members = read_manifest(path)
     paths = [one.path for one in members]
     refuse_mixed(path, paths)
     if not partial:
         require(paths, str(path))
-    shards: list[Shard] = []
+    shards: list[AprShard] = []
     notes: list[Note] = []
     for one in members:
         if partial and not one.path.is_file():
@@ -52,7 +52,7 @@ def open_manifest(path: Path, read: Callable[[Path], Shard], partial: bool) -> A
 
 
 def open_siblings(
-    path: Path, opened: Shard, read: Callable[[Path], Shard], partial: bool
+    path: Path, opened: AprShard, read: Callable[[Path], AprShard], partial: bool
 ) -> AprSource:
     """Open the set an opened shard belongs to, by the pattern of its name."""
     place = place_of(opened.parsed)
@@ -94,7 +94,7 @@ def open_siblings(
     return _joined(path, shards, place.count, notes)
 
 
-def _joined(path: Path, shards: Sequence[Shard], count: int, notes: Sequence[Note]) -> AprSource:
+def _joined(path: Path, shards: Sequence[AprShard], count: int, notes: Sequence[Note]) -> AprSource:
     """Return the set's source; FormatError if the shards' own numbers do not make one set."""
     seen: set[int] = set()
     for shard in shards:
@@ -108,7 +108,7 @@ def _joined(path: Path, shards: Sequence[Shard], count: int, notes: Sequence[Not
     return AprSource(path, shards, [*notes, *_contradictions(shards)])
 
 
-def _contradictions(shards: Sequence[Shard]) -> list[Note]:
+def _contradictions(shards: Sequence[AprShard]) -> list[Note]:
     """Return a warning for every typed key on which shards disagree; the first one counts."""
     first = shards[0]
     found: list[Note] = []

@@ -14,7 +14,7 @@ from typing import Any
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
 from aprfmt.formats import jsonio
-from aprfmt.formats.apr.parsed import Parsed
+from aprfmt.formats.apr.parsed import ParsedApr
 from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.shardset import MAX_INDEX, member
 
@@ -128,7 +128,7 @@ class ShardNumber:
     count: int
 
 
-def place_of(parsed: Parsed) -> ShardNumber | None:
+def place_of(parsed: ParsedApr) -> ShardNumber | None:
     """Return what a file's metadata says about shards, or None for a single-file model.
 
     Raises FormatError for a number outside the count.

@@ -7,12 +7,12 @@ from pathlib import Path
 from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Value
 from aprfmt.formats import mapped
 from aprfmt.formats.apr.layout import Header
-from aprfmt.formats.apr.parsed import FooterState, Parsed
+from aprfmt.formats.apr.parsed import FooterState, ParsedApr
 from aprfmt.formats.mapped import BufferFile
 from aprfmt.formats.shardset import union
 
 
-class Shard(mapped.Shard[Parsed]):
+class AprShard(mapped.Shard[ParsedApr]):
     """One open file and its structure; the tensors are the logical ones, in index order."""
 
     __slots__ = ()
@@ -58,7 +58,7 @@ class Shard(mapped.Shard[Parsed]):
             at = max(at, stop)
 
 
-class AprSource(mapped.MappedSource[Shard]):
+class AprSource(mapped.MappedSource[AprShard]):
     """An open APR model: one file, or all shards of a set.
 
     `tensors` are logical: encodings APR has no code for are joined back under their own name and
@@ -70,7 +70,7 @@ class AprSource(mapped.MappedSource[Shard]):
     version = "2.0"
     types: Mapping[str, str] = {}
 
-    def __init__(self, path: Path, shards: Sequence[Shard], notes: Sequence[Note] = ()) -> None:
+    def __init__(self, path: Path, shards: Sequence[AprShard], notes: Sequence[Note] = ()) -> None:
         super().__init__(path, shards, notes)
         first = shards[0].parsed
         self.metadata: Mapping[str, Value] = first.metadata

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aprfmt.base.encodings import Encoding, unknown
-from aprfmt.base.forks import CONTESTED, Claim, Measure
+from aprfmt.base.forks import CONTESTED, Claim, TypeSize
 from aprfmt.base.text import shorten
 from aprfmt.formats.damage import label
 from aprfmt.formats.gguf.layout import align
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableLine:
     """A line of the tensor table; `offset` counts from the data section."""
 
     name: str
@@ -27,20 +27,20 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Extents:
     """The bytes each tensor can have: up to the next one, or to the end of the file."""
 
     starts: Sequence[int]  # sorted, each once
     end: int  # of the data section
     alignment: int
 
-    def of(self, entry: Entry) -> tuple[int, bool]:
+    def of(self, entry: TableLine) -> tuple[int, bool]:
         """Return the bytes from a tensor's start to the next, and whether it is the last."""
         after = bisect_right(self.starts, entry.offset)
         last = after == len(self.starts)
         return (self.end if last else self.starts[after]) - entry.offset, last
 
-    def fits(self, entry: Entry, nbytes: int | None) -> bool:
+    def fits(self, entry: TableLine, nbytes: int | None) -> bool:
         """Say whether exactly so many bytes, and their padding, are there."""
         if nbytes is None:
             return False
@@ -50,8 +50,8 @@ class Room:
 
 
 def settle(
-    entries: Sequence[Entry], room: Room, metadata: Mapping[str, object]
-) -> tuple[list[Entry], dict[int, str]]:
+    entries: Sequence[TableLine], room: Extents, metadata: Mapping[str, object]
+) -> tuple[list[TableLine], dict[int, str]]:
     """Return the entries, of another encoding where an id means that here, and what to say of it.
 
     What is said is by type id.
@@ -86,16 +86,16 @@ def settle(
     return found, said
 
 
-def _elements(entry: Entry) -> int:
+def _elements(entry: TableLine) -> int:
     return math.prod(entry.shape)
 
 
-def _all_fit(entries: Iterable[Entry], room: Room, kind: Encoding | Measure) -> bool:
+def _all_fit(entries: Iterable[TableLine], room: Extents, kind: Encoding | TypeSize) -> bool:
     return all(room.fits(entry, _bytes(entry, kind)) for entry in entries)
 
 
-def _bytes(entry: Entry, kind: Encoding | Measure) -> int | None:
-    if isinstance(kind, Measure):
+def _bytes(entry: TableLine, kind: Encoding | TypeSize) -> int | None:
+    if isinstance(kind, TypeSize):
         return kind.nbytes(entry.shape)
     columns = entry.shape[-1] if entry.shape else 1
     return None if columns % kind.block_size else kind.nbytes(entry.shape)
@@ -105,9 +105,9 @@ def _either(claims: Sequence[Claim]) -> str:
     return " or ".join(map(str, claims))
 
 
-def undecoded(entries: Iterable[Entry], room: Room) -> Iterator[str]:
+def undecoded(entries: Iterable[TableLine], room: Extents) -> Iterator[str]:
     """Yield what to say of each type without a codec among these entries."""
-    strange: dict[Encoding, list[Entry]] = {}
+    strange: dict[Encoding, list[TableLine]] = {}
     for entry in entries:
         if not entry.row.known:
             strange.setdefault(entry.row, []).append(entry)
@@ -129,7 +129,7 @@ def count_of(names: Sequence[str], noun: str) -> str:
     return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
 
 
-def headless(entry: Entry, nbytes: int, room: Room) -> str:
+def headless(entry: TableLine, nbytes: int, room: Extents) -> str:
     """Return what is wrong with a tensor that has no room for its row headers, "" if it has.
 
     gguf-py knew no row headers before September 2026: what it wrote again is short by them.

@@ -17,13 +17,13 @@ from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedEr
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
 from aprfmt.formats.damage import Faults, Structure, label, report_overlap
 from aprfmt.formats.gguf import layout
-from aprfmt.formats.gguf.forked import Entry, Room, count_of, headless, settle, undecoded
+from aprfmt.formats.gguf.forked import Extents, TableLine, count_of, headless, settle, undecoded
 from aprfmt.formats.gguf.layout import MAX_INT64, align, encoding_of
 from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
 
 
 @dataclass(slots=True)
-class Parsed(Structure):
+class ParsedGguf(Structure):
     """The structure of one file.
 
     `order` is "<" or ">". `infos` are in the table's order with absolute offsets. The data section
@@ -59,7 +59,7 @@ def parse(
     partial: bool = False,
     damaged: bool = False,
     drop: Drop | None = None,
-) -> Parsed:
+) -> ParsedGguf:
     """Return the structure of the GGUF file in `buffer`; `where` begins every message.
 
     `partial` lists tensors that lie beyond the end of a truncated file, with a warning; what
@@ -75,7 +75,7 @@ def parse(
         raise cursor.faults.first(error) from None
 
 
-def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> Parsed:
+def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
     version = _read_version(cursor)
     tensors = cursor.count(8, layout.SMALLEST_TENSOR, "the tensor count")
     keys = cursor.count(8, layout.SMALLEST_KEY, "the key count")
@@ -90,13 +90,13 @@ def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> Parsed:
     entries = _read_table(cursor, tensors, alignment)
     if misaligned is not None:  # nobody knows where the data begin
         cursor.faults.spoil(misaligned, [entry.name for entry in entries])
-    parsed = Parsed(
+    parsed = ParsedGguf(
         cursor.where, cursor.size, version, cursor.order, alignment, metadata, cursor.faults,
         align(cursor.offset, alignment), cursor.offset, counts=(tensors, keys),
         table=(begin, cursor.offset),
     )  # fmt: skip
     starts = sorted({entry.offset for entry in entries})
-    room = Room(starts, cursor.size - parsed.data_offset, alignment)
+    room = Extents(starts, cursor.size - parsed.data_offset, alignment)
     entries, said = settle(entries, room, metadata)
     _place(parsed, entries, room, partial)
     _note_entries(parsed, entries, room, said)
@@ -142,8 +142,8 @@ def _alignment(metadata: Metadata, where: str) -> int:
     return int(value)
 
 
-def _read_table(cursor: Cursor, count: int, alignment: int) -> list[Entry]:
-    entries: list[Entry] = []
+def _read_table(cursor: Cursor, count: int, alignment: int) -> list[TableLine]:
+    entries: list[TableLine] = []
     seen: set[str] = set()
     for number in range(count):
         at = cursor.offset
@@ -167,7 +167,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> list[Entry]:
     return entries
 
 
-def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> Entry:
+def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> TableLine:
     """Read what follows the name in a line of the table that begins at `at`."""
     tensor = label(name)
     ndim = cursor.uint(4, tensor)
@@ -178,7 +178,7 @@ def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> Entry:
     if what := _objection(dims, ggml_id, offset, alignment):
         error = FormatError(f"{cursor.where}: {tensor} at offset {at} {what}")
         cursor.faults.add(error, name)
-    return Entry(name, dims[::-1], encoding_of(ggml_id), offset)
+    return TableLine(name, dims[::-1], encoding_of(ggml_id), offset)
 
 
 def _too_many(ndim: int) -> str:
@@ -205,7 +205,7 @@ def _countable(dims: Sequence[int]) -> bool:
     return max(dims, default=0) <= MAX_INT64 and math.prod(dims) < MAX_INT64
 
 
-def _place(parsed: Parsed, entries: Sequence[Entry], room: Room, partial: bool) -> None:
+def _place(parsed: ParsedGguf, entries: Sequence[TableLine], room: Extents, partial: bool) -> None:
     """Give every tensor its bytes; one of unknown layout takes all up to the next."""
     for entry in entries:
         if entry.name in parsed.infos:
@@ -232,7 +232,7 @@ def _place(parsed: Parsed, entries: Sequence[Entry], room: Room, partial: bool) 
         )  # fmt: skip
 
 
-def _gap(parsed: Parsed, entry: Entry, starts: Sequence[int], partial: bool) -> int:
+def _gap(parsed: ParsedGguf, entry: TableLine, starts: Sequence[int], partial: bool) -> int:
     """Return the bytes between a tensor's start and the next one's, or the end of the file."""
     after = bisect_right(starts, entry.offset)
     if after < len(starts):
@@ -248,7 +248,7 @@ def _gap(parsed: Parsed, entry: Entry, starts: Sequence[int], partial: bool) -> 
     return max(0, left)
 
 
-def _known_size(parsed: Parsed, entry: Entry) -> int:
+def _known_size(parsed: ParsedGguf, entry: TableLine) -> int:
     try:
         return entry.row.nbytes(entry.shape)
     except CodecError as error:
@@ -258,7 +258,7 @@ def _known_size(parsed: Parsed, entry: Entry) -> int:
 
 
 def _note_entries(
-    parsed: Parsed, entries: Sequence[Entry], room: Room, said: Mapping[int, str]
+    parsed: ParsedGguf, entries: Sequence[TableLine], room: Extents, said: Mapping[int, str]
 ) -> None:
     if parsed.order == ">":
         parsed.remark("big-endian; tensor bytes are given in little-endian order")
@@ -282,7 +282,7 @@ def _note_entries(
         )
 
 
-def _check_overlap(parsed: Parsed) -> None:
+def _check_overlap(parsed: ParsedGguf) -> None:
     """Report tensors that share bytes; warn about bytes that belong to none."""
     infos = [info for info in parsed.sound() if info.nbytes]
     report_overlap(infos, parsed.faults)
@@ -292,7 +292,7 @@ def _check_overlap(parsed: Parsed) -> None:
     parsed.end = max(ends, default=parsed.data_offset)
 
 
-def _note_holes(parsed: Parsed, infos: Iterable[TensorInfo]) -> None:
+def _note_holes(parsed: ParsedGguf, infos: Iterable[TensorInfo]) -> None:
     holes: list[tuple[int, str]] = []
     end = parsed.data_offset
     for info in infos:
@@ -308,13 +308,13 @@ def _note_holes(parsed: Parsed, infos: Iterable[TensorInfo]) -> None:
         )
 
 
-def _is_beyond(info: TensorInfo, parsed: Parsed) -> bool:
+def _is_beyond(info: TensorInfo, parsed: ParsedGguf) -> bool:
     if info.nbytes:
         return info.offset + info.nbytes > parsed.size
     return info.offset > max(align(parsed.end, parsed.alignment), parsed.size)
 
 
-def _check_end(parsed: Parsed, partial: bool) -> None:
+def _check_end(parsed: ParsedGguf, partial: bool) -> None:
     beyond = [info for info in parsed.sound() if _is_beyond(info, parsed)]
     if beyond:
         first = beyond[0]
@@ -331,7 +331,7 @@ def _check_end(parsed: Parsed, partial: bool) -> None:
         error = TruncatedError(f"{parsed.where}: {text}{todo}")
         parsed.faults.cut(error, [info.name for info in beyond if info.nbytes])
     if parsed.faults.damage:
-        return  # where the data end is as good as unknown
+        return  # offsets or sizes are wrong: where the data should end is not known
     padded = align(parsed.end, parsed.alignment)
     if parsed.size > padded:
         parsed.warn("trailing_bytes", f"{parsed.size - padded} bytes follow the data")

@@ -8,12 +8,12 @@ from aprfmt.base.protocols import LazyTensor, Note, Value
 from aprfmt.errors import FormatError
 from aprfmt.formats.gguf.layout import BYTE_ORDERS
 from aprfmt.formats.gguf.parse import parse
-from aprfmt.formats.gguf.split import Shard, check_set, siblings
+from aprfmt.formats.gguf.split import GgufShard, check_set, siblings
 from aprfmt.formats.mapped import Buffer, BufferFile, MappedSource, open_bytes
 from aprfmt.remote.paths import each, place
 
 
-class GGUFSource(MappedSource[Shard]):
+class GGUFSource(MappedSource[GgufShard]):
     """An open GGUF model: one file, or all shards of a split.
 
     `metadata` is the first shard's. `byteorder` is that of the file ("little" or "big"); tensors
@@ -22,7 +22,7 @@ class GGUFSource(MappedSource[Shard]):
 
     format = "gguf"
 
-    def __init__(self, path: Path, shards: Sequence[Shard], notes: Sequence[Note] = ()) -> None:
+    def __init__(self, path: Path, shards: Sequence[GgufShard], notes: Sequence[Note] = ()) -> None:
         super().__init__(path, shards, notes)
         first = shards[0].parsed
         self.version = str(first.version)
@@ -49,12 +49,12 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     path = place(path)
     with ExitStack() as stack:
 
-        def read(shard_path: Path) -> Shard:
+        def read(shard_path: Path) -> GgufShard:
             file = open_bytes(shard_path)
             stack.callback(file.close)
             where = str(shard_path)
             parsed = parse(file.view, where, partial=partial, damaged=damaged, drop=file.drop)
-            return Shard(file, parsed)
+            return GgufShard(file, parsed)
 
         opened = read(path)
         names = siblings(path, opened.parsed)
@@ -92,4 +92,4 @@ def open_buffer(
     """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
-    return GGUFSource(path, [Shard(file, parsed)])
+    return GGUFSource(path, [GgufShard(file, parsed)])

@@ -21,10 +21,10 @@ from aprfmt.formats.gguf.layout import (
     parse_split_name,
     split_name,
 )
-from aprfmt.formats.gguf.parse import Parsed
+from aprfmt.formats.gguf.parse import ParsedGguf
 
 
-class Shard(mapped.Shard[Parsed]):
+class GgufShard(mapped.Shard[ParsedGguf]):
     """One file of a source, and its structure."""
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class Shard(mapped.Shard[Parsed]):
         return SwappedTensor if self.parsed.order == ">" else mapped.StoredTensor
 
 
-def _whole(parsed: Parsed, key: str) -> int | None:
+def _whole(parsed: ParsedGguf, key: str) -> int | None:
     """Return an integer key of a split, None where it is absent. Raises FormatError."""
     value: Value = parsed.metadata.get(key)
     if value is None:
@@ -48,7 +48,7 @@ def _whole(parsed: Parsed, key: str) -> int | None:
     return value
 
 
-def siblings(path: Path, parsed: Parsed) -> list[str]:
+def siblings(path: Path, parsed: ParsedGguf) -> list[str]:
     """Return the names of all files of the model that `path` belongs to, in order.
 
     Without a split, the file alone. Raises FormatError where the split's keys and the
@@ -73,7 +73,7 @@ def siblings(path: Path, parsed: Parsed) -> list[str]:
     return [split_name(found[0], at, count) for at in range(count)]
 
 
-def check_set(shards: Sequence[Shard], *, complete: bool) -> None:
+def check_set(shards: Sequence[GgufShard], *, complete: bool) -> None:
     """Refuse shards that do not belong together. Raises FormatError.
 
     Shards that are not `complete` are not counted.

@@ -22,7 +22,7 @@ _BLANKS = (b" ", b"\t", b"\n", b"\r")  # JSON allows them before the brace, the 
 
 
 @dataclass(slots=True)
-class Parsed(Structure):
+class ParsedSafe(Structure):
     """The structure of one file; `infos` in the header's own order, offsets absolute.
 
     `header_size` counts the JSON with its padding, `end` is where the last tensor ends.
@@ -50,7 +50,9 @@ class Parsed(Structure):
         return self.buffer[: self.data_offset]
 
 
-def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = False) -> Parsed:
+def parse(
+    buffer: Region, where: str, *, partial: bool = False, damaged: bool = False
+) -> ParsedSafe:
     """Return the structure of the safetensors file in `buffer`; `where` begins every message.
 
     `partial` lists a file whose data is cut, with a warning. `damaged` collects faults that leave
@@ -64,7 +66,7 @@ def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = 
         raise faults.first(error) from None
 
 
-def _parse(buffer: Region, partial: bool, faults: Faults) -> Parsed:
+def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     where, size = faults.where, len(buffer)
     if size < PREFIX:
         raise TruncatedError(f"{where}: has {size} bytes, the header's length alone takes {PREFIX}")
@@ -83,7 +85,7 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> Parsed:
     header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
     twice = header.keys_twice if isinstance(header, jsonio.Doubled) else frozenset()
     metadata = _metadata(header.pop(METADATA, {}), faults)
-    parsed = Parsed(where, buffer, size, length, metadata, faults)
+    parsed = ParsedSafe(where, buffer, size, length, metadata, faults)
     if len(header) > MAX_COUNT:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
     for name, entry in header.items():
@@ -99,7 +101,7 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> Parsed:
     return parsed
 
 
-def _join(parsed: Parsed) -> None:
+def _join(parsed: ParsedSafe) -> None:
     """Give tensors that the format has no dtype for their own names, encodings and shapes."""
     where, stored = parsed.where, parsed.infos
     text = parsed.metadata.pop(carried.KEY)
@@ -156,7 +158,7 @@ def _metadata(value: Any, faults: Faults) -> dict[str, str]:
     return {key: text for key, text in value.items() if isinstance(text, str)}
 
 
-def _info(name: str, entry: Any, parsed: Parsed) -> TensorInfo:
+def _info(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
     """Return the tensor of an entry; a damaged entry gives as much as can be read."""
     row, shape, extent, wrong = _judged(entry)
     if wrong:
@@ -223,7 +225,7 @@ def _is_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < U64 for item in value)
 
 
-def _check_gaps(parsed: Parsed) -> None:
+def _check_gaps(parsed: ParsedSafe) -> None:
     """Report bytes that belong to no tensor, and empty tensors inside others."""
     faults = parsed.faults
     if any(one.tensors for one in faults.damage):
@@ -241,7 +243,7 @@ def _check_gaps(parsed: Parsed) -> None:
         at, before = max(at, info.offset + info.nbytes), label(info.name)
 
 
-def _check_end(parsed: Parsed, partial: bool) -> None:
+def _check_end(parsed: ParsedSafe, partial: bool) -> None:
     faults = parsed.faults
     missing = parsed.end - parsed.size
     if missing < 0 and not faults.broken:

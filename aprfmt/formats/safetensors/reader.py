@@ -12,17 +12,17 @@ from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.jsonio import loads
 from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
 from aprfmt.formats.safetensors.layout import is_json
-from aprfmt.formats.safetensors.parse import Parsed, merge_metadata, parse
+from aprfmt.formats.safetensors.parse import ParsedSafe, merge_metadata, parse
 from aprfmt.remote.paths import each, place
 
 
-class Shard(mapped.Shard[Parsed]):
+class SafeShard(mapped.Shard[ParsedSafe]):
     """One open file and its structure."""
 
     __slots__ = ()
 
 
-class SafetensorsSource(mapped.MappedSource[Shard]):
+class SafetensorsSource(mapped.MappedSource[SafeShard]):
     """An open safetensors model: one file, or all shards of an index.
 
     `metadata` is `__metadata__` (strings only), merged over the shards of a sharded model.
@@ -36,7 +36,7 @@ class SafetensorsSource(mapped.MappedSource[Shard]):
     def __init__(
         self,
         path: Path,
-        shards: Sequence[Shard],
+        shards: Sequence[SafeShard],
         tensors: Mapping[str, LazyTensor],
         index_metadata: Mapping[str, Value],
         notes: Sequence[Note] = (),
@@ -67,7 +67,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     try:
         if not is_json(bytes(file.view[:64])):
             parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
-            shard = Shard(file, parsed)
+            shard = SafeShard(file, parsed)
             return SafetensorsSource(path, [shard], shard.tensors, {})
     except BaseException:
         file.close()
@@ -82,7 +82,7 @@ def open_buffer(
     """Open the bytes of one safetensors file; `path` begins the messages. Raises FormatError."""
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
-    shard = Shard(file, parsed)
+    shard = SafeShard(file, parsed)
     return SafetensorsSource(path, [shard], shard.tensors, {})
 
 
@@ -111,11 +111,11 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     require(homes.values(), str(path))
     with ExitStack() as stack:
 
-        def read(shard_path: Path) -> Shard:
+        def read(shard_path: Path) -> SafeShard:
             file = open_bytes(shard_path)
             stack.callback(file.close)
             parsed = parse(file.view, str(shard_path), partial=partial, damaged=damaged)
-            return Shard(file, parsed)
+            return SafeShard(file, parsed)
 
         shards = dict(zip(homes, each(list(homes.values()), read), strict=True))
         tensors = union([(s.file.path, s.tensors) for s in shards.values()], str(path))
@@ -165,7 +165,7 @@ def members(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
     return dict(sorted(homes.items()))
 
 
-def _check_map(path: Path, weight_map: Mapping[str, str], shards: Mapping[str, Shard]) -> None:
+def _check_map(path: Path, weight_map: Mapping[str, str], shards: Mapping[str, SafeShard]) -> None:
     stored = {file_name: _stored(shard) for file_name, shard in shards.items()}
     for name, file_name in weight_map.items():
         if file_name in shards and name not in stored[file_name]:
@@ -182,7 +182,7 @@ def _check_map(path: Path, weight_map: Mapping[str, str], shards: Mapping[str, S
                 )
 
 
-def _stored(shard: Shard) -> set[str]:
+def _stored(shard: SafeShard) -> set[str]:
     """Return the names of a shard's tensors as its header has them."""
     parsed = shard.parsed
     return {parsed.carried.get(name, name) for name in parsed.infos}

@@ -20,7 +20,7 @@ from aprfmt.inference.fast.cuda.matvec import MATVEC, MATVEC_TOKENS, matvec
 from aprfmt.inference.fast.cuda.reduce import (
     RESULT,
     WORKSPACE,
-    Difference,
+    ArrayDifference,
     compare,
     stats,
     to_difference,
@@ -33,7 +33,7 @@ __all__ = [
     "MATVEC_TOKENS",
     "RESULT",
     "WORKSPACE",
-    "Difference",
+    "ArrayDifference",
     "Flat",
     "compare",
     "decode",

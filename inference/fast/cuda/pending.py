@@ -49,7 +49,7 @@ class Workspace:
         self._kernel("stats_many", dtype)((pieces,), (reduce.THREADS,), args)
 
 
-class _Waiting:
+class _NotEnqueued:
     """Arrays of one dtype whose statistics are not enqueued yet."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class CupyPending:
         self._found: list[int | Stats] = []  # an int: size of a pending value
         self._chunks: list[Any] = []
         self._rows = self._next = 0
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _NotEnqueued] = {}
 
     def add(self, x: Any) -> None:
         """Add the next value; a numpy array's statistics are computed at once."""
@@ -86,7 +86,7 @@ class CupyPending:
         pieces, size = reduce.split(count)
         waiting = self._waiting.get(dtype)
         if waiting is None:
-            waiting = self._waiting[dtype] = _Waiting()
+            waiting = self._waiting[dtype] = _NotEnqueued()
         if waiting.jobs and waiting.pieces + pieces > PIECES:
             self._launch(dtype)
             waiting = self._waiting[dtype]
@@ -101,7 +101,7 @@ class CupyPending:
             self._launch(dtype)
 
     def _launch(self, dtype: str) -> None:
-        waiting, self._waiting[dtype] = self._waiting[dtype], _Waiting()
+        waiting, self._waiting[dtype] = self._waiting[dtype], _NotEnqueued()
         self._workspace.stats(dtype, waiting.jobs, waiting.pieces)
 
     def join(self) -> None:

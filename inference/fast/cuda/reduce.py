@@ -27,7 +27,7 @@ THREADS = 256  # reduce.cu
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ArrayDifference:
     """How two arrays of `count` elements differ.
 
     Sums, `max_abs` and `rel_l2` are over the pairs of finite values; `differing` counts elements
@@ -138,10 +138,10 @@ def to_stats_of(counts: Sequence[int], results: Any) -> list[Stats]:
     ]  # fmt: skip
 
 
-def to_difference(count: int, result: Sequence[float]) -> Difference:
+def to_difference(count: int, result: Sequence[float]) -> ArrayDifference:
     """Return the comparison of two arrays of `count` elements from a result on the host."""
     pairs, squares, aa, bb, ab, largest, differing, others, odd = (float(x) for x in result[:9])
-    return Difference(
+    return ArrayDifference(
         count=count,
         rel_l2=math.sqrt(squares / bb) if pairs and bb > 0 else None,
         max_abs=largest if pairs else None,

@@ -19,7 +19,7 @@ from aprfmt.inference.parity.between import parity
 from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.matched import matched_weights
 from aprfmt.inference.parity.outcomes import own_loss
-from aprfmt.inference.parity.request import Request
+from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.model import open_model
@@ -35,7 +35,7 @@ ONE = pytest.mark.parametrize("machine", ["gpu"], indirect=True)
 
 def compared(path: Path | str, runs: Sequence[str], ids: Sequence[int], **options: Any) -> Parity:
     with open_model(path) as model:
-        return parity(model, [parse_run(run) for run in runs], Request(tuple(ids), **options))
+        return parity(model, [parse_run(run) for run in runs], ParityRequest(tuple(ids), **options))
 
 
 def accepted(found: Parity) -> None:

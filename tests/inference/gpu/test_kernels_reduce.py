@@ -15,7 +15,7 @@ from aprfmt.errors import CodecError
 from aprfmt.inference.fast.cuda import (
     RESULT,
     WORKSPACE,
-    Difference,
+    ArrayDifference,
     compare,
     pending,
     stats,
@@ -42,7 +42,7 @@ def measured(machine: Any, x: np.ndarray, room: Any = None) -> tuple[Stats, np.n
     return to_stats(x.size, found), found
 
 
-def compared(machine: Any, a: np.ndarray, b: np.ndarray) -> Difference:
+def compared(machine: Any, a: np.ndarray, b: np.ndarray) -> ArrayDifference:
     m = machine
     left, right = (m.put(x.view(f"u{x.itemsize}")) for x in (a, b))
     result, room = m.put(np.zeros(RESULT)), m.put(np.zeros(WORKSPACE))

@@ -15,7 +15,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "gguf-order-of-sizes", "aprfmt/formats/gguf/parse.py",
-        "return Entry(name, dims[::-1],", "return Entry(name, dims,",
+        "return TableLine(name, dims[::-1],", "return TableLine(name, dims,",
         "shapes are those of the file, fastest first",
     ),
     Row(

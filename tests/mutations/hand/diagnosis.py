@@ -123,9 +123,9 @@ ROWS: tuple[Row, ...] = (
     Row(
         "examine-holds-further", "aprfmt/diagnosis/examine.py",
         "if reach > here and (best is None or reach > best.reach):\n"
-        "            best = Answer(change",
+        "            best = Solution(change",
         "if reach >= here and (best is None or reach > best.reach):\n"
-        "            best = Answer(change",
+        "            best = Solution(change",
         "a change that explains nothing is a confirmed cause",
     ),
     Row(
