@@ -51,13 +51,15 @@ def convert_adapter(
 
 def _named(model: Model, style: str) -> Mapping[str, str]:
     """Return the names that a style has for the base's stored weights, by its own names."""
-    from aprfmt.arch.bind import groups_for
+    from aprfmt.arch.draft import stored_groups
 
     if model.style == style:
         return {name: name for name in model}
     found = {}
     for key, view in model.roles.items():
-        groups = groups_for(model.spec, style, [key], model.hyper) if len(view.names) == 1 else []
+        groups = (
+            stored_groups(model.spec, style, [key], model.hyper) if len(view.names) == 1 else []
+        )
         if groups and len(groups[0].stored) == 1:
             found[view.names[0]] = groups[0].stored[0]
     return found
@@ -100,7 +102,7 @@ def _outputs(
 
 def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
     """Return the pairs by the base's names, their rows in the order of a style."""
-    from aprfmt.arch.bind import groups_for
+    from aprfmt.arch.draft import stored_groups
 
     found = placed(adapter, model)
     if model.style == style:
@@ -108,8 +110,8 @@ def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRan
     turned = {}
     for name, pair in found.items():
         keys = model.roles_of.get(name, ())
-        here = groups_for(model.spec, model.style or "", keys, model.hyper)[0]
-        there = groups_for(model.spec, style, keys, model.hyper)[0]
+        here = stored_groups(model.spec, model.style or "", keys, model.hyper)[0]
+        there = stored_groups(model.spec, style, keys, model.hyper)[0]
         turned[name] = moved(pair, here, there, model, adapter)
     return turned
 

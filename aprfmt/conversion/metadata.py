@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.arch.draft import counted
 from aprfmt.arch.hyper import write_hyper
 from aprfmt.arch.values import same_value
 from aprfmt.base.encodings import encoding
@@ -284,9 +285,12 @@ def _to_gguf(model: Model, plan: Plan) -> Carried:
     }
     carried = _carried_gguf(model)
     found.update(carried)
-    for key, value in write_hyper(spec, hyper, "gguf").items():
+    heads = counted(spec, "gguf", hyper, plan.names)
+    for key, value in {**write_hyper(spec, hyper, "gguf"), **heads}.items():
         if key not in carried or not same_value(carried[key].value, _bare(value)):
             found[key] = value
+    if not heads:
+        found.pop(f"{spec.called['gguf'][0]}.nextn_predict_layers", None)
     if "general.file_type" not in carried or any(
         o.info.encoding != o.source_encoding for o in plan.outputs
     ):
@@ -346,6 +350,7 @@ def _to_safetensors(model: Model, plan: Plan) -> Carried:
     text = config_text(model)
     if text is None:
         config = write_hyper(model.spec, model.hyper, "hf")
+        config |= counted(model.spec, "hf", model.hyper, plan.names)
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
     texts.update(to_hf(model))

@@ -68,6 +68,11 @@ class Plan:
     absent: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)  # by name in the source: the flag
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the stored tensors of the target are called."""
+        return tuple(output.info.name for output in self.outputs)
+
 
 def make_info(name: str, shape: tuple[int, ...], name_of_encoding: str) -> TensorInfo:
     """Return the TensorInfo of a tensor to write; ConversionError if the shape does not fit."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.bind import Group, groups_for
+from aprfmt.arch.bind import Group
+from aprfmt.arch.draft import stored_groups
 from aprfmt.arch.moves import compose, invert
 from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.encodings import encoding
@@ -116,7 +117,7 @@ def _mapped(
             plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
     outputs: list[Output] = []
     roles = _placed(model, target, drops, plan)
-    for group in groups_for(resolution.spec, target.style, roles, resolution.hyper):
+    for group in stored_groups(resolution.spec, target.style, roles, resolution.hyper):
         outputs += _group_outputs(model, group, repacking)
     for row in resolution.spec.derived:
         values = row.make(resolution.hyper) if row.name(target.style) else None
