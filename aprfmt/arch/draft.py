@@ -229,7 +229,7 @@ def stored_groups(
         return groups_for(spec, style, roles, hp)
     count = size_of("n_layers", hp)
     mine: dict[int, list[str]] = {}
-    main = []
+    main: list[str] = []
     for key in roles:
         layer, _ = split_key(key)
         (main if layer is None or layer < count else mine.setdefault(layer, [])).append(key)

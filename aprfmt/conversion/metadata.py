@@ -283,8 +283,7 @@ def _to_gguf(model: Model, plan: Plan) -> Carried:
         "general.type": "model",
         "general.name": model_name(model),
     }
-    carried = _carried_gguf(model)
-    found.update(carried)
+    found.update(carried := _carried_gguf(model))
     heads = counted(spec, "gguf", hyper, plan.names)
     for key, value in {**write_hyper(spec, hyper, "gguf"), **heads}.items():
         if key not in carried or not same_value(carried[key].value, _bare(value)):
@@ -349,8 +348,8 @@ def _to_safetensors(model: Model, plan: Plan) -> Carried:
     texts = dict(model.carried.texts)
     text = config_text(model)
     if text is None:
-        config = write_hyper(model.spec, model.hyper, "hf")
-        config |= counted(model.spec, "hf", model.hyper, plan.names)
+        spec, hyper = model.spec, model.hyper
+        config = write_hyper(spec, hyper, "hf") | counted(spec, "hf", hyper, plan.names)
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
     texts.update(to_hf(model))
