@@ -20,6 +20,7 @@ from aprfmt.base.text import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
 from aprfmt.conversion.dialects import InDialect, claims
+from aprfmt.conversion.kept import FOREIGN as GGUF_KEY
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
@@ -38,7 +39,6 @@ from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
 
-GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys without a place elsewhere
 BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: values without a type in the target
 # An output of --generic: its architecture, and where the source's own name for it is kept.
 GENERIC, GENERIC_KEY = "aprfmt-generic", "aprfmt.generic"

@@ -19,9 +19,10 @@ from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.conversion.absent import absent_roles, check_complete
-from aprfmt.conversion.accounted import dropped_record, file_names
+from aprfmt.conversion.accounted import dropped_record
 from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
 from aprfmt.conversion.dialects import keep_codes
+from aprfmt.conversion.kept import file_names
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
 from aprfmt.conversion.outputs import Output as Output
@@ -34,7 +35,6 @@ from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY
 from aprfmt.model.patterns import matchers
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.tensors.restore import Restoration, restore_bits
@@ -66,9 +66,7 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     else:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
     alone = options.arch == "none" and model.format != target.name
-    plan.left_out = dropped_record(
-        model, drops, files_too=alone, removed=FILES_KEY in options.remove
-    )
+    plan.left_out = dropped_record(model, drops, files_too=alone, removed=options.remove)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
     plan.absent = absent_roles(model, plan, options, drops)
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)

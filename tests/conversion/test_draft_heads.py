@@ -83,6 +83,10 @@ def test_every_tensor_of_it_is_in_the_account(made: Path) -> None:
     assert {kinds[name][0] for name in mine} == {"draft head"}
     assert {kinds[name][1] for name in mine} == {"copied", "transformed"}
     assert report.accounted.counts["dropped"] == report.accounted.counts["lost"] == 0
+    back = aprfmt.convert(made, made.with_name("m.apr")).accounted
+    assert back is not None
+    kinds_back = {entry.kind for entry in back.entries if entry.name.startswith(BLOCK)}
+    assert kinds_back == {"draft head"}
 
 
 def test_a_dropped_head_is_not_counted(made: Path, tmp_path: Path) -> None:
