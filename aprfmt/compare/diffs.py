@@ -6,7 +6,7 @@ from typing import Literal
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.compare.texts import KeyDiff
+from aprfmt.compare.texts import Beside, KeyDiff
 
 Verdict = Literal[
     "SAME_BYTES",
@@ -189,6 +189,7 @@ class DiffReport:
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
     generation: tuple[KeyDiff, ...] = ()
+    beside: Beside | None = None  # verdicts on tokenizer, template and generation config
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -264,4 +265,5 @@ class DiffReport:
             "damage": [asdict(row) for row in self.damage],
             "template": list(self.template),
             "generation": [asdict(row) for row in self.generation],
+            **({} if self.beside is None else {"beside": asdict(self.beside)}),
         }
