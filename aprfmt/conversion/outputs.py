@@ -36,6 +36,7 @@ class Output:
     sources: tuple[LazyTensor, ...] = ()
     role: str = ""  # the role, if the tensor holds exactly one
     part: PackedPart | None = None  # set if the target stores the weight in several tensors
+    rows: Sequence[Run] | None = None  # as `runs`, of [out, in] where the target turns a matrix
 
     @property
     def encoding(self) -> str:

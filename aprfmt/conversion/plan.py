@@ -8,11 +8,12 @@ these only move rows, the plan is a list of byte runs and nothing is decoded.
 import math
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.bind import Group
+from aprfmt.arch.bind import Group, packed_binding
 from aprfmt.arch.draft import stored_groups
 from aprfmt.arch.moves import compose, invert
 from aprfmt.arch.spec import HyperParams, Move, split_key
@@ -175,10 +176,15 @@ def _group_outputs(model: Model, group: Group, repacking: Repacking) -> list[Out
     shapes.reverse()
     combined, moves = _element_moves(model, group, logical, shapes)
     combined = [repacking.of(tensor) for tensor in combined]
-    return [
+    found = [
         _output(model, group, logical, i, shape, combined, None if moves is None else moves[i])
         for i, shape in enumerate(shapes[0])
     ]
+    straight = replace(group, binding=packed_binding(group.binding))
+    if straight.binding.steps == group.binding.steps:
+        return found
+    inner = _group_outputs(model, straight, repacking)
+    return [replace(one, rows=other.runs) for one, other in zip(found, inner, strict=True)]
 
 
 def _element_moves(
