@@ -36,6 +36,7 @@ from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
+from aprfmt.model.packing import packing_said
 from aprfmt.model.patterns import matchers
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.tensors.restore import Restoration, restore_bits
@@ -163,7 +164,8 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
             continue
         raise ConversionError(
             f"{model.path}: tensor {name!r} has no place in architecture {model.spec.name!r}, and "
-            f"{target.name} would have no name for it; leave it out with --drop {name!r}"
+            f"{target.name} would have no name for it{packing_said(model.config, name)}; leave it "
+            f"out with --drop {name!r}"
         )
 
 
