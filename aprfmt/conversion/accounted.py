@@ -42,7 +42,7 @@ _SHOWN = 5
 
 # What a tensor beside the layers is, by the beginning of its name.
 _TENSORS: tuple[tuple[str, str], ...] = (
-    (r"(model\.)?mtp\b|.*\.nextn\.", "draft head"),
+    (r"(model\.)?mtp(_layers)?\b|.*\.nextn\.", "draft head"),
     (r"(model\.)?(vision|visual|audio|multi_modal|embed_vision|embed_audio)|mm\.|v\.|a\.", "tower"),
 )
 

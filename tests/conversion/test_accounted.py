@@ -183,7 +183,11 @@ def test_draft_heads_and_towers_are_named_and_dropped_by_a_flag_only(
     folder: Path, tmp_path: Path
 ) -> None:
     rows = tensors_of(folder)
-    more = {"mtp.fc.weight": "draft head", "model.visual.patch_embed.proj.weight": "tower"}
+    more = {
+        "mtp.fc.weight": "draft head",
+        "model.mtp_layers.0.input_proj.weight": "draft head",
+        "model.visual.patch_embed.proj.weight": "tower",
+    }
     rows |= {name: ("F32", (2, 2), bytes(16)) for name in more}
     write_mixed(folder / "model.safetensors", rows)
     copy = fates(
