@@ -28,7 +28,7 @@ from aprfmt.cli.convert_run import run
     "--base",
     type=options.Place(),
     metavar="MODEL",
-    help="SRC is an adapter for MODEL: write it as .gguf, or as a PEFT folder.",
+    help="SRC is an adapter for MODEL: write it as .gguf, a PEFT folder, or kohya's .safetensors.",
 )
 @click.option("--generic", is_flag=True, help="Copy names and bytes, whatever the architecture.")
 @click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")

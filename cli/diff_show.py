@@ -28,6 +28,8 @@ def show(report: DiffReport, top: int, code: int) -> None:
     for layout, count in layouts.items():
         render.line(f"  same values in {count} tensors: {render.escape(', '.join(layout))}")
     _fields("hyperparameters", report.hyperparameters)
+    if report.beside is not None and report.beside.says:
+        render.line(report.beside.says, style="bad")
     _fields("tokenizer", report.tokenizer)
     _texts(report)
     _fields("metadata", report.metadata)

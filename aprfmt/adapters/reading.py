@@ -4,8 +4,10 @@ PEFT    base_model.model.MODULE.lora_A.weight [r, in], .lora_B.weight [out, r]; 
         .lora_embedding_A [r, tokens], .lora_embedding_B [size, r]; DoRA .lora_magnitude_vector
         [out]; whole tensors (modules_to_save, bias) as base_model.model.NAME. adapter_config.json:
         r, lora_alpha, their patterns, use_rslora, use_dora, fan_in_fan_out
-GGUF    NAME.weight.lora_a [r, in], NAME.weight.lora_b [out, r]; adapter.lora.alpha
+GGUF    NAME.weight.lora_a [r, in], NAME.weight.lora_b [out, r]; of token_embd.weight .lora_a
+        [tokens, r], .lora_b [size, r]; adapter.lora.alpha
 kohya   PREFIX_MODULE_WITH_UNDERSCORES.lora_down.weight, .lora_up.weight, .alpha, .dora_scale
+        [out, 1]
 
 The scale of a pair is alpha / r, with rsLoRA alpha / sqrt(r).
 Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py and
@@ -42,6 +44,7 @@ _ENDS: Mapping[str, tuple[str, str]] = {  # ending -> (spelling, which part of a
     ".dora_scale": ("kohya", "magnitude"),
 }
 
+EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand the other way round
 _UNREAD = ("lora_bias", "alora_invocation_tokens", "target_parameters", "trainable_token_indices")
 
 
@@ -139,13 +142,10 @@ def _stored(
     for part in (a, b):
         if part not in parts:
             raise FormatError(f"{model.path}: {module} has no {part} beside {', '.join(parts)}")
-    rank = parts[a].shape[0] if parts[a].shape else 0
-    shapes = [list(parts[part].shape) for part in (a, b)]
-    if [len(shape) for shape in shapes] != [2, 2] or shapes[1][1] != rank or not rank:
-        raise FormatError(
-            f"{model.path}: {module}: factors are {shapes[0]} and {shapes[1]}; expected [r, in] "
-            "and [out, r]"
-        )
+    turned = spelling == "gguf" and module == EMBEDDING
+    rank = _rank(model, module, parts[a].shape, parts[b].shape, turned)
+    embedding = embedding or turned
+    _check_lengths(model, module, parts)
     if spelling == "kohya":
         own = float(parts["alpha"].numpy().reshape(-1)[0]) if "alpha" in parts else float(rank)
         return Stored(module, parts, rank, _number(model, own) / rank)
@@ -162,6 +162,29 @@ def _stored(
     return Stored(module, parts, rank, scale, embedding)
 
 
+def _rank(model: Model, module: str, a: tuple[int, ...], b: tuple[int, ...], turned: bool) -> int:
+    """Return the rank of two factors; FormatError for shapes that are no pair's."""
+    if len(a) != 2 or len(b) != 2 or a[turned] != b[1] or not b[1]:
+        expected = "[tokens, r] and [size, r]" if turned else "[r, in] and [out, r]"
+        raise FormatError(
+            f"{model.path}: {module}: factors are {list(a)} and {list(b)}; expected {expected}"
+        )
+    return b[1]
+
+
+def _check_lengths(model: Model, module: str, parts: Mapping[str, View]) -> None:
+    """Raise FormatError for DoRA's lengths that are not one for each row."""
+    lengths = parts.get("magnitude")
+    if lengths is None:
+        return
+    rows = parts["b"].shape[0] if "b" in parts else 0
+    if lengths.shape not in ((rows,), (rows, 1)):
+        raise FormatError(
+            f"{model.path}: {module}: {lengths.name} is {list(lengths.shape)}; expected a length "
+            f"for each of {rows} rows, [{rows}] or [{rows}, 1]"
+        )
+
+
 def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
     """Return PEFT's value of a module: of the first pattern that ends its name, else `default`."""
     for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
@@ -172,7 +195,9 @@ def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
 
 def factors(pair: Stored) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return A [r, in] and B [out, r] as float64."""
-    if pair.embedding:
+    if pair.embedding and "a" in pair.parts:
+        a, b = pair.parts["b"].numpy().T, pair.parts["a"].numpy()
+    elif pair.embedding:
         a, b = pair.parts["embedding_b"].numpy().T, pair.parts["embedding_a"].numpy().T
     else:
         a, b = pair.parts["a"].numpy(), pair.parts["b"].numpy()

@@ -1,14 +1,15 @@
-"""An adapter in another spelling: PEFT's folder to GGUF and back; kohya's file to either."""
+"""An adapter in another spelling: PEFT's folder, a GGUF, kohya's file; each from each."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aprfmt.adapters.placing import LowRank, moved, placed, whole_tensors
+from aprfmt.adapters.placing import Array, LowRank, moved, placed, whole_tensors
 from aprfmt.adapters.reading import Adapter, Stored, read_adapter
 from aprfmt.base.protocols import Note, TensorInfo, Typed
 from aprfmt.codecs import encode
@@ -21,53 +22,75 @@ from aprfmt.model import Model, open_model
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_KOHYA = "lora_te_"  # sd-scripts' prefix of a language model's modules
+Row = tuple[TensorInfo, bytes]
+Texts = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a kind of adapter is written: its names, the container, and what goes into it.
+
+    `style` is that of the base's names. `names(name, pair)` yields an ending's full name, the part
+    of the stored pair whose dtype it has, and its values; `facts` gives metadata and text files.
+    """
+
+    called: str
+    container: str
+    style: str
+    names: Callable[[str, LowRank, Stored], Iterator[tuple[str, str, Array]]]
+    facts: Callable[[Adapter, Model, Mapping[str, Row]], tuple[dict[str, Any], Texts]]
+    holds: frozenset[str]  # of "DoRA" and "embedding"
 
 
 def convert_adapter(
     src: Path, dst: Path, base: Path, *, force: bool = False, dry_run: bool = False
 ) -> ConversionReport:
-    """Write an adapter as a GGUF or a PEFT folder, by the name of `dst`.
+    """Write an adapter as a GGUF, as kohya's .safetensors or as a PEFT folder, by `dst`'s name.
 
     The base gives names, and the order of rows. Factors keep their dtype and values. Raises
-    ConversionError for what the other spelling cannot say: DoRA and embeddings in GGUF, scales
-    that are no one alpha.
+    ConversionError for what the other spelling cannot say: DoRA in GGUF, embeddings in kohya's,
+    scales that are no one alpha in GGUF.
     """
-    to_gguf = dst.suffix.lower() == ".gguf"
+    spelling = SPELLINGS.get(dst.suffix.lower())
+    if spelling is None:
+        raise ConversionError(
+            f"{dst}: an adapter is written as .gguf, as .safetensors with kohya's names, or as a "
+            "folder for PEFT"
+        )
     opened, adapter = read_adapter(src)
     with opened, open_model(base) as model:
-        named = _named(model, "gguf" if to_gguf else "hf")
-        rows = dict(_outputs(adapter, model, named, to_gguf))
-        metadata, texts = (_gguf if to_gguf else _peft)(adapter, model, rows)
-        files, sizes = _write(dst, rows, metadata, texts, to_gguf, force, dry_run)
+        rows = dict(_outputs(adapter, model, _named(model, spelling.style), spelling))
+        metadata, texts = spelling.facts(adapter, model, rows)
+        files, sizes = _write(dst, rows, metadata, texts, spelling, force, dry_run)
     outcomes = tuple(
         TensorOutcome(name, "bytes", info.encoding, info.encoding, info.shape, info.nbytes)
         for name, (info, _) in rows.items()
     )
     return ConversionReport(
-        src, opened.format, dst, "gguf" if to_gguf else "safetensors", files, model.spec.name,
+        src, opened.format, dst, spelling.container, files, model.spec.name,
         outcomes, (Note("note", str(src), f"an adapter for {model.spec.name}"),), None, None, sizes,
     )  # fmt: skip
 
 
 def _named(model: Model, style: str) -> Mapping[str, str]:
     """Return the names that a style has for the base's stored weights, by its own names."""
-    from aprfmt.arch.bind import groups_for
+    from aprfmt.arch.draft import stored_groups
 
     if model.style == style:
         return {name: name for name in model}
     found = {}
     for key, view in model.roles.items():
-        groups = groups_for(model.spec, style, [key], model.hyper) if len(view.names) == 1 else []
+        groups = (
+            stored_groups(model.spec, style, [key], model.hyper) if len(view.names) == 1 else []
+        )
         if groups and len(groups[0].stored) == 1:
             found[view.names[0]] = groups[0].stored[0]
     return found
 
 
-Row = tuple[TensorInfo, bytes]
-
-
 def _outputs(
-    adapter: Adapter, model: Model, named: Mapping[str, str], to_gguf: bool
+    adapter: Adapter, model: Model, named: Mapping[str, str], spelling: Spelling
 ) -> Iterator[tuple[str, Row]]:
     """Yield the tensors to write, each with its bytes; the factors keep their dtype."""
     whole = whole_tensors(adapter, model)
@@ -77,30 +100,51 @@ def _outputs(
             "which only a merge can take along"
         )
     pairs = dict(zip(placed(adapter, model), adapter.pairs.values(), strict=True))
-    for name, made in _in_style(adapter, model, "gguf" if to_gguf else "hf").items():
+    for name, made in _in_style(adapter, model, spelling.style).items():
         stored = pairs[name]
         other = named.get(name)
-        if other is None or stored.embedding or (to_gguf and made.magnitude is not None):
-            dora = "DoRA" if made.magnitude is not None else ""
-            what = "an embedding's pair" if stored.embedding else dora
+        kinds = {"DoRA": made.magnitude is not None, "embedding": stored.embedding}
+        lacking = [kind for kind, has in kinds.items() if has and kind not in spelling.holds]
+        if other is None or lacking:
+            what = f"{lacking[0]} has" if lacking else "a weight laid out otherwise has"
             raise ConversionError(
-                f"{adapter.path}: {stored.module}: {what or 'a weight laid out otherwise'} has no "
-                f"form in {'GGUF' if to_gguf else 'PEFT'}: merge it (convert BASE OUT --adapter)"
+                f"{adapter.path}: {stored.module}: {what} no form in {spelling.called}: merge it "
+                "(convert BASE OUT --adapter)"
             )
-        module = _PREFIX + other.removesuffix(".weight")
-        ends = (f"{other}.lora_a", f"{other}.lora_b")
-        if not to_gguf:
-            ends = (f"{module}.lora_A.weight", f"{module}.lora_B.weight")
-        for end, part, values in zip(ends, ("a", "b"), (made.a, made.b), strict=True):
+        for end, part, values in spelling.names(other, made, stored):
             yield end, _row(end, stored, part, values)
-        if made.magnitude is not None:
-            end = f"{module}.lora_magnitude_vector"
-            yield end, _row(end, stored, "magnitude", made.magnitude)
+
+
+def _gguf_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+    turned = stored.embedding
+    yield f"{name}.lora_a", "a", pair.b if turned else pair.a
+    yield f"{name}.lora_b", "b", pair.a.T if turned else pair.b
+
+
+def _peft_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+    module = _PREFIX + name.removesuffix(".weight")
+    if stored.embedding:
+        yield f"{module}.lora_embedding_A", "a", pair.b.T
+        yield f"{module}.lora_embedding_B", "b", pair.a.T
+    else:
+        yield f"{module}.lora_A.weight", "a", pair.a
+        yield f"{module}.lora_B.weight", "b", pair.b
+    if pair.magnitude is not None:
+        yield f"{module}.lora_magnitude_vector", "magnitude", pair.magnitude
+
+
+def _kohya_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+    module = _KOHYA + name.removesuffix(".weight").replace(".", "_")
+    yield f"{module}.lora_down.weight", "a", pair.a
+    yield f"{module}.lora_up.weight", "b", pair.b
+    yield f"{module}.alpha", "alpha", np.array(pair.scale * stored.rank)
+    if pair.magnitude is not None:
+        yield f"{module}.dora_scale", "magnitude", pair.magnitude[:, None]
 
 
 def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
     """Return the pairs by the base's names, their rows in the order of a style."""
-    from aprfmt.arch.bind import groups_for
+    from aprfmt.arch.draft import stored_groups
 
     found = placed(adapter, model)
     if model.style == style:
@@ -108,15 +152,16 @@ def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRan
     turned = {}
     for name, pair in found.items():
         keys = model.roles_of.get(name, ())
-        here = groups_for(model.spec, model.style or "", keys, model.hyper)[0]
-        there = groups_for(model.spec, style, keys, model.hyper)[0]
+        here = stored_groups(model.spec, model.style or "", keys, model.hyper)[0]
+        there = stored_groups(model.spec, style, keys, model.hyper)[0]
         turned[name] = moved(pair, here, there, model, adapter)
     return turned
 
 
-def _row(name: str, stored: Stored, part: str, values: "np.ndarray[Any, Any]") -> Row:
-    kind = stored.parts[part].encoding
-    held = np.ascontiguousarray(values, np.float32)
+def _row(name: str, stored: Stored, part: str, values: Array) -> Row:
+    like = stored.parts.get(part) or stored.parts.get(f"embedding_{part}")
+    kind = "F32" if like is None else like.encoding
+    held = np.ascontiguousarray(values, np.float32).reshape(values.shape)
     return make_info(name, held.shape, kind), encode(kind, held)[""]
 
 
@@ -146,23 +191,22 @@ def _gguf(
     }, {}  # fmt: skip
 
 
-def _peft(
-    adapter: Adapter, model: Model, rows: Mapping[str, Row]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    ranks = {
-        name.removeprefix(_PREFIX).removesuffix(".lora_A.weight"): info.shape[0]
-        for name, (info, _) in rows.items()
-        if name.endswith(".lora_A.weight")
-    }
-    rank = max(ranks.values(), key=list(ranks.values()).count)
-    alpha = _alpha(adapter)
+def _peft(adapter: Adapter, model: Model, rows: Mapping[str, Row]) -> tuple[dict[str, Any], Texts]:
+    """Return PEFT's configuration: the usual rank and alpha, and patterns of the others."""
+    names = _named(model, "hf")
+    pairs = zip(placed(adapter, model), adapter.pairs.values(), strict=True)
+    modules = {names[name].removesuffix(".weight"): pair for name, pair in pairs}
+    ranks = {name: pair.rank for name, pair in modules.items()}
+    alphas = {name: _plain(pair.scale * pair.rank) for name, pair in modules.items()}
+    rank, alpha = _usual(ranks), _usual(alphas)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(adapter.config.get("base_model_name_or_path", "")),
         "r": rank,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_alpha": alpha,
         "rank_pattern": {name: found for name, found in ranks.items() if found != rank},
+        "alpha_pattern": {name: found for name, found in alphas.items() if found != alpha},
         "use_rslora": False,
         "use_dora": any(name.endswith("magnitude_vector") for name in rows),
         "target_modules": sorted({name.rpartition(".")[2] for name in ranks}),
@@ -172,24 +216,49 @@ def _peft(
     return {"format": "pt"}, {CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n"}
 
 
+def _usual(values: Mapping[str, float]) -> float:
+    return max(values.values(), key=list(values.values()).count)
+
+
+def _plain(value: float) -> float:
+    """Return a number as JSON has it: whole ones without a point."""
+    near = round(value)
+    return near if math.isclose(value, near, rel_tol=1e-12) else value
+
+
+def _kohya(adapter: Adapter, model: Model, rows: Mapping[str, Row]) -> tuple[dict[str, Any], Texts]:
+    ranks = {str(pair.rank) for pair in adapter.pairs.values()}
+    return {"ss_network_module": "networks.lora",
+            "ss_network_dim": ranks.pop() if len(ranks) == 1 else "Dynamic"}, {}  # fmt: skip
+
+
+# By the extension of the output; a folder has none.
+SPELLINGS: Mapping[str, Spelling] = {
+    ".gguf": Spelling("GGUF", "gguf", "gguf", _gguf_names, _gguf, frozenset({"embedding"})),
+    ".safetensors": Spelling(
+        "kohya's file", "safetensors", "hf", _kohya_names, _kohya, frozenset({"DoRA"})
+    ),
+    "": Spelling("PEFT", "safetensors", "hf", _peft_names, _peft, frozenset({"DoRA", "embedding"})),
+}
+
+
 def _write(
-    dst: Path, rows: Mapping[str, Row], metadata: Mapping[str, Any], texts: Mapping[str, str],
-    to_gguf: bool, force: bool, dry_run: bool,
+    dst: Path, rows: Mapping[str, Row], metadata: Mapping[str, Any], texts: Texts,
+    spelling: Spelling, force: bool, dry_run: bool,
 ) -> tuple[tuple[Path, ...], dict[Path, int]]:  # fmt: skip
     """Write the file, or the folder; everything is published together."""
-    if not to_gguf and dst.suffix:
-        raise ConversionError(f"{dst}: an adapter is written as .gguf, or as a folder for PEFT")
-    weights = dst if to_gguf else dst / WEIGHTS
+    in_folder = not dst.suffix
+    weights = dst / WEIGHTS if in_folder else dst
     beside = {dst / name: text.encode() for name, text in texts.items()}
-    if not to_gguf and dst.exists() and not force:
+    if in_folder and dst.exists() and not force:
         raise OutputError(f"{dst}: exists; use --force to replace it")
-    spec = FORMATS["gguf" if to_gguf else "safetensors"]
+    spec = FORMATS[spelling.container]
     infos = {name: info for name, (info, _) in rows.items()}
     if dry_run:
         sizes = {weights: sum(info.nbytes for info in infos.values())}
         return (weights, *beside), {**sizes, **{path: len(text) for path, text in beside.items()}}
     own = (WEIGHTS, CONFIG)
-    with FileSet(force=force, folder=None if to_gguf else dst, ours=lambda n: n in own) as files:
+    with FileSet(force=force, folder=dst if in_folder else None, ours=lambda n: n in own) as files:
         with spec.open_sink(weights, force=force, files=files) as sink:
             ordered = spec.order(list(infos.values()))
             sink.plan(metadata, ordered)

@@ -8,22 +8,37 @@ token i + 1, a head computes
 
 with a decoder layer of the model's own kind, that with attention and experts where it has them.
 Embedding and head are the model's unless the file stores others. The roles are llama.cpp's names.
+In a model a head is the block after the last one: with N layers its roles are `LN.attn_q.weight`,
+`LN.nextn.enorm.weight`, `LN.nextn.shared_head_norm.weight`, for every style of names. A second head
+is block N + 1. Inside (`inner`) it has the roles of a model of one layer.
 Sources: DeepSeek-V3's report (arXiv 2412.19437), section 2.2; vLLM's deepseek_mtp.py and
 qwen3_next_mtp.py, whose models hand over the state behind the last norm; llama.cpp's qwen35.cpp
 and its converter, which gives Qwen's `mtp.*` the same names as DeepSeek's.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
 
 from aprfmt.arch import rules
-from aprfmt.arch.names import core
+from aprfmt.arch.bind import Bound, Group, bind, groups_for, of_packed, without_partial
+from aprfmt.arch.names import NameIndex, core
 from aprfmt.arch.rows import LAYER
-from aprfmt.arch.spec import ArchSpec, Binding, DraftNames, Facts, HyperParams, HyperRule
+from aprfmt.arch.sizes import size_of
+from aprfmt.arch.spec import (
+    ArchSpec,
+    Binding,
+    DraftNames,
+    Facts,
+    HyperParams,
+    HyperRule,
+    role_key,
+    split_key,
+)
 from aprfmt.arch.spec import TensorRule as Rule
 from aprfmt.arch.values import MAX_LAYERS
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
 
 EMBED_NORM, HIDDEN_NORM, JOIN = "nextn.enorm", "nextn.hnorm", "nextn.eh_proj"
 _NORM, _HEAD, _EMBED = "output_norm.weight", "output.weight", "token_embd.weight"
@@ -45,6 +60,9 @@ _GGUF = DraftNames(
     },
     ("{arch}.nextn_predict_layers",),
 )
+# What a role of the head is called in the model, by its role in a model of one layer.
+_OUTER = {role: name.removeprefix(_GGUF.layer) for name, role in _GGUF.own.items()}
+_INNER = {name: role for role, name in _OUTER.items()}
 # DeepSeek-V3 and GLM-4.5: the layer after the last one, with the head's own tensors inside.
 NEXTN: Mapping[str, DraftNames] = {
     "gguf": _GGUF,
@@ -65,7 +83,7 @@ NEXTN: Mapping[str, DraftNames] = {
 MTP: Mapping[str, DraftNames] = {
     "gguf": _GGUF,
     "hf": DraftNames(
-        "mtp.layers.0.",
+        "mtp.layers.{I}.",
         {
             "mtp.pre_fc_norm_embedding.weight": NORMS[0],
             "mtp.pre_fc_norm_hidden.weight": NORMS[1],
@@ -118,28 +136,156 @@ def head_hyper(hp: HyperParams) -> HyperParams:
     return hp.replaced(**{**layers, "n_layers": 1})
 
 
-def in_head(
-    spec: ArchSpec, style: str, hp: Mapping[str, Value], names: Iterable[str]
-) -> tuple[str, ...]:
-    """Return those of some stored names that are a draft head's."""
+@dataclass(frozen=True)
+class Head:
+    """A draft head's tensors in a file: groups under the model's role keys, and its sizes."""
+
+    bound: Bound
+    hyper: HyperParams
+
+
+def heads(
+    spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str], packed: Set[str]
+) -> list[Head]:
+    """Return the draft heads that some stored names belong to, those in `packed` packed weights."""
+    found = []
+    for layer, stored in _by_head(spec, style, hp, names):
+        hyper = head_hyper(hp)
+        bound = bind(head_spec(spec), style, stored)
+        bound = of_packed(bound, {target for target, name in stored.items() if name in packed})
+        bound = without_partial(bound, hyper)
+        groups = tuple(
+            Group(group.binding, layer, tuple(stored[name] for name in group.stored),
+                  tuple(outer(layer, key) for key in group.roles))
+            for group in bound.groups
+        )  # fmt: skip
+        found.append(
+            Head(
+                Bound(
+                    groups,
+                    tuple(stored[name] for name in bound.unbound),
+                    buffers=tuple(stored[name] for name in bound.buffers),
+                ),
+                hyper,
+            )
+        )
+    return found
+
+
+def _by_head(
+    spec: ArchSpec, style: str, hp: Mapping[str, Value], names: Collection[str]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the block that each head is, and its stored names by those of a model of one layer."""
     if style not in spec.draft:
-        return ()
-    renamed = Renamed(head_spec(spec), style, int(hp["n_layers"]))
-    return tuple(name for name in names if renamed.find(name) is not None)
+        return
+    count = size_of("n_layers", hp)
+    for layer in range(count, count + MAX_LAYERS):
+        renamed = Renamed(head_spec(spec), style, count, layer - count)
+        stored = {target: name for name in names if (target := renamed.find(name)) is not None}
+        if not stored or (renamed.roles and {*stored}.isdisjoint(renamed.targets)):
+            return  # a layer that no head's own tensors stand beside is one of the model's
+        yield layer, stored
+
+
+def first_head(spec: ArchSpec, style: str, names: Iterable[str]) -> int | None:
+    """Return the block that is the first draft head, by the tensors that only a head has."""
+    own = spec.draft[style].own if style in spec.draft else ()
+    rows = [(name.replace("{N}", "{L}"), name) for name in own if "{N}" in name]
+    index = NameIndex(style, rows)
+    found = (match.layer for name in names if (match := index.find(name)) is not None)
+    return min((layer for layer in found if layer is not None), default=None)
+
+
+def counted(
+    spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str]
+) -> dict[str, Value]:
+    """Return the keys of a style that say how many draft heads a file of these names has."""
+    count = sum(1 for _ in _by_head(spec, style, hp, names))
+    if not count:
+        return {}
+    blocks = {"{arch}.block_count": size_of("n_layers", hp) + count} if style == "gguf" else {}
+    arch = (spec.called.get("gguf") or ("",))[0]
+    keys = {**blocks, spec.draft[style].counts[0]: count}
+    return {key.replace("{arch}", arch): value for key, value in keys.items()}
+
+
+def outer(layer: int, key: str) -> str:
+    """Return the model's key of a role of the head that is block `layer`."""
+    inside, role = split_key(key)
+    return role_key(layer, role if inside is not None else _OUTER.get(role, role))
+
+
+def inner(key: str) -> str:
+    """Return a head's role, by the model's key of it, as that of a model of one layer."""
+    _, role = split_key(key)
+    return _INNER.get(role) or role_key(0, role)
+
+
+def stored_groups(
+    spec: ArchSpec, style: str, roles: Collection[str], hp: HyperParams
+) -> list[Group]:
+    """As `groups_for`, which holds for the model alone; roles of draft heads come behind it."""
+    if style not in spec.draft:
+        return groups_for(spec, style, roles, hp)
+    count = size_of("n_layers", hp)
+    mine: dict[int, list[str]] = {}
+    main: list[str] = []
+    for key in roles:
+        layer, _ = split_key(key)
+        (main if layer is None or layer < count else mine.setdefault(layer, [])).append(key)
+    groups = groups_for(spec, style, main, hp)
+    for layer, keys in sorted(mine.items()):
+        groups += _head_groups(spec, style, layer, keys, hp)
+    return groups
+
+
+def _head_groups(
+    spec: ArchSpec, style: str, layer: int, keys: Collection[str], hp: HyperParams
+) -> list[Group]:
+    """Return the stored tensors of a head's roles; ArchError for one that has no name there."""
+    head, count = head_spec(spec), size_of("n_layers", hp)
+    renamed = Renamed(head, style, count, layer - count)
+    named = renamed.roles
+    homeless = [key for key in keys if split_key(key)[1] in _INNER and inner(key) not in named]
+    if homeless:
+        raise ArchError(
+            f"{style} files of {spec.name} have no name for {len(homeless)} of the draft head's "
+            f"tensors: {', '.join(homeless[:4])}; leave them out with --drop"
+        )
+    return [
+        Group(group.binding, layer, tuple(map(renamed.stored, group.stored)),
+              tuple(outer(layer, key) for key in group.roles))
+        for group in groups_for(head, style, [inner(key) for key in keys], head_hyper(hp))
+    ]  # fmt: skip
 
 
 class Renamed:
-    """The names of a draft head's tensors in a file, as those of a model of one layer, and back."""
+    """The names of a draft head's tensors in a file, as those of a model of one layer, and back.
 
-    def __init__(self, spec: ArchSpec, style: str, n_layers: int) -> None:
+    `index` counts heads. What a file stores once for all of its heads is the first one's.
+    """
+
+    def __init__(self, spec: ArchSpec, style: str, n_layers: int, index: int = 0) -> None:
         self._style = style
         names = spec.draft[style]
-        self._layer = names.layer.replace("{N}", str(n_layers))
+        self._layer = _filled(names.layer, n_layers, index)
         self._own, self._roles = {}, {}
         for template, role in names.own.items():
+            if index and "{" not in template:
+                continue
             target = next(row.stored[0] for row in spec.bindings[style] if row.roles == (role,))
-            name = template.replace("{N}", str(n_layers))
+            name = _filled(template, n_layers, index)
             self._own[name], self._roles[name] = target, role
+
+    @property
+    def roles(self) -> Set[str]:
+        """The roles, of a model of one layer, of the head's own tensors."""
+        return {*self._roles.values()}
+
+    @property
+    def targets(self) -> Set[str]:
+        """What the head's own tensors are called in a model of one layer."""
+        return {*self._own.values()}
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -161,3 +307,8 @@ class Renamed:
             if name == target:
                 return stored
         return self._layer + name.removeprefix(_FIRST[self._style])
+
+
+def _filled(template: str, n_layers: int, index: int) -> str:
+    """Return the name of a head's tensor; {N} is the block that the head is, {I} its number."""
+    return template.replace("{N}", str(n_layers + index)).replace("{I}", str(index))

@@ -48,9 +48,11 @@ _DRAFTS = """
 A head for multi-token prediction (MTP) is one more layer, which reads the model's hidden state of a
 token and the embedding of the next and guesses the one after it. `eval --draft` runs it and counts
 the guesses that the model itself would make, `trace --draft` shows its capture points. In a GGUF it
-is block `{N}`, the number of the model's layers, with `blk.{N}.nextn.*` beside the layer's tensors;
-converting to GGUF leaves it out by `--drop`. Its names in Hugging Face folders (embedding and head
-are the model's where it has none):
+is block `{N}`, the number of the model's layers, with `blk.{N}.nextn.*` beside the layer's tensors,
+and `nextn_predict_layers` counts it; `convert` writes it so, as llama.cpp's converter does, and
+takes it back. Its roles are those of that layer in every format (`L{N}.nextn.eh_proj.weight`). Its
+names in Hugging Face folders, `{I}` the head's number (embedding and head are the model's where it
+has none):
 
 """
 _BLOCKS = """

@@ -303,7 +303,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class DraftNames:
-    """How one naming style stores the draft head behind a model of {N} layers.
+    """How one naming style stores the draft head behind a model of {N} layers; {I} counts heads.
 
     `layer` is the prefix of its decoder layer, `own` its other tensors by template, with the role
     each holds; `counts` are keys that say how many draft layers there are.

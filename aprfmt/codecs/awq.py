@@ -21,6 +21,7 @@ from aprfmt.codecs.dialect import (
     fact,
     fits,
     need,
+    numbers,
     whole_numbers,
 )
 from aprfmt.errors import CodecError, UnsupportedError
@@ -82,7 +83,7 @@ def zeros_of(
 
 def _decode(parts: Parts, config: Config, out: F32) -> None:
     outputs, inputs = out.shape
-    scales = array(NAME, parts, ".scales", _FLOAT)
+    scales = numbers(NAME, parts, ".scales", _FLOAT)
     zeros, size = zeros_of(parts, config, outputs, inputs, scales)
     packed = array(NAME, parts, ".qweight", _INT)
     for start in range(0, inputs, _ROWS):

@@ -33,6 +33,7 @@ from aprfmt.codecs.dialect import (
     fact,
     fits,
     need,
+    numbers,
     scales,
     unpack_dense,
     whole_numbers,
@@ -172,7 +173,7 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
     """
     weights = weights_of(config)
     bits = fact(NAME, weights, "num_bits", range(1, 9))
-    scale = array(NAME, parts, SCALE, _FLOAT)
+    scale = numbers(NAME, parts, SCALE, _FLOAT)
     if weights.get("strategy") == "block":
         raise CodecError("its scales are those of tiles")
     _by_group(scale, shape, SCALE)
@@ -216,7 +217,7 @@ def _decode_packed(parts: Parts, config: Config, out: F32) -> None:
     for start in range(0, len(packed), _ROWS):
         at = slice(start, start + _ROWS)
         flat[at] = unpack_dense(packed[at], bits, out.shape[-1]) - (1 << bits - 1)
-    scale = array(NAME, parts, SCALE, _FLOAT)
+    scale = numbers(NAME, parts, SCALE, _FLOAT)
     zero = _zeros(parts, out.shape, bits, scale)
     index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else None
     if index is not None and index.size and index.min() >= 0:
@@ -271,7 +272,7 @@ def _decode_plain(parts: Parts, config: Config, out: F32) -> None:
     weights = weights_of(config)
     out[:] = array(NAME, parts, ".weight", ("I8", *_FP8))
     floats = parts[".weight"].encoding in _FP8
-    read, kinds = (scales, ("U8", "F8_E8M0", *_FLOAT)) if floats else (array, _FLOAT)
+    read, kinds = (scales, ("U8", "F8_E8M0", *_FLOAT)) if floats else (numbers, _FLOAT)
     scale = read(NAME, parts, SCALE, kinds)
     if _ZERO in parts:
         zero = array(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)

@@ -121,14 +121,27 @@ def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Ar
     """
     stored = array(name, parts, suffix, encodings)
     found: Array = fp8.E8M0.values[stored] if stored.dtype == np.uint8 else stored
-    wrong = ~np.isfinite(found) | (found < 0)
+    _check(name, suffix, found, ~np.isfinite(found) | (found < 0), "finite and not negative")
+    return found
+
+
+def numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
+    """Return scales or offsets of whole numbers as float32; CodecError for NaN and infinities.
+
+    They may be negative: MLX's are, and AutoRound's.
+    """
+    found = array(name, parts, suffix, encodings)
+    _check(name, suffix, found, ~np.isfinite(found), "finite")
+    return found
+
+
+def _check(name: str, suffix: str, found: Array, wrong: Array, expected: str) -> None:
     if wrong.any():
         at = [int(index) for index in np.argwhere(wrong)[0]]
         raise CodecError(
             f"{name}: part {suffix!r} holds {found[tuple(at)]} at {at}, expected scales that are "
-            "finite and not negative"
+            f"{expected}"
         )
-    return found
 
 
 def fact(name: str, config: Config, key: str, allowed: Sequence[int], default: Any = None) -> int:

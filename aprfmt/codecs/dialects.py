@@ -76,6 +76,14 @@ def beyond(rows: Sequence[Dialect]) -> list[Dialect]:
     return [row for row in every if row.main != row.weight and row not in rows]
 
 
+def beside_codes(name: str) -> bool:
+    """Say whether a stored tensor's name is that of a packed weight's codes, or a part of one."""
+    rows = [DIALECTS[key] for key in DIALECTS]
+    ends = {end for row in rows for end in (*row.parts, *row.optional)}
+    mains = {row.main for row in rows if row.main not in ("", row.weight, ".weight")}
+    return name.endswith((*ends, *mains))
+
+
 def decode_weight(dialect: Dialect, parts: Parts, config: Config) -> F32:
     """Return the weight as a new float32 array. Raises CodecError where parts do not fit."""
     for suffix in (dialect.main, *dialect.parts):

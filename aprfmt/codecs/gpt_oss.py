@@ -14,6 +14,7 @@ import numpy as np
 from aprfmt.codecs import f4
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts, array, fits, need
+from aprfmt.codecs.dialect import scales as check_scales
 from aprfmt.errors import CodecError
 
 NAME = "gpt_oss"
@@ -49,6 +50,7 @@ def _decode(parts: Parts, config: Config, out: F32) -> None:
     blocks = array(NAME, parts, "_blocks", ("U8",))
     scales = array(NAME, parts, "_scales", ("U8",))
     fits(NAME, "_scales", scales.shape, blocks.shape[:3])
+    check_scales(NAME, parts, "_scales", ("U8",))
     for expert in range(len(blocks)):
         for start in range(0, blocks.shape[1], _ROWS):
             rows, at = blocks[expert, start : start + _ROWS], slice(start, start + _ROWS)

@@ -25,6 +25,7 @@ from aprfmt.codecs.dialect import (
     fact,
     fits,
     need,
+    numbers,
     unpack_dense,
     whole_numbers,
 )
@@ -52,7 +53,16 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
-    """Return the group [in] of each input; CodecError for an input without a scale."""
+    """Return the group [in] of each input; CodecError for an input without a scale.
+
+    So for scales of groups of another size than the one that is stated.
+    """
+    stated = config.get("group_size")
+    if type(stated) is int and stated > 0 and -(-inputs // stated) != groups:
+        raise CodecError(
+            f"{NAME}: config says group_size {stated}, part '.scales' has {groups} groups; "
+            f"expected {-(-inputs // stated)} for {inputs} inputs"
+        )
     if ".g_idx" in parts:
         index = array(NAME, parts, ".g_idx", _INT)
         fits(NAME, ".g_idx", index.shape, (inputs,))
@@ -89,7 +99,7 @@ def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> Array
 def _decode(parts: Parts, config: Config, out: F32) -> None:
     bits = fact(NAME, config, "bits", _BITS)
     outputs, inputs = out.shape
-    scales = array(NAME, parts, ".scales", _FLOAT)
+    scales = numbers(NAME, parts, ".scales", _FLOAT)
     zeros = zeros_of(parts, config, outputs, scales)
     packed = array(NAME, parts, ".qweight", _INT)
     group = groups_of(parts, config, inputs, len(scales))

@@ -27,6 +27,7 @@ from aprfmt.codecs.dialect import (
     fact,
     fits,
     need,
+    numbers,
     unpack_dense,
     whole_numbers,
 )
@@ -81,12 +82,13 @@ def _decode(parts: Parts, config: Config, out: F32) -> None:
     groups = (*out.shape[:-1], columns // size)
     words = array(NAME, parts, ".weight", ("U32",)).reshape(-1, columns * bits // 32)
     allowed = ("F16", "BF16", "F32") if mode.scales is None else ("U8",)
-    stored = array(NAME, parts, ".scales", allowed)
+    read = numbers if mode.scales is None else array
+    stored = read(NAME, parts, ".scales", allowed)
     fits(NAME, ".scales", stored.shape, groups)
     scales = (stored if mode.scales is None else mode.scales.values[stored]).reshape(len(words), -1)
     biases = None
     if mode.codes is None:
-        found = array(NAME, parts, ".biases", allowed)
+        found = numbers(NAME, parts, ".biases", allowed)
         fits(NAME, ".biases", found.shape, groups)
         biases = found.reshape(len(words), -1)
     rows = out.reshape(len(words), columns // size, size)

@@ -114,6 +114,7 @@ def gpt_oss(packed: PackedWeight, target: str) -> Source:
     parts = packed.parts
     shape, power = packed.dialect.shape_of(parts, packed.config), need("gpt_oss", parts, "_scales")
     fits("gpt_oss", "_scales", power.shape, parts["_blocks"].shape[:3])
+    scales("gpt_oss", parts, "_scales", ("U8",))
     return _micro(shape, parts["_blocks"], power, 32, _POWERS)
 
 

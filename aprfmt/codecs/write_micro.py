@@ -3,7 +3,8 @@
 NVFP4: both map the tensor's largest magnitude to 6 * 448. compressed-tensors divides by its global
 scale (NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
 inputs, which calibration gives, ModelOpt's algorithm is W4A16_NVFP4. MXFP4 (MXFP4A16): a quarter of
-the power of two at or below the largest magnitude, of the next one above from 1.75 times it on.
+the power of two at or below the largest magnitude, of the next one above from 1.75 times it on. So
+gpt-oss stores its experts, whatever is left beside them (config.json of openai/gpt-oss-20b).
 Source: compressed-tensors 0.20, calculate_qparams and generate_gparam; nvidia-modelopt 0.47,
 quantization/qtensor/nvfp4_tensor.py and export/convert_hf_config.py.
 """
@@ -139,6 +140,24 @@ MXFP4 = Writer(
          "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"},
         left_out,
     ),
+)  # fmt: skip
+
+
+GPT_OSS = replace(
+    MXFP4,
+    encoding="GPT_OSS",
+    tensors={
+        "_blocks": Tensor("U8", lambda out, columns, n: (out, n, _POWERS // 2), _bytes),
+        "_scales": MXFP4.tensors[SCALE],
+    },
+    section=lambda settings, left_out: {
+        "quantization_config": {
+            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router",
+                                       "model.embed_tokens", "lm_head"],
+            "quant_method": "mxfp4",
+        }
+    },
+    stacked=True,
 )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Writer:
-    """One way of storing a weight [out, in].
+    """One way of storing a weight [out, in], or with `stacked` one of experts, [experts, out, in].
 
     `encoding` is the dialect's row of the encoding table. `choose(values, settings)` gives the
     numbers of groups as they are stored, `codes(values, groups)` the codes under them, as a Source
@@ -65,6 +65,7 @@ class Writer:
     section: Callable[[Settings, Sequence[str]], Mapping[str, Any]]
     files: Callable[[Settings, Sequence[str]], Mapping[str, Any]] = lambda settings, left_out: {}
     scales: str = ""  # their encoding where it is not the weight's own
+    stacked: bool = False
 
     @property
     def main(self) -> str:
@@ -73,11 +74,11 @@ class Writer:
 
     def stored(self, shape: Sequence[int], settings: Settings) -> Mapping[str, StoredPart]:
         """Return the stored tensors of a weight by suffix, without their bytes."""
-        outputs, inputs = shape
+        *stack, outputs, inputs = shape
         return {
             suffix: StoredPart(
                 b"", row.encoding or settings.scales,
-                row.shape(outputs, inputs, inputs // settings.size),
+                (*stack, *row.shape(outputs, inputs, inputs // settings.size)),
             )
             for suffix, row in self.tensors.items()
         }  # fmt: skip

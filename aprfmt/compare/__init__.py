@@ -16,7 +16,7 @@ from aprfmt.compare.diffs import (
     Image,
     TensorDiff,
 )
-from aprfmt.compare.texts import generation, template_lines
+from aprfmt.compare.texts import Beside, beside, generation, template_lines
 from aprfmt.errors import UsageError
 from aprfmt.model import Model, open_model
 
@@ -121,8 +121,8 @@ def diff_models(
 
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
-    tokenizer, remarks = _tokenizer(a, b) if "tokenizer" in only else ((), ())
     spoken = "tokenizer" in only
+    tokenizer, remarks, verdicts = _tokenizer(a, b) if spoken else ((), (), None)
     return DiffReport(
         str(a.path),
         str(b.path),
@@ -136,6 +136,7 @@ def diff_models(
         tuple(dict.fromkeys((*a.damage, *b.damage))),
         template_lines(a, b) if spoken else (),
         generation(a, b) if spoken else (),
+        verdicts,
     )
 
 
@@ -185,14 +186,18 @@ def _hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDif
     return tuple(rows)
 
 
-def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ...]]:
-    """List what differs of the tokenizers, decisive where it counts; and what was not compared."""
+def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ...], Beside]:
+    """List what differs of the tokenizers, decisive where it counts; and what was not compared.
+
+    The last is the verdict on them, the chat templates and the generation configs.
+    """
     from aprfmt.compare.tokens import compare_tokens
 
     report = compare_tokens(a, b)
+    verdicts = beside(a, b, report)
     if len(report.carried) == 1:  # ids cannot be compared
         said = ("present", "absent") if "A" in report.carried else ("absent", "present")
-        return (FieldDiff("tokenizer", *said),), ()
+        return (FieldDiff("tokenizer", *said),), (), verdicts
     rows = []
     for found in report.findings:
         one = found.difference
@@ -202,7 +207,7 @@ def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ..
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0])
              for one in report.notes]  # fmt: skip
     missing = report.not_checked if report.carried else ()
-    return tuple(rows), (*report.remarks, *missing)
+    return tuple(rows), (*report.remarks, *missing), verdicts
 
 
 def _metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.compare.texts import KeyDiff
+from aprfmt.compare.texts import Beside, KeyDiff
 
 # Worst first: the order of human output.
 Verdict = Literal[
@@ -186,6 +186,7 @@ class DiffReport:
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
     generation: tuple[KeyDiff, ...] = ()
+    beside: Beside | None = None  # verdicts on tokenizer, template and generation config
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -261,4 +262,5 @@ class DiffReport:
             "damage": [asdict(row) for row in self.damage],
             "template": list(self.template),
             "generation": [asdict(row) for row in self.generation],
+            **({} if self.beside is None else {"beside": asdict(self.beside)}),
         }

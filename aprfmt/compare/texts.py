@@ -1,13 +1,14 @@
 """What goes with a model as text: its chat template, line by line, and its generation config."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import unified_diff
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
+    from aprfmt.compare.tokens import TokensReport
     from aprfmt.model import Model
 
 _FILE = "generation_config.json"
@@ -26,6 +27,8 @@ EFFECTS: Mapping[str, str] = {
     "eos_token_id": "what ends it",
     "pad_token_id": "what fills shorter rows of a batch",
 }
+ALIKE = ("equal", "none")  # verdicts that no line has to be said about
+_OTHERS = ("chat_template", "generation_config")  # rows of the tokenizers' report, judged apart
 _OF_THE_WRITER = ("transformers_version", "_from_model_config")
 
 
@@ -37,6 +40,71 @@ class KeyDiff:
     a: object
     b: object
     effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A verdict on each of what two models have beside their tensors, and how much of it differs.
+
+    Verdicts: equal, different, only in A, only in B, none, not compared.
+    """
+
+    tokenizer: str
+    template: str
+    generation: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def says(self) -> str:
+        """The verdicts on what is not alike on both sides, with the counts; "" where all is."""
+        parts = [
+            f"{name} {verdict}{self._counted(begins)}"
+            for name, verdict, begins in (
+                ("tokenizer", self.tokenizer, ("tokens", "merges")),
+                ("chat template", self.template, ("lines",)),
+                ("generation config", self.generation, ("keys",)),
+            )
+            if verdict not in ALIKE
+        ]
+        return "; ".join(parts)
+
+    def _counted(self, begins: tuple[str, ...]) -> str:
+        rows = [
+            f"{count} {name.replace('_', ' ').replace('in a', 'in A').replace('in b', 'in B')}"
+            for name, count in self.counts.items()
+            if name.startswith(begins)
+        ]
+        return f" ({', '.join(rows)})" if rows else ""
+
+
+def beside(a: "Model", b: "Model", tokens: "TokensReport") -> Beside:
+    """Return the verdicts on tokenizer, chat template and generation config of two models."""
+    lines, keys = template_lines(a, b)[2:], generation(a, b)
+    counts = {
+        **tokens.counts,
+        "lines_only_in_a": sum(line.startswith("-") for line in lines),
+        "lines_only_in_b": sum(line.startswith("+") for line in lines),
+        "keys_changed": len(keys),
+    }
+    own = [row for row in tokens.findings if row.difference.name not in _OTHERS]
+    judged = "different" if own or tokens.counts else "equal"
+    if tokens.carried != "AB":
+        judged = _one_sided("A" in tokens.carried, "B" in tokens.carried)
+    elif not tokens.checked:
+        judged = "not compared"
+    x, y = _template(a), _template(b)
+    texts = "different" if x != y else "equal"
+    mine, theirs = bool(_generation(a)), bool(_generation(b))
+    return Beside(
+        judged,
+        texts if x is not None and y is not None else _one_sided(x is not None, y is not None),
+        ("different" if keys else "equal") if mine and theirs else _one_sided(mine, theirs),
+        {name: count for name, count in counts.items() if count},
+    )
+
+
+def _one_sided(a: bool, b: bool) -> str:
+    return "only in A" if a else "only in B" if b else "none"
 
 
 def template_lines(a: "Model", b: "Model") -> tuple[str, ...]:

@@ -12,13 +12,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.conversion.kept import (
+    COMPANIONS,
+    KEYS,
+    TEMPLATE,
+    VOCABULARY,
+    file_names,
+    foreign,
+    kept,
+    template,
+)
 from aprfmt.conversion.options import Drops
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.resolve import spellings_by_name
-from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -28,26 +37,12 @@ Fate = Literal["copied", "transformed", "dropped", "lost"]
 FATES: tuple[Fate, ...] = ("copied", "transformed", "dropped", "lost")
 RECORD = "aprfmt.dropped"  # JSON {name in the source: the flag that left it out}
 REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; not recorded
+ALONE = "--arch none, --generic"  # the flags that copy a container without its companions
 _SHOWN = 5
 
-# Files beside the weights that belong to a model: what each is, by its name.
-COMPANIONS: tuple[tuple[str, str], ...] = (
-    (r"config\.json", "configuration"),
-    (r"hf_quant_config\.json", "configuration"),
-    (r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|"
-     r"merges\.txt|tokenizer\.model|spiece\.model|.*\.tiktoken", "tokenizer"),
-    (r"chat_template\.(json|jinja)", "template"),
-    (r"generation_config\.json", "generation config"),
-    (r"((image_|video_)?preprocessor|processor)_config\.json", "preprocessor"),
-    (r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)(\.(txt|md))?", "licence"),
-    (r"adapter_config\.json|adapter_model.*\.(safetensors|bin|gguf)", "adapter"),
-    (r".*imatrix.*\.(gguf|dat)|.*\.imatrix", "imatrix"),
-    (r"mmproj.*\.gguf", "tower"),
-    (r"(mtp|.*draft).*\.(safetensors|gguf)", "draft head"),
-)  # fmt: skip
 # What a tensor beside the layers is, by the beginning of its name.
 _TENSORS: tuple[tuple[str, str], ...] = (
-    (r"(model\.)?mtp\b|.*\.nextn\.", "draft head"),
+    (r"(model\.)?mtp(_layers)?\b|.*\.nextn\.", "draft head"),
     (r"(model\.)?(vision|visual|audio|multi_modal|embed_vision|embed_audio)|mm\.|v\.|a\.", "tower"),
 )
 
@@ -106,14 +101,19 @@ def account(copy: Model, source: Model, excused: Callable[[str], str]) -> Accoun
     `excused(name)` gives the flag that left out a tensor or a file, "" for what should be there.
     """
     both = _Both(copy, source, excused)
-    return Account((*both.tensors(), *both.head(), *files(source, both.file)))
+    said = files(source, both.file)
+    return Account((*both.tensors(), *both.head(), *both.keys(), *said))
 
 
 def recorded(copy: Model) -> Callable[[str], str]:
     """Return what a copy's own record says of what was left out of it; FormatError."""
-    text = copy.metadata.get(RECORD)
-    found = json_object(text, f"{copy.path}: {RECORD}") if isinstance(text, str) else {}
+    found = _record(copy)
     return lambda name: str(found.get(name, ""))
+
+
+def _record(model: Model) -> Mapping[str, Any]:
+    text = model.metadata.get(RECORD)
+    return json_object(text, f"{model.path}: {RECORD}") if isinstance(text, str) else {}
 
 
 def files(source: Model, fate: Callable[[str, str], Entry]) -> Iterator[Entry]:
@@ -122,16 +122,6 @@ def files(source: Model, fate: Callable[[str, str], Entry]) -> Iterator[Entry]:
         kind = next((kind for form, kind in COMPANIONS if re.fullmatch(form, name)), "")
         if kind:
             yield fate(name, kind)
-
-
-def file_names(source: Model) -> Sequence[str]:
-    """Return the names of all files beside the weights, or of those that a file of ours carries."""
-    if source.folder is None:
-        return sorted(source.carried.texts)
-    names = set(source.folder.texts)
-    if not is_remote(source.folder.path):
-        names |= {path.name for path in source.folder.path.iterdir() if path.is_file()}
-    return sorted(names)
 
 
 class _Both:
@@ -143,8 +133,9 @@ class _Both:
         try:
             self.derived = {row.name(source.style or "") for row in source.spec.derived}
             self.buffers = frozenset(source.resolution.buffers)
+            self.draft = frozenset(source.resolution.draft)
         except ArchError:
-            self.derived, self.buffers = set(), frozenset()
+            self.derived, self.buffers, self.draft = set(), frozenset(), frozenset()
         self._texts, self._stated = _texts_of(copy), _texts_of(source)
 
     # --- tensors ------------------------------------------------------------------------------
@@ -170,6 +161,7 @@ class _Both:
 
     def _tensor(self, name: str, view: "View") -> Entry:
         kind = next((kind for form, kind in _TENSORS if re.match(form, name)), "tensor")
+        kind = "draft head" if view.name in self.draft else kind
         stored = view.stored[0]
         name = stored.parts[""].info.name if stored.parts else name
         found = self._answers(view.name)
@@ -234,6 +226,28 @@ class _Both:
         except ArchError:
             return True
 
+    # --- what stands in keys ------------------------------------------------------------------
+
+    def keys(self) -> Iterator[Entry]:
+        """Yield an entry for what the source keeps in its keys: vocabulary, template, licence."""
+        from aprfmt.tokenizer.carriers import has_tokenizer
+
+        copy, source = self.copy, self.source
+        for name, kind in kept(source).items():
+            if name == VOCABULARY:
+                there, same = has_tokenizer(copy.carried), copy.format == source.format
+            elif name == TEMPLATE:
+                there, same = template(copy) is not None, template(copy) == template(source)
+            else:
+                there = (found := _licence(copy, name)) is not None
+                same = found == _licence(source, name)
+            if there:
+                how = "in the copy's own form" if name == VOCABULARY else "another"
+                yield Entry(name, kind, *(("copied",) if same else ("transformed", how)))
+            else:
+                why = self.excused(name)
+                yield Entry(name, kind, "dropped" if why else "lost", why or "the copy has none")
+
     # --- files --------------------------------------------------------------------------------
 
     def file(self, name: str, kind: str) -> Entry:
@@ -280,6 +294,14 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
     }
 
 
+def _licence(model: Model, key: str) -> Any:
+    """Return what a key says, or what is kept of it from a GGUF; None without it."""
+    stated = foreign(model).get(key)
+    found = stated[1] if isinstance(stated, list) and len(stated) == 2 else None
+    value = model.metadata.get(key, found)
+    return value if isinstance(value, str) or not hasattr(value, "tolist") else value.tolist()
+
+
 def _texts_of(model: Model) -> Mapping[str, str]:
     """Return the text files of a folder, or those that a file of ours carries."""
     if model.folder is not None:
@@ -291,14 +313,22 @@ def _texts_of(model: Model) -> Mapping[str, str]:
 
 
 def dropped_record(
-    source: Model, drops: Drops, *, files_too: bool, removed: bool
+    source: Model, drops: Drops, *, files_too: bool, removed: Sequence[str]
 ) -> dict[str, str]:
     """Return what a conversion leaves out of a source by its flags, name -> flag.
 
-    `files_too`: the container alone is copied, so that no file is. `removed`: the key that carries
-    the small files is taken out by its name.
+    `files_too`: the container alone is copied, so that no file is. `removed` are keys that are
+    taken out by their names, that of the small files perhaps. What an earlier conversion left out
+    of the source, which says so, stays said.
     """
-    found = {}
+    told = {} if RECORD in removed else _record(source)
+    found = {name: str(flag) for name, flag in told.items()}
+    for name in kept(source):
+        keys = [key for key in removed if key == name or key.startswith(KEYS.get(name, name))]
+        if keys:
+            found[name] = f"--remove {keys[0]}"
+        elif files_too:
+            found[name] = ALONE
     every = spellings_by_name(source) if drops else {}
     for name, view in source.items() if drops else ():
         spellings = (name, *view.names, *every.get(name, ()))
@@ -309,8 +339,8 @@ def dropped_record(
         if any(match(name) for match in drops):
             found[name] = "--drop"
         elif files_too:
-            found[name] = "--arch none, --generic"
-        elif removed:
+            found[name] = ALONE
+        elif FILES_KEY in removed:
             found[name] = REMOVED
     return found
 

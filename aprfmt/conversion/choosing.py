@@ -76,6 +76,8 @@ def choose_encodings(
             asked_for = asked_for or wished != output.source_encoding
             refused.append(f"{output.info.name} ({_why(wished, output, reasons)})")
             continue
+        if wished == written:
+            output = _turned(output, model, target)
         chosen.append(replace(output, info=_info(output.info, wished, written)))
     if refused:
         raise ConversionError(
@@ -197,7 +199,6 @@ def in_parts(
         packed: Packed
         if writer is not None and output.info.encoding == writer.encoding:
             dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
-            output = _turned(output, model, target)
             packed = in_dialect(output, writer, options, DTYPES[dtype], sources)
         elif output.copies or not has_companions(output.info.encoding):
             found.append(output)
@@ -229,8 +230,9 @@ def _turned(output: Output, model: Model, target: FormatSpec) -> Output:
     roles = [key for key in output.spellings if key in model.roles]
     if not any(isinstance(step, Transposed) for step in target_steps(model, target, roles)):
         return output
-    make, info = output.make, replace(output.info, shape=output.info.shape[::-1])
-    return replace(output, info=info, make=lambda: make().T.copy(), runs=None)
+    *stack, rows, columns = output.info.shape
+    make, info = output.make, replace(output.info, shape=(*stack, columns, rows))
+    return replace(output, info=info, make=lambda: make().swapaxes(-1, -2).copy(), runs=output.rows)
 
 
 def _is_vector(output: Output) -> bool:

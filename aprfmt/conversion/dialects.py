@@ -5,6 +5,7 @@ blocks, or in another dialect, on the very grid that is asked for keeps its code
 quantization.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from aprfmt.quantizing.mixture import EMBEDDINGS, base_name
 from aprfmt.tensors.runs import Bytes
 
 if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
     from aprfmt.codecs.grids import Source
     from aprfmt.codecs.repacks import Judged
     from aprfmt.codecs.writer import Settings, Writer
@@ -73,7 +75,7 @@ class InDialect(Packed):
             self.judged = found[1]
             return found[0]
         try:
-            return self.writer.rounded(self.make(), self.settings)
+            return self.writer.rounded(self._rows(), self.settings)
         except CodecError as error:
             raise ConversionError(f"{self.name}: {error}") from error
 
@@ -82,11 +84,15 @@ class InDialect(Packed):
         self.counted = True
         if self.judged is not None:
             return
-        source, values = self.source(), self.make()
-        step = max(1, _CHUNK // max(self.shape[1], 1))
-        for start in range(0, self.shape[0], step):
-            stop = min(start + step, self.shape[0])
+        source, values = self.source(), self._rows()
+        step = max(1, _CHUNK // max(self.shape[-1], 1))
+        for start in range(0, len(values), step):
+            stop = min(start + step, len(values))
             self.counts.add(values[start:stop], source.values(start, stop))
+
+    def _rows(self) -> "Array":
+        """Return the weight's values as [rows, inputs], experts of a stack one after another."""
+        return self.make().reshape(-1, self.shape[-1])
 
     def infos(self, main: str) -> dict[str, TensorInfo]:
         """Return the stored tensors by suffix, "" being the main one: `main` plays no part."""
@@ -117,10 +123,11 @@ def in_dialect(
     output: Output, writer: "Writer", options: Options, dtype: str, latest: Sources
 ) -> InDialect:
     """Return a weight as it will be stored; `dtype` is that of its scales where nothing says it."""
-    if len(output.info.shape) != 2:
+    if len(output.info.shape) != 2 + writer.stacked:
+        what = "stacks [experts, out, in]" if writer.stacked else "matrices [out, in]"
         raise ConversionError(
             f"{output.info.name}: has shape {list(output.info.shape)}; {writer.encoding} stores "
-            "matrices [out, in]: leave it as it is with --tensor PATTERN=ENCODING"
+            f"{what}: leave it as it is with --tensor PATTERN=ENCODING"
         )
     return InDialect(
         output.info.name, writer.encoding, output.info.shape, output.make, writer=writer,
@@ -205,7 +212,7 @@ def _of_runs(output: Output) -> "Source":
     from aprfmt.codecs.repack_blocks import of_blocks
 
     row = encoding(output.source_encoding).row_bytes(output.info.shape)
-    if output.runs is None or row is None or len(output.info.shape) != 2:
+    if output.runs is None or row is None:
         raise CodecError("its rows are laid out anew")
     data, size = Bytes(output.runs), row
     scales = {one.beside.get("scale", b"") for one in output.sources
@@ -214,7 +221,7 @@ def _of_runs(output: Output) -> "Source":
         raise CodecError("it is made of tensors with scales of their own")
     held = next(iter(scales), b"")
     return of_blocks(
-        output.source_encoding, output.info.shape,
+        output.source_encoding, (math.prod(output.info.shape[:-1]), output.info.shape[-1]),
         lambda start, stop: data.window(start * size, stop * size),
         np.frombuffer(held, "<f4") if held else None,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aprfmt.arch.draft import counted
 from aprfmt.arch.hyper import write_hyper
 from aprfmt.arch.values import same_value
 from aprfmt.base.encodings import encoding
@@ -19,6 +20,7 @@ from aprfmt.base.text import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
 from aprfmt.conversion.dialects import InDialect, claims
+from aprfmt.conversion.kept import FOREIGN as GGUF_KEY
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
@@ -37,7 +39,6 @@ from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
 
-GGUF_KEY = "aprfmt.gguf.metadata"  # JSON {key: [type, value]}: GGUF keys without a place elsewhere
 BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: values without a type in the target
 # An output of --generic: its architecture, and where the source's own name for it is kept.
 GENERIC, GENERIC_KEY = "aprfmt-generic", "aprfmt.generic"
@@ -282,11 +283,13 @@ def _to_gguf(model: Model, plan: Plan) -> Carried:
         "general.type": "model",
         "general.name": model_name(model),
     }
-    carried = _carried_gguf(model)
-    found.update(carried)
-    for key, value in write_hyper(spec, hyper, "gguf").items():
+    found.update(carried := _carried_gguf(model))
+    heads = counted(spec, "gguf", hyper, plan.names)
+    for key, value in {**write_hyper(spec, hyper, "gguf"), **heads}.items():
         if key not in carried or not same_value(carried[key].value, _bare(value)):
             found[key] = value
+    if not heads:
+        found.pop(f"{spec.called['gguf'][0]}.nextn_predict_layers", None)
     if "general.file_type" not in carried or any(
         o.info.encoding != o.source_encoding for o in plan.outputs
     ):
@@ -345,7 +348,8 @@ def _to_safetensors(model: Model, plan: Plan) -> Carried:
     texts = dict(model.carried.texts)
     text = config_text(model)
     if text is None:
-        config = write_hyper(model.spec, model.hyper, "hf")
+        spec, hyper = model.spec, model.hyper
+        config = write_hyper(spec, hyper, "hf") | counted(spec, "hf", hyper, plan.names)
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
     texts.update(to_hf(model))

@@ -36,6 +36,7 @@ class Output:
     sources: tuple[LazyTensor, ...] = ()
     role: str = ""  # the role, if the tensor holds exactly one
     part: PackedPart | None = None  # set if the target stores the weight in several tensors
+    rows: Sequence[Run] | None = None  # as `runs`, of [out, in] where the target turns a matrix
 
     @property
     def encoding(self) -> str:
@@ -67,6 +68,11 @@ class Plan:
     dropped: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)  # by name in the source: the flag
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the stored tensors of the target are called."""
+        return tuple(output.info.name for output in self.outputs)
 
 
 def make_info(name: str, shape: tuple[int, ...], name_of_encoding: str) -> TensorInfo:

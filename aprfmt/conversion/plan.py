@@ -8,19 +8,22 @@ these only move rows, the plan is a list of byte runs and nothing is decoded.
 import math
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.bind import Group, groups_for
+from aprfmt.arch.bind import Group, packed_binding
+from aprfmt.arch.draft import stored_groups
 from aprfmt.arch.moves import compose, invert
 from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.conversion.absent import absent_roles, check_complete
-from aprfmt.conversion.accounted import dropped_record, file_names
+from aprfmt.conversion.accounted import dropped_record
 from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
 from aprfmt.conversion.dialects import keep_codes
+from aprfmt.conversion.kept import file_names
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
 from aprfmt.conversion.outputs import Output as Output
@@ -33,7 +36,7 @@ from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY
+from aprfmt.model.packing import packing_said
 from aprfmt.model.patterns import matchers
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.tensors.restore import Restoration, restore_bits
@@ -65,9 +68,7 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     else:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
     alone = options.arch == "none" and model.format != target.name
-    plan.left_out = dropped_record(
-        model, drops, files_too=alone, removed=FILES_KEY in options.remove
-    )
+    plan.left_out = dropped_record(model, drops, files_too=alone, removed=options.remove)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
     plan.absent = absent_roles(model, plan, options, drops)
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
@@ -116,7 +117,7 @@ def _mapped(
             plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
     outputs: list[Output] = []
     roles = _placed(model, target, drops, plan)
-    for group in groups_for(resolution.spec, target.style, roles, resolution.hyper):
+    for group in stored_groups(resolution.spec, target.style, roles, resolution.hyper):
         outputs += _group_outputs(model, group, repacking)
     for row in resolution.spec.derived:
         values = row.make(resolution.hyper) if row.name(target.style) else None
@@ -163,7 +164,8 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
             continue
         raise ConversionError(
             f"{model.path}: tensor {name!r} has no place in architecture {model.spec.name!r}, and "
-            f"{target.name} would have no name for it; leave it out with --drop {name!r}"
+            f"{target.name} would have no name for it{packing_said(model.config, name)}; leave it "
+            f"out with --drop {name!r}"
         )
 
 
@@ -176,10 +178,15 @@ def _group_outputs(model: Model, group: Group, repacking: Repacking) -> list[Out
     shapes.reverse()
     combined, moves = _element_moves(model, group, logical, shapes)
     combined = [repacking.of(tensor) for tensor in combined]
-    return [
+    found = [
         _output(model, group, logical, i, shape, combined, None if moves is None else moves[i])
         for i, shape in enumerate(shapes[0])
     ]
+    straight = replace(group, binding=packed_binding(group.binding))
+    if straight.binding.steps == group.binding.steps:
+        return found
+    inner = _group_outputs(model, straight, repacking)
+    return [replace(one, rows=other.runs) for one, other in zip(found, inner, strict=True)]
 
 
 def _element_moves(

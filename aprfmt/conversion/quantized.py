@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Typed, Value
 from aprfmt.conversion.options import Options
+from aprfmt.conversion.packed import has_companions
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
@@ -137,7 +138,23 @@ def check_requantization(
 
     Those in `kept` keep their codes; `reasons` say why others do not.
     """
-    if options.quantize is None or options.allow_requantize:
+    if options.allow_requantize:
+        return
+    cut = [
+        output
+        for output in outputs
+        if output.runs is None
+        and output.encoding == output.source_encoding
+        and quantized(output.encoding)
+        and not has_companions(output.encoding)
+    ]
+    if cut:
+        raise ConversionError(
+            f"{path}: {len(cut)} tensors are stored otherwise there, so that their blocks would be "
+            f"cut, decoded and quantized again: {_shown(cut)}; decode them with --encoding BF16 or "
+            "--tensor PATTERN=F32, or accept it with --allow-requantize"
+        )
+    if options.quantize is None:
         return
     again = [
         output
@@ -149,11 +166,15 @@ def check_requantization(
     ]
     if again:
         why = {name: f"; {text}" for name, text in (reasons or {}).items() if text}
-        shown = ", ".join(
-            f"{o.info.name} ({o.source_encoding}{why.get(o.info.name, '')})" for o in again[:3]
-        )
         raise ConversionError(
-            f"{path}: {len(again)} tensors are quantized already: {shown}"
-            f"{' ...' if len(again) > 3 else ''}; a second quantization adds its own error to the "
-            "first: start from the float model, or accept it with --allow-requantize"
+            f"{path}: {len(again)} tensors are quantized already: {_shown(again, why)}; a second "
+            "quantization adds its own error to the first: start from the float model, or accept "
+            "it with --allow-requantize"
         )
+
+
+def _shown(outputs: "Sequence[Output]", why: Mapping[str, str] | None = None) -> str:
+    """Return the first few outputs for a sentence, with their encodings."""
+    said = why or {}
+    shown = (f"{o.info.name} ({o.source_encoding}{said.get(o.info.name, '')})" for o in outputs[:3])
+    return ", ".join(shown) + (" ..." if len(outputs) > 3 else "")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aprfmt.arch.bind import groups_for
+from aprfmt.arch.draft import stored_groups
 from aprfmt.arch.spec import LayoutStep
 from aprfmt.base.encodings import encoding
 from aprfmt.codecs import encode
@@ -57,7 +57,7 @@ def _record_stored(model: Model, plan: Plan) -> None:
 
 def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tuple[LayoutStep, ...]:
     """Return the steps between a target's stored tensor and the roles it holds."""
-    for group in groups_for(model.spec, target.style, roles, model.hyper):
+    for group in stored_groups(model.spec, target.style, roles, model.hyper):
         return group.binding.steps
     return ()
 

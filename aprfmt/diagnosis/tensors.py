@@ -13,6 +13,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine
 from aprfmt.model import Model
+from aprfmt.model.draft import in_head
 
 PADDED = "padded_vocabulary"
 SHOWN = 4  # errors of tensors that cannot be read
@@ -127,7 +128,8 @@ def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> N
 
 
 def _is_role(a: Model, b: Model, key: str) -> bool:
-    return key in a.roles or key in b.roles
+    """Say whether the forward pass has such a tensor; one of a draft head is none of it."""
+    return any(key in model.roles and not in_head(model, [key]) for model in (a, b))
 
 
 def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:

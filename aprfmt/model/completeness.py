@@ -114,6 +114,13 @@ def refuse_incomplete(
             f"{where}: {resolution.unread.says}; expected weights that can be read; copy them as "
             "they are (to safetensors or APR), or decode them with the tool that made them"
         )
+    packed = _codes(resolution.unbound)
+    if packed is not None:
+        raise error(
+            f"{where}: {len(found.missing)} of {found.expected} tensors are missing that "
+            f"{resolution.spec.name} needs, and {packed!r} is a part of packed weights that "
+            "config.json does not describe; get the config.json that belongs to the weights"
+        )
     spare = [key for key in found.missing if key not in found.vital]
     todo = "get the file again"
     if spare:
@@ -125,6 +132,13 @@ def refuse_incomplete(
         f"{resolution.spec.name} needs: {listed(found.missing)}; expected what the configuration "
         f"demands; {todo}"
     )
+
+
+def _codes(names: Sequence[str]) -> str | None:
+    """Return the first of some names that is one of a packed weight's tensors."""
+    from aprfmt.codecs.dialects import beside_codes
+
+    return next((name for name in names if beside_codes(name)), None)
 
 
 def refuse_to_run(resolution: "Resolution", where: object) -> None:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.bind import bind, groups_for, of_packed, without_partial
-from aprfmt.arch.draft import Renamed, head_hyper, head_spec
-from aprfmt.arch.draft import in_head as of_head
+from aprfmt.arch.bind import groups_for
+from aprfmt.arch.draft import Renamed, head_hyper, head_spec, inner
 from aprfmt.arch.required import coverage
 from aprfmt.arch.spec import ArchSpec, HyperParams, split_key
 from aprfmt.errors import ArchError
@@ -43,21 +42,11 @@ def draft_head(model: "Model") -> DraftHead:
             f"expected one of {', '.join(_known())}"
         )
     spec, hyper = head_spec(model.spec), head_hyper(model.hyper)
-    renamed = Renamed(spec, style, int(model.hyper["n_layers"]))
-    stored = {target: name for name in model if (target := renamed.find(name)) is not None}
-    if not stored:
+    count = int(model.hyper["n_layers"])
+    renamed = Renamed(spec, style, count)
+    roles = {inner(key): view for key, view in model.roles.items() if split_key(key)[0] == count}
+    if not roles:
         raise ArchError(f"{model.path}: {_absent(model, spec, style, renamed)}")
-    packed = {target for target, name in stored.items() if model[name].parts}
-    bound = of_packed(bind(spec, style, stored), packed)
-    bound = without_partial(bound, hyper)
-    roles = {
-        key: View(
-            *(model[stored[name]].stored[0] for name in group.stored),
-            role=key, group=group, hp=hyper,
-        )
-        for group in bound.groups
-        for key in group.roles
-    }  # fmt: skip
     shared = _shared(model, roles)
     found = {key: role.shape for key, role in roles.items()}
     found |= {key: model.roles[theirs].shape for key, theirs in shared.items()}
@@ -78,10 +67,10 @@ def draft_head(model: "Model") -> DraftHead:
 
 def in_head(model: "Model", names: Collection[str]) -> bool:
     """Say whether these tensors, by stored names or role keys, are all of the draft head."""
-    count = int(model.hyper["n_layers"])
-    stored = [name for name in names if (split_key(name)[0] or 0) < count]
-    found = of_head(model.spec, model.style or "", model.hyper, stored)
-    return bool(model.spec.draft and names) and len(found) == len(stored)
+    if not model.spec.draft or not names:
+        return False
+    count, draft = int(model.hyper["n_layers"]), {*model.resolution.draft}
+    return all(name in draft or (split_key(name)[0] or 0) >= count for name in names)
 
 
 def _known() -> list[str]:

@@ -20,6 +20,17 @@ _TORCHAO = "tensor_names"  # JSON list: the weights that the metadata describe
 MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what config.json lacks}
 
 
+def packing_said(config: Mapping[str, Value] | None, name: str) -> str:
+    """Return what is said of a part of packed weights that no claim is about; "" for others."""
+    from aprfmt.codecs.dialects import beside_codes
+
+    if not beside_codes(name):
+        return ""
+    section = section_of(config or {})
+    says = "nothing of packing" if section is None else repr(section.get("quant_method", "unnamed"))
+    return f": it stands beside packed weights, of which config.json says {says}"
+
+
 def packing_config(model: "Model") -> Mapping[str, Value] | None:
     """Return the model's configuration with what it says of quantization in one place.
 

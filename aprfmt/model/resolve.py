@@ -6,7 +6,7 @@ says wins over a carried config.json; where both say the same up to float32 roun
 exact value is kept.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from aprfmt.model.patterns import select, select_one
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
+    from aprfmt.arch.bind import Bound
+    from aprfmt.arch.draft import Head
     from aprfmt.arch.hyper import KeyReport
     from aprfmt.arch.required import Coverage
     from aprfmt.arch.spec import ArchSpec, HyperParam, HyperParams
@@ -39,7 +41,7 @@ class Resolution:
     unread: "Unread | None" = None  # packed weights that are not decoded
     unread_roles: frozenset[str] = frozenset()  # the missing roles that those are
     buffers: tuple[str, ...] = ()  # stored tensors that loaders compute themselves
-    draft: tuple[str, ...] = ()  # those of `unbound` that are a draft head's
+    draft: tuple[str, ...] = ()  # the stored tensors of draft heads
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
@@ -106,8 +108,9 @@ def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
 def resolve(model: "Model", forced: str | None) -> Resolution:
     """Bind roles, read hyperparameters, judge completeness; raises ArchError."""
     from aprfmt.arch.bind import bind, known_shapes, of_packed, without_partial
-    from aprfmt.arch.draft import in_head
+    from aprfmt.arch.draft import first_head, heads
     from aprfmt.arch.required import coverage
+    from aprfmt.arch.spec import split_key
     from aprfmt.model.completeness import accepts
 
     spec = find_spec(model, forced)
@@ -128,8 +131,52 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
         name: tensor.shape for name, tensor in model.items() if shape_is_known(tensor.stored[0])
     }
     shapes = known_shapes(bound, said)
+    first = first_head(spec, style, model)
+    if first is not None:  # its block is no layer of the model
+        shapes = {key: each for key, each in shapes.items() if (split_key(key)[0] or 0) < first}
     hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes)
-    bound = without_partial(bound, hyper)
+    drafts = heads(spec, style, hyper, [name for name in model if name not in codes], packed)
+    end = int(hyper["n_layers"]) if style in spec.draft else None
+    bound, draft = _apart(without_partial(bound, hyper), drafts, tuple(model), end)
+    roles = _roles(model, bound, hyper)
+    logical = {key: role.shape for key, role in roles.items()}
+    for head in drafts:
+        roles |= _roles(model, head.bound, head.hyper)
+    found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
+    left = unread.roles(spec, style, hyper, found.missing) if unread else frozenset()
+    return Resolution(
+        spec, hyper, roles, report, bound.unbound, found, tuple(notes), unread, left, bound.buffers,
+        draft,
+    )  # fmt: skip
+
+
+def _apart(
+    bound: "Bound", drafts: "Sequence[Head]", names: Sequence[str], end: int | None
+) -> "tuple[Bound, tuple[str, ...]]":
+    """Return the model's own groups, without its draft heads' tensors, and the names of these.
+
+    A layer from `end` on that is no head's has no place in the model.
+    """
+    mine = {name for head in drafts for group in head.bound.groups for name in group.stored}
+    left = {name for head in drafts for name in head.bound.unbound}
+    buffers = {name for head in drafts for name in head.bound.buffers}
+    every = mine | left | buffers
+    kept, loose = [], ({*bound.unbound} - every) | left
+    for group in bound.groups:
+        if end is not None and (group.layer or 0) >= end:
+            loose |= {*group.stored} - mine - buffers
+        elif every.isdisjoint(group.stored):
+            kept.append(group)
+    return replace(
+        bound,
+        groups=tuple(kept),
+        unbound=tuple(name for name in names if name in loose),
+        buffers=tuple(name for name in names if name in ({*bound.buffers} - every) | buffers),
+    ), tuple(name for name in names if name in every)
+
+
+def _roles(model: "Model", bound: "Bound", hyper: "HyperParams") -> dict[str, View]:
+    """Return the logical tensors of a model, or of its draft head, by role key."""
     records = model.records
     roles: dict[str, View] = {}
     for group in bound.groups:
@@ -139,13 +186,7 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
             if key in records.encodings:
                 record = (records.encodings[key], records.patches.get(key))
             roles[key] = View(*stored, role=key, group=group, hp=hyper, record=record)
-    logical = {key: role.shape for key, role in roles.items()}
-    found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
-    left = unread.roles(spec, style, hyper, found.missing) if unread else frozenset()
-    return Resolution(
-        spec, hyper, roles, report, bound.unbound, found, tuple(notes), unread, left, bound.buffers,
-        in_head(spec, style, hyper, bound.unbound),
-    )  # fmt: skip
+    return roles
 
 
 def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
@@ -153,7 +194,7 @@ def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
 
     Empty where the architecture is unknown.
     """
-    from aprfmt.arch.bind import groups_for
+    from aprfmt.arch.draft import stored_groups
 
     try:
         resolution = model.resolution
@@ -165,7 +206,7 @@ def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
     for style in resolution.spec.bindings:
         for key in resolution.roles:
             try:
-                groups = groups_for(resolution.spec, style, [key], resolution.hyper)
+                groups = stored_groups(resolution.spec, style, [key], resolution.hyper)
             except ArchError:
                 continue  # this style has no name for it
             for group in groups:

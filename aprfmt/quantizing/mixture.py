@@ -11,8 +11,9 @@ bitsandbytes' types have no mixture: transformers packs every Linear except the 
 embeddings and stacked experts, which are plain parameters.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import mod
 from typing import Any
 
@@ -37,6 +38,7 @@ class Scheme:
     mixed_type: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     multiples: tuple[int, int] = (1, 1)
+    arch: str = ""  # the one architecture (as GGUF calls it) whose stacks of experts it is for
 
     @property
     def dialect(self) -> bool:
@@ -78,6 +80,9 @@ SCHEMES: Mapping[str, Scheme] = {
     "COMPRESSED-FP8": _dialect("COMPRESSED_PLAIN", "COMPRESSED-FP8", (1, 1), rows=True),
     "COMPRESSED-NVFP4": _dialect("COMPRESSED_PACKED_FLOAT", "COMPRESSED-NVFP4", (1, 16)),
     "COMPRESSED-MXFP4": _dialect("COMPRESSED_PACKED_FLOAT", "COMPRESSED-MXFP4", (1, 32)),
+    "GPT-OSS-MXFP4": replace(
+        _dialect("GPT_OSS", "GPT-OSS-MXFP4", (32, 32)), arch="gpt-oss"
+    ),
     "MODELOPT-NVFP4": _dialect("MODELOPT", "MODELOPT-NVFP4", (1, 16)),
     **{f"GPTQ-g{size}": _dialect("GPTQ", "GPTQ", (32, size)) for size in (32, 128)},
     **{f"GPTQ-v2-g{size}": _dialect("GPTQ", "GPTQ", (32, size), 2) for size in (32, 128)},
@@ -114,6 +119,8 @@ KEPT = (
     "time_mix_g1", "time_mix_g2", "time_mix_decay_w1", "time_mix_decay_w2",
     "time_mix_lerp_fused",
 )  # fmt: skip
+# What a stack of experts is called: by its role, and in a Hugging Face folder.
+_STACK = re.compile(r"_exps\.weight$|\.experts\.(gate_up|down)_proj$")
 # Parts of names that keep their encoding wherever they stand: vision and other small tensors.
 KEPT_PARTS = (
     "altup", "laurel", "sam.pos_embd", "sam.neck.", "sam.net_", ".rel_pos", ".patch_embd",
@@ -249,6 +256,11 @@ class Mixture:
     ) -> None:
         row = scheme_of(scheme)
         self._base, self._dialect, self._multiples = row.base, row.dialect, row.multiples
+        self._of = row.arch
+        if row.arch not in ("", arch):
+            raise UsageError(
+                f"--type {scheme}: is how {row.arch} is stored; the model is {arch or 'unknown'}"
+            )
         self.scheme, self.pure = scheme, pure or scheme not in SCHEMES
         self._has_output = any(base_name(name)[0] == "output" for name in names)
         self._n_layers, self._n_gqa, self._n_experts = n_layers, n_gqa, n_experts
@@ -275,6 +287,9 @@ class Mixture:
         if row.numpy and not row.numpy.startswith(("float", "bfloat")):
             return None
         base, suffix, layer = base_name(name)
+        if self._of:
+            stack = len(shape) == 3 and _STACK.search(name) is not None
+            return self._base if stack and not any(map(mod, shape[1:], self._multiples)) else None
         if self._dialect:
             fits = len(shape) == 2 and all(shape) and not any(map(mod, shape, self._multiples))
             return self._base if fits and is_linear(name, base, suffix, shape) else None

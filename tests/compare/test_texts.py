@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from aprfmt.compare import diff
+from aprfmt.compare.texts import Beside
 from tests.cli.run import aprfmt
 
 
@@ -52,3 +54,45 @@ def test_equal_texts_are_not_shown(demo_model: Path, tmp_path: Path) -> None:
     assert aprfmt("convert", demo_model, tmp_path / "c.gguf", "--quiet").code == 0
     found = aprfmt("diff", demo_model, tmp_path / "c.gguf", "--json").json
     assert (found["template"], found["generation"]) == ([], [])
+
+
+def test_a_verdict_says_how_much_of_it_differs(demo_model: Path, edited: Path) -> None:
+    place = edited / "tokenizer.json"
+    said = json.loads(place.read_text())
+    vocab, merges = said["model"]["vocab"], said["model"]["merges"]
+    names = list(vocab)
+    vocab[names[300]], vocab[names[301]] = vocab[names[301]], vocab[names[300]]
+    merges[10:13] = [merges[12], *merges[10:12]]  # one moved, two behind it in their order
+    del merges[-1]
+    place.write_text(json.dumps(said))
+    counts = {"tokens_changed": 2, "merges_only_in_a": 1, "merges_moved": 1,
+              "lines_only_in_a": 1, "lines_only_in_b": 1, "keys_changed": 1}  # fmt: skip
+    done = aprfmt("diff", demo_model, edited, "--only", "tokenizer")
+    assert (
+        "tokenizer different (2 tokens changed, 1 merges only in A, 1 merges moved); "
+        "chat template different (1 lines only in A, 1 lines only in B); "
+        "generation config different (1 keys changed)"
+    ) in done.out
+    assert found(demo_model, edited) == Beside("different", "different", "different", counts)
+
+
+def found(a: Path, b: Path) -> Beside:
+    made = diff(a, b, only=["tokenizer"]).beside
+    assert made is not None
+    return made
+
+
+def test_what_one_side_lacks_is_said(demo_model: Path, tmp_path: Path) -> None:
+    done = aprfmt("diff", demo_model, demo_model, "--only", "tokenizer", "--json")
+    equal = {"tokenizer": "equal", "template": "equal", "generation": "equal", "counts": {}}
+    assert done.json["beside"] == equal and found(demo_model, demo_model).says == ""
+    shutil.copytree(demo_model, tmp_path / "b")
+    for name in ("chat_template.jinja", "generation_config.json"):
+        (tmp_path / "b" / name).unlink()
+    for a, b, word in ((demo_model, tmp_path / "b", "A"), (tmp_path / "b", demo_model, "B")):
+        assert found(a, b) == Beside("equal", f"only in {word}", f"only in {word}")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "b" / name).unlink()
+    assert found(tmp_path / "b", demo_model).tokenizer == "only in B"
+    assert found(tmp_path / "b", tmp_path / "b") == Beside("none", "none", "none")
+    assert diff(demo_model, demo_model, only=["tensors"]).beside is None

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 import aprfmt
+from aprfmt.base.protocols import Typed
 from aprfmt.checks import validate
 from aprfmt.conversion import plan as plans
-from aprfmt.conversion.accounted import COMPANIONS, account, recorded
+from aprfmt.conversion.accounted import account, recorded
+from aprfmt.conversion.kept import COMPANIONS
 from aprfmt.errors import ConversionError, UsageError
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+from tests.formats.gguf_writing import read, write
 
 TEXTS = {
     "generation_config.json": "{}", "preprocessor_config.json": '{"size": 3}',
@@ -180,7 +183,11 @@ def test_draft_heads_and_towers_are_named_and_dropped_by_a_flag_only(
     folder: Path, tmp_path: Path
 ) -> None:
     rows = tensors_of(folder)
-    more = {"mtp.fc.weight": "draft head", "model.visual.patch_embed.proj.weight": "tower"}
+    more = {
+        "mtp.fc.weight": "draft head",
+        "model.mtp_layers.0.input_proj.weight": "draft head",
+        "model.visual.patch_embed.proj.weight": "tower",
+    }
     rows |= {name: ("F32", (2, 2), bytes(16)) for name in more}
     write_mixed(folder / "model.safetensors", rows)
     copy = fates(
@@ -207,3 +214,74 @@ def test_a_buffer_that_loaders_compute_is_dropped(
     [entry] = [entry for entry in report.accounted.entries if entry.name == name]
     assert (entry.fate, entry.how) == ("dropped", "a buffer, which loaders compute")
     assert report.accounted.counts["dropped"] == 1
+
+
+@pytest.fixture
+def foreign(demo_model: Path, tmp_path: Path) -> Path:
+    """Return a GGUF without a key of ours: vocabulary, template and licence stand in its own."""
+    aprfmt.convert(demo_model, tmp_path / "ours.gguf")
+    meta, types, tensors = read(tmp_path / "ours.gguf")
+    plain = {k: Typed(v, types[k]) for k, v in meta.items() if not k.startswith("aprfmt.")}
+    write(tmp_path / "foreign.gguf", {**plain, "general.license": "mit"}, tensors)
+    return tmp_path / "foreign.gguf"
+
+
+KEPT = {"vocabulary": "tokenizer", "chat template": "template", "general.license": "licence"}
+
+
+@pytest.mark.parametrize("target", ["back", "m.apr", "again.gguf"])
+def test_what_a_file_keeps_in_its_keys_is_accounted(foreign: Path, target: str) -> None:
+    out = foreign.with_name(target)
+    to = {} if out.suffix else {"to": "safetensors"}
+    done = aprfmt.convert(foreign, out, **to)
+    assert done.accounted is not None
+    found = {entry.name: entry for entry in done.accounted.entries}
+    assert {name: found[name].kind for name in KEPT} == KEPT
+    own = "copied" if target == "again.gguf" else "transformed"
+    assert [found[name].fate for name in KEPT] == [own, "copied", "copied"]
+    more = aprfmt.convert(out, foreign.with_name("more.gguf")).accounted
+    assert more is not None and not more.lost
+    assert target == "back" or set(KEPT) <= {entry.name for entry in more.entries}
+    assert validate(foreign.with_name("more.gguf"), against=foreign).outcome == "PASS"
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_lost_of_its_keys_fails(name: str, foreign: Path) -> None:
+    meta, types, tensors = read(foreign)
+    gone = {"vocabulary": "tokenizer.", "chat template": "tokenizer.chat_template"}.get(name, name)
+    less = {k: Typed(v, types[k]) for k, v in meta.items() if not k.startswith(gone)}
+    write(foreign.with_name("less.gguf"), less, tensors)
+    with aprfmt.open(foreign.with_name("less.gguf")) as copy, aprfmt.open(foreign) as source:
+        lost = account(copy, source, recorded(copy)).lost
+    assert name in {entry.name for entry in lost} <= set(KEPT)
+
+
+def test_a_key_removed_by_its_name_is_dropped(foreign: Path) -> None:
+    aprfmt.convert(foreign, foreign.with_name("less.gguf"), remove=["tokenizer.chat_template"])
+    report = validate(foreign.with_name("less.gguf"), against=foreign)
+    row = next(row for row in report.checks if row.name == "accounted")
+    assert row.outcome == "PASS" and "1 dropped" in row.found
+
+
+def test_a_drop_stays_said_in_a_copy_of_the_copy(folder: Path, tmp_path: Path) -> None:
+    (folder / "mmproj-f16.gguf").write_bytes(b"GGUF")
+    aprfmt.convert(folder, tmp_path / "m.gguf", drop=["mmproj-f16.gguf"])
+    aprfmt.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors")
+    assert validate(tmp_path / "back", against=folder).outcome == "PASS"
+
+
+def test_a_shard_is_no_file_beside_the_weights(folder: Path, tmp_path: Path) -> None:
+    """A draft head may be a shard of its own, `mtp.safetensors`, which the index lists."""
+    rows = tensors_of(folder)
+    parts = {"mtp.safetensors": {}, "model-00001-of-00001.safetensors": {}}
+    for name, row in rows.items():
+        parts[list(parts)["norm" not in name]][name] = row
+    (folder / "model.safetensors").unlink()
+    for name, part in parts.items():
+        write_mixed(folder / name, part)
+    names = {tensor: name for name, part in parts.items() for tensor in part}
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": names})
+    )
+    found = fates(command("convert", folder, tmp_path / "m.gguf", "--json").json)
+    assert "mtp.safetensors" not in found and set(rows) <= set(found)

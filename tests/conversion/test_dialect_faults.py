@@ -12,7 +12,12 @@ import pytest
 
 from aprfmt.diagnosis import diagnose
 from tests.cli.run import aprfmt
-from tests.conversion.dialect_folders import stored_row, write_folder, write_mixture
+from tests.conversion.dialect_folders import (
+    stored_row,
+    write_folder,
+    write_gpt_oss,
+    write_mixture,
+)
 from tests.conversion.folders import tensors_of, write_mixed
 
 AT = "model.layers.0.self_attn.q_proj."
@@ -40,7 +45,8 @@ def filled(suffix: str, value: float) -> Change:
 
     def change(rows: Rows) -> None:
         encoding, shape, raw = rows[AT + suffix]
-        kind: Any = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F32": np.float32}[encoding]
+        kind: Any = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F32": np.float32,
+                     "F16": np.float16}[encoding]  # fmt: skip
         values = np.frombuffer(raw, kind).copy()
         values[-1] = value
         rows[AT + suffix] = (encoding, shape, values.tobytes())
@@ -108,6 +114,10 @@ FAULTS: list[tuple[str, Change | None, Mapping[str, Any], str]] = [
     ("compressed_plain", without("weight_scale"), {}, "without .*weight_scale"),
     ("gptq", None, said(checkpoint_format="marlin"), "'marlin' is not one we decode"),
     ("gptq", halved("scales"), {}, r"'.scales' has shape"),
+    ("gptq", filled("scales", np.nan), {}, r"holds nan at \[1, 63\], expected scales .* finite"),
+    ("gptq", None, said(group_size=64), "says group_size 64, part '.scales' has 2 groups; exp"),
+    ("awq", filled("scales", np.inf), {}, r"'.scales' holds inf at \[1, 63\]"),
+    ("compressed_packed", filled("weight_scale", np.nan), {}, r"holds nan at \[63, 1\]"),
     ("awq", turned("scales"), {}, r"'.scales' has shape"),
 ]  # fmt: skip
 
@@ -119,7 +129,7 @@ def broken(folder: Path, dialect: str, change: Change | None, keys: Mapping[str,
         change(rows)
         write_mixed(folder / "model.safetensors", rows)
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] |= keys
+    config.setdefault("quantization_config", {}).update(keys) if keys else None
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -200,3 +210,45 @@ def test_a_scale_of_two_experts_fits_no_single_weight(tmp_path: Path) -> None:
                   {"quantization_config": section})  # fmt: skip
     done = aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf", "--encoding", "F32")
     assert done.code == 2 and "'.weight_scale_2' has shape [2]" in done.err
+
+
+@pytest.mark.parametrize(
+    ("dialect", "section", "says"),
+    [
+        ("gptq", None, r"'\S+\.g_idx' is a part of packed weights that config.json does not desc"),
+        ("compressed_packed", None, "is a part of packed weights that config.json does not desc"),
+        ("mlx", None, r"'\S+\.biases' has no place .* which config.json says nothing of packing"),
+        ("fp8_block", {"quant_method": "gptq", "bits": 4, "group_size": 32},
+         r"'\S+\.weight_scale_inv' has no place .*, of which config.json says 'gptq'"),
+    ],
+)  # fmt: skip
+def test_packed_weights_that_no_claim_is_about_are_named(
+    dialect: str, section: Mapping[str, Any] | None, says: str, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "m", dialect)
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    config = {key: value for key, value in config.items() if not key.startswith("quantization")}
+    config |= {} if section is None else {"quantization_config": section}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    done = aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf", "--encoding", "F32")
+    assert done.code == 2 and re.search(says, done.err), done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_an_exponent_that_is_no_number_is_named(tmp_path: Path) -> None:
+    write_gpt_oss(tmp_path / "m")
+    rows = dict(tensors_of(tmp_path / "m"))
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    encoding, shape, raw = rows[name]
+    rows[name] = (encoding, shape, raw[:-1] + b"\xff")
+    write_mixed(tmp_path / "m" / "model.safetensors", rows)
+    for more in ([], ["--encoding", "F32"]):
+        done = aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf", *more)
+        assert done.code == 2 and re.search(r"'_scales' holds nan at \[5, 63, 0\]", done.err)
+
+
+@pytest.mark.parametrize("dialect", ["gptq", "awq", "mlx"])
+def test_scales_of_whole_numbers_may_be_negative(dialect: str, tmp_path: Path) -> None:
+    """MLX's are where the largest magnitude is negative; so are AutoRound's in GPTQ's form."""
+    broken(tmp_path / "m", dialect, filled("scales", -1), {})
+    assert aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf", "--encoding", "F32").code == 0

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import aprfmt
 from aprfmt.checks import validate
-from aprfmt.errors import CodecError, ConversionError
+from aprfmt.errors import CodecError, ConversionError, UsageError
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_floats import nvfp4
 from tests.conversion.dialect_folders import (
@@ -22,7 +23,7 @@ from tests.conversion.dialect_folders import (
     write_gpt_oss,
     write_mixture,
 )
-from tests.conversion.folders import tensors_of, write_mixed
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.models import save_tiny
 
 EXACT = {"compressed_packed_float": "MXFP4", "mlx": "Q4_1", "modelopt": "NVFP4"}
@@ -152,6 +153,66 @@ def test_gpt_oss_experts_are_blocks_of_gguf(tmp_path: Path) -> None:
     report = aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
     assert {t.encoding for t in report.tensors if t.groups} == {"MXFP4"} and report.lossless
     assert aprfmt.diff(tmp_path / "m", tmp_path / "m.gguf").equal
+
+
+STACKS = "GPT-OSS-MXFP4"
+
+
+@pytest.mark.parametrize("way", ["m.gguf", "m.apr"])
+def test_gpt_oss_comes_back_from_blocks_byte_for_byte(way: str, tmp_path: Path) -> None:
+    """Experts of a GGUF are gate, up and down; the folder's stacks interleave two of them."""
+    write_gpt_oss(tmp_path / "m")
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    wishes: dict[str, Any] = {"quantize": STACKS}
+    if way == "m.apr":
+        done = aprfmt.convert(tmp_path / "m.gguf", tmp_path / way, **wishes)
+        assert done.lossless and {t.how for t in done.tensors if t.groups} == {"values"}
+        wishes = {}
+    aprfmt.convert(tmp_path / way, tmp_path / "back", to="safetensors", **wishes)
+    assert tensors_of(tmp_path / "back") == tensors_of(tmp_path / "m")
+    section = json.loads((tmp_path / "back" / "config.json").read_text())["quantization_config"]
+    assert section["quant_method"] == "mxfp4" and "lm_head" in section["modules_to_not_convert"]
+
+
+def test_transformers_loads_the_stacks_we_write(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, Mxfp4Config
+
+    save_tiny("gpt_oss", tmp_path / "m", "bfloat16", hidden_size=64, intermediate_size=32)
+    report = aprfmt.convert(tmp_path / "m", tmp_path / "q", to="safetensors", quantize=STACKS)
+    assert {t.how for t in report.tensors if t.encoding == "GPT_OSS"} == {"lossy"}
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "q", dtype="float32", quantization_config=Mxfp4Config(dequantize=True)
+    ).state_dict()
+    with aprfmt.open(tmp_path / "q") as model, aprfmt.open(tmp_path / "m") as before:
+        names = [name for name, view in model.items() if view.parts]
+        assert len(names) == 2 * int(model.hyper["n_layers"])
+        for name in names:
+            found = model[name].numpy().swapaxes(1, 2)
+            np.testing.assert_array_equal(theirs[name].float().numpy(), found)
+            off = np.abs(found - before[name].numpy())
+            assert 0 < off.max() <= np.abs(before[name].numpy()).max() / 4
+
+
+def test_blocks_that_would_be_cut_need_a_flag(tmp_path: Path) -> None:
+    """A target that stores matrices turned: values were quantized a second time without a word."""
+    write_gpt_oss(tmp_path / "m")
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    with pytest.raises(ConversionError, match="8 tensors are stored otherwise there"):
+        aprfmt.convert(tmp_path / "m.gguf", tmp_path / "m.apr")
+    save_tiny("gpt2", tmp_path / "g", n_embd=64)
+    aprfmt.convert(tmp_path / "g", tmp_path / "g.gguf", encoding="Q8_0")
+    with pytest.raises(ConversionError, match=r"cut, decoded and quantized again: .*\(Q8_0\)"):
+        aprfmt.convert(tmp_path / "g.gguf", tmp_path / "g.apr")
+    done = aprfmt.convert(tmp_path / "g.gguf", tmp_path / "g.apr", allow_requantize=True)
+    assert not done.lossless
+    exact = aprfmt.convert(tmp_path / "g.gguf", tmp_path / "f.apr", encoding="F32")
+    assert exact.lossless and aprfmt.diff(tmp_path / "g.gguf", tmp_path / "f.apr").equal
+
+
+def test_stacks_are_for_one_architecture(tmp_path: Path) -> None:
+    llama_folder(tmp_path / "m", "BF16")
+    with pytest.raises(UsageError, match="is how gpt-oss is stored; the model is llama"):
+        aprfmt.convert(tmp_path / "m", tmp_path / "q", to="safetensors", quantize=STACKS)
 
 
 def test_experts_are_stacked_with_a_scale_each(tmp_path: Path) -> None:

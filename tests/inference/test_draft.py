@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import aprfmt
 from aprfmt.base.protocols import Typed
-from aprfmt.errors import ArchError, UsageError
+from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.inference.draft import DraftSession
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
@@ -171,6 +171,31 @@ def test_a_gguf_has_it_as_the_block_after_the_last(name: str, tmp_path: Path) ->
     with open_model(path) as model, Session.of(model, backend("numpy:float64")) as session:
         assert rel(session.logits(IDS), judge.logits) < 1e-6
         assert rel(DraftSession(model, session).logits(IDS), judge.found["logits_raw"]) < 1e-6
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_convert_writes_that_block_and_takes_it_back(name: str, tmp_path: Path) -> None:
+    judge = drafted(name)
+    wanted, _, layout = read(_as_gguf(judge.folder, name, tmp_path))
+    aprfmt.convert(judge.folder, tmp_path / "ours.gguf")
+    meta, _, tensors = read(tmp_path / "ours.gguf")
+    assert tensors == layout
+    arch = meta["general.architecture"]
+    for key in (f"{arch}.block_count", f"{arch}.nextn_predict_layers"):
+        assert meta[key] == wanted[key]
+    aprfmt.convert(tmp_path / "ours.gguf", tmp_path / "back", to="safetensors")
+    assert aprfmt.diff(judge.folder, tmp_path / "back").equal
+
+
+def test_a_layer_without_a_heads_own_tensors_is_one_of_the_model(tmp_path: Path) -> None:
+    parts = (".enorm", ".hnorm", ".eh_proj", ".shared_head")
+    folder = _edited(drafted("glm4_moe").folder, tmp_path / "m", _without(*parts))
+    with open_model(folder) as model:
+        assert not model.resolution.draft and "L3.attn_q.weight" not in model.roles
+        assert "model.layers.3.self_attn.q_proj.weight" in model.resolution.unclaimed
+        assert any("n_layers" in str(said) for said in model.resolution.report.conflicts)
+    with pytest.raises(ConversionError, match=r"'model\.layers\.3\..* has no place"):
+        aprfmt.convert(folder, tmp_path / "m.gguf")
 
 
 def _as_gguf(folder: Path, name: str, tmp_path: Path) -> Path:

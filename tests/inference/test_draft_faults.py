@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from aprfmt.diagnosis import diagnose
 from aprfmt.inference.draft import ALIVE, Acceptance
+from aprfmt.model import open_model
+from aprfmt.model.draft import in_head
 from tests.cli.run import ROOT, Done, aprfmt
 
 SOUND = ROOT / "fixtures" / "draft"
@@ -109,7 +111,8 @@ def test_a_fault_leaves_it_dead(fault: Fault, tmp_path: Path) -> None:
     if fault.cause:
         found = diagnose(str(SOUND), str(folder))
         assert {each.cause for each in found.findings} == {fault.cause}
-        assert all(HEAD in place for each in found.findings for place in each.where)
+        with open_model(folder) as model:
+            assert all(in_head(model, each.where) for each in found.findings)
         steps = {f"aprfmt eval {folder} --draft --text TEXT"} if fault.shown else {""}
         assert {each.next for each in found.findings} == steps
 

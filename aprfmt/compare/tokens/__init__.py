@@ -5,11 +5,12 @@ settings are listed part by part; then probe texts are encoded and conversations
 sides, and with one part of B at a time in A's place. `diff` and `diagnose` print what this says.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from aprfmt.base.text import shorten
 from aprfmt.compare.tokens import ends, listed, split
+from aprfmt.compare.tokens.counts import counts
 from aprfmt.compare.tokens.effect import ENGINE, Bench, Effect, Label, effects, split_effect
 from aprfmt.compare.tokens.listed import Difference
 from aprfmt.compare.tokens.parts import Parts, parts_of, without_merges
@@ -67,6 +68,7 @@ class TokensReport:
     not_checked: tuple[str, ...] = ()
     carried: str = "AB"
     added: tuple[int, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)  # of tokens and merges that differ
 
 
 def compare_tokens(a: Model, b: Model) -> TokensReport:
@@ -90,7 +92,8 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         own = carried_otherwise(theirs, b)
         if own is not None and carried_otherwise(mine, a) is None:
             report = _joined(report, own)
-        return replace(report, added=_added(mine, theirs))
+        vocabularies = mine.vocabulary, theirs.vocabulary
+        return replace(report, added=_added(mine, theirs), counts=counts(*vocabularies))
     except AprfmtError as error:
         return TokensReport(not_checked=(f"tokenizer: not compared: {error}",))
 

@@ -1,0 +1,67 @@
+"""What a source has beside its tensors: files of its folder, or what a file keeps in its keys."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
+from aprfmt.model.carried_files import json_object
+from aprfmt.remote.paths import is_remote
+
+VOCABULARY, TEMPLATE = "vocabulary", "chat template"  # in a file's keys
+KEYS = {VOCABULARY: "tokenizer.", TEMPLATE: "tokenizer.chat_template"}
+FOREIGN = "aprfmt.gguf.metadata"  # JSON {key: [type, value]} of a GGUF, in other formats
+
+# Files beside the weights that belong to a model: what each is, by its name.
+COMPANIONS: tuple[tuple[str, str], ...] = (
+    (r"config\.json", "configuration"),
+    (r"hf_quant_config\.json", "configuration"),
+    (r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|"
+     r"merges\.txt|tokenizer\.model|spiece\.model|.*\.tiktoken", "tokenizer"),
+    (r"chat_template\.(json|jinja)", "template"),
+    (r"generation_config\.json", "generation config"),
+    (r"((image_|video_)?preprocessor|processor)_config\.json", "preprocessor"),
+    (r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)(\.(txt|md))?", "licence"),
+    (r"adapter_config\.json|adapter_model.*\.(safetensors|bin|gguf)", "adapter"),
+    (r".*imatrix.*\.(gguf|dat)|.*\.imatrix", "imatrix"),
+    (r"mmproj.*\.gguf", "tower"),
+    (r"(mtp|.*draft).*\.(safetensors|gguf)", "draft head"),
+)  # fmt: skip
+
+
+def file_names(source: Model) -> Sequence[str]:
+    """Return the names of all files beside the weights, or of those that a file of ours carries."""
+    if source.folder is None:
+        return sorted(source.carried.texts)
+    names = set(source.folder.texts)
+    if not is_remote(source.folder.path):
+        names |= {path.name for path in source.folder.path.iterdir() if path.is_file()}
+    return sorted(names - {path.name for path in source.source.files})
+
+
+def kept(source: Model) -> Mapping[str, str]:
+    """Return what a file keeps in its keys where a folder has files: what it is, and its kind."""
+    from aprfmt.tokenizer.carriers import has_tokenizer
+
+    if source.folder is not None:
+        return {}
+    found = {VOCABULARY: "tokenizer"} if has_tokenizer(source.carried) else {}
+    if template(source) is not None:
+        found[TEMPLATE] = "template"
+    every = dict.fromkeys((*source.metadata, *foreign(source)))
+    licences = [key for key in every if key.startswith("general.license")]
+    return {**found, **dict.fromkeys(licences, "licence")}
+
+
+def template(model: Model) -> str | None:
+    """Return the chat template, as it is stated; None without one that can be read."""
+    try:
+        return model.carried.chat_template()
+    except AprfmtError:
+        return None
+
+
+def foreign(model: Model) -> Mapping[str, Any]:
+    """Return the keys of a GGUF that a file in another format keeps, each with type and value."""
+    text = model.metadata.get(FOREIGN)
+    return json_object(text, f"{model.path}: {FOREIGN}") if isinstance(text, str) else {}
