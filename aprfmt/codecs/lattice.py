@@ -11,7 +11,8 @@ import numpy as np
 
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts
-from aprfmt.codecs.dialects import decode_weight
+from aprfmt.codecs.dialects import decode_weight, laid_out
+from aprfmt.codecs.laid_out import LaidOut
 
 
 class Lattice(NamedTuple):
@@ -41,10 +42,11 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
     if codes is None:
         return None
     table = np.where(np.isfinite(codes.values), codes.values, 0.0).astype(np.float64)
-    low, high = np.empty(values.shape, np.float32), np.empty(values.shape, np.float32)
     with np.errstate(all="ignore"):
-        for out, code in ((low, int(table.argmin())), (high, int(table.argmax()))):
-            dialect.decode(filled(dialect, parts, code, codes.bits), config, out)
+        low, high = (
+            decode_weight(dialect, filled(dialect, parts, code, codes.bits), config)
+            for code in (int(table.argmin()), int(table.argmax()))
+        )
         unit = (high - low) / np.float32(table.max() - table.min())
         levels = np.unique(table)
         gaps = np.diff(levels)
@@ -66,6 +68,10 @@ class PackedWeight(NamedTuple):
     def decode(self) -> F32:
         """Return the weight (float32). Raises CodecError where parts do not fit."""
         return decode_weight(self.dialect, self.parts, self.config)
+
+    def laid_out(self) -> LaidOut | None:
+        """Return how it lies, to be decoded by rows; None for one without elements. CodecError."""
+        return laid_out(self.dialect, self.parts, self.config)
 
     def lattice(self, values: F32) -> Lattice | None:
         """Return the lattice of its decoded values, None where it is not known."""
