@@ -175,6 +175,14 @@ class LaidOut:
         with np.errstate(all="ignore"):
             run(tasks, threads)
 
+    def codes_in(self, start: int, stop: int) -> U8:
+        """Return the codes of rows [start, stop) of all matrices, new uint8 [rows, columns]."""
+        made = np.empty((stop - start, self.shape[-1]), np.uint8)
+        for matrix, first, last, at in self._chunks(start, stop):
+            streams = self.codes.streams(matrix, first, last)
+            made[at : at + last - first] = unpacked(streams, self.codes.bits, made.shape[1])
+        return made
+
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield matrix, its rows [first, last), and where they stand in [start, stop)."""
         tall, at = self.shape[-2], start

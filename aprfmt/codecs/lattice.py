@@ -59,19 +59,48 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
 
 
 class PackedWeight(NamedTuple):
-    """A weight as it is stored: its dialect, its parts by suffix, what config.json says of it."""
+    """A weight as it is stored: its dialect, its parts by suffix, what config.json says of it.
+
+    A band has the `rows` [start, stop) of it that it is, and how the weight lies.
+    """
 
     dialect: Dialect
     parts: Parts
     config: Config
+    rows: tuple[int, int] | None = None
+    laid: LaidOut | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, of a band [rows, columns]. Raises CodecError where parts do not fit."""
+        if self.laid is not None and self.rows is not None:
+            return self.rows[1] - self.rows[0], self.laid.shape[-1]
+        return self.dialect.shape_of(self.parts, self.config)
 
     def decode(self) -> F32:
         """Return the weight (float32). Raises CodecError where parts do not fit."""
+        if self.laid is not None and self.rows is not None:
+            return self.laid.decode(*self.rows)
         return decode_weight(self.dialect, self.parts, self.config)
+
+    def bands(self, elements: int) -> "list[PackedWeight]":
+        """Return the weight in matrices of about so many elements, in order; itself if it has none.
+
+        Raises CodecError where parts do not fit.
+        """
+        laid = self.laid_out()
+        if laid is None:
+            return [self]
+        tall, step = laid.shape[-2], max(1, elements // laid.shape[-1])
+        return [
+            self._replace(laid=laid, rows=(first + start, first + min(start + step, tall)))
+            for first in range(0, laid.rows, tall)
+            for start in range(0, tall, step)
+        ]
 
     def laid_out(self) -> LaidOut | None:
         """Return how it lies, to be decoded by rows; None for one without elements. CodecError."""
-        return laid_out(self.dialect, self.parts, self.config)
+        return self.laid or laid_out(self.dialect, self.parts, self.config)
 
     def lattice(self, values: F32) -> Lattice | None:
         """Return the lattice of its decoded values, None where it is not known."""
