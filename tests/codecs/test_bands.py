@@ -59,6 +59,11 @@ def test_bands_together_are_the_weight(case: str, elements: int) -> None:
     assert np.concatenate(found).tobytes() == values.tobytes()
     matrices = values.shape[0] if values.ndim > 2 else 1
     assert len(bands) == (matrices if elements > values.size else len(bands)) >= matrices
+    laid, main = whole.laid_out(), whole.parts[whole.dialect.main]
+    assert laid is not None
+    if main.encoding.startswith("F8"):
+        codes = np.frombuffer(main.raw, np.uint8).reshape(-1, values.shape[-1])
+        assert np.array_equal(laid.codes_in(1, laid.rows), codes[1:])
     lost = [lost_codes(band, "F16") for band in bands]
     assert (None if None in lost else sum(n or 0 for n in lost)) == lost_codes(whole, "F16")
 
