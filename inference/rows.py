@@ -156,7 +156,7 @@ class StoredRows:
     @property
     def by_rows(self) -> bool:
         """Whether rows can be decoded one by one."""
-        return self._tensor.row_bytes is not None
+        return self._tensor.row_bytes is not None or self._tensor.by_rows is not None
 
     def numpy(self) -> Array:
         """Return the tensor decoded; plain little-endian floats as a view of the file."""

@@ -11,26 +11,26 @@ Source: AutoAWQ, utils/packing_utils.py.
 
 import numpy as np
 
-from aprfmt.codecs.base import F32, U8, Array, Codes
+from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import (
     GROUP_SIZES,
     Config,
     Dialect,
     Parts,
-    array,
     fact,
     fits,
     need,
     numbers,
     whole_numbers,
+    words_of,
 )
+from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, turned
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = "awq"
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _INT = ("I32",)
 _FLOAT = ("F16", "BF16", "F32")
-_ROWS = 1 << 8  # inputs unpacked at a time
+_NUMBERS = np.arange(16, dtype=np.float32)
 
 
 def _recognises(config: Config) -> bool:
@@ -50,46 +50,31 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape[1] * 8, shape[0]
 
 
-def unpack(words: Array) -> Codes:
-    """Return codes [rows, 8 * words] in the order of the outputs."""
-    codes = np.empty((*words.shape, 8), np.int32)
-    for place, output in enumerate(_ORDER):
-        np.right_shift(words, 4 * place, out=codes[..., output])
-    codes &= 15
-    return codes.reshape(len(words), -1)
-
-
-def rows_of(words: Array) -> U8:
-    """Return codes of words [in, n] by output, two inputs a byte: uint8 [8 * n, in / 2]."""
-    made = np.empty((words.shape[1], 8, len(words) // 2), np.uint8)
-    for place, output in enumerate(_ORDER):
-        codes = (words >> 4 * place).astype(np.uint8) & 15
-        made[:, output] = (codes[0::2] | codes[1::2] << 4).T
-    return made.reshape(-1, made.shape[2])
-
-
 def zeros_of(
     parts: Parts, config: Config, outputs: int, inputs: int, scales: Array
-) -> tuple[Codes, int]:
-    """Return the zero points [groups, outputs] beside scales of that shape, and inputs a group."""
+) -> tuple[F32, int]:
+    """Return the zero points [outputs, groups] beside scales [groups, outputs]; inputs a group."""
     size = config.get("group_size")
     size = fact(NAME, {"group_size": inputs if size == -1 else size}, "group_size", GROUP_SIZES)
     groups = -(-inputs // size)
     fits(NAME, ".scales", scales.shape, (groups, outputs))
-    qzeros = array(NAME, parts, ".qzeros", _INT)
+    qzeros = words_of(NAME, parts, ".qzeros", _INT)
     fits(NAME, ".qzeros", qzeros.shape, (groups, outputs // 8))
-    return unpack(qzeros), size
+    return LaidOut((outputs, groups), codes_of(qzeros), _NUMBERS, (1, groups)).decode(), size
 
 
-def _decode(parts: Parts, config: Config, out: F32) -> None:
-    outputs, inputs = out.shape
-    scales = numbers(NAME, parts, ".scales", _FLOAT)
-    zeros, size = zeros_of(parts, config, outputs, inputs, scales)
-    packed = array(NAME, parts, ".qweight", _INT)
-    for start in range(0, inputs, _ROWS):
-        group = np.arange(start, min(start + _ROWS, inputs)) // size
-        codes = unpack(packed[start : start + _ROWS]) - zeros[group]
-        out[:, start : start + _ROWS] = (codes * scales[group]).T
+def codes_of(words: Array) -> Codes:
+    """Return the codes of words [inputs or groups, outputs / 8]."""
+    return Codes(4, "awq", words[None])
+
+
+def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    outputs, inputs = shape
+    scale = numbers(NAME, parts, ".scales", _FLOAT)
+    zeros, size = zeros_of(parts, config, outputs, inputs, scale)
+    packed = words_of(NAME, parts, ".qweight", _INT)
+    scaled = Numbers(turned(scale)[None]), Numbers(zeros[None])
+    return LaidOut(shape, codes_of(packed), _NUMBERS, (1, size), *scaled)
 
 
 DIALECT = Dialect(
@@ -101,6 +86,6 @@ DIALECT = Dialect(
     facts=("bits", "group_size", "version"),
     recognises=_recognises,
     shape_of=_shape_of,
-    decode=_decode,
+    laid_out=_laid_out,
     codes=lambda parts, config: whole_numbers(4),
 )

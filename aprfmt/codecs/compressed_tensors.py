@@ -16,6 +16,7 @@ modules differ, or the format is mixed-precision, `compressed_scope` gives each 
 Source: compressed-tensors 0.20, compressors/ and quantization/lifecycle/forward_helpers.py.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,9 +35,22 @@ from aprfmt.codecs.dialect import (
     fits,
     need,
     numbers,
+    raw_of,
+    scale_numbers,
     scales,
-    unpack_dense,
     whole_numbers,
+    words_of,
+)
+from aprfmt.codecs.laid_out import (
+    Codes,
+    LaidOut,
+    Numbers,
+    Tile,
+    codes_of,
+    grid_of,
+    matrices,
+    on_tile,
+    turned,
 )
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError, UnsupportedError
@@ -54,7 +68,6 @@ _MICRO: Mapping[str, tuple[MinifloatCodec, int, MinifloatCodec | None]] = {
     "mxfp6-pack-quantized": (f6.E2M3, 32, fp8.E8M0),
 }
 _FP8: Mapping[str, MinifloatCodec] = {kind.name: kind for kind in fp8.OF_TWO_SIGNS}
-_ROWS = 1 << 8  # rows unpacked at a time
 _PLAIN_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 
 
@@ -88,25 +101,40 @@ def _matrix(parts: Parts, suffix: str) -> tuple[int, ...]:
     return shape
 
 
-def spread(values: Array, shape: tuple[int, ...], weights: Mapping[str, Any], part: str) -> Array:
-    """Return scales or zero points as an array that broadcasts over the weight.
+def tiles_of(
+    values: Array, shape: tuple[int, ...], weights: Mapping[str, Any], part: str
+) -> tuple[Array, Tile]:
+    """Return scales or zero points [matrices, down, across], and the size of their tiles.
 
     Tensor, channel and group scales follow from their shape; tiles need `block_structure`.
     """
+    tile: Tile = (shape[-2], shape[-1])
     if values.size == 1:
-        return values.reshape((1,) * len(shape))
-    if weights.get("strategy") == "block":
+        values = values.reshape(1, 1)
+    elif weights.get("strategy") == "block":
         size = weights.get("block_structure")
         if not isinstance(size, list | tuple) or [type(n) for n in size] != [int, int]:
             raise CodecError(f"{NAME}: config says block_structure {size!r}, expected two numbers")
-        tall, wide = (max(1, n) for n in size)
-        tiles = (*shape[:-2], -(-shape[-2] // tall), -(-shape[-1] // wide))
-        fits(NAME, part, values.shape, tiles)
-        rows = np.arange(shape[-2]) // tall
-        return values[..., rows, :][..., np.arange(shape[-1]) // wide]
-    values = _by_group(values, shape, part)
-    times = shape[-1] // values.shape[-1]
-    return np.repeat(values, times, axis=-1) if values.shape[-1] > 1 else values
+        tile = (max(1, size[0]), max(1, size[1]))
+        fits(NAME, part, values.shape, (*shape[:-2], *grid_of(shape, tile)))
+    else:
+        values = _by_group(values, shape, part)
+        tile = (1, shape[-1] // values.shape[-1])
+    return matrices(values, shape, grid_of(shape, tile)), tile
+
+
+def _laid(
+    shape: tuple[int, ...], codes: Codes, values: F32, scale: Numbers, zero: F32 | None,
+    weights: Mapping[str, Any],
+) -> LaidOut:  # fmt: skip
+    """Return a weight whose scales and zero points may be those of different tiles."""
+    held, tile = tiles_of(scale.held, shape, weights, SCALE)
+    if zero is None:
+        return LaidOut(shape, codes, values, tile, scale._replace(held=held))
+    zeros, other = tiles_of(zero, shape, weights, _ZERO)
+    finer = (math.gcd(tile[0], other[0]), math.gcd(tile[1], other[1]))
+    scale = scale._replace(held=on_tile(held, tile, finer, shape))
+    return LaidOut(shape, codes, values, finer, scale, Numbers(on_tile(zeros, other, finer, shape)))
 
 
 def _by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
@@ -161,8 +189,12 @@ def _zeros(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) -> F32
     stored = array(NAME, parts, _ZERO, ("I32", "I8"))
     if stored.dtype == np.int32:  # packed along the outputs
         fits(NAME, _ZERO, stored.shape, (*shape[:-2], -(-rows * bits // 32), groups))
-        turned = np.ascontiguousarray(np.swapaxes(stored, -1, -2))
-        stored = np.swapaxes(unpack_dense(turned, bits, rows), -1, -2) - (1 << bits - 1)
+        held = stored.view(np.uint32).reshape(-1, *stored.shape[-2:])
+        values = np.arange(1 << bits, dtype=np.float32) - np.float32(1 << bits - 1)
+        full = (*shape[:-2], groups, rows)
+        along = LaidOut(full, Codes(bits, "columns", held), values, (1, rows))
+        every = along.decode().reshape(-1, groups, rows)
+        return np.stack([turned(one) for one in every]).reshape(*shape[:-1], groups)
     return stored.astype(np.float32)
 
 
@@ -209,28 +241,26 @@ def global_scale(parts: Parts) -> F32:
     return whole.reshape(-1)
 
 
-def _decode_packed(parts: Parts, config: Config, out: F32) -> None:
+def _packed_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     weights = weights_of(config)
     bits = fact(NAME, weights, "num_bits", range(1, 9))
-    packed = array(NAME, parts, _PACKED, ("I32",)).reshape(-1, parts[_PACKED].shape[-1])
-    flat = out.reshape(len(packed), out.shape[-1])
-    for start in range(0, len(packed), _ROWS):
-        at = slice(start, start + _ROWS)
-        flat[at] = unpack_dense(packed[at], bits, out.shape[-1]) - (1 << bits - 1)
+    words = words_of(NAME, parts, _PACKED, ("I32",))
+    codes = Codes(bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], 4 * words.shape[-1]))
+    values = np.arange(1 << bits, dtype=np.float32) - np.float32(1 << bits - 1)
     scale = numbers(NAME, parts, SCALE, _FLOAT)
-    zero = _zeros(parts, out.shape, bits, scale)
+    zero = _zeros(parts, shape, bits, scale)
     index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else None
-    if index is not None and index.size and index.min() >= 0:
-        fits(NAME, _INDEX, index.shape, out.shape[-1:])
-        if scale.ndim != out.ndim or index.max() >= scale.shape[-1]:
-            raise CodecError(
-                f"{NAME}: part {_INDEX!r} names group {index.max()}, which has no scale"
-            )
-        scale = scale[..., index]
-        zero = zero[..., index] if zero is not None else None
+    if index is None or not index.size or index.min() < 0:
+        return _laid(shape, codes, values, Numbers(scale), zero, weights)
+    fits(NAME, _INDEX, index.shape, shape[-1:])
+    if scale.ndim != len(shape) or index.max() >= scale.shape[-1]:
+        raise CodecError(f"{NAME}: part {_INDEX!r} names group {index.max()}, which has no scale")
+    fits(NAME, SCALE, scale.shape[:-1], shape[:-1])
     if zero is not None:
-        out -= spread(zero, out.shape, weights, _ZERO)
-    out *= spread(scale, out.shape, weights, SCALE)
+        fits(NAME, _ZERO, zero.shape, scale.shape)
+    by_matrix = Numbers(scale.reshape(-1, *scale.shape[-2:]))
+    zeros = None if zero is None else Numbers(zero.reshape(-1, *zero.shape[-2:]))
+    return LaidOut(shape, codes, values, (1, 1), by_matrix, zeros, group=index)
 
 
 def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
@@ -250,16 +280,20 @@ def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
     return found
 
 
-def _decode_micro(parts: Parts, config: Config, out: F32) -> None:
-    codes, size, exponents = _MICRO[_format(config)]
-    codes.decode({"": need(NAME, parts, _PACKED).raw}, out.reshape(-1))
+def _micro_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    kind, size, exponents = _MICRO[_format(config)]
+    raw = raw_of(NAME, parts, _PACKED, ("U8",))
+    codes, values = codes_of(raw, kind.kind.bits, shape, kind.values)
     if exponents is None:
-        scale = scales(NAME, parts, SCALE, ("F8_E4M3", *_FLOAT))
-        scale = scale / global_scale(parts)
+        scale = scale_numbers(NAME, parts, SCALE, ("F8_E4M3", *_FLOAT))
+        whole = global_scale(parts)
+        scale = Numbers(scale.held / whole) if scale.table is None else Numbers(
+            scale.held, scale.table / whole)  # fmt: skip
     else:
-        scale = scales(NAME, parts, SCALE, ("U8", "F8_E8M0"))
-    fits(NAME, SCALE, scale.shape, (*out.shape[:-1], out.shape[-1] // size))
-    out.reshape(*scale.shape, size)[:] *= scale[..., None]
+        scale = scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0"))
+    fits(NAME, SCALE, scale.held.shape, (*shape[:-1], shape[-1] // size))
+    held = matrices(scale.held, shape, grid_of(shape, (1, size)))
+    return LaidOut(shape, codes, values, (1, size), Numbers(held, scale.table))
 
 
 def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
@@ -268,16 +302,18 @@ def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape
 
 
-def _decode_plain(parts: Parts, config: Config, out: F32) -> None:
-    weights = weights_of(config)
-    out[:] = array(NAME, parts, ".weight", ("I8", *_FP8))
-    floats = parts[".weight"].encoding in _FP8
-    read, kinds = (scales, ("U8", "F8_E8M0", *_FLOAT)) if floats else (numbers, _FLOAT)
-    scale = read(NAME, parts, SCALE, kinds)
+def _plain_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    known = _codes_plain(parts, config)
+    raw = raw_of(NAME, parts, ".weight", ("I8", *_FP8))
+    codes, values = codes_of(raw, known.bits, shape, known.values)
+    if parts[".weight"].encoding in _FP8:
+        scale = scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0", *_FLOAT))
+    else:
+        scale = Numbers(numbers(NAME, parts, SCALE, _FLOAT))
+    zero = None
     if _ZERO in parts:
         zero = array(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
-        out -= spread(zero, out.shape, weights, _ZERO)
-    out *= spread(scale, out.shape, weights, SCALE)
+    return _laid(shape, codes, values, scale, zero, weights_of(config))
 
 
 def _codes_packed(parts: Parts, config: Config) -> CodeTable:
@@ -303,7 +339,7 @@ PACKED = Dialect(
     facts=("format", "config_groups"),
     recognises=lambda config: _format(config) == "pack-quantized",
     shape_of=_shape_of_packed,
-    decode=_decode_packed,
+    laid_out=_packed_laid_out,
     codes=_codes_packed,
 )
 PACKED_FLOAT = Dialect(
@@ -315,7 +351,7 @@ PACKED_FLOAT = Dialect(
     facts=("format",),
     recognises=lambda config: _format(config) in _MICRO,
     shape_of=_shape_of_micro,
-    decode=_decode_micro,
+    laid_out=_micro_laid_out,
     codes=_codes_micro,
 )
 PLAIN = Dialect(
@@ -327,7 +363,7 @@ PLAIN = Dialect(
     facts=("format", "config_groups"),
     recognises=lambda config: _format(config) in _PLAIN_FORMATS,
     shape_of=_shape_of_plain,
-    decode=_decode_plain,
+    laid_out=_plain_laid_out,
     codes=_codes_plain,
     coded=("I8", *_FP8),
 )

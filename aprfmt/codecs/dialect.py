@@ -11,9 +11,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import decode, fp8
-from aprfmt.codecs.base import F32, Array, Bytes, Codes
+from aprfmt.codecs.base import U8, Array, Bytes, check_length
+from aprfmt.codecs.laid_out import LaidOut, Numbers, as_numbers
+from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError
+
+# one byte a number: what it is by its encoding; plain bytes are powers of two
+SMALL: Mapping[str, MinifloatCodec] = {
+    "U8": fp8.E8M0, **{kind.name: kind for kind in (fp8.E8M0, *fp8.OF_TWO_SIGNS)},
+}  # fmt: skip
 
 Config: TypeAlias = Mapping[str, Any]  # the quantization section of config.json
 
@@ -46,11 +54,12 @@ class Dialect:
     `main` is the suffix of the tensor that holds the codes; `parts` are the suffixes that must
     stand beside it, `optional` those that may. `facts` are the keys of the configuration that
     decoding needs. `recognises(config)` says whether the configuration names this dialect.
-    `shape_of` and `decode` take parts by suffix and raise CodecError where they do not fit;
-    `codes` says what the codes of the main part count as, which bounds what a copy may be off by.
-    `coded` are the encodings of a main part that mean nothing without the others; it is for
-    dialects whose main part has the weight's own name, and may be a weight left as it is. `called`
-    has other names that a part is stored under. An empty `main` is a tensor that is no `.weight`.
+    `shape_of` and `laid_out` (with the shape) take parts by suffix and raise CodecError where they
+    do not fit; `codes` says what the codes of the main part count as, which bounds what a copy may
+    be off by. `coded` are the encodings of a main part that mean nothing without the others; it is
+    for dialects whose main part has the weight's own name, and may be a weight left as it is.
+    `called` has other names that a part is stored under. An empty `main` is a tensor that is no
+    `.weight`.
     """
 
     name: str
@@ -61,7 +70,7 @@ class Dialect:
     facts: tuple[str, ...]
     recognises: Callable[[Config], bool]
     shape_of: Callable[[Parts, Config], tuple[int, ...]]
-    decode: "Callable[[Parts, Config, F32], None]"  # fills a contiguous array of shape_of's shape
+    laid_out: "Callable[[Parts, Config, tuple[int, ...]], LaidOut]"
     codes: Callable[[Parts, Config], CodeTable] | None = None
     coded: tuple[str, ...] = ()
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -114,15 +123,43 @@ def array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = ()) -
         raise CodecError(f"{name}: part {suffix!r}: {error}") from error
 
 
+def raw_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> U8:
+    """Return a part's bytes, uint8 [bytes]; CodecError as `array` raises it."""
+    part = need(name, parts, suffix)
+    if part.encoding not in encodings:
+        raise CodecError(
+            f"{name}: part {suffix!r} is {part.encoding}, expected {' or '.join(encodings)}"
+        )
+    held: U8 = np.frombuffer(part.raw, np.uint8) if len(part.raw) else np.empty(0, np.uint8)
+    expected = ENCODINGS[part.encoding].nbytes(part.shape)
+    check_length(f"{name}: part {suffix!r}", held.size, expected, f"a shape of {list(part.shape)}")
+    return held
+
+
+def words_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
+    """Return a part of 32-bit integers as it lies, uint32 of its shape; CodecError as `array`."""
+    held: Array = raw_of(name, parts, suffix, encodings).view("<u4")
+    return held.reshape(parts[suffix].shape)
+
+
 def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
     """Return scales as float32 of their part's shape; bytes and E8M0 are powers of two.
 
     Raises CodecError also for scales that are NaN, infinite or negative.
     """
-    stored = array(name, parts, suffix, encodings)
-    found: Array = fp8.E8M0.values[stored] if stored.dtype == np.uint8 else stored
-    _check(name, suffix, found, ~np.isfinite(found) | (found < 0), "finite and not negative")
-    return found
+    found = scale_numbers(name, parts, suffix, encodings)
+    scale: Array = found.held if found.table is None else found.table[0][found.held]
+    return scale
+
+
+def scale_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Numbers:
+    """Return scales as `scales` does, but bytes as they are, with what each of them is."""
+    part = need(name, parts, suffix)
+    kind = SMALL.get(part.encoding)
+    if kind is None or (encodings and part.encoding not in encodings):
+        return as_numbers(array(name, parts, suffix, encodings), None, f"{name}: part {suffix!r}")
+    held = raw_of(name, parts, suffix, (part.encoding,)).reshape(part.shape)
+    return as_numbers(held, kind.values, f"{name}: part {suffix!r}")
 
 
 def numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
@@ -131,17 +168,14 @@ def numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> A
     They may be negative: MLX's are, and AutoRound's.
     """
     found = array(name, parts, suffix, encodings)
-    _check(name, suffix, found, ~np.isfinite(found), "finite")
-    return found
-
-
-def _check(name: str, suffix: str, found: Array, wrong: Array, expected: str) -> None:
+    wrong = ~np.isfinite(found)
     if wrong.any():
         at = [int(index) for index in np.argwhere(wrong)[0]]
         raise CodecError(
             f"{name}: part {suffix!r} holds {found[tuple(at)]} at {at}, expected scales that are "
-            f"{expected}"
+            "finite"
         )
+    return found
 
 
 def fact(name: str, config: Config, key: str, allowed: Sequence[int], default: Any = None) -> int:
@@ -159,26 +193,6 @@ def fits(name: str, suffix: str, found: Sequence[int], expected: Sequence[int]) 
         raise CodecError(
             f"{name}: part {suffix!r} has shape {list(found)}, expected {list(expected)}"
         )
-
-
-def unpack_dense(words: Array, bits: int, count: int) -> Codes:
-    """Return `count` codes of `bits` bits each along the last axis of 32-bit words.
-
-    The words are one little-endian stream: a code may begin in one word and end in the next.
-    """
-    if bits == 4 and words.shape[-1] * 8 >= count:
-        held = np.ascontiguousarray(words).view(np.uint8)
-        nibbles = np.empty((*held.shape[:-1], held.shape[-1] * 2), np.int32)
-        np.bitwise_and(held, 15, out=nibbles[..., 0::2], casting="unsafe")
-        np.right_shift(held, 4, out=nibbles[..., 1::2], casting="unsafe")
-        return nibbles[..., :count]
-    start = np.arange(count) * bits
-    at, shift = start // 32, (start % 32).astype(np.uint64)
-    padded = np.zeros((*words.shape[:-1], words.shape[-1] + 1), np.uint64)
-    padded[..., :-1] = words.view(np.uint32)
-    both = padded[..., at] | padded[..., at + 1] << np.uint64(32)
-    codes: Codes = (both >> shift & np.uint64((1 << bits) - 1)).astype(np.int32)
-    return codes
 
 
 GROUP_SIZES = range(1, 1 << 20)

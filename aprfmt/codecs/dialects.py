@@ -4,6 +4,7 @@ The table of dialects; what a dialect is stands in `dialect.py`, which weights a
 speaks of in `scopes.py`.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from aprfmt.base.registry import Registry
 from aprfmt.codecs.base import F32
 from aprfmt.codecs.dialect import Config, Dialect, Parts, need
+from aprfmt.codecs.laid_out import LaidOut
 from aprfmt.codecs.scopes import section_at, sections
 from aprfmt.errors import CodecError, UnsupportedError
 
@@ -84,12 +86,23 @@ def beside_codes(name: str) -> bool:
     return name.endswith((*ends, *mains))
 
 
-def decode_weight(dialect: Dialect, parts: Parts, config: Config) -> F32:
-    """Return the weight as a new float32 array. Raises CodecError where parts do not fit."""
+def laid_out(dialect: Dialect, parts: Parts, config: Config) -> LaidOut | None:
+    """Return how a weight lies, to be decoded by rows; None for one without elements.
+
+    Raises CodecError where parts do not fit.
+    """
     for suffix in (dialect.main, *dialect.parts):
         need(dialect.name, parts, suffix)
-    out: F32 = np.empty(dialect.shape_of(parts, config), np.float32)
-    if out.size:
-        with np.errstate(all="ignore"):
-            dialect.decode(parts, config, out)
-    return out
+    shape = dialect.shape_of(parts, config)
+    if not math.prod(shape):
+        return None
+    with np.errstate(all="ignore"):
+        return dialect.laid_out(parts, config, (1,) * (2 - len(shape)) + shape)
+
+
+def decode_weight(dialect: Dialect, parts: Parts, config: Config, *, threads: int = 1) -> F32:
+    """Return the weight as a new float32 array. Raises CodecError where parts do not fit."""
+    found = laid_out(dialect, parts, config)
+    if found is None:
+        return np.empty(dialect.shape_of(parts, config), np.float32)
+    return found.decode(threads=threads).reshape(dialect.shape_of(parts, config))

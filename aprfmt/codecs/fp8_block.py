@@ -12,11 +12,18 @@ Experts that are stored together are NAME and NAME_scale_inv.
 Source: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize).
 """
 
-import numpy as np
-
 from aprfmt.codecs import f4, fp8
-from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts, array, fits, need, scales
+from aprfmt.codecs.dialect import (
+    CodeTable,
+    Config,
+    Dialect,
+    Parts,
+    fits,
+    need,
+    raw_of,
+    scale_numbers,
+)
+from aprfmt.codecs.laid_out import LaidOut, Numbers, codes_of, matrices
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"
@@ -93,24 +100,17 @@ class _Rows:
             )
         return shape[-2] // grid[-2], shape[-1] // grid[-1]
 
-    def decode(self, parts: Parts, config: Config, out: F32) -> None:
-        main = need(NAME, parts, self.main)
-        if main.encoding in PACKED:
-            f4.CODEC.decode({"": main.raw}, out.reshape(-1))
-        else:
-            out[:] = array(NAME, parts, self.main, _BYTES)
-        scale = scales(NAME, parts, self.scale, _SCALES)
-        size = self.tile(parts, out.shape, config)
-        if size is None:
-            out *= scale.reshape(())
-            return
-        tall, wide = size
-        across: Array = np.repeat(scale, wide, axis=-1)[..., : out.shape[-1]]
-        if tall == 1:
-            out *= across
-            return
-        for tile in range(scale.shape[-2]):
-            out[..., tile * tall : (tile + 1) * tall, :] *= across[..., tile : tile + 1, :]
+    def laid_out(self, parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+        known = self.codes(parts, config)
+        raw = raw_of(NAME, parts, self.main, (*_BYTES, *PACKED))
+        codes, values = codes_of(raw, known.bits, shape, known.values)
+        scale = scale_numbers(NAME, parts, self.scale, _SCALES)
+        tile = self.tile(parts, shape, config)
+        whole = (shape[-2], shape[-1])
+        grid = (1, 1) if tile is None else scale.held.shape[-2:]
+        held = scale.held.reshape(1, 1) if tile is None else scale.held
+        numbers = Numbers(matrices(held, shape, grid), scale.table)
+        return LaidOut(shape, codes, values, tile or whole, numbers)
 
     def codes(self, parts: Parts, config: Config) -> CodeTable:
         name = need(NAME, parts, self.main).encoding
@@ -137,7 +137,7 @@ def _dialect(
         facts=("weight_block_size",),
         recognises=_recognises,
         shape_of=rows.shape_of,
-        decode=rows.decode,
+        laid_out=rows.laid_out,
         codes=rows.codes,
         coded=_BYTES,
         called={scale: called},

@@ -9,16 +9,21 @@ the nibbles of a block are its two halves.
 Source: transformers, integrations/mxfp4.py (convert_moe_packed_tensors).
 """
 
-import numpy as np
-
 from aprfmt.codecs import f4
-from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts, array, fits, need
-from aprfmt.codecs.dialect import scales as check_scales
+from aprfmt.codecs.dialect import (
+    CodeTable,
+    Config,
+    Dialect,
+    Parts,
+    fits,
+    need,
+    raw_of,
+    scale_numbers,
+)
+from aprfmt.codecs.laid_out import Codes, LaidOut
 from aprfmt.errors import CodecError
 
 NAME = "gpt_oss"
-_ROWS = 1 << 8
 
 
 def _recognises(config: Config) -> bool:
@@ -34,27 +39,12 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape[0], shape[1], shape[2] * 32
 
 
-def scaled_pairs(packed: Array, exponents: Array) -> F32:
-    """Return float32 [rows, 2*bytes]: E2M1 codes, low nibble first, times 2**(exponent - 127).
-
-    `packed` is uint8 [rows, bytes], `exponents` uint8 [rows, groups].
-    """
-    codes = np.stack([packed & 15, packed >> 4], axis=-1)
-    values = f4.CODEC.values[codes].reshape(*exponents.shape, -1)
-    power = exponents.astype(np.int32)[..., None] - 127
-    scaled: F32 = np.ldexp(values, power).reshape(len(packed), -1)
-    return scaled
-
-
-def _decode(parts: Parts, config: Config, out: F32) -> None:
-    blocks = array(NAME, parts, "_blocks", ("U8",))
-    scales = array(NAME, parts, "_scales", ("U8",))
-    fits(NAME, "_scales", scales.shape, blocks.shape[:3])
-    check_scales(NAME, parts, "_scales", ("U8",))
-    for expert in range(len(blocks)):
-        for start in range(0, blocks.shape[1], _ROWS):
-            rows, at = blocks[expert, start : start + _ROWS], slice(start, start + _ROWS)
-            out[expert, at] = scaled_pairs(rows.reshape(len(rows), -1), scales[expert, at])
+def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    blocks = raw_of(NAME, parts, "_blocks", ("U8",))
+    scales = scale_numbers(NAME, parts, "_scales", ("U8",))
+    fits(NAME, "_scales", scales.held.shape, parts["_blocks"].shape[:3])
+    held = blocks.reshape(*shape[:2], shape[2] // 2)
+    return LaidOut(shape, Codes(4, "rows", held), f4.CODEC.values, (1, 32), scales)
 
 
 DIALECT = Dialect(
@@ -66,6 +56,6 @@ DIALECT = Dialect(
     facts=(),
     recognises=_recognises,
     shape_of=_shape_of,
-    decode=_decode,
+    laid_out=_laid_out,
     codes=lambda parts, config: CodeTable(4, f4.CODEC.values),
 )

@@ -26,9 +26,10 @@ from aprfmt.codecs.dialect import (
     fits,
     need,
     numbers,
-    unpack_dense,
     whole_numbers,
+    words_of,
 )
+from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, turned
 from aprfmt.codecs.scope import Scope, table
 from aprfmt.errors import CodecError
 
@@ -37,7 +38,6 @@ _BITS = range(2, 9)
 _INT = ("I32",)
 _FLOAT = ("F16", "BF16", "F32")
 _ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}
-_ROWS = 1 << 8  # outputs unpacked at a time
 
 
 def _recognises(config: Config) -> bool:
@@ -79,7 +79,7 @@ def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
     return index
 
 
-def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> Array:
+def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
     """Return the zero points [groups, outputs] beside scales of that shape; CodecError."""
     bits = fact(NAME, config, "bits", _BITS)
     kind = config.get("checkpoint_format", "gptq")
@@ -87,42 +87,29 @@ def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> Array
         raise CodecError(
             f"{NAME}: checkpoint_format {kind!r} is not one we decode: {', '.join(_ZERO_OFFSET)}"
         )
-    qzeros = array(NAME, parts, ".qzeros", _INT)
+    qzeros = words_of(NAME, parts, ".qzeros", _INT)
     if scales.ndim != 2:
         raise CodecError(f"{NAME}: part '.scales' has shape {list(scales.shape)}, expected 2 axes")
     fits(NAME, ".scales", scales.shape, (len(scales), outputs))
     fits(NAME, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
-    zeros: Array = unpack_dense(qzeros, bits, outputs) + _ZERO_OFFSET[kind]
-    return zeros
+    codes = Codes(bits, "rows", qzeros.view(np.uint8)[None])
+    values = np.arange(1 << bits, dtype=np.float32) + _ZERO_OFFSET[kind]
+    return LaidOut(scales.shape, codes, values, (1, outputs)).decode()
 
 
-def _decode(parts: Parts, config: Config, out: F32) -> None:
-    bits = fact(NAME, config, "bits", _BITS)
-    outputs, inputs = out.shape
-    scales = numbers(NAME, parts, ".scales", _FLOAT)
-    zeros = zeros_of(parts, config, outputs, scales)
-    packed = array(NAME, parts, ".qweight", _INT)
-    group = groups_of(parts, config, inputs, len(scales))
-    size = inputs // max(len(scales), 1)
-    if size * len(scales) == inputs and np.array_equal(group, np.arange(inputs) // size):
-        _decode_in_order(packed, bits, scales, zeros, out)
-        return
-    for start in range(0, outputs, _ROWS):
-        at = slice(start, start + _ROWS)
-        codes = unpack_dense(np.ascontiguousarray(packed[:, at].T), bits, inputs)
-        codes = codes - zeros[:, at].T[:, group]
-        np.multiply(codes, scales[:, at].T[:, group], out=out[at], dtype=np.float32)
-
-
-def _decode_in_order(packed: Array, bits: int, scales: Array, zeros: Array, out: F32) -> None:
-    """Fill `out` where inputs of a group stand together; scales and zeros are [groups, out]."""
-    outputs, inputs = out.shape
-    for start in range(0, outputs, _ROWS):
-        at = slice(start, start + _ROWS)
-        codes = unpack_dense(np.ascontiguousarray(packed[:, at].T), bits, inputs)
-        held = codes.reshape(len(codes), len(scales), -1) - zeros[:, at].T[..., None]
-        into = out[at].reshape(held.shape)
-        np.multiply(held, scales[:, at].T[..., None], out=into, dtype=np.float32)
+def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    bits, (outputs, inputs) = fact(NAME, config, "bits", _BITS), shape
+    scale = numbers(NAME, parts, ".scales", _FLOAT)
+    zeros = zeros_of(parts, config, outputs, scale)
+    packed = words_of(NAME, parts, ".qweight", _INT)
+    group = groups_of(parts, config, inputs, len(scale))
+    size = inputs // max(len(scale), 1)
+    in_order = size * len(scale) == inputs and np.array_equal(group, np.arange(inputs) // size)
+    return LaidOut(
+        shape, Codes(bits, "columns", packed[None]),
+        np.arange(1 << bits, dtype=np.float32), (1, max(size, 1)), Numbers(turned(scale)[None]),
+        Numbers(turned(zeros)[None]), group=None if in_order else group.astype(np.int32),
+    )  # fmt: skip
 
 
 DIALECT = Dialect(
@@ -134,7 +121,7 @@ DIALECT = Dialect(
     facts=("bits", "group_size", "checkpoint_format"),
     recognises=_recognises,
     shape_of=_shape_of,
-    decode=_decode,
+    laid_out=_laid_out,
     codes=lambda parts, config: whole_numbers(fact(NAME, config, "bits", _BITS)),
 )
 

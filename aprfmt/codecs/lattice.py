@@ -11,7 +11,8 @@ import numpy as np
 
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts
-from aprfmt.codecs.dialects import decode_weight
+from aprfmt.codecs.dialects import decode_weight, laid_out
+from aprfmt.codecs.laid_out import LaidOut
 
 
 class Lattice(NamedTuple):
@@ -41,10 +42,11 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
     if codes is None:
         return None
     table = np.where(np.isfinite(codes.values), codes.values, 0.0).astype(np.float64)
-    low, high = np.empty(values.shape, np.float32), np.empty(values.shape, np.float32)
     with np.errstate(all="ignore"):
-        for out, code in ((low, int(table.argmin())), (high, int(table.argmax()))):
-            dialect.decode(filled(dialect, parts, code, codes.bits), config, out)
+        low, high = (
+            decode_weight(dialect, filled(dialect, parts, code, codes.bits), config)
+            for code in (int(table.argmin()), int(table.argmax()))
+        )
         unit = (high - low) / np.float32(table.max() - table.min())
         levels = np.unique(table)
         gaps = np.diff(levels)
@@ -57,15 +59,48 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
 
 
 class PackedWeight(NamedTuple):
-    """A weight as it is stored: its dialect, its parts by suffix, what config.json says of it."""
+    """A weight as it is stored: its dialect, its parts by suffix, what config.json says of it.
+
+    A band has the `rows` [start, stop) of it that it is, and how the weight lies.
+    """
 
     dialect: Dialect
     parts: Parts
     config: Config
+    rows: tuple[int, int] | None = None
+    laid: LaidOut | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, of a band [rows, columns]. Raises CodecError where parts do not fit."""
+        if self.laid is not None and self.rows is not None:
+            return self.rows[1] - self.rows[0], self.laid.shape[-1]
+        return self.dialect.shape_of(self.parts, self.config)
 
     def decode(self) -> F32:
         """Return the weight (float32). Raises CodecError where parts do not fit."""
+        if self.laid is not None and self.rows is not None:
+            return self.laid.decode(*self.rows)
         return decode_weight(self.dialect, self.parts, self.config)
+
+    def bands(self, elements: int) -> "list[PackedWeight]":
+        """Return the weight in matrices of about so many elements, in order; itself if it has none.
+
+        Raises CodecError where parts do not fit.
+        """
+        laid = self.laid_out()
+        if laid is None:
+            return [self]
+        tall, step = laid.shape[-2], max(1, elements // laid.shape[-1])
+        return [
+            self._replace(laid=laid, rows=(first + start, first + min(start + step, tall)))
+            for first in range(0, laid.rows, tall)
+            for start in range(0, tall, step)
+        ]
+
+    def laid_out(self) -> LaidOut | None:
+        """Return how it lies, to be decoded by rows; None for one without elements. CodecError."""
+        return self.laid or laid_out(self.dialect, self.parts, self.config)
 
     def lattice(self, values: F32) -> Lattice | None:
         """Return the lattice of its decoded values, None where it is not known."""

@@ -15,8 +15,9 @@ Source: MLX, mlx.core.quantize and dequantize.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from aprfmt.codecs import f4, fp8
-from aprfmt.codecs.base import F32
 from aprfmt.codecs.dialect import (
     GROUP_SIZES,
     CodeTable,
@@ -28,16 +29,16 @@ from aprfmt.codecs.dialect import (
     fits,
     need,
     numbers,
-    unpack_dense,
     whole_numbers,
+    words_of,
 )
+from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, matrices
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.codecs.scope import Scope
 from aprfmt.errors import CodecError
 
 NAME = "mlx"
 _BITS = (2, 3, 4, 5, 6, 8)
-_ROWS = 1 << 8
 
 
 @dataclass(frozen=True)
@@ -68,37 +69,33 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     return *shape[:-1], shape[-1] * 32 // bits
 
 
-def _decode(parts: Parts, config: Config, out: F32) -> None:
+def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     bits = fact(NAME, config, "bits", _BITS)
     size = fact(NAME, config, "group_size", GROUP_SIZES)
     name = config.get("mode", "affine")
     if name not in MODES:
         raise CodecError(f"{NAME}: mode {name!r} is not one we decode: {', '.join(MODES)}")
-    mode, columns = MODES[name], out.shape[-1]
+    mode, columns = MODES[name], shape[-1]
     if mode.codes is not None and mode.codes.kind.bits != bits:
         raise CodecError(f"{NAME}: mode {name!r} has {mode.codes.kind.bits} bits, config {bits}")
     if columns % size:
         raise CodecError(f"{NAME}: rows of {columns} are no whole number of groups of {size}")
-    groups = (*out.shape[:-1], columns // size)
-    words = array(NAME, parts, ".weight", ("U32",)).reshape(-1, columns * bits // 32)
+    groups = (*shape[:-1], columns // size)
+    words = words_of(NAME, parts, ".weight", ("U32",))
+    codes = Codes(bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], columns * bits // 8))
     allowed = ("F16", "BF16", "F32") if mode.scales is None else ("U8",)
     read = numbers if mode.scales is None else array
     stored = read(NAME, parts, ".scales", allowed)
     fits(NAME, ".scales", stored.shape, groups)
-    scales = (stored if mode.scales is None else mode.scales.values[stored]).reshape(len(words), -1)
-    biases = None
-    if mode.codes is None:
-        found = numbers(NAME, parts, ".biases", allowed)
-        fits(NAME, ".biases", found.shape, groups)
-        biases = found.reshape(len(words), -1)
-    rows = out.reshape(len(words), columns // size, size)
-    for start in range(0, len(words), _ROWS):
-        at = slice(start, start + _ROWS)
-        codes = unpack_dense(words[at], bits, columns).reshape(rows[at].shape)
-        rows[at] = codes if mode.codes is None else mode.codes.values[codes]
-        rows[at] *= scales[at, :, None]
-        if biases is not None:
-            rows[at] += biases[at, :, None]
+    table = None if mode.scales is None else mode.scales.values[None]
+    scale = Numbers(matrices(stored, shape, groups[-2:]), table)
+    if mode.codes is not None:
+        return LaidOut(shape, codes, mode.codes.values, (1, size), scale)
+    found = numbers(NAME, parts, ".biases", allowed)
+    fits(NAME, ".biases", found.shape, groups)
+    values = np.arange(1 << bits, dtype=np.float32)
+    offset = Numbers(matrices(found, shape, groups[-2:]))
+    return LaidOut(shape, codes, values, (1, size), scale, offset=offset)
 
 
 def _codes(parts: Parts, config: Config) -> CodeTable:
@@ -117,7 +114,7 @@ DIALECT = Dialect(
     facts=("bits", "group_size", "mode"),
     recognises=_recognises,
     shape_of=_shape_of,
-    decode=_decode,
+    laid_out=_laid_out,
     codes=_codes,
 )
 

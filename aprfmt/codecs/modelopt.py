@@ -20,6 +20,7 @@ Source: nvidia-modelopt 0.47, export/quant_utils.py and quantization/qtensor/.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -36,10 +37,12 @@ from aprfmt.codecs.dialect import (
     fact,
     fits,
     need,
+    raw_of,
+    scale_numbers,
     scales,
     whole_numbers,
 )
-from aprfmt.codecs.minifloat import pairs_of
+from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, Tile, codes_of, grid_of, matrices
 from aprfmt.codecs.modelopt_scope import METHOD
 from aprfmt.errors import CodecError, UnsupportedError
 
@@ -55,20 +58,20 @@ class Algorithm(NamedTuple):
 
     `encodings` are those of the main part, `packs` the axis along which a byte has two codes (0
     for none). `group` is the number of inputs under a scale, 0 where the section says it, None for
-    scales of rows, tiles or all. `scale` reads the scales as float32; where `second` is true they
+    scales of rows, tiles or all. `scale` reads the scales; where `second` is true they
     have a scale of their own.
     """
 
     encodings: tuple[str, ...]
     packs: int
     group: int | None
-    scale: Callable[[Parts], Array]
+    scale: Callable[[Parts], Numbers]
     codes: CodeTable
     second: bool = False
 
 
-def _read(*encodings: str) -> Callable[[Parts], Array]:
-    return lambda parts: scales(NAME, parts, SCALE, encodings)
+def _read(*encodings: str) -> Callable[[Parts], Numbers]:
+    return lambda parts: scale_numbers(NAME, parts, SCALE, encodings)
 
 
 _FP8 = Algorithm(("F8_E4M3",), 0, None, _read(*_FLOAT), CodeTable(8, fp8.E4M3.values))
@@ -132,57 +135,57 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _spread(values: Array, shape: tuple[int, ...], config: Config) -> Array:
-    """Return scales of rows, tiles or the weight as an array that broadcasts over the weight."""
+def _spread(found: Numbers, shape: tuple[int, ...], config: Config) -> tuple[Numbers, Tile]:
+    """Return scales of rows, tiles or the weight, and the size of what one stands for."""
+    values = found.held
+    tile: Tile = (1, shape[-1])
     if values.size == 1:
-        return values.reshape((1,) * len(shape))
-    if config.get("quant_algo") in _TILED:
-        tiles = (*shape[:-2], -(-shape[-2] // _TILE), -(-shape[-1] // _TILE))
+        values, tile = values.reshape(1, 1), (shape[-2], shape[-1])
+    elif config.get("quant_algo") in _TILED:
+        tile = (_TILE, _TILE)
+        tiles = (*shape[:-2], *grid_of(shape, tile))
         whole = tuple(n for n in values.shape if n != 1)
         if whole != tuple(n for n in tiles if n != 1):
             fits(NAME, SCALE, values.shape, tiles)
-        tall = values.reshape(tiles)[..., np.arange(shape[-2]) // _TILE, :]
-        return tall[..., np.arange(shape[-1]) // _TILE]
-    kept = values.reshape(values.shape[:-1]) if values.shape[-1] == 1 else values
-    for axes in range(1, len(shape)):  # one an expert, or one a row
-        if kept.shape == shape[:axes]:
-            return kept.reshape(*kept.shape, *(1,) * (len(shape) - axes))
-    raise CodecError(
-        f"{NAME}: part {SCALE!r} has shape {list(values.shape)}, which is no scale of the whole "
-        f"or of the rows of {list(shape)}"
-    )
-
-
-def _codes_into(parts: Parts, algorithm: Algorithm, out: F32) -> None:
-    """Fill `out` with the numbers of the codes."""
-    stored = array(NAME, parts, _MAIN, algorithm.encodings)
-    if not algorithm.packs:
-        out[:] = stored
-        return
-    table = algorithm.codes.values.astype(np.float32)
-    if algorithm.packs == -1:
-        into = out.reshape(-1, 2)
-        np.take(pairs_of(table), stored.reshape(-1), axis=0, out=into, mode="clip")
-        return
-    both = (out[..., ::2, :], out[..., 1::2, :])
-    both[0][:] = table[stored & 15]
-    both[1][:] = table[stored >> 4]
-
-
-def _decode(parts: Parts, config: Config, out: F32) -> None:
-    algorithm = algorithm_of(config)
-    _codes_into(parts, algorithm, out)
-    scale = algorithm.scale(parts)
-    if algorithm.group is None:
-        out *= _spread(scale, out.shape, config)
+        values = values.reshape(tiles)
     else:
-        if algorithm.second:
-            scale = scale * second_scale(parts, out.shape)
-        out.reshape(*scale.shape, algorithm.group)[:] *= scale[..., None]
+        kept = values.reshape(values.shape[:-1]) if values.shape[-1] == 1 else values
+        axes = next((n for n in range(1, len(shape)) if kept.shape == shape[:n]), None)
+        if axes is None:  # neither one an expert, nor one a row
+            raise CodecError(
+                f"{NAME}: part {SCALE!r} has shape {list(values.shape)}, which is no scale of the "
+                f"whole or of the rows of {list(shape)}"
+            )
+        values = kept.reshape(*kept.shape, *(1,) * (len(shape) - axes))
+    return Numbers(matrices(values, shape, grid_of(shape, tile)), found.table), tile
+
+
+def _codes_in(parts: Parts, algorithm: Algorithm, shape: tuple[int, ...]) -> tuple[Codes, F32]:
+    raw = raw_of(NAME, parts, _MAIN, algorithm.encodings)
+    if algorithm.packs == -2:
+        held = raw.reshape(-1, *parts[_MAIN].shape[-2:])
+        return Codes(4, "pairs", held), algorithm.codes.values.astype(np.float32)
+    return codes_of(raw, algorithm.codes.bits, shape, algorithm.codes.values)
+
+
+def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    algorithm = algorithm_of(config)
+    codes, values = _codes_in(parts, algorithm, shape)
+    scale, smooth = algorithm.scale(parts), None
+    if algorithm.group is None:
+        scale, tile = _spread(scale, shape, config)
+    else:
+        tile = (1, algorithm.group)
+        second = second_scale(parts, shape) if algorithm.second else None
+        held = matrices(scale.held, shape, grid_of(shape, tile))
+        table = scale.table
+        if second is not None and table is not None:
+            table = table * second.reshape(-1, 1)
+        scale = Numbers(held, table)
     if SMOOTH in parts:
         smooth = array(NAME, parts, SMOOTH, _FLOAT)
-        fits(NAME, SMOOTH, smooth.shape, out.shape[-1:])
-        out *= smooth
+        fits(NAME, SMOOTH, smooth.shape, shape[-1:])
+    return LaidOut(shape, codes, values, tile, scale, factor=smooth)
 
 
 def second_scale(parts: Parts, shape: tuple[int, ...]) -> Array:
@@ -202,7 +205,7 @@ DIALECT = Dialect(
     facts=("quant_algo", "group_size"),
     recognises=lambda config: config.get("quant_method") == METHOD,
     shape_of=_shape_of,
-    decode=_decode,
+    laid_out=_laid_out,
     codes=lambda parts, config: algorithm_of(config).codes,
     coded=("F8_E4M3", "U8", "I8"),
 )
@@ -232,6 +235,20 @@ def as_weight(parts: Parts, *, turned: bool) -> Parts:
     return found
 
 
+def _experts_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    """Return experts whose bytes go down columns, as they are stored."""
+    if algorithm_of(config).packs == -2:
+        return _laid_out(as_weight(parts, turned=True), config, shape)
+    found = _laid_out(as_weight(parts, turned=False), config, shape)
+    stored = parts[""]
+    held = np.frombuffer(stored.raw, np.uint8).reshape(stored.shape)
+    scale, power = found.scale, parts["_weight_scale"]
+    if len(power.shape) == 3 and power.encoding not in _FLOAT and scale is not None:
+        turned = np.frombuffer(power.raw, np.uint8).reshape(power.shape).swapaxes(1, 2)
+        scale = Numbers(turned, scale.table)
+    return replace(found, codes=found.codes._replace(order="columns", held=held), scale=scale)
+
+
 EXPERTS = Dialect(
     name="modelopt_experts",
     main="",
@@ -241,7 +258,7 @@ EXPERTS = Dialect(
     facts=DIALECT.facts,
     recognises=DIALECT.recognises,
     shape_of=lambda parts, config: _shape_of(as_weight(parts, turned=False), config),
-    decode=lambda parts, config, out: _decode(as_weight(parts, turned=True), config, out),
+    laid_out=_experts_laid_out,
     codes=DIALECT.codes,
     coded=DIALECT.coded,
 )

@@ -12,8 +12,9 @@ from aprfmt.codecs import awq, fp8_block, gptq, mlx
 from aprfmt.codecs import compressed_tensors as compressed
 from aprfmt.codecs import modelopt as nvidia
 from aprfmt.codecs.base import F32, U8, Array
-from aprfmt.codecs.dialect import Config, Parts, StoredPart, array, fits, need, scales
+from aprfmt.codecs.dialect import Config, Parts, StoredPart, array, fits, need, scales, words_of
 from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.laid_out import Codes
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import CodecError
 
@@ -183,14 +184,14 @@ def affine_gptq(packed: PackedWeight, target: str) -> Source:
     size = inputs // count if count else 0
     if not size or not np.array_equal(group, np.arange(inputs) // size):
         raise CodecError("its inputs are grouped in another order (g_idx)")
-    words = array(gptq.NAME, parts, ".qweight", ("I32",))
+    words = words_of(gptq.NAME, parts, ".qweight", ("I32",))
+    every = Codes(4, "columns", words[None])
 
     def codes(start: int, stop: int) -> U8:
-        rows = np.ascontiguousarray(words[:, start:stop].T)
-        return rows.view(np.uint8).reshape(len(rows), -1)
+        return np.ascontiguousarray(every.streams(0, start, stop))
 
-    groups = _with_zeros(size, np.ascontiguousarray(scale.T), np.ascontiguousarray(zeros.T))
-    return Source((outputs, inputs), groups, codes)
+    held = np.ascontiguousarray(zeros.T).astype(np.int32)
+    return Source((outputs, inputs), _with_zeros(size, np.ascontiguousarray(scale.T), held), codes)
 
 
 def affine_awq(packed: PackedWeight, target: str) -> Source:
@@ -199,13 +200,12 @@ def affine_awq(packed: PackedWeight, target: str) -> Source:
     outputs, inputs = packed.dialect.shape_of(parts, config)
     scale = _finite(awq.NAME, ".scales", array(awq.NAME, parts, ".scales", _FLOATS))
     zeros, size = awq.zeros_of(parts, config, outputs, inputs, scale)
-    words = array(awq.NAME, parts, ".qweight", ("I32",))
+    held = awq.codes_of(words_of(awq.NAME, parts, ".qweight", ("I32",)))
 
     def codes(start: int, stop: int) -> U8:
-        first, last = start // 8, -(-stop // 8)
-        return awq.rows_of(words[:, first:last])[start - first * 8 : stop - first * 8]
+        return np.ascontiguousarray(held.streams(0, start, stop))
 
-    groups = _with_zeros(size, np.ascontiguousarray(scale.T), np.ascontiguousarray(zeros.T))
+    groups = _with_zeros(size, np.ascontiguousarray(scale.T), zeros.astype(np.int32))
     return Source((outputs, inputs), groups, codes)
 
 

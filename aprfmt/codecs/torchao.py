@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.codecs import f4, fp8
-from aprfmt.codecs.base import F32, Array
+from aprfmt.codecs.base import Array
 from aprfmt.codecs.dialect import (
     CodeTable,
     Config,
@@ -31,9 +31,12 @@ from aprfmt.codecs.dialect import (
     array,
     fits,
     need,
+    raw_of,
+    scale_numbers,
     scales,
     whole_numbers,
 )
+from aprfmt.codecs.laid_out import LaidOut, Numbers, codes_of
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.codecs.scope import Scope, table
 from aprfmt.errors import CodecError, UnsupportedError
@@ -122,39 +125,41 @@ def _unswizzled(values: Array, grid: tuple[int, ...]) -> Array:
     return plain[:rows, : grid[-1]].reshape(grid)
 
 
-def _decode(parts: Parts, config: Config, out: F32) -> None:
-    kind, main = _class(config), need(NAME, parts, _MAIN)
-    grid = _grid(parts, config, out.shape)
-    if main.encoding == _PACKED:
-        f4.CODEC.decode({"": main.raw}, out.reshape(-1))
-    else:
-        out[:] = array(NAME, parts, _MAIN, _CLASSES[kind])
+def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    kind, known = _class(config), _codes(parts, config)
+    grid = _grid(parts, config, shape)
+    raw = raw_of(NAME, parts, _MAIN, _CLASSES[kind])
+    codes, values = codes_of(raw, known.bits, shape, known.values)
     if kind in _INTEGERS:
-        scale = array(NAME, parts, _SCALE, _FLOAT)
+        scale = Numbers(array(NAME, parts, _SCALE, _FLOAT))
     else:
-        scale = scales(NAME, parts, _SCALE, ("F8_E4M3", "F8_E8M0", *_FLOAT))
-    scale = _unswizzled(scale, grid) if _swizzled(config) else scale.reshape(grid)
+        scale = scale_numbers(NAME, parts, _SCALE, ("F8_E4M3", "F8_E8M0", *_FLOAT))
+    held, table = scale
+    held = _unswizzled(held, grid) if _swizzled(config) else held.reshape(grid)
     if _WHOLE in parts:
         whole = scales(NAME, parts, _WHOLE, ("F32",))
         fits(NAME, _WHOLE, (whole.size,), (1,))
-        scale = whole.reshape(()) * scale
-    sizes = _block(config, out.shape)
+        held, table = (held * whole.reshape(()), None) if table is None else (
+            held, table * whole.reshape(()))  # fmt: skip
+    block, zero, smooth = _block(config, shape), None, None
     if _ZERO in parts:
-        zero = array(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
-        fits(NAME, _ZERO, (zero.size,), (scale.size,))
-        out -= _spread(zero.reshape(grid), sizes)
-    out *= _spread(scale, sizes)
+        stored = array(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
+        fits(NAME, _ZERO, (stored.size,), (held.size,))
+        zero = Numbers(_of_matrices(stored.reshape(grid), block))
     if _SMOOTH in parts:
         smooth = array(NAME, parts, _SMOOTH, _FLOAT)
-        fits(NAME, _SMOOTH, (smooth.size,), out.shape[-1:])
-        out *= smooth.reshape(-1)
+        fits(NAME, _SMOOTH, (smooth.size,), shape[-1:])
+        smooth = smooth.reshape(-1)
+    numbers = Numbers(_of_matrices(held, block), table)
+    return LaidOut(shape, codes, values, (block[-2], block[-1]), numbers, zero, factor=smooth)
 
 
-def _spread(values: Array, sizes: Sequence[int]) -> Array:
-    for axis, size in enumerate(sizes):
+def _of_matrices(values: Array, sizes: Sequence[int]) -> Array:
+    """Return numbers of blocks as [matrices, down, across]."""
+    for axis, size in enumerate(sizes[:-2]):
         if size > 1:
             values = np.repeat(values, size, axis=axis)
-    return values
+    return values.reshape(-1, *values.shape[-2:])
 
 
 def _codes(parts: Parts, config: Config) -> CodeTable:
@@ -173,7 +178,7 @@ DIALECT = Dialect(
     facts=("_type", "block_size", "is_swizzled_scales"),
     recognises=lambda config: config.get("quant_method") == METHOD,
     shape_of=_shape_of,
-    decode=_decode,
+    laid_out=_laid_out,
     codes=_codes,
 )
 

@@ -4,13 +4,14 @@ A decoded value is code * scale; stored as BF16 it is rounded. Divided by the sa
 nearest to the same code again, unless the product left the range of the narrower type.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from aprfmt.codecs import decode, encode
 from aprfmt.codecs.base import Array
-from aprfmt.codecs.dialects import decode_weight
 from aprfmt.codecs.fp8 import OF_TWO_SIGNS
-from aprfmt.codecs.lattice import PackedWeight, filled
+from aprfmt.codecs.lattice import PackedWeight
 
 _KINDS = {kind.name: kind for kind in OF_TWO_SIGNS}
 
@@ -20,19 +21,20 @@ def lost_codes(packed: PackedWeight, stored: str) -> int | None:
 
     A NaN counts as one code, zeros of both signs as one, too. None where the codes are no FP8.
     """
-    dialect, parts, config = packed
-    kind = _KINDS.get(parts[dialect.main].encoding)
+    kind, laid = _KINDS.get(packed.parts[packed.dialect.main].encoding), packed.laid_out()
     if kind is None:
         return None
-    one = int(np.flatnonzero(kind.values == 1)[0])
+    if laid is None:
+        return 0
+    start, stop = packed.rows or (0, laid.rows)
     with np.errstate(all="ignore"):
-        values = packed.decode()
-        scale = decode_weight(dialect, filled(dialect, parts, one, 8), config)
+        values = laid.decode(start, stop)
+        scale = replace(laid, values=np.ones_like(laid.values)).decode(start, stop)
         kept = decode(stored, encode(stored, values)[""], values.shape)
-        again = (kept.astype(np.float64) / scale).astype(np.float32)
-    codes = np.frombuffer(parts[dialect.main].raw, np.uint8)
+        again = (kept.astype(np.float64) / scale).astype(np.float32).reshape(-1)
+    codes = laid.codes_in(start, stop).reshape(-1)
     low, high = _reach(kind.values)
-    x = np.maximum(again.reshape(-1), np.finfo(np.float32).min)
+    x = np.maximum(again, np.finfo(np.float32).min)
     back = (x > low[codes]) & (x <= high[codes])
     return int((~(back | (np.isnan(kind.values)[codes] & np.isnan(x)))).sum())
 

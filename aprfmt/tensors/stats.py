@@ -154,21 +154,27 @@ def merge(parts: Iterable[Stats]) -> Stats:
     return accumulator.result()
 
 
+def _of_bands(tensor: LazyTensor) -> Stats:
+    """Return the statistics of a weight that a dialect packs, decoded some rows at a time."""
+    assert tensor.packed is not None
+    whole = Accumulator()
+    for band in tensor.packed().bands(CHUNK):
+        values = band.decode().reshape(-1)
+        for start in range(0, values.size, CHUNK):
+            whole.add(values[start : start + CHUNK])
+    return whole.result()
+
+
 def tensor_stats(tensor: LazyTensor) -> Stats:
     """Return the statistics of a stored tensor's decoded values.
 
     One pass through the native kernels where the encoding has one, else chunks of the reference
-    codec; nothing the size of the tensor is held, but of a weight that a dialect packs. Raises
-    CodecError or UnsupportedError.
+    codec; nothing the size of the tensor is held. Raises CodecError or UnsupportedError.
     """
     info = tensor.info
     if tensor.decode is not None:
         try:
-            whole = Accumulator()
-            values = tensor.decode().reshape(-1)
-            for start in range(0, values.size, CHUNK):
-                whole.add(values[start : start + CHUNK])
-            return whole.result()
+            return _of_bands(tensor)
         finally:
             tensor.drop()
     reference = codec(info.encoding)

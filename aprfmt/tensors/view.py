@@ -9,7 +9,7 @@ from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, Value, damage_of, raw_parts
 from aprfmt.base.shapes import matrix
-from aprfmt.errors import ArchError, BackendUnavailableError, CodecError, FormatError
+from aprfmt.errors import ArchError, CodecError, FormatError
 from aprfmt.tensors.runs import Bytes, Run, all_runs, element_runs
 
 if TYPE_CHECKING:
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
     from aprfmt.arch.spec import LayoutStep, Move
     from aprfmt.codecs.lattice import Lattice
-
-# Encodings whose bits are those of a torch dtype that numpy has no counterpart of.
-_TORCH_DTYPES: Mapping[str, str] = {
-    "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
-}  # fmt: skip
+    from aprfmt.tensors.packed_rows import PackedRows
 
 
 def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
@@ -251,7 +246,8 @@ class View:
 
     def drop(self) -> None:
         """Release the mapped pages of the stored tensors; they are read again if needed."""
-        self.__dict__.pop("lattice", None)
+        for name in ("lattice", "by_rows"):
+            self.__dict__.pop(name, None)
         for tensor in self.stored:
             tensor.drop()
 
@@ -312,6 +308,18 @@ class View:
         return arrays[self._index].reshape(self.shape)
 
     @cached_property
+    def by_rows(self) -> "PackedRows | None":
+        """What decodes rows of weights that a dialect packs; None for others, or if steps cut them.
+
+        Raises FormatError for a damaged tensor.
+        """
+        if self._record is not None or any(tensor.packed is None for tensor in self.stored):
+            return None
+        from aprfmt.tensors.packed_rows import packed_rows
+
+        return packed_rows(self.stored, self.moves, self.shape)
+
+    @cached_property
     def lattice(self) -> "Lattice | None":
         """The values that a packed weight's elements could have had; None for other tensors.
 
@@ -319,16 +327,9 @@ class View:
         """
         if any(tensor.packed is None for tensor in self.stored):
             return None
-        found = []
-        for tensor in self.stored:
-            assert tensor.packed is not None
-            packed = tensor.packed()
-            found.append(packed.lattice(packed.decode()))
-        if any(one is None for one in found):
-            return None
-        from aprfmt.codecs.lattice import Lattice
+        from aprfmt.tensors.packed_rows import lattice_of
 
-        return Lattice(*(self.undone(list(arrays)) for arrays in zip(*found, strict=True)))
+        return lattice_of(self.stored, self.undone)
 
     def rows(self, start: int, stop: int) -> "NDArray[Any]":
         """Return rows [start, stop) of the tensor seen as [rows, last axis], decoded.
@@ -336,6 +337,8 @@ class View:
         Where rows cannot be cut out of the stored bytes, everything is decoded for them.
         """
         rows, columns = matrix(self.shape)
+        if self.by_rows is not None:
+            return self.by_rows.rows(start, stop)
         if self.data is None or self._stride is None:
             return self.numpy().reshape(rows, columns)[start:stop]
         return decode_rows(self.encoding, self.data, start, stop, columns, self._stride)
@@ -344,7 +347,8 @@ class View:
         """Yield (first row, end, values) over all rows, each of about so many elements."""
         rows, columns = matrix(self.shape)
         step = max(1, elements // max(columns, 1))
-        held = None if self._stride is not None else self.numpy().reshape(rows, columns)
+        by_rows = self._stride is not None or self.by_rows is not None
+        held = None if by_rows else self.numpy().reshape(rows, columns)
         for start in range(0, rows, step):
             stop = min(rows, start + step)
             yield start, stop, self.rows(start, stop) if held is None else held[start:stop]
@@ -355,27 +359,20 @@ class View:
         F16, BF16 and FP8 come in torch's own dtype, bit for bit; the rest as `numpy()` gives it.
         Raises BackendUnavailableError without torch.
         """
-        try:
-            import torch
-        except ImportError as error:
-            raise BackendUnavailableError(
-                f"{self.name}: torch is not installed; pip install 'aprfmt[torch]'"
-            ) from error
-        same = _TORCH_DTYPES.get(self.encoding)
-        if same is None or self.data is None or self.restored:
-            return torch.from_numpy(self.numpy())
-        stored = torch.frombuffer(bytearray(self.raw()), dtype=torch.uint8)
-        return stored.view(getattr(torch, same)).reshape(self.shape)
+        from aprfmt.tensors.as_torch import as_torch
+
+        return as_torch(self)
 
     def __getitem__(self, at: Any) -> Any:
         """Return `numpy()[at]`, decoding only the rows that the first index or slice names.
 
-        Encodings whose blocks run across row ends, and packed weights, are decoded whole. Raises
-        IndexError as numpy does.
+        Encodings whose blocks run across row ends are decoded whole. Raises IndexError as numpy
+        does.
         """
         first, rest = (at[0], at[1:]) if isinstance(at, tuple) and at else (at, ())
         count = self.shape[0] if self.shape else 0
-        if not isinstance(first, int | slice) or not count or self._stride is None:
+        separable = self._stride is not None or self.by_rows is not None
+        if not isinstance(first, int | slice) or not count or not separable:
             return self.numpy()[at]
         if isinstance(first, int):
             if not -count <= first < count:
@@ -390,10 +387,10 @@ class View:
 
     def _entries(self, low: int, high: int) -> "NDArray[Any]":
         """Return entries [low, high) of the first axis, decoded; of a vector, whole blocks are."""
-        assert self.data is not None
         if len(self.shape) > 1:
             each = math.prod(self.shape[1:-1])
             return self.rows(low * each, high * each).reshape(high - low, *self.shape[1:])
+        assert self.data is not None
         block = encoding_row(self.encoding).block_size
         first = low // block
         held = decode_rows(self.encoding, self.data, first, -(-high // block), block)

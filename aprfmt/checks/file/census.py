@@ -14,7 +14,7 @@ from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
-from aprfmt.tensors.stats import Accumulator, Stats, compute, tensor_stats
+from aprfmt.tensors.stats import Accumulator, Stats, tensor_stats
 
 if TYPE_CHECKING:
     from aprfmt.checks.context import Checked, Progress
@@ -226,7 +226,7 @@ def packed(ctx: "Checked") -> Result:
         seen += 1
         try:
             lazy = tensor.stored[0]
-            stats = tensor_stats(lazy) if lazy.decode is None else compute(lazy.decode())
+            stats = tensor_stats(lazy)
         except UnsupportedError as error:
             raise NotRun(f"{name}: {error}", findings) from error
         except AprfmtError as error:

@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
 
 __all__ = [
-    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "check", "decode_coded", "encode_coded",
-    "first_not_finite", "force", "matmul", "matmuls", "number", "products", "stats",
-    "stats_of", "stream_fill", "walk_strings",
+    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "check", "decode_coded", "decode_packed",
+    "encode_coded", "first_not_finite", "force", "matmul", "matmuls", "number", "products", "stats",
+    "stats_of", "stream_fill", "turn", "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
 first_not_finite = _kernels.first_not_finite
 decode_coded = _kernels.decode_coded
+decode_packed = _kernels.decode_packed
+turn = _kernels.turn
 encode_coded = _kernels.encode_coded
 stream_fill = _kernels.stream_fill
 

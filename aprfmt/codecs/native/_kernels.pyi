@@ -15,6 +15,19 @@ def decode_coded(
     stream: int = -1,
     /,
 ) -> None: ...
+def decode_packed(
+    streams: Buffer,
+    bits: int,
+    values: Any,
+    at: tuple[int, int, int],
+    numbers: tuple[Any, ...],
+    tables: tuple[Any, ...],
+    group: Any,
+    out: Any,
+    stream: int = -1,
+    /,
+) -> None: ...
+def turn(order: str, held: Buffer, first: int, out: Any, /) -> None: ...
 def encode(
     index: int, x: Any, out: Any, columns: int, importance: Any = None, fused: bool = True, /
 ) -> None: ...

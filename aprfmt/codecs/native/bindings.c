@@ -45,6 +45,17 @@ float *aprfmt_hold_floats(buffers *held, PyObject *from, int writable, const cha
     return at;
 }
 
+const Py_buffer *aprfmt_hold_matrix(buffers *held, PyObject *from, Py_ssize_t itemsize,
+                                    const char *what) {
+    Py_buffer *view = &held->view[held->used];
+    if (PyObject_GetBuffer(from, view, PyBUF_STRIDED_RO) < 0) return NULL;
+    held->used++;
+    if (view->ndim == 2 && view->itemsize == itemsize) return view;
+    aprfmt_error("%s: found %d axes of %zd bytes, expected rows and columns of %zd", what,
+                 view->ndim, view->itemsize, itemsize);
+    return NULL;
+}
+
 int aprfmt_store_mode(const float *out, size_t count, int stream) {
     if (!(stream < 0 ? count >= PAST_CACHE / 4 : stream)) return 0;
     return (uintptr_t)out % 32 == 0 ? 1 : (uintptr_t)out % 16 == 0 ? 2 : 0;

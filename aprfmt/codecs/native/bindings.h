@@ -15,7 +15,7 @@ extern const level *aprfmt_level;
 /* Raise aprfmt.errors.CodecError; returns NULL. */
 PyObject *aprfmt_error(const char *format, ...);
 
-enum { BUFFERS = 6 };
+enum { BUFFERS = 12 };
 
 /* Buffers held at a time by one call; `release` gives them back. */
 typedef struct {
@@ -32,6 +32,10 @@ void *aprfmt_hold(buffers *held, PyObject *from, int writable, Py_ssize_t *size)
 float *aprfmt_hold_floats(buffers *held, PyObject *from, int writable, const char *what,
                           size_t *count);
 
+/* Hold a matrix whose rows and elements lie `strides` apart; NULL with an exception set. */
+const Py_buffer *aprfmt_hold_matrix(buffers *held, PyObject *from, Py_ssize_t itemsize,
+                                    const char *what);
+
 /* The way of storing (sink.h) for an output; `stream`: 1 past the cache, 0 through it, -1 if it is
  * large. */
 int aprfmt_store_mode(const float *out, size_t count, int stream);
@@ -40,6 +44,7 @@ int aprfmt_store_mode(const float *out, size_t count, int stream);
 const decoder *aprfmt_decoder_at(Py_ssize_t index);
 
 /* The functions of the module, by file. */
-extern PyMethodDef APRFMT_DECODING[], APRFMT_ENCODING[], APRFMT_PRODUCTS[], APRFMT_STEPS[];
+extern PyMethodDef APRFMT_DECODING[], APRFMT_PACKED[], APRFMT_ENCODING[], APRFMT_PRODUCTS[],
+    APRFMT_STEPS[];
 
 #endif

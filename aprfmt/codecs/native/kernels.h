@@ -18,6 +18,7 @@
 #include "moments.h"
 #include "dot.h"
 #include "step.h"
+#include "packed.h"
 
 #define ONE_MODE(fn, suffix, mode)                                                    \
     TARGET static void fn##_##suffix(const uint8_t *raw, float *out, size_t blocks) { \
@@ -173,5 +174,5 @@ const level LEVEL = {
     LEVEL_NAME,       DECODER_ROWS,    ENCODER_ROWS,         run_apr_q8,   run_coded,
     run_encode_coded, run_add_moments, run_first_not_finite, run_products, run_stream_fill,
     run_activate,     run_rms_norm,    run_rope,             run_scores,   run_probs,
-    run_mix,
+    run_mix,          run_packed,      run_turn,
 };

@@ -59,6 +59,29 @@ typedef struct {
     int by_head;          /* probs is [heads, tokens, keys], not scaled yet, and wanted with zeros */
 } attention;
 
+/* Numbers of tiles by strides in bytes: float32, or bytes where there is a table of what they are.
+ * `at` NULL: there are none. */
+typedef struct {
+    const uint8_t *at;
+    ptrdiff_t down, across;
+    const float *table;
+} tile_numbers;
+
+/* Rows of a packed weight (laid_out.py): `first` is the number of the first in its matrix. `group`
+ * [columns] or NULL; `sixteen` are `values`, repeated, of codes of up to four bits. */
+typedef struct {
+    const uint8_t *streams;
+    size_t row_bytes, stride, rows, columns, first, tall, wide;
+    int bits;
+    const float *values;
+    float sixteen[16];
+    const int32_t *group;
+    tile_numbers zero, scale, offset;
+} packed;
+
+/* How codes lie that are turned into streams of rows. */
+enum { TURN_WORDS, TURN_BYTES, TURN_AWQ, TURN_PAIRS };
+
 typedef struct {
     const char *name;
     const decoder *decoders; /* both end with a row without name */
@@ -83,6 +106,9 @@ typedef struct {
     void (*scores)(void *attention, size_t part); /* runs of keys */
     void (*probs)(void *attention, size_t row);   /* tokens * heads */
     void (*mix)(void *attention, size_t part);    /* kv_heads * runs of elements */
+    void (*packed)(const packed *p, float *out, int mode);
+    void (*turn)(int order, const uint8_t *held, ptrdiff_t down, size_t units, size_t rows,
+                 uint8_t *out, size_t stride);
 } level;
 
 extern const level aprfmt_generic;

@@ -1,0 +1,295 @@
+"""What every dialect comes to: where the codes of a weight lie, and the numbers that stand beside.
+
+    value = (number of the code - zero) * scale + offset        each step rounded to float32
+
+A weight is [matrices, rows, columns]; zeros, scales and offsets stand for tiles of it, or for
+columns of a group wherever they are. Rows are decoded when they are asked for: by numpy, which is
+the reference, or by the kernels of native/packed.h, to the same bits.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from aprfmt.codecs import native_kernels
+from aprfmt.codecs.base import F32, U8, Array
+from aprfmt.codecs.parallel import STORE_BY_SIZE, STORE_FRESH, run
+from aprfmt.errors import CodecError
+
+_CHUNK = 1 << 20  # elements decoded at a time, at least: their codes in order stay in the cache
+_APART = 64  # bytes between streams: in steps of a power of two they would share lines of the cache
+_EXAMINED = 1 << 18  # bytes compared at a time
+_EIGHT = 8  # rows that share a word, at most: chunks begin at multiples of it
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble of a word, lowest first -> output
+
+
+def _of_rows(held: Array, start: int, stop: int) -> U8:
+    found: U8 = held[start:stop]
+    return found
+
+
+def _down_columns(held: Array, start: int, stop: int) -> U8:
+    return np.ascontiguousarray(held[:, start:stop].T).view(np.uint8)
+
+
+def _as_awq(held: Array, start: int, stop: int) -> U8:
+    words = held[:, start // 8 : -(-stop // 8)]
+    made = np.empty((words.shape[1], 8, -(-len(words) // 2)), np.uint8)
+    for place, output in enumerate(AWQ_ORDER):
+        codes = np.zeros((made.shape[2] * 2, len(made)), np.uint8)
+        codes[: len(words)] = (words >> np.uint32(4 * place)).astype(np.uint8) & 15
+        made[:, output] = (codes[0::2] | codes[1::2] << 4).T
+    return made.reshape(-1, made.shape[2])[start % 8 :][: stop - start]
+
+
+def _of_pairs(held: Array, start: int, stop: int) -> U8:
+    some = held[start // 2 : -(-stop // 2)]
+    codes = np.zeros((len(some), 2, -(-some.shape[1] // 2) * 2), np.uint8)
+    codes[:, 0, : some.shape[1]], codes[:, 1, : some.shape[1]] = some & 15, some >> 4
+    made: U8 = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(2 * len(some), -1)
+    return made[start % 2 :][: stop - start]
+
+
+# how codes lie -> what gives the streams of rows [start, stop) of a matrix, in numpy
+ORDERS: Mapping[str, Callable[[Array, int, int], U8]] = {
+    "rows": _of_rows, "columns": _down_columns, "awq": _as_awq, "pairs": _of_pairs,
+}  # fmt: skip
+
+
+class Codes(NamedTuple):
+    """Codes of `bits` bits each, and how they lie in `held`.
+
+    rows     uint8 [matrices, rows, bytes]: a row is a stream of codes, lowest bits first
+    columns  uint8 or uint32 [matrices, units, rows]: the stream of a row goes down a column
+    awq      uint32 [matrices, columns, rows / 8]: nibble k of a word is that of row AWQ_ORDER[k]
+    pairs    uint8 [matrices, rows / 2, columns]: an even row in low nibbles, the next in high ones
+    """
+
+    bits: int
+    order: str
+    held: Array
+
+    def streams(self, matrix: int, start: int, stop: int) -> U8:
+        """Return rows [start, stop) of a matrix as streams, uint8 [rows, bytes]."""
+        held, native = self.held[matrix], native_kernels()
+        if self.order == "rows" or native is None:
+            return ORDERS[self.order](held, start, stop)
+        first = start // _EIGHT * _EIGHT
+        units = held.shape[self.order == "pairs"]
+        size = units * held.itemsize if self.order == "columns" else -(-units // 2)
+        last = -(-stop // _EIGHT) * _EIGHT if self.order == "awq" else stop
+        made = np.empty((last - first, size + _APART), np.uint8)[:, :size]
+        native.turn(self.order, held, first, made)
+        return made[start - first : stop - first]
+
+
+def unpacked(streams: U8, bits: int, count: int) -> U8:
+    """Return the first `count` codes of every stream, uint8 [rows, count]."""
+    if bits == 8:
+        return streams[:, :count]
+    each = np.unpackbits(streams, axis=-1, count=count * bits, bitorder="little")
+    return np.packbits(each.reshape(len(each), count, bits), axis=-1, bitorder="little")[..., 0]
+
+
+def turned(numbers: F32) -> F32:
+    """Return contiguous float32 numbers [a, b] as [b, a]."""
+    held = numbers.view(np.uint32)[None]
+    streams = np.ascontiguousarray(Codes(8, "columns", held).streams(0, 0, numbers.shape[1]))
+    return streams.view(np.float32)
+
+
+class Numbers(NamedTuple):
+    """Numbers [matrices, down, across]: float32, or bytes and what each of them is.
+
+    `table` is float32 [1, 256], or [matrices, 256] where the matrices differ.
+    """
+
+    held: Array
+    table: F32 | None = None
+
+    def of(self, matrix: int) -> F32:
+        """Return those of a matrix, float32 [down, across]."""
+        table = self.table_of(matrix)
+        held: F32 = self.held[matrix] if table is None else table[self.held[matrix]]
+        return held
+
+    def table_of(self, matrix: int) -> F32 | None:
+        """Return what the bytes of a matrix are."""
+        return None if self.table is None else self.table[matrix % len(self.table)]
+
+    def floats(self) -> F32:
+        """Return all of them as float32."""
+        return self.held if self.table is None else np.stack([*map(self.of, range(len(self.held)))])
+
+
+Tile = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A weight of `shape`, its codes and their numbers.
+
+    `values` float32 [2**bits] is the number of every code. `zero`, `scale` and `offset` are those
+    of tiles of `tile` rows and columns, of which the last may be short; where there is a `group`,
+    int32 [columns], column c has those of group[c] instead. `factor` float32 [columns] multiplies
+    what has come out.
+    """
+
+    shape: tuple[int, ...]
+    codes: Codes
+    values: F32
+    tile: Tile
+    scale: Numbers | None = None
+    zero: Numbers | None = None
+    offset: Numbers | None = None
+    group: Array | None = None
+    factor: F32 | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of all matrices."""
+        return math.prod(self.shape[:-1])
+
+    def decode(self, start: int = 0, stop: int | None = None, *, threads: int = 1) -> F32:
+        """Return rows [start, stop) of all matrices, new float32 [rows, columns]."""
+        stop = self.rows if stop is None else stop
+        out: F32 = np.empty((stop - start, self.shape[-1]), np.float32)
+        self.decode_into(out, start, threads=threads, fresh=True)
+        return out
+
+    def decode_into(
+        self, out: F32, start: int = 0, *, threads: int = 1, fresh: bool = False
+    ) -> None:
+        """Fill contiguous float32 `out` [rows, columns] with rows from `start` on.
+
+        `fresh` says that nothing was stored in `out` yet (see `parallel.STORE_FRESH`).
+        """
+        tasks = [
+            partial(self._fill, matrix, first, out[at : at + last - first], fresh)
+            for matrix, first, last, at in self._chunks(start, start + len(out))
+        ]
+        with np.errstate(all="ignore"):
+            run(tasks, threads)
+
+    def codes_in(self, start: int, stop: int) -> U8:
+        """Return the codes of rows [start, stop) of all matrices, new uint8 [rows, columns]."""
+        made = np.empty((stop - start, self.shape[-1]), np.uint8)
+        for matrix, first, last, at in self._chunks(start, stop):
+            streams = self.codes.streams(matrix, first, last)
+            made[at : at + last - first] = unpacked(streams, self.codes.bits, made.shape[1])
+        return made
+
+    def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield matrix, its rows [first, last), and where they stand in [start, stop)."""
+        tall, at = self.shape[-2], start
+        step = -(-_CHUNK // max(self.shape[-1], 1) // _EIGHT) * _EIGHT
+        while at < stop:
+            matrix, first = divmod(at, tall)
+            last = min((first // step + 1) * step, tall, first + stop - at)
+            yield matrix, first, last, at - start
+            at += last - first
+
+    def _fill(self, matrix: int, first: int, out: F32, fresh: bool) -> None:
+        streams, native = self.codes.streams(matrix, first, first + len(out)), native_kernels()
+        if native is None:
+            self._reference(matrix, first, streams, out)
+        else:
+            store = STORE_FRESH if fresh else STORE_BY_SIZE
+            every = (self.scale, self.zero, self.offset)
+            held = [None if one is None else one.held[matrix] for one in every]
+            tables = [None if one is None else one.table_of(matrix) for one in every]
+            native.decode_packed(
+                streams, self.codes.bits, self.values, (first, *self.tile), tuple(held),
+                tuple(tables), self.group, out, store,
+            )  # fmt: skip
+        if self.factor is not None:
+            out *= self.factor
+
+    def _reference(self, matrix: int, first: int, streams: U8, out: F32) -> None:
+        """Fill `out` from streams by numpy: the reference of the kernels."""
+        rows, columns = out.shape
+        down = np.arange(first, first + rows) // self.tile[0]
+        across = np.arange(columns) // self.tile[1] if self.group is None else self.group
+
+        def spread(numbers: Numbers) -> F32:
+            found: F32 = numbers.of(matrix)[down][:, across]
+            return found
+
+        np.take(self.values, unpacked(streams, self.codes.bits, columns), out=out, mode="clip")
+        if self.zero is not None:
+            out -= spread(self.zero)
+        if self.scale is not None:
+            out *= spread(self.scale)
+        if self.offset is not None:
+            out += spread(self.offset)
+
+
+def codes_of(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[Codes, F32]:
+    """Return the codes of a weight [..., rows, columns] whose bytes are a stream; their numbers.
+
+    Where rows end within a byte every code gets one of its own.
+    """
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    held, table = raw, values.astype(np.float32)
+    if columns * bits % 8:
+        held = unpacked(held[None], bits, rows * columns)
+        wide = np.full(256, np.nan, np.float32)
+        wide[: len(table)] = table
+        bits, table = 8, wide
+    return Codes(bits, "rows", held.reshape(-1, shape[-2], columns * bits // 8)), table
+
+
+def matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Array:
+    """Return numbers that broadcast over [..., down, across] as [matrices, down, across]."""
+    every = np.broadcast_to(values, (*shape[:-2], *grid))
+    return every.reshape(-1, *grid)
+
+
+def grid_of(shape: Sequence[int], tile: Tile) -> tuple[int, int]:
+    """Return how many tiles a matrix has down and across."""
+    return -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1])
+
+
+def on_tile(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
+    """Return numbers of tiles as those of finer ones, whose sizes divide theirs."""
+    if tile == finer:
+        return held
+    down, across = grid_of(shape, finer)
+    found: Array = held[..., np.arange(down) * finer[0] // tile[0], :][
+        ..., np.arange(across) * finer[1] // tile[1]
+    ]
+    return found
+
+
+def as_numbers(raw: Array, table: Array | None, name: str) -> Numbers:
+    """Return numbers of any shape; CodecError with `name` for one that is no number, or negative.
+
+    Bytes are looked up in `table`.
+    """
+    if table is None:
+        bad = ~np.isfinite(raw) | (raw < 0)
+    else:
+        wrong = ~np.isfinite(table) | (table < 0)
+        bad = wrong[raw] if _has(raw.reshape(-1), wrong) else np.empty(0, bool)
+    if bad.any():
+        at = [int(index) for index in np.argwhere(bad)[0]]
+        number = raw[tuple(at)] if table is None else table[raw[tuple(at)]]
+        raise CodecError(
+            f"{name} holds {number} at {at}, expected scales that are finite and not negative"
+        )
+    return Numbers(raw, None if table is None else table.astype(np.float32)[None])
+
+
+def _has(held: U8, wrong: Array) -> bool:
+    """Say whether bytes are among the `wrong` [256]; compares, which is faster than looking up."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], wrong.astype(np.int8), [0]])))
+    for start in range(0, held.size, _EXAMINED):
+        some = held[start : start + _EXAMINED]
+        for first, end in edges.reshape(-1, 2):
+            if (some - np.uint8(first) <= np.uint8(end - first - 1)).any():
+                return True
+    return False

@@ -1,0 +1,175 @@
+/* Packed weights of safetensors for Python. Shapes are checked here, so that kernels may trust
+ * them. */
+#include "bindings.h"
+
+PyDoc_STRVAR(
+    decode_packed_doc,
+    "decode_packed(streams, bits, values, at, numbers, tables, group, out, stream=-1)\n\n"
+    "Fill float32 `out` [rows, columns] from `streams`, uint8 [rows, bytes], of codes of `bits`\n"
+    "bits, whose numbers are `values`. `at` is (first row, rows and columns of a tile), `numbers`\n"
+    "are (scale, zero, offset), each None or [down, across] of float32, or of bytes that are looked\n"
+    "up in the float32 [256] of `tables` beside it. `group` is None or the int32 [columns] that\n"
+    "says which column of the numbers is meant. `stream` stores past the cache as in `decode`.");
+
+/* Take one kind of numbers; 0, or -1 with an exception set. */
+static int take_numbers(buffers *held, PyObject *from, PyObject *table, size_t down, size_t across,
+                        tile_numbers *into) {
+    *into = (tile_numbers){NULL, 0, 0, NULL};
+    if (from == Py_None) return 0;
+    if (table != Py_None) {
+        size_t count;
+        into->table = aprfmt_hold_floats(held, table, 0, "table of numbers", &count);
+        if (!into->table) return -1;
+        if (count != 256) {
+            aprfmt_error("packed weight: found a table of %zu numbers, expected 256", count);
+            return -1;
+        }
+    }
+    const Py_buffer *view = aprfmt_hold_matrix(held, from, into->table ? 1 : 4, "numbers of tiles");
+    if (!view) return -1;
+    if ((size_t)view->shape[0] < down || (size_t)view->shape[1] < across) {
+        aprfmt_error("packed weight: found %zd x %zd numbers, expected %zu x %zu", view->shape[0],
+                     view->shape[1], down, across);
+        return -1;
+    }
+    into->at = view->buf;
+    into->down = view->strides[0];
+    into->across = view->strides[1];
+    return 0;
+}
+
+/* Take the group of every column, and how many there are; 0, or -1 with an exception set. */
+static int take_group(buffers *held, PyObject *from, packed *p, size_t *across) {
+    Py_ssize_t size = 0;
+    p->group = NULL;
+    *across = (p->columns + p->wide - 1) / p->wide;
+    if (from == Py_None) return 0;
+    if (!(p->group = aprfmt_hold(held, from, 0, &size))) return -1;
+    *across = 0;
+    int bad = (size_t)size != 4 * p->columns || (uintptr_t)p->group % 4;
+    for (size_t c = 0; !bad && c < p->columns; c++) {
+        bad = p->group[c] < 0;
+        if (!bad && (size_t)p->group[c] >= *across) *across = (size_t)p->group[c] + 1;
+    }
+    if (bad) aprfmt_error("packed weight: its groups are no int32 of 0 and more for each column");
+    return bad ? -1 : 0;
+}
+
+static int take_streams(buffers *held, PyObject *from, PyObject *values, packed *p) {
+    size_t count;
+    const Py_buffer *view = aprfmt_hold_matrix(held, from, 1, "streams");
+    if (!view) return -1;
+    p->streams = view->buf;
+    p->rows = (size_t)view->shape[0];
+    p->row_bytes = (size_t)view->shape[1];
+    if ((p->row_bytes > 1 && view->strides[1] != 1) || view->strides[0] < view->shape[1]) {
+        aprfmt_error("streams: found rows %zd bytes apart, expected %zd or more", view->strides[0],
+                     view->shape[1]);
+        return -1;
+    }
+    p->stride = (size_t)view->strides[0];
+    p->values = aprfmt_hold_floats(held, values, 0, "numbers of codes", &count);
+    if (!p->values) return -1;
+    if (p->bits < 1 || p->bits > 8 || count != (size_t)1 << p->bits) {
+        aprfmt_error("packed weight: found %zu numbers of codes of %d bits", count, p->bits);
+        return -1;
+    }
+    for (size_t i = 0; i < 16; i++) p->sixteen[i] = p->values[i % count];
+    return 0;
+}
+
+static PyObject *py_decode_packed(PyObject *module, PyObject *args) {
+    PyObject *streams, *values, *scale, *zero, *offset, *tables[3], *group, *into, *result = NULL;
+    Py_ssize_t first, tall, wide;
+    int stream = -1;
+    buffers held = {.used = 0};
+    packed p;
+    size_t count, across;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OiO(nnn)(OOO)(OOO)OO|i", &streams, &p.bits, &values, &first, &tall,
+                          &wide, &scale, &zero, &offset, &tables[0], &tables[1], &tables[2], &group,
+                          &into, &stream)) {
+        return NULL;
+    }
+    if (take_streams(&held, streams, values, &p)) goto done;
+    float *out = aprfmt_hold_floats(&held, into, 1, "packed weight", &count);
+    if (!out) goto done;
+    p.columns = p.rows ? count / p.rows : 0;
+    if (first < 0 || tall < 1 || wide < 1 || p.columns * p.rows != count ||
+        (p.columns * (size_t)p.bits + 7) / 8 > p.row_bytes) {
+        aprfmt_error("packed weight: found %zu rows of %zu bytes for %zu elements of %d bits in "
+                     "tiles of %zd x %zd from row %zd",
+                     p.rows, p.row_bytes, count, p.bits, tall, wide, first);
+        goto done;
+    }
+    p.first = (size_t)first, p.tall = (size_t)tall, p.wide = (size_t)wide;
+    if (take_group(&held, group, &p, &across)) goto done;
+    const size_t down = p.rows ? (p.first + p.rows - 1) / p.tall + 1 : 0;
+    if (take_numbers(&held, scale, tables[0], down, across, &p.scale) ||
+        take_numbers(&held, zero, tables[1], down, across, &p.zero) ||
+        take_numbers(&held, offset, tables[2], down, across, &p.offset)) {
+        goto done;
+    }
+    /* Storing past the cache needs every run of eight aligned. */
+    const int aligned = p.columns % 8 == 0 && (p.wide % 8 == 0 || p.wide >= p.columns);
+    int mode = aligned ? aprfmt_store_mode(out, count, stream) : 0;
+    Py_BEGIN_ALLOW_THREADS aprfmt_level->packed(&p, out, mode);
+    Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
+done:
+    aprfmt_release(&held);
+    return result;
+}
+
+PyDoc_STRVAR(turn_doc,
+             "turn(order, held, first, out)\n\n"
+             "Fill `out`, uint8 [rows, bytes], with the streams of rows from `first` on of codes "
+             "that lie\nas `order` says: \"columns\" (of 1 or 4 bytes), \"awq\" or \"pairs\" of "
+             "laid_out.py. `first` is a\nmultiple of 8.");
+
+static PyObject *py_turn(PyObject *module, PyObject *args) {
+    const char *name;
+    PyObject *from, *into, *result = NULL;
+    Py_ssize_t first, size = 0;
+    buffers held = {.used = 0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "sOnO", &name, &from, &first, &into)) return NULL;
+    const int awq = !strcmp(name, "awq"), pairs = !strcmp(name, "pairs");
+    const Py_buffer *to = aprfmt_hold_matrix(&held, into, 1, "streams");
+    const Py_ssize_t rows = to ? to->shape[0] : 0;
+    if (!to) goto done;
+    Py_buffer *view = &held.view[held.used];
+    if (PyObject_GetBuffer(from, view, PyBUF_STRIDED_RO) < 0) goto done;
+    held.used++;
+    size = view->itemsize;
+    const int wide = size == 4 || (size == 1 && !awq);
+    if (view->ndim != 2 || !wide || view->strides[1] != size || (pairs && size != 1)) {
+        aprfmt_error("codes in order %s: found %d axes of %zd bytes", name, view->ndim, size);
+        goto done;
+    }
+    const Py_ssize_t units = view->shape[pairs], there = view->shape[!pairs];
+    const Py_ssize_t needed = awq ? (first + rows + 7) / 8 : pairs ? (first + rows + 1) / 2 : first + rows;
+    const Py_ssize_t bytes = awq || pairs ? (units + 1) / 2 : size * units;
+    if (first < 0 || first % 8 || needed > there || to->shape[1] != bytes || to->readonly ||
+        to->strides[1] != 1 || to->strides[0] < bytes || view->strides[0] % size ||
+        (awq && rows % 8)) {
+        aprfmt_error("codes in order %s: found rows %zd to %zd of %zd bytes, expected some of %zd "
+                     "units, of %zd",
+                     name, first, first + rows, to->shape[1], there, bytes);
+        goto done;
+    }
+    const Py_ssize_t skip = awq ? first / 8 * 4 : pairs ? first / 2 * view->strides[0] : first * size;
+    const uint8_t *at = (const uint8_t *)view->buf + skip;
+    const int order = awq ? TURN_AWQ : pairs ? TURN_PAIRS : size == 4 ? TURN_WORDS : TURN_BYTES;
+    Py_BEGIN_ALLOW_THREADS if (rows) aprfmt_level->turn(order, at, view->strides[0], (size_t)units,
+                                                        (size_t)rows, to->buf, (size_t)to->strides[0]);
+    Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
+done:
+    aprfmt_release(&held);
+    return result;
+}
+
+PyMethodDef APRFMT_PACKED[] = {
+    {"decode_packed", py_decode_packed, METH_VARARGS, decode_packed_doc},
+    {"turn", py_turn, METH_VARARGS, turn_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,109 @@
+"""Rows of a tensor that is made of rows of weights which a dialect packs, decoded as asked for."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.errors import CodecError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from aprfmt.arch.spec import Move
+    from aprfmt.codecs.laid_out import LaidOut
+    from aprfmt.codecs.lattice import Lattice
+
+_SPREAD = 4  # rows decoded for one that is wanted, at most, where they do not stand together
+
+
+class PackedRows:
+    """Rows that lie in `stored`, all packed; `tensor` and `row` [rows] say in which and where.
+
+    How the weight lies that was asked for last is kept: its scales have been read and checked.
+    """
+
+    def __init__(
+        self, stored: Sequence[LazyTensor], tensor: "NDArray[Any]", row: "NDArray[Any]"
+    ) -> None:
+        self._stored, self._tensor, self._row = stored, tensor, row
+        self._latest: tuple[int, LaidOut] | None = None
+
+    def rows(self, start: int, stop: int) -> "NDArray[Any]":
+        """Return rows [start, stop), new float32 [rows, columns]; CodecError with the tensor."""
+        columns = self._stored[0].info.shape[-1]
+        out = np.empty((stop - start, columns), np.float32)
+        tensor, row = self._tensor[start:stop], self._row[start:stop]
+        ends = np.flatnonzero(np.diff(tensor)) + 1
+        for first, last in zip([0, *ends], [*ends, len(tensor)], strict=True):
+            if first < last:
+                self._fill(out[first:last], int(tensor[first]), row[first:last])
+        return out
+
+    def _fill(self, out: "NDArray[Any]", which: int, row: "NDArray[Any]") -> None:
+        name = self._stored[which].info.name
+        try:
+            laid = self._laid(which)
+            low, high = int(row.min()), int(row.max()) + 1
+            if high - low > _SPREAD * len(row):
+                ends = np.flatnonzero(np.diff(row) != 1) + 1
+                for first, last in zip([0, *ends], [*ends, len(row)], strict=True):
+                    laid.decode_into(out[first:last], int(row[first]))
+            elif high - low == len(row) and (np.diff(row) == 1).all():
+                laid.decode_into(out, low)
+            else:
+                out[:] = laid.decode(low, high)[row - low]
+        except CodecError as error:
+            raise CodecError(f"{name}: {error}") from error
+
+    def _laid(self, which: int) -> "LaidOut":
+        latest = self._latest
+        if latest is None or latest[0] != which:
+            packed = self._stored[which].packed
+            assert packed is not None
+            laid = packed().laid_out()
+            assert laid is not None
+            latest = self._latest = which, laid
+        return latest[1]
+
+
+def packed_rows(
+    stored: Sequence[LazyTensor], moves: "Sequence[Move] | None", shape: Sequence[int]
+) -> PackedRows | None:
+    """Return what gives the rows of a tensor of `shape` that `moves` make of `stored`.
+
+    None where a tensor is not packed, has no elements, or moves cut rows.
+    """
+    columns = shape[-1] if len(shape) > 1 else 0
+    if (
+        moves is None
+        or not columns
+        or not all(
+            tensor.packed is not None and tensor.info.shape[-1:] == (columns,) for tensor in stored
+        )
+    ):
+        return None
+    table = np.array([(move.source, move.start, move.count) for move in moves], np.int64)
+    if not table.size or (table[:, 1:] % columns).any():
+        return None
+    source, start, count = table[:, 0], table[:, 1] // columns, table[:, 2] // columns
+    ends = np.cumsum(count)
+    within = np.arange(ends[-1]) - np.repeat(ends - count, count)
+    return PackedRows(stored, np.repeat(source, count), np.repeat(start, count) + within)
+
+
+def lattice_of(
+    stored: Sequence[LazyTensor], undone: "Callable[[list[NDArray[Any]]], NDArray[Any]]"
+) -> "Lattice | None":
+    """Return the lattice of what `undone` makes of packed tensors; None where one has none."""
+    from aprfmt.codecs.lattice import Lattice
+
+    found = []
+    for tensor in stored:
+        assert tensor.packed is not None
+        packed = tensor.packed()
+        found.append(packed.lattice(packed.decode()))
+    if any(one is None for one in found):
+        return None
+    return Lattice(*(undone(list(arrays)) for arrays in zip(*found, strict=True)))

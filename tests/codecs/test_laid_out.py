@@ -1,0 +1,180 @@
+"""Packed weights by rows: the kernels against the numpy form, and rows against the whole.
+
+Seen red: nibbles of AWQ in order, E4M3's NaN as 480, a row of tiles counted from the chunk.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.codecs import fp8, laid_out
+from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, codes_of
+from aprfmt.errors import CodecError
+from tests.codecs.levels import level as level
+from tests.codecs.levels import native, same_bits
+
+Array = Any
+MATRICES, ROWS, COLUMNS = 2, 48, 96  # rows and columns are whole units of every order and width
+
+
+def codes(order: str, bits: int, columns: int = COLUMNS) -> Codes:
+    rng = np.random.default_rng(bits)
+    shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "rows": (np.uint8, (ROWS, -(-columns * bits // 8))),
+        "columns": (np.uint32, (columns * bits // 32, ROWS)),
+        "bytes": (np.uint8, (columns * bits // 8, ROWS)),
+        "awq": (np.uint32, (columns, ROWS // 8)),
+        "pairs": (np.uint8, (ROWS // 2, columns)),
+    }  # fmt: skip
+    kind, shape = shapes[order]
+    held = rng.integers(0, 1 << 32, (MATRICES, *shape)).astype(kind)
+    return Codes(bits, "columns" if order == "bytes" else order, held)
+
+
+def numbers(down: int, across: int, *, small: bool = False) -> Numbers:
+    rng = np.random.default_rng(down + across)
+    shape = (MATRICES, down, across)
+    if small:
+        table = rng.standard_normal((MATRICES, 256)).astype(np.float32)
+        return Numbers(rng.integers(0, 256, shape).astype(np.uint8), table)
+    return Numbers(rng.standard_normal(shape).astype(np.float32))
+
+
+def values_of(kind: str, bits: int) -> Array:
+    every = np.arange(1 << bits, dtype=np.float32)
+    return {
+        "integers": every - np.float32(1 << bits - 1),
+        "signed": np.where(every < 1 << bits - 1, every, every - np.float32(1 << bits)),
+        "table": np.random.default_rng(bits).standard_normal(1 << bits).astype(np.float32),
+    }[kind].astype(np.float32)
+
+
+def by_numpy(weight: LaidOut, monkeypatch: pytest.MonkeyPatch) -> Array:
+    with monkeypatch.context() as patch:
+        patch.setattr(laid_out, "native_kernels", lambda: None)
+        return weight.decode()
+
+
+WEIGHTS: dict[str, Callable[[LaidOut], LaidOut]] = {
+    "bare": lambda one: one,
+    "scale": lambda one: replace(one, scale=numbers(ROWS, 3)),
+    "bytes": lambda one: replace(one, tile=(1, 16), scale=numbers(ROWS, 6, small=True)),
+    "tiles": lambda one: replace(one, tile=(5, 40), scale=numbers(10, 3)),
+    "zero": lambda one: replace(one, scale=numbers(ROWS, 3), zero=numbers(ROWS, 3)),
+    "offset": lambda one: replace(one, scale=numbers(ROWS, 3), offset=numbers(ROWS, 3)),
+    "odd": lambda one: replace(one, tile=(1, 13), scale=numbers(ROWS, 8), zero=numbers(ROWS, 8)),
+    "grouped": lambda one: replace(
+        one, scale=numbers(ROWS, 3), zero=numbers(ROWS, 3, small=True),
+        group=np.random.default_rng(0).integers(0, 3, COLUMNS).astype(np.int32)),
+    "factor": lambda one: replace(
+        one, scale=numbers(ROWS, 3), factor=np.linspace(-1, 1, COLUMNS, dtype=np.float32)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("kind", ["integers", "signed", "table"])
+def test_numbers_of_every_width(
+    level: str, bits: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = LaidOut((MATRICES, ROWS, COLUMNS), codes("rows", bits), values_of(kind, bits), (1, 32))
+    for change in WEIGHTS.values():
+        weight = change(made)
+        same_bits(weight.decode(), by_numpy(weight, monkeypatch))
+
+
+@pytest.mark.parametrize("order", ["rows", "columns", "bytes", "awq", "pairs"])
+def test_codes_in_every_order(level: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = (4,) if order in ("awq", "pairs") else (3, 4, 8)
+    for bits in widths:
+        weight = LaidOut(
+            (MATRICES, ROWS, COLUMNS), codes(order, bits), values_of("table", bits), (5, 32),
+            numbers(10, 3),
+        )  # fmt: skip
+        expected = by_numpy(weight, monkeypatch)
+        whole = weight.decode(threads=2)
+        same_bits(whole, expected)
+        for start, stop in ((0, 1), (3, 4), (7, 61), (40, 96)):
+            same_bits(weight.decode(start, stop), expected[start:stop])
+
+
+@pytest.mark.parametrize("order", ["awq", "pairs"])
+def test_columns_may_be_odd_where_rows_share_words(
+    level: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = LaidOut((MATRICES, ROWS, 27), codes(order, 4, 27), values_of("table", 4), (1, 27))
+    same_bits(weight.decode(), by_numpy(weight, monkeypatch))
+
+
+@pytest.mark.parametrize("kind", fp8.OF_TWO_SIGNS, ids=lambda kind: kind.name)
+def test_every_code_of_eight_bits(level: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = np.arange(512).astype(np.uint8).reshape(1, 2, 256)
+    weight = LaidOut((2, 256), Codes(8, "rows", held), kind.values, (1, 256))
+    found = weight.decode()
+    same_bits(found, by_numpy(weight, monkeypatch))
+    assert np.array_equal(found.view(np.uint32)[0], kind.values.view(np.uint32))
+
+
+def test_rows_that_end_within_a_byte(level: str) -> None:
+    rng = np.random.default_rng(0)
+    stored: Array = rng.integers(0, 256, 6).astype(np.uint8)
+    held, table = codes_of(stored[:5], 4, (3, 3), np.arange(16.0))
+    each = np.stack([stored & 15, stored >> 4], axis=1).reshape(-1)[:9]
+    assert np.array_equal(LaidOut((3, 3), held, table, (1, 3)).decode(), each.reshape(3, 3))
+
+
+def test_memory_in_use_is_stored_to_past_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large outputs at every alignment: the stores that need one are not used without it."""
+    wide, rows = 4096, 512
+    held = np.random.default_rng(0).integers(0, 256, (1, rows, wide // 2)).astype(np.uint8)
+    weight = LaidOut(
+        (rows, wide), Codes(4, "rows", held), values_of("integers", 4), (1, 32),
+        Numbers(np.random.default_rng(1).random((1, rows, wide // 32), np.float32)),
+    )  # fmt: skip
+    expected = by_numpy(weight, monkeypatch)
+    room = np.empty(rows * wide + 16, np.float32)
+    for skip in range(9):
+        out = room[skip : skip + rows * wide].reshape(rows, wide)
+        weight.decode_into(out)
+        assert np.array_equal(out, expected)
+
+
+def test_parts_that_do_not_fit_are_refused(level: str) -> None:
+    out, streams = np.empty((4, 8), np.float32), np.zeros((4, 4), np.uint8)
+    values, scale = np.zeros(16, np.float32), np.zeros((4, 2), np.float32)
+
+    def call(**change: Any) -> None:
+        said = {"streams": streams, "bits": 4, "values": values, "at": (0, 1, 4), "scale": scale,
+                "table": None, "group": None, "out": out, **change}  # fmt: skip
+        native.decode_packed(
+            said["streams"], said["bits"], said["values"], said["at"],
+            (said["scale"], None, None), (said["table"], None, None), said["group"], said["out"],
+        )  # fmt: skip
+
+    call()
+    for change in (
+        {"streams": streams[:, :3]}, {"bits": 3}, {"bits": 0}, {"values": values[:8]},
+        {"at": (1, 1, 4)}, {"at": (0, 1, 3)}, {"at": (0, 0, 4)}, {"at": (0, 1, 0)},
+        {"at": (-1, 1, 4)}, {"scale": scale[:3]}, {"scale": scale[:, :1]},
+        {"scale": scale.astype(np.float64)}, {"scale": scale[0]}, {"table": values},
+        {"group": np.full(8, 2, np.int32)}, {"group": np.full(8, -1, np.int32)},
+        {"group": np.zeros(7, np.int32)}, {"streams": streams.T}, {"out": np.empty(30, np.float32)},
+    ):  # fmt: skip
+        with pytest.raises(CodecError):
+            call(**change)
+
+
+def test_orders_that_do_not_fit_are_refused(level: str) -> None:
+    words, small = np.zeros((8, 2), np.uint32), np.zeros((8, 16), np.uint8)
+    native.turn("awq", words, 8, np.empty((8, 4), np.uint8))
+    native.turn("columns", small, 8, np.empty((8, 8), np.uint8))
+    for order, held, first, rows, size in (
+        ("awq", words, 8, 16, 4), ("awq", words, 4, 8, 4), ("awq", words, 0, 8, 3),
+        ("awq", words, 0, 7, 4), ("awq", small, 0, 8, 4), ("columns", small, 8, 9, 8),
+        ("columns", words, 0, 2, 8), ("pairs", words, 0, 2, 1), ("pairs", small, 16, 1, 8),
+        ("columns", small.T, 0, 8, 16), ("columns", small[0], 0, 1, 1),
+    ):  # fmt: skip
+        with pytest.raises(CodecError):
+            native.turn(order, held, first, np.empty((rows, size), np.uint8))
