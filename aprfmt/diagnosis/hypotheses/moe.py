@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses.product import overlaid
+from aprfmt.diagnosis.world import World
 from aprfmt.inference.context import Context, PassFacts
 
 Array = NDArray[Any]
@@ -31,7 +32,7 @@ def routing_tries(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
             {"norm_topk": not hp["norm_topk"]},
         )
     ]
-    for router in ("softmax", "softmax_topk", "sigmoid_bias", "group_limited_greedy"):
+    for router in ("softmax", "softmax_topk", "sigmoid_bias", "group_limited_greedy", "sigmoid"):
         if router != hp["router"]:
             tries.append(
                 (f"the router is {router}; the model says {hp['router']}", {"router": router})
@@ -56,6 +57,7 @@ def routing(case: Case) -> Iterator[Change]:
     for says, values in routing_tries(case.world.hp):
         yield Change("moe_routing", says, tuple(values), _with(values), values, scoped=False)
     yield from _factor(case)
+    yield _placed(case.world)
     key = f"L{case.layer}.exp_probs_b.bias"
     if key in case.world.weights:
         keys = [k for k in case.world.weights if k.endswith(".exp_probs_b.bias")]
@@ -66,6 +68,20 @@ def routing(case: Case) -> Iterator[Change]:
             overlaid({k: np.zeros(case.world.weights[k].shape, np.float32) for k in keys}),
             scoped=False,
         )
+
+
+def _placed(world: World) -> Change:
+    """Return the change that puts the experts' weights on their other side."""
+    own = world.spec.block.expert_weights
+    other = "output" if own == "input" else "input"
+    return Change(
+        "moe_routing",
+        f"an expert's weight multiplies its {other}; the model says its {own}",
+        ("expert_weights",),
+        lambda world, layers: world.with_block(expert_weights=other),
+        {"expert_weights": other},
+        scoped=False,
+    )
 
 
 def _with(values: Mapping[str, Any]) -> Any:
@@ -106,6 +122,8 @@ def order(case: Case) -> Iterator[Change]:
     keys = [f"L{layer}.{role}.weight" for role in STACKS]
     if not calls or not all(key in world.weights for key in keys) or count > 64:
         return
+    if world.spec.block.expert_weights == "input":
+        return  # what an expert gives is no multiple of one row
     mapping = _mapping(case, calls, count)
     if mapping is None or mapping == list(range(count)):
         return
