@@ -52,6 +52,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     Hypothesis("stale_tensor", weights.stale),
     Hypothesis("qk_norm", queries.norms),
     Hypothesis("attention_scale", queries.temperature),
+    Hypothesis("positions", queries.slopes),
     Hypothesis("rope_layers", rope.layers),
     Hypothesis("rope_pairing", rope.backwards),
     Hypothesis("positions", rope.positions),

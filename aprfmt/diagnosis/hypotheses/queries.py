@@ -1,4 +1,4 @@
-"""Hypotheses about what follows rope: norms of q and k, and factors that grow with the position."""
+"""Hypotheses about what follows rope: norms of q and k, factors by the position, ALiBi's slopes."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,19 @@ from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.world import World
 
 # Points from q on where a norm or a factor of q or k may first show.
-_LATE = ("q_attn", "k_attn", "k_cache", "scores", "probs", "attn", "attn_out", "mid", "out")
+_LATE = (
+    "q_rope",
+    "k_rope",
+    "q_attn",
+    "k_attn",
+    "k_cache",
+    "scores",
+    "probs",
+    "attn",
+    "attn_out",
+    "mid",
+    "out",
+)
 PLACES: Mapping[str, tuple[str, str]] = {
     "rotated": ("after_rope", "q and k are normalised in all layers; the model says in those that "
                 "rotate"),
@@ -35,12 +47,28 @@ def norms(case: Case) -> Iterator[Change]:
     )  # fmt: skip
 
 
+def slopes(case: Case) -> Iterator[Change]:
+    """Find the exponent at which ALiBi's slopes end."""
+    told = case.world.hp["alibi_max_bias"]
+    if told is None or case.view.point not in _LATE:
+        return
+
+    def change(value: float) -> Change:
+        return Change(
+            "positions", f"the slopes on distances end at 2^-{value:g}; the model says 2^-{told:g}",
+            ("alibi_max_bias",), lambda world, layers: world.with_hyper(alibi_max_bias=value),
+            {"alibi_max_bias": value}, scoped=False,
+        )  # fmt: skip
+
+    yield from case.best_number(change, {1.0, 2.0, 4.0, 8.0, 16.0, 32.0} - {float(told)})
+
+
 def temperature(case: Case) -> Iterator[Change]:
     """Try queries without the factor, and find the length and the number it grows by."""
     hp = case.world.hp
     if hp["temperature_scale"] is None or case.layer < 0 or case.view.point not in _LATE:
         return
-    if case.world.points[f"L{case.layer}.q_attn"].alias_of:
+    if case.view.point.endswith("_rope") or case.world.points[f"L{case.layer}.q_attn"].alias_of:
         return
     yield Change(
         "attention_scale", "queries have no factor that grows with the position",
