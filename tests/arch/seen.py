@@ -26,6 +26,11 @@ IDS = (3, 17, 5, 40, 22, 9, 31, 8)
 SAFE = ("A_log", "dt_bias", "layer_scalar")  # random ones overflow
 
 
+_DELTA = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "rms_norm_eps": 1e-6}
+_SECTIONS = {"rope_parameters": {
+    "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
+    "mrope_section": [2, 1, 1], "mrope_interleaved": True,
+}}  # fmt: skip
 # Shapes and settings that llama.cpp's graphs are fixed to, where the tiny models have others: what
 # a GGUF has no key for is listed in docs/architectures.md.
 SUITED: Mapping[str, Mapping[str, Any]] = {
@@ -39,7 +44,9 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss": {"swiglu_limit": 7.0}, "nemotron": {"head_dim": None},
     "seed_oss": {"attention_out_bias": False}, "phimoe": {"attention_bias": True},
     "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1},
-    "bitnet": {"hidden_act": "silu"},
+    "bitnet": {"hidden_act": "silu"}, "umt5": {"num_decoder_layers": 3},
+    "qwen3_next": _DELTA, "qwen3_5": {**_DELTA, **_SECTIONS},
+    "qwen3_5_moe": {**_DELTA, **_SECTIONS},
     "bamba": {"rope_parameters": {
         "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
     }},
@@ -53,8 +60,13 @@ BECAUSE: Mapping[str, str] = {
     "exaone4": "it has windows, and layers that do not rotate, in models of 64 layers only",
     "phimoe": "it weighs the experts by a softmax over the chosen ones",
     "llama4": "chunks of 8192 positions, and queries that grow by 8192, are fixed in it",
+    "umt5": "it has no more layers in the decoder than in the encoder",
     "bitnet": "it computes silu where the model says relu2",
     "bamba": "the converter reorders whole heads, of which this model rotates half",
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_moe"),
+        "its delta nets add the model's epsilon to the lengths of q and k, transformers' 1e-6",
+    ),
     "nemotron_h": "it does not raise time steps to the model's smallest (0.001)",
     "nemotron_h_moe": "it does not raise time steps to the model's smallest (0.001)",
 }
