@@ -1,6 +1,8 @@
 """Attention: grouped queries (GQA) and multi-head latent (MLA), fused or step by step."""
 
+import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,6 +38,9 @@ def stepped(c: Context, layer: int) -> bool:
 
 def _mix(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
     """Return probs.v [tokens, heads, value_dim]."""
+    chunk = _chunk(c, layer)
+    if chunk is not None and not stepped(c, layer):
+        return _by_chunk(c, layer, (q, k, v), chunk)
     heads = _heads(c, layer, int(k.shape[0]))
     if c.block.score_bias != "none":
         return score_bias.attention(c, layer, q, k, v, heads)
@@ -46,25 +51,55 @@ def _mix(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
     return c.backend.mix(probs, v)
 
 
+def _chunk(c: Context, layer: int) -> int | None:
+    """Return the size of a layer's chunks; None if it has none, or the pass stays in the first."""
+    if c.block.window != "chunk" or not c.hp["window_layers"][layer]:
+        return None
+    size = c.hp["sliding_window"]
+    return size if size is not None and c.facts.cached + len(c.facts.ids) > size else None
+
+
+def _by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], chunk: int) -> Array:
+    """Return probs.v of a pass that leaves the first chunk: each chunk's queries see its keys."""
+    b, (q, k, v) = c.backend, qkv
+    start = cached = c.facts.cached
+    parts = []
+    while start < cached + len(q):
+        begin = start // chunk * chunk
+        stop = min(begin + chunk, cached + len(q))
+        mask = b.seen(stop - start, stop - begin, start - begin, None, causal=True)
+        heads = replace(_numbers(c, layer), mask=mask, causal=(start - begin, None))
+        b.at(start)
+        rows = slice(start - cached, stop - cached)
+        parts.append(b.attention(q[rows], k[begin:stop], v[begin:stop], heads))
+        start = stop
+    b.at(cached)
+    return parts[0] if len(parts) == 1 else b.stack(parts)
+
+
 def _heads(c: Context, layer: int, keys: int) -> Heads:
+    """Return how a layer combines all queries and keys of a pass."""
+    tokens, cached = len(c.facts.ids), c.facts.cached
+    chunk = _chunk(c, layer)
+    if chunk is not None:
+        return replace(_numbers(c, layer), mask=c.backend.chunked(tokens, keys, cached, chunk))
+    limited = c.hp["window_layers"][layer] and c.block.window == "sliding"
+    window = c.hp["sliding_window"] if limited else None
+    causal = c.block.attends == "causal"
+    mask = c.backend.seen(tokens, keys, cached, window, causal=causal)
+    return replace(_numbers(c, layer), mask=mask, causal=(cached, window) if causal else None)
+
+
+def _numbers(c: Context, layer: int) -> Heads:
+    """Return a layer's scale, softcap and sinks, with no mask yet."""
     hp = c.hp
     scale = float(hp["attn_scale"])
     if hp["attn_scale_by_layer"]:
         scale /= layer + 1
     cap = hp["attn_softcap"]
     sinks = c.vector(layer, "attn_sinks.weight") if c.block.sinks else None
-    window = hp["sliding_window"] if hp["window_layers"][layer] else None
-    causal = c.block.attends == "causal"
-    tokens = len(c.facts.ids)
-    mask = c.backend.seen(tokens, keys, c.facts.cached, window, causal=causal)
-    return Heads(
-        mask,
-        scale,
-        None if cap is None else float(cap),
-        sinks,
-        c.block.softmax_cast,
-        (c.facts.cached, window) if causal else None,
-    )
+    nothing = np.empty((0, 0), np.bool_)
+    return Heads(nothing, scale, None if cap is None else float(cap), sinks, c.block.softmax_cast)
 
 
 def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:
@@ -106,26 +141,49 @@ def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
     if kind is not None:
         q, k = c.backend.ropes([q, k], c.ropes[kind], style=_style(c), cast=c.block.rope_cast)
         q, k = c.tap("q_rope", layer, q), c.tap("k_rope", layer, k)
-    return *_finished(c, layer, q, k), v
+    return *_finished(c, layer, q, k, rotates=kind is not None), v
 
 
-def _finished(c: Context, layer: int, q: Array, k: Array) -> tuple[Array, Array]:
+def _finished(c: Context, layer: int, q: Array, k: Array, *, rotates: bool) -> tuple[Array, Array]:
     """Return q and k after what follows rope: norms, or a factor on the queries."""
-    if c.hp["qk_norm"] and c.block.qk_norm_place == "after_rope":
+    place = c.block.qk_norm_place
+    if c.hp["qk_norm"] and (place == "after_rope" or (place == "rotated" and rotates)):
         q = c.tap("q_attn", layer, _qk_norm(c, layer, "attn_q_norm", q))
         k = c.tap("k_attn", layer, _qk_norm(c, layer, "attn_k_norm", k))
-    elif c.block.temperature != "none" and c.hp["temperature_scale"] is not None:
-        q = c.tap("q_attn", layer, c.backend.mul(q, c.backend.array(_temperature(c))))
+    elif c.hp["temperature_scale"] is not None and (
+        c.block.temperature == "all" or (c.block.temperature == "unrotated" and not rotates)
+    ):
+        q = c.tap("q_attn", layer, _TEMPERATURES[c.block.temperature](c, q))
     return q, k
 
 
-def _temperature(c: Context) -> Numbers:
-    """Return the factors [tokens, 1, 1], in float32 steps as transformers computes them."""
-    positions = c.facts.positions.astype(np.float32)
-    length, scale = (np.float32(c.hp[f"temperature_{part}"]) for part in ("length", "scale"))
-    grown = np.log(np.float32(1) + np.floor(positions / length)) * scale
-    factors: Numbers = np.float32(1) + grown
-    return factors[:, None, None]
+def _tempered(c: Context, q: Array) -> Array:
+    """Return q times its factors, which are computed in float32 steps and rounded."""
+    factors = _factors(c, c.facts.positions.astype(np.float32))
+    return c.backend.mul(q, c.backend.array(factors[:, None, None]))
+
+
+def _tempered_runs(c: Context, q: Array) -> Array:
+    """Return q times its factors, not rounded; positions in a row share one."""
+    kind = np.float64 if c.backend.dtype == "float64" else np.float32
+    factors = _factors(c, (c.facts.positions + 1).astype(kind))
+    edges = [0, *(np.flatnonzero(np.diff(factors)) + 1).tolist(), len(factors)]
+    parts = [
+        c.backend.scale(q[start:stop], float(factors[start]))
+        for start, stop in itertools.pairwise(edges)
+    ]
+    return parts[0] if len(parts) == 1 else c.backend.stack(parts)
+
+
+def _factors(c: Context, positions: Numbers) -> Numbers:
+    """Return a factor for each position, in the positions' dtype."""
+    kind = positions.dtype.type
+    length, scale = (kind(c.hp[f"temperature_{part}"]) for part in ("length", "scale"))
+    factors: Numbers = kind(1) + np.log(kind(1) + np.floor(positions / length)) * scale
+    return factors
+
+
+_TEMPERATURES = {"all": _tempered, "unrotated": _tempered_runs}
 
 
 def _rotate(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
@@ -142,9 +200,11 @@ def _style(c: Context) -> Style:
 
 def _qk_norm(c: Context, layer: int, role: str, x: Array) -> Array:
     """Normalise q or k [tokens, heads, d] as the block's qk_norm says."""
-    weight = c.vector(layer, f"{role}.weight")
     eps = float(c.hp["norm_eps"])
     kind = c.block.qk_norm
+    if kind == "plain":
+        return c.rms_norm(x, c.backend.shift(c.backend.zeros((x.shape[-1],)), 1), eps)
+    weight = c.vector(layer, f"{role}.weight")
     if kind == "head_layer":
         return c.backend.layer_norm(x, weight, c.bias(layer, role), eps=eps)
     if kind == "width":

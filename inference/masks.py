@@ -21,6 +21,18 @@ def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask
 
 
 @lru_cache(maxsize=2)
+def chunk_mask(cached: int, tokens: int, keys: int, chunk: int) -> Mask:
+    """Return [tokens, keys]: True where key j is not later than token i and in its chunk.
+
+    Chunks of so many positions are counted from position 0.
+    """
+    query = np.arange(cached, cached + tokens)[:, None]
+    begins = query // chunk * chunk
+    seen: Mask = causal_mask(cached, tokens, keys, None) & (np.arange(keys) >= begins)
+    return seen
+
+
+@lru_cache(maxsize=2)
 def near_mask(tokens: int, window: int | None) -> Mask:
     """Return [tokens, tokens]: True everywhere, or no further than half a window on either side."""
     places = np.arange(tokens)

@@ -148,6 +148,13 @@ def _sparsemixer(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value])
     return Routing(chosen, np.concatenate(weights, -1), margin)
 
 
+def _sigmoid(logits: Numbers, bias: Numbers | None, hp: Mapping[str, Value]) -> Routing:
+    """Choose the best logits; an expert's weight is the sigmoid of its own (llama4)."""
+    chosen, margin = _best(logits, int(hp["n_experts_used"]))
+    weights = 1 / (1 + np.exp(-np.take_along_axis(logits, chosen, -1)))
+    return Routing(chosen, _weighted(weights, hp, 0.0), margin)
+
+
 def _best_two(split: Numbers) -> Numbers:
     best: Numbers = np.sum(np.sort(split, axis=-1)[..., -2:], axis=-1)
     return best
@@ -160,6 +167,7 @@ ROUTERS: Mapping[str, Callable[[Numbers, Numbers | None, Mapping[str, Value]], R
     "sigmoid_bias": _sigmoid_bias,
     "softmax_bias": _softmax_bias,
     "sparsemixer": _sparsemixer,
+    "sigmoid": _sigmoid,
 }
 
 
@@ -182,20 +190,51 @@ def moe(c: Context, layer: int, x: Array) -> Array:
     total = b.zeros(x.shape)
     for expert in np.unique(experts).tolist():
         rows, ranks = np.nonzero(experts == expert)
-        y = _expert(c, layer, expert, x, rows)
-        total = b.add_weighted(total, rows, y, weights[rows, ranks])
+        total = _ADDED[c.block.expert_weights](
+            c, layer, expert, (total, x, rows, weights[rows, ranks])
+        )
     if c.block.shared_expert != "none" and c.hp["shared_ffn_size"]:
         total = b.add(total, _shared(c, layer, x))
     return c.tap("moe_out", layer, total)
 
 
-def _expert(c: Context, layer: int, expert: int, x: Array, rows: NDArray[np.int64]) -> Array:
-    """Return one expert's output for these rows of x.
+# The sum so far, the MLP's input, which rows an expert gets, and its weights there.
+Share = tuple[Array, Array, NDArray[np.int64], Numbers]
 
-    In deterministic mode all rows are computed, so that each keeps its place in its block.
-    """
+
+def _weighted_output(c: Context, layer: int, expert: int, share: Share) -> Array:
+    """Return the sum with an expert's output times its weights."""
+    total, x, rows, weights = share
+    y = _expert(c, layer, expert, _rows(c, x, rows))
+    return c.backend.add_weighted(total, rows, _own(c, y, rows), weights)
+
+
+def _weighted_input(c: Context, layer: int, expert: int, share: Share) -> Array:
+    """Return the sum with an expert's output for its input times its weights."""
+    b, (total, x, rows, weights) = c.backend, share
+    factors = np.zeros((len(x), 1), weights.dtype)
+    factors[rows, 0] = weights
+    scaled = b.mul(_rows(c, x, rows), b.array(factors if b.deterministic else weights[:, None]))
+    y = _expert(c, layer, expert, scaled)
+    return b.add_weighted(total, rows, _own(c, y, rows), np.ones_like(weights))
+
+
+_ADDED = {"output": _weighted_output, "input": _weighted_input}
+
+
+def _rows(c: Context, x: Array, rows: NDArray[np.int64]) -> Array:
+    """Return an expert's rows; in deterministic mode all, so that each keeps its place."""
+    return x if c.backend.deterministic else c.backend.take(x, rows)
+
+
+def _own(c: Context, y: Array, rows: NDArray[np.int64]) -> Array:
+    """Return the rows that are an expert's of those that were computed."""
+    return c.backend.take(y, rows) if c.backend.deterministic else y
+
+
+def _expert(c: Context, layer: int, expert: int, inputs: Array) -> Array:
+    """Return one expert's output for these rows."""
     b = c.backend
-    inputs = x if b.deterministic else b.take(x, rows)
 
     def product(role: str, inputs: Array) -> Array:
         w = c.weights.of(layer, f"{role}.weight").expert(expert)
@@ -204,8 +243,7 @@ def _expert(c: Context, layer: int, expert: int, x: Array, rows: NDArray[np.int6
         return y if bias is None else b.add(y, bias.expert(expert).array(b))
 
     gated = c.gate(product("ffn_gate_exps", inputs), product("ffn_up_exps", inputs))
-    y = product("ffn_down_exps", gated)
-    return b.take(y, rows) if b.deterministic else y
+    return product("ffn_down_exps", gated)
 
 
 def _shared(c: Context, layer: int, x: Array) -> Array:

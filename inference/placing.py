@@ -53,12 +53,20 @@ class LayerFacts:
     @property
     def normed_late(self) -> bool:
         """The layer's q/k-norms follow rope."""
-        return bool(self.hp["qk_norm"]) and self.block.qk_norm_place == "after_rope"
+        place = self.block.qk_norm_place
+        return bool(self.hp["qk_norm"]) and (
+            place == "after_rope" or (place == "rotated" and self.rotates)
+        )
 
     @property
     def tempered(self) -> bool:
         """The layer's queries get a factor that grows with the position."""
-        return self.block.temperature != "none" and self.hp["temperature_scale"] is not None
+        some = self.block.temperature == "unrotated" and self.rotates
+        return (
+            self.block.temperature != "none"
+            and self.hp["temperature_scale"] is not None
+            and not some
+        )
 
     @property
     def parallel(self) -> bool:
@@ -116,7 +124,8 @@ def product(part: str) -> Where:
 
 def is_normed(place: LayerFacts) -> bool:
     """Say whether q and k are normed before rope."""
-    return bool(place.hp["qk_norm"]) and not place.mla and not place.normed_late
+    before = place.block.qk_norm_place == "before_rope"
+    return bool(place.hp["qk_norm"]) and before and not place.mla
 
 
 def rotated(part: str) -> Where:

@@ -75,6 +75,15 @@ class Session:
         return self.spec.block.position == "rope" and lengthy(self.hp)
 
     @cached_property
+    def _stepwise(self) -> bool:
+        """Whether a step's arithmetic depends on its token, its position and the cache alone.
+
+        Chunks and factors on the queries are chosen on the host, by the position.
+        """
+        chunked = self.spec.block.window == "chunk" and any(self.hp["window_layers"])
+        return not (self._lengthy or chunked or self.hp["temperature_scale"] is not None)
+
+    @cached_property
     def _vocab(self) -> int:
         return int(self.hp["vocab_size"])
 
@@ -147,7 +156,7 @@ class Session:
         tokens = check_tokens(ids, self._vocab)
         kind = rows if isinstance(rows, str) else tuple(rows)
         if tracer is None:
-            return self._graphs.run(run, tokens, cache, kind, steps=not self._lengthy)
+            return self._graphs.run(run, tokens, cache, kind, steps=self._stepwise)
         return self._traced(tracer, run, tokens, (kind, tracer.kind))
 
     def _traced(

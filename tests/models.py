@@ -154,6 +154,11 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "router_jitter_noise": 0.2, "lm_head_bias": True, "sliding_window": None,
         "tie_word_embeddings": False,
     }),
+    "llama4": ("Llama4", LLAMA | {
+        "num_hidden_layers": 5, "head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "intermediate_size": 40, "intermediate_size_mlp": 72, "interleave_moe_layer_step": 2,
+        "attention_chunk_size": WINDOW, "floor_scale": 5, "attn_scale": 0.4,
+    }),
     "ministral3": ("Ministral3", LLAMA | {
         "head_dim": 16, "rope_theta": None,
         "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0,
@@ -313,6 +318,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.2}}),
     "opt-no-bias": ("opt", {"enable_bias": False, "activation_function": "gelu"}),
+    "llama4-listed": (
+        "llama4",
+        {
+            "no_rope_layers": [1, 0, 1, 1, 0],
+            "num_experts_per_tok": 1,
+            "moe_layers": [0, 3],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+        },
+    ),
     "olmoe-clip": ("olmoe", {"clip_qkv": 0.5, "norm_topk_prob": True}),
 }
 
@@ -343,7 +359,7 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
     values = {key: v for key, v in values.items() if v is not None or key in nullable}
     if tied is not None:
         values["tie_word_embeddings"] = tied
-    texts = {name: f"{name}TextConfig" for name in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")}
+    texts = {name: f"{name}TextConfig" for name in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")}
     config_name = texts.get(prefix, f"{prefix}Config")
     model_name = {"GPT2": "GPT2LMHeadModel"}.get(prefix, f"{prefix}ForCausalLM")
     config = getattr(transformers, config_name)(**deepcopy(values))  # it writes into what it gets

@@ -72,7 +72,7 @@ ARCHS: "Registry[ArchSpec]" = Registry(
         "opt": _HERE + "opt:OPT",
         "gpt_neo": _HERE + "listed:GPT_NEO",
         "olmo": _HERE + "listed:OLMO",
-        "llama4": _HERE + "listed_new:LLAMA4",
+        "llama4": _HERE + "llama4:LLAMA4",
         "phimoe": _HERE + "phimoe:PHIMOE",
         "bitnet": _HERE + "listed_new:BITNET",
         "eurobert": _HERE + "listed_new:EUROBERT",

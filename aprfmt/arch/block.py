@@ -16,17 +16,21 @@ class BlockSpec:
     after attention and MLP, none before), sandwich (gemma2/3: both), after (bert: of each sum, and
     the stream goes on with it). qk_norm: none; head (RMS over head_dim, shared weight); width (RMS
     over the whole projection before the split); head_layer (LayerNorm over head_dim: cohere and
-    stablelm with one weight row a head and no bias, phi2 with one shared weight and bias).
-    qk_norm_place: before_rope or after_rope (hunyuan). parallel_norm:
-    with a parallel residual attention and MLP read one norm, or one each (two: falcon-40b).
-    position: rope; learned rows added to the embedding; none. score_bias: none; alibi (a slope a
-    head times the distance); relative (a row of a table by the distance: mpnet). attends: to
-    earlier positions and itself (causal), or to all. head: logits, or none (encoders).
-    temperature: none; all: a factor on every query, by position (ministral3). mlp: gated or plain;
-    experts replace it on `moe_layers`. activation: the one that is named, or xielu (apertus),
-    whose numbers are in every layer. shared_expert: none; plain (added); gated (times its own
-    gate's sigmoid). attention_gate: what attention gives is multiplied by a projection's sigmoid.
-    recurrence: what mixes the tokens of `delta_layers` in place of attention (gated_delta).
+    stablelm with one weight row a head and no bias, phi2 with one shared weight and bias); plain
+    (RMS over head_dim without a weight: llama4). qk_norm_place: before_rope; after_rope (hunyuan);
+    rotated: after rope, in layers that rotate only (llama4). parallel_norm: with a parallel
+    residual attention and MLP read one norm, or one each (two: falcon-40b). position: rope; learned
+    rows added to the embedding; none. score_bias: none; alibi (a slope a head times the distance);
+    relative (a row of a table by the distance: mpnet). attends: to earlier positions and itself
+    (causal), or to all. window: `window_layers` reach back a number of positions (sliding), or to
+    the last multiple of it (chunk: llama4). head: logits, or none (encoders). temperature: none;
+    all: a factor on every query, by position (ministral3); unrotated: in layers without rope only,
+    the position counted from 1 (llama4). mlp: gated or plain; experts replace it on `moe_layers`.
+    expert_weights: an expert's weight multiplies its output, or its input (llama4). activation: the
+    one that is named, or xielu (apertus), whose numbers are in every layer. shared_expert: none;
+    plain (added); gated (times its own gate's sigmoid). attention_gate: what attention gives is
+    multiplied by a projection's sigmoid. recurrence: what mixes the tokens of `delta_layers` in
+    place of attention (gated_delta).
 
     Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
     scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
@@ -42,17 +46,19 @@ class BlockSpec:
     norm_offset: Literal[0, 1] = 0
     norm_cast: Literal["before_weight", "after_weight"] = "before_weight"
     placement: Literal["pre", "post", "sandwich", "after"] = "pre"
-    qk_norm: Literal["none", "head", "width", "head_layer"] = "none"
+    qk_norm: Literal["none", "head", "width", "head_layer", "plain"] = "none"
     parallel_norm: Literal["one", "two"] = "one"
-    qk_norm_place: Literal["before_rope", "after_rope"] = "before_rope"
+    qk_norm_place: Literal["before_rope", "after_rope", "rotated"] = "before_rope"
     attention: Literal["gqa", "mla"] = "gqa"
     sinks: bool = False
     position: Literal["rope", "learned", "none"] = "rope"
     score_bias: Literal["none", "alibi", "relative"] = "none"
     attends: Literal["causal", "all"] = "causal"
+    window: Literal["sliding", "chunk"] = "sliding"
     head: Literal["logits", "none"] = "logits"
-    temperature: Literal["none", "all"] = "none"
+    temperature: Literal["none", "all", "unrotated"] = "none"
     mlp: Literal["gated", "plain"] = "gated"
+    expert_weights: Literal["output", "input"] = "output"
     activation: Literal["named", "xielu"] = "named"
     shared_expert: Literal["none", "plain", "gated"] = "none"
     attention_gate: Literal["none", "sigmoid"] = "none"

@@ -32,7 +32,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 }
 NULLABLE = (
     "rope_theta_local", "rope_scaling", "sliding_window", "attn_softcap", "final_softcap",
-    "q_lora_rank",
+    "q_lora_rank", "temperature_scale", "temperature_length",
 )  # fmt: skip
 _OPTIONAL = ("mscale", "mscale_all_dim")
 SCALINGS: Mapping[str, tuple[str, ...]] = {

@@ -43,6 +43,20 @@ def _nothing(value: Value, hp: Params) -> Params:
     return {}
 
 
+def _read_cap(facts: Facts, hp: Params) -> Found:
+    found = facts.first(_CAP)
+    return None if found is None else (number(*found) or None, found[1])
+
+
+# llama.cpp caps the logits at 30 unless a GGUF says otherwise; 0 switches it off.
+_CAP = "{arch}.final_logit_softcapping"
+_FINAL_CAP = replace(
+    softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
+    read={"gguf": _read_cap}, write={"gguf": lambda value, hp: {_CAP: value or 0.0}},
+    default_in={"gguf": 30.0},
+)  # fmt: skip
+
+
 def _also(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
     """Return the rule of a role in layers of the other kind: other shape, same names."""
     return RoleRow(role, "", shape, needs, gguf="")
@@ -290,7 +304,7 @@ GEMMA4 = named(
         HyperRule("rope_dim", default=lambda hp: hp["head_dim"]),
         HyperRule("rope_layers", default=rules.per_layer(True)),
         *listed_windows(512, 6),
-        softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
+        _FINAL_CAP,
         embedding_scale(),
         own_kv(0),
         _wide_rule(),

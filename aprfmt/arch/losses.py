@@ -43,6 +43,11 @@ def common_losses(activation: str = "silu", *, partial: bool = False) -> tuple[L
             "to whole dimensions, so that the frequencies between them differ",
         ),
         Loss(
+            "gguf", "rope_scaling", _scaling("longrope"),
+            "llama.cpp turns by the long factors once the context it is opened with is longer than "
+            "the trained one, transformers once the text is: short texts differ in long contexts",
+        ),
+        Loss(
             "gguf", "rope_scaling",
             lambda hp: _scaling("yarn")(hp)
             and hp["rope_scaling"]["mscale"] != hp["rope_scaling"]["mscale_all_dim"],

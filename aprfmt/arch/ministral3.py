@@ -20,7 +20,7 @@ from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
-_ROPE = Rope(theta=1e6)
+_ROPE = Rope(theta=1e6, log_mul=1.0)
 _BETA = "llama_4_scaling_beta"
 
 

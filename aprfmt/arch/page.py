@@ -38,8 +38,10 @@ levels with a GGUF form takes every mixture of `quantize`.
 saved tiny model after GGUF or APR and back. `llama.cpp` is what its library made of our F32 file of
 that model: the relative distance of its logits, or of an encoder's embedding, to transformers';
 `loads` where there is nothing to compare; `-` without a GGUF form. Its GELU goes through a table of
-float16 values (distances of some 1e-4). Where a distance is larger, or the file refused, the tiny
-model has something that llama.cpp fixes or that a GGUF loses (the second table's last column).
+float16 values (distances of some 1e-4). Where a sentence stands beside a distance, llama.cpp fixes
+something that the model type does otherwise: the tiny model was made to suit it, or differs by
+that. Files are refused for shapes that llama.cpp fixes; what a GGUF loses is the second table's
+last column.
 
 """
 _DRAFTS = """
@@ -120,7 +122,8 @@ def _seen(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
         return "not tried"
     if not row["loads"]:
         return f"refuses the tiny model: {row['why']}"
-    return f"{row['distance']:.1e}" if "distance" in row else "loads"
+    said = f"{row['distance']:.1e}" if "distance" in row else "loads"
+    return f"{said} ({row['because']})" if "because" in row else said
 
 
 def model_types() -> frozenset[str]:

@@ -134,11 +134,11 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
             "rope_scaling",
             read={
                 "hf": lambda facts, hp: hf(facts).scaling(hp["context_length"]),
-                "gguf": read_gguf,
+                "gguf": lambda facts, hp: read_gguf(facts, hp, rope.log_mul),
             },
             write={
                 "hf": lambda value, hp: write_hf(rope, value, hp),
-                "gguf": lambda value, hp: write_gguf(value, hp),
+                "gguf": lambda value, hp: write_gguf(value, rope.log_mul),
             },
             default=None,
             default_in={"hf": rope.hf_default},

@@ -45,8 +45,11 @@ def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...
     return tuple(out)
 
 
-def read_gguf(facts: Facts, hp: Params) -> tuple[Scaling | None, str] | None:
-    """Return the scaling in normal form and its key, or None; ArchError for an unknown type."""
+def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None, str] | None:
+    """Return the scaling in normal form and its key, or None; ArchError for an unknown type.
+
+    `log_mul`: yarn_log_multiplier is this times mscale_all_dim.
+    """
     long, short = _divisors(facts, LONG, hp), _divisors(facts, SHORT, hp)
     stated = facts.first(_KEY + "type")
     if long is not None and short is not None:
@@ -56,7 +59,7 @@ def read_gguf(facts: Facts, hp: Params) -> tuple[Scaling | None, str] | None:
     kind = "linear" if stated is None else text(*stated)
     freqs = _divisors(facts, FREQS, hp)
     if kind == "yarn":
-        return _yarn(facts, hp, factor), (stated or ("", ""))[1]
+        return _yarn(facts, hp, factor, log_mul), (stated or ("", ""))[1]
     if kind not in ("none", "linear", "longrope"):
         raise ArchError(
             f"{(stated or ('', ''))[1]}: rope scaling {kind!r} is not known; known: none, linear, "
@@ -121,14 +124,14 @@ def _longrope(
     }
 
 
-def _yarn(facts: Facts, hp: Params, factor: float) -> Scaling:
+def _yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
     def key(name: str, default: float | None) -> float | None:
         found = facts.first(_KEY + name)
         return default if found is None else shortest(number(*found))
 
-    # The stored number is 0.1 * mscale_all_dim; llama.cpp takes mscale to be the same.
+    # llama.cpp takes mscale to be the same.
     logarithmic = key("yarn_log_multiplier", None)
-    every = float(f"{logarithmic * 10:.7g}") if logarithmic else None
+    every = float(f"{logarithmic / log_mul:.7g}") if logarithmic else None
     implied = yarn_attention(factor, every, every)
     attention = key("yarn_attn_factor", implied)
     return {
@@ -147,10 +150,13 @@ def _yarn(facts: Facts, hp: Params, factor: float) -> Scaling:
 # --- writing ----------------------------------------------------------------------------------
 
 
-def write_gguf(scaling: Params | None, hp: Params) -> dict[str, Value]:
+def write_gguf(scaling: Params | None, log_mul: float) -> dict[str, Value]:
     """Return the keys of a scaling, `{arch}` not filled in; divisors are a tensor instead."""
     write = _WRITE.get(scaling["type"]) if scaling is not None else None
-    return {} if write is None else {_KEY + name: value for name, value in write(scaling).items()}
+    keys = {} if write is None or scaling is None else write(scaling)
+    if "yarn_log_multiplier" in keys:
+        keys["yarn_log_multiplier"] *= log_mul
+    return {_KEY + name: value for name, value in keys.items()}
 
 
 def _write_linear(scaling: Params) -> Scaling:
@@ -175,7 +181,7 @@ def _write_yarn(scaling: Params) -> Scaling:
     }
     every, attention = scaling["mscale_all_dim"], scaling["attention_factor"]
     if every:
-        out["yarn_log_multiplier"] = 0.1 * every
+        out["yarn_log_multiplier"] = every
     if not same_value(attention, yarn_attention(scaling["factor"], every, every)):
         out["yarn_attn_factor"] = attention
     return out

@@ -31,6 +31,7 @@ class Rope:
     the old config key of theta_local, `base_key` of theta. `layers`: the layers the
     scaling applies to ("all", "full").
     `aliases`: old names of scaling types. `nested`: new configs have one object per layer type.
+    `log_mul`: a GGUF's yarn_log_multiplier is this times mscale_all_dim.
     """
 
     theta: float = 10000.0
@@ -42,6 +43,7 @@ class Rope:
     original: int | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     nested: bool = False
+    log_mul: float = 0.1
     hf_default: Mapping[str, Value] | None = None
 
 

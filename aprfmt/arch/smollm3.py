@@ -11,9 +11,8 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
-from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.values import sequence
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.unrotated import every_fourth, rope_layers, rotating
 from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
 from aprfmt.base.protocols import Value
 
@@ -33,25 +32,9 @@ _TENSORS, _BINDINGS = tables(
 )
 
 
-def _every_fourth(hp: Params, interval: int = 4) -> Layers:
-    return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
-
-
-def _read_layers(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-    """Read no_rope_layers (1 for layers that do rotate) or no_rope_layer_interval."""
-    listed, interval = facts.first("no_rope_layers"), facts.first("no_rope_layer_interval")
-    if listed is not None:
-        entries = sequence(*listed, hp["n_layers"])[: hp["n_layers"]]
-        return tuple(whole_number(entry, listed[1], 0, 1) == 1 for entry in entries), listed[1]
-    if interval is not None:
-        return _every_fourth(hp, whole_number(*interval, 1)), interval[1]
-    return None
-
-
 def _unrotated(facts: Facts | None, hp: Params) -> Layers:
     """Window the layers without rope: transformers' default for an absent layer_types."""
-    found = None if facts is None else _read_layers(facts, hp)
-    return tuple(not rotated for rotated in (_every_fourth(hp) if found is None else found[0]))
+    return tuple(not rotated for rotated in rotating(facts, hp))
 
 
 SMOLLM3 = ArchSpec(
@@ -69,12 +52,7 @@ SMOLLM3 = ArchSpec(
         rules.mlp_bias(),
         *rope_rules(Rope(theta=2e6)),
         rules.rope_style("half", permuted=True),
-        HyperRule(
-            "rope_layers",
-            read={"hf": _read_layers},
-            write={"hf": lambda value, hp: {"no_rope_layers": [int(on) for on in value]}},
-            default=_every_fourth,
-        ),
+        rope_layers(),
         *window_rules(Window(layers=_unrotated, gguf_layers=every, switch=True)),
     ),
     tensors=_TENSORS,
@@ -87,7 +65,7 @@ SMOLLM3 = ArchSpec(
         Loss(
             "gguf",
             "rope_layers",
-            lambda hp: hp["rope_layers"] != _every_fourth(hp),
+            lambda hp: hp["rope_layers"] != every_fourth(hp),
             "GGUF has no key for the list: llama.cpp rotates in all layers but every fourth",
             assumed=True,
         ),

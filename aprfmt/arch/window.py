@@ -13,7 +13,8 @@ Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 Layers = tuple[bool, ...]
 
-KINDS = {"sliding_attention": True, "full_attention": False}  # config.json's `layer_types`
+# What `layer_types` in config.json call a layer with a window, and one without.
+KINDS = {"sliding_attention": True, "full_attention": False}
 _KEY = "{arch}.attention.sliding_window"
 
 
@@ -40,7 +41,9 @@ class Window:
     no key (llama.cpp's default; MISSING: the key is required). `layers`: which layers have a
     window if the file does not list them; `gguf_layers`: which ones llama.cpp assumes (None: the
     same). `listed`: config.json may list `layer_types`. `switch`: only with
-    `use_sliding_window`. `stated`: a GGUF without windows has the key with the value 0.
+    `use_sliding_window`. `stated`: a GGUF without windows has the key with the value 0. `hf` and
+    `kind` are config.json's key of the size, and what `layer_types` calls a layer with a window.
+    `gguf_fixed`: llama.cpp has windows of `gguf_default`, and none only where the key says 0.
     """
 
     hf_default: int | None = None
@@ -50,29 +53,38 @@ class Window:
     listed: bool = True
     switch: bool = False
     stated: bool = False
+    hf: str = "sliding_window"
+    kind: str = next(iter(KINDS))
+    gguf_fixed: bool = False
 
 
 def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     """Return the rules for sliding_window and window_layers."""
     # Long: two rows, and the small functions that they are made of.
     assumed = window.gguf_layers or window.layers
+    names = {window.kind: True, "full_attention": False}
 
     def hf_size(facts: Facts, hp: Params) -> Found:
         if window.switch:
             on = facts.first("use_sliding_window")
             if on is None or not boolean(*on):
-                facts.first("sliding_window")  # a known key, but the window is switched off
+                facts.first(window.hf)  # a known key, but the window is switched off
                 return None if on is None else (None, on[1])
-        return _positions(facts.first("sliding_window", null=True))
+        return _positions(facts.first(window.hf, null=True))
+
+    def gguf_size(facts: Facts, hp: Params) -> Found:
+        found = _positions(facts.first(_KEY))
+        fixed = window.gguf_fixed and found is not None and found[0] is not None
+        return (window.gguf_default, found[1]) if fixed and found is not None else found
 
     def write_hf_size(value: Value, hp: Params) -> Params:
         switch = {"use_sliding_window": value is not None} if window.switch else {}
-        return {"sliding_window": value, **switch}
+        return {window.hf: value, **switch}
 
     def write_gguf_size(value: Value, hp: Params) -> Params:
-        if value is None and not window.stated:
-            return {}
-        return {_KEY: value or 0}
+        if window.gguf_fixed:
+            return {} if any(hp["window_layers"]) else {_KEY: 0}
+        return {} if value is None and not window.stated else {_KEY: value or 0}
 
     def hf_layers(facts: Facts, hp: Params) -> Found:
         kinds = facts.first("layer_types") if window.listed else None
@@ -80,12 +92,12 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         if hp["sliding_window"] is None:
             return None
         if kinds is None:
-            return default, "sliding_window"
+            return default, window.hf
         listed = sequence(*kinds, hp["n_layers"])[: hp["n_layers"]]
         for kind in listed:
-            if not isinstance(kind, str) or kind not in KINDS:
-                raise ArchError(f"layer_types: {kind!r} is not known; known: {', '.join(KINDS)}")
-        return tuple(KINDS[kind] for kind in listed), kinds[1]
+            if not isinstance(kind, str) or kind not in names:
+                raise ArchError(f"layer_types: {kind!r} is not known; known: {', '.join(names)}")
+        return tuple(names[kind] for kind in listed), kinds[1]
 
     def gguf_layers(facts: Facts, hp: Params) -> Found:
         found = facts.first(_KEY + "_pattern")
@@ -108,8 +120,8 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return assumed(None, hp) if on else (False,) * hp["n_layers"]
 
     def write_hf_layers(value: Value, hp: Params) -> Params:
-        names = {on: name for name, on in KINDS.items()}
-        listed = {"layer_types": [names[on] for on in value]} if window.listed else {}
+        spelled = {on: name for name, on in names.items()}
+        listed = {"layer_types": [spelled[on] for on in value]} if window.listed else {}
         if not (window.switch and window.listed):
             return listed
         return {"max_window_layers": (*value, True).index(True), **listed}
@@ -125,9 +137,9 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     return (
         HyperRule(
             "sliding_window",
-            {"hf": ("sliding_window",), "gguf": (_KEY,)},
+            {"hf": (window.hf,), "gguf": (_KEY,)},
             "int",
-            read={"hf": hf_size, "gguf": lambda facts, hp: _positions(facts.first(_KEY))},
+            read={"hf": hf_size, "gguf": gguf_size},
             write={"hf": write_hf_size, "gguf": write_gguf_size},
             default=window.hf_default,
             default_in=dict.fromkeys(("gguf", "apr"), window.gguf_default),

@@ -80,7 +80,7 @@ class World:
     @property
     def points(self) -> dict[str, Instance]:
         """Every point by key, in execution order; kept for all worlds with these numbers."""
-        about = (id(self.hp), frozenset(self.weights))
+        about = (id(self.hp), self.spec.block, frozenset(self.weights))
         if about not in self._known:
             found = instances(self.spec.block, self.hp, self.weights)
             self._known[about] = (self.hp, found)  # with the numbers held, their id stays theirs
@@ -95,6 +95,11 @@ class World:
     def with_hyper(self, **values: Any) -> "World":
         """Return the world with hyperparameters replaced."""
         return replace(self, hp=self.hp.replaced(**values))
+
+    def with_block(self, **fields: Any) -> "World":
+        """Return the world with fields of the block's description replaced."""
+        block = replace(self.spec.block, **fields)
+        return replace(self, spec=replace(self.spec, block=block))
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "World":
         """Return the world with weights replaced by arrays, by role key."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from aprfmt.inference.backends.recorded import Graphs, Pending
 from aprfmt.inference.backends.recurrent import Recurrent
-from aprfmt.inference.masks import Mask, causal_mask, near_mask
+from aprfmt.inference.masks import Mask, causal_mask, chunk_mask, near_mask
 from aprfmt.tensors.stats import Stats, compute
 
 if TYPE_CHECKING:
@@ -305,6 +305,10 @@ class Backend(Recurrent, ABC):
         if causal:
             return causal_mask(cached, tokens, keys, window)
         return near_mask(keys, window)
+
+    def chunked(self, tokens: int, keys: int, cached: int, chunk: int) -> Mask:
+        """Return which keys the last tokens may see [tokens, keys]: those of their chunk."""
+        return chunk_mask(cached, tokens, keys, chunk)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return the fused form of `scores`, `probs` and `mix`: [tokens, heads, value_dim].

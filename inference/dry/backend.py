@@ -114,6 +114,10 @@ class DryBackend(Tiles):
             self._masks = [*self._masks, self._on_host((tokens, keys))][-MASKS:]
         return np.broadcast_to(np.ones((), np.bool_), (tokens, keys))
 
+    def chunked(self, tokens: int, keys: int, cached: int, chunk: int) -> Mask:
+        """Return a mask as `seen` does."""
+        return self.seen(tokens, keys, cached, -chunk, causal=True)
+
     def _on_host(self, shape: Sequence[int]) -> Ghost:
         return self.new(shape, 1)
 

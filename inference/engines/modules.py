@@ -25,7 +25,9 @@ _ABOVE = re.compile(
     r"(?:(?:model|language_model|transformer|base_model|gpt_neox|decoder)\.)*([\w.]+(?:#\w+)?)"
 )
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
-ADJACENT = ("cohere", "cohere2", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj")
+ADJACENT = (
+    "cohere", "cohere2", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj", "llama4",
+)  # fmt: skip
 # Architectures whose joined q, k and v come by groups of heads, q, k and v of each in turn.
 GROUPED = ("bloom", "falcon", "falcon_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
@@ -85,7 +87,7 @@ class Modules:
 
     def _fits(self, name: Name, layer: int) -> bool:
         siblings = self._below[layer]
-        if name.text == "mlp":  # a mixture has a router with the same path
+        if name.text in ("mlp", "feed_forward"):  # a mixture has a router with the same path
             return True
         if not name.placement:
             return True

@@ -216,6 +216,8 @@ def _hook(name: str, known: Modules, take: Take) -> Callable[..., None]:
         points = [reading.point.name for reading in known.read(name)]
         if "router" in points and isinstance(result, tuple) and len(result) == 3:
             _routed(name, result, take)
+        if "router" in points and isinstance(result, tuple) and len(result) == 2:
+            first = _chosen(name, result, take)
         if isinstance(first, torch.Tensor):
             take(name, first)
 
@@ -231,6 +233,19 @@ def _routed(name: str, result: Any, take: Take) -> None:
     order = torch.argsort(-weights, dim=-1, stable=True)
     take(f"{layer}#expert_w", weights.gather(-1, order))
     take(f"{layer}#experts", experts.gather(-1, order))
+
+
+def _chosen(name: str, result: Any, take: Take) -> Any:
+    """Return a router's logits; pass the experts whose weight is not zero to `take`."""
+    weights, logits = result
+    if weights.shape != logits.shape:
+        return weights
+    used = int((weights > 0).sum(dim=-1).max())
+    experts = torch.argsort(-logits, dim=-1, stable=True)[..., :used]
+    layer = name.rpartition(".")[0].rpartition(".")[0]
+    take(f"{layer}#expert_w", weights.gather(-1, experts))
+    take(f"{layer}#experts", experts)
+    return logits
 
 
 def _watched(original: Callable[..., Any], paths: dict[int, str], take: Take) -> Callable[..., Any]:

@@ -59,10 +59,6 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "attention_types": [[["global", "local"], 2]],
     }),
     "olmo": ("olmo", "olmo", CAUSAL, {**SIZES, "num_key_value_heads": 2}),
-    "llama4": ("llama4", "llama4_text", CAUSAL, {
-        **SIZES, **_SPECIAL, "num_key_value_heads": 2, "num_local_experts": 5, "head_dim": 10,
-        "num_hidden_layers": 4, "intermediate_size_mlp": 36, "interleave_moe_layer_step": 2,
-    }),
     "bitnet": ("bitnet", "bitnet", CAUSAL, {
         **SIZES, **_SPECIAL, "num_key_value_heads": 2, "tie_word_embeddings": True,
     }),

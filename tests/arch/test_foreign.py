@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.hyper import derived_tensors, read_hyper, write_hyper
+from aprfmt.arch.hyper import derived_tensors, losses, read_hyper, write_hyper
 from aprfmt.arch.spec import Facts, HyperParams
 from aprfmt.arch.values import single
 from aprfmt.errors import ArchError
@@ -54,6 +54,33 @@ def test_a_pattern_in_the_file_is_believed() -> None:
     listed = [i in (2, 3) for i in range(8)]
     hp, _ = foreign("olmo3", {"attention.sliding_window_pattern": listed})
     assert hp["window_layers"] == tuple(listed)
+
+
+def test_llama4_is_read_as_llama_cpp_reads_it() -> None:
+    """Its loader has chunks of 8192 unless the key says 0, and goes by counts for the rest."""
+    moe = {"expert_count": 16, "expert_used_count": 1, "expert_feed_forward_length": 20,
+           "interleave_moe_layer_step": 2, "rope.freq_base": 5e5}  # fmt: skip
+    hp, report = foreign("llama4", moe)
+    assert (hp["sliding_window"], hp["temperature_scale"], hp["temperature_length"]) == (
+        8192, 0.1, 8192,
+    )  # fmt: skip
+    assert hp["window_layers"] == hp["rope_layers"] == (True, True, True, False) * 2
+    assert hp["qk_norm"] and hp["moe_layers"] == (False, True) * 4
+    assert any("rope_layers" in text for text in report.assumed)
+    hp, _ = foreign("llama4", moe | {"expert_count": 128, "attention.sliding_window": 0})
+    assert (hp["sliding_window"], hp["temperature_scale"], hp["qk_norm"]) == (None, None, False)
+    assert not any(hp["window_layers"]) and hp["rope_layers"] == (*(True,) * 7, False)
+
+
+def test_llama4s_published_configs_say_it_in_numbers_and_empty_lists() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
+             "intermediate_size": 96, "intermediate_size_mlp": 128, "vocab_size": 50}  # fmt: skip
+    hp = hf("llama4", sizes | {"attn_temperature_tuning": 4, "no_rope_layers": [],
+                               "no_rope_layer_interval": 2})  # fmt: skip
+    assert (hp["temperature_scale"], hp["temperature_length"]) == (0.1, 8192)
+    assert hp["rope_layers"] == hp["window_layers"] == (True, False) * 4
+    hp = hf("llama4", sizes | {"attn_temperature_tuning": 0, "attention_chunk_size": None})
+    assert (hp["temperature_scale"], hp["sliding_window"]) == (None, None)
 
 
 def test_smollm3_rotates_all_but_every_fourth() -> None:
@@ -193,6 +220,50 @@ def test_mistral3_is_ministral3_with_or_without_growing_queries() -> None:
         hp, report = read_hyper(spec, Facts("hf", config, {}), "config.json")
         assert (hp["temperature_scale"], hp["temperature_length"]) == expected
         assert report.unknown == () and hp["head_dim"] == 128
+
+
+@pytest.mark.parametrize(("arch", "stored"), [("ministral3", 0.5), ("deepseek_v3", 0.05)])
+def test_yarns_logarithm_is_stored_tenfold_smaller_for_deepseek_alone(
+    arch: str, stored: float
+) -> None:
+    """As its converter does, which llama.cpp's loader of deepseek2 undoes."""
+    tiny = next(tiny for tiny in TINY if tiny.arch == arch)
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 64, "beta_fast": 32.0,
+               "beta_slow": 1.0, "attention_factor": 1.0, "mscale": 0.5, "mscale_all_dim": 0.5,
+               "truncate": True}  # fmt: skip
+    hp = read(tiny).hp.replaced(rope_scaling=scaling)
+    written = write_hyper(ARCHS[arch], hp, "gguf", complete=False)
+    [value] = [v for key, v in written.items() if key.endswith("yarn_log_multiplier")]
+    assert value == pytest.approx(stored)
+    found = read_hyper(ARCHS[arch], Facts("gguf", written, {}), "x.gguf")[0]["rope_scaling"]
+    assert found["mscale_all_dim"] == 0.5
+
+
+def test_what_llama_cpp_computes_otherwise_is_said() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
+             "intermediate_size": 96}  # fmt: skip
+    for act, expected in (("relu2", ["activation"]), ("silu", [])):
+        hp = hf("bitnet", sizes | {"hidden_act": act})
+        assert [loss.name for loss in losses(ARCHS["bitnet"], hp, "gguf")] == expected
+    tiny = next(tiny for tiny in TINY if tiny.id == "phi3-longrope")
+    said = losses(ARCHS["phi3"], read(tiny).hp, "gguf")
+    assert any("long factors" in loss.consequence for loss in said)
+
+
+def test_gemma4_without_a_softcap_says_so_in_a_gguf() -> None:
+    """llama.cpp caps its logits at 30 unless the key says otherwise; 0 switches it off."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
+             "intermediate_size": 96,
+             "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
+    for said, stored in ((None, 0.0), (20.0, 20.0)):
+        hp = hf("gemma4", sizes | {"final_logit_softcapping": said})
+        written = write_hyper(ARCHS["gemma4"], hp, "gguf", complete=False)
+        assert written["gemma4.final_logit_softcapping"] == stored
+        back, _ = read_hyper(ARCHS["gemma4"], Facts("gguf", written, {}, "gemma4"), "x.gguf")
+        assert back["final_softcap"] == said
+        del written["gemma4.final_logit_softcapping"]
+        back, _ = read_hyper(ARCHS["gemma4"], Facts("gguf", written, {}, "gemma4"), "x.gguf")
+        assert back["final_softcap"] == 30.0
 
 
 def test_exaone4_may_spell_its_windows_in_letters() -> None:

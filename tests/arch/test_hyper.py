@@ -227,6 +227,8 @@ def test_gguf_numbers_have_the_types_readers_expect() -> None:
         found = read(tiny)
         for key, value in write_hyper(found.spec, found.hp, "gguf").items():
             assert value is not None
+            if key.startswith(CARRIED):
+                continue
             if key.endswith(("epsilon", "freq_base", "freq_base_swa", "_scale", ".factor")):
                 assert type(value) is float, key
             elif key.endswith(("_length", "_count", "head_count_kv", "sliding_window")):

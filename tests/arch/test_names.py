@@ -156,9 +156,9 @@ def test_names_against_the_gguf_packages_map(tiny: Tiny) -> None:
     compared = 0
     for key in styles["hf"].keys() & styles["gguf"].keys():
         asked = converters_name(styles["hf"][key])
-        theirs = table.get_name(asked, (".weight", ".bias")) or table.get_name(
-            asked.removeprefix("transformer."), (".weight", ".bias")
-        )
+        spellings = (asked, asked.removeprefix("transformer."), f"model.{asked}")
+        named = (table.get_name(name, (".weight", ".bias")) for name in spellings)
+        theirs = next(filter(None, named), None)
         assert theirs is not None, key
         assert theirs == styles["gguf"][key], key
         compared += 1

@@ -75,6 +75,11 @@ KEYS = {
 }
 
 
+def body_of(model: Any) -> Any:
+    """Return the part without a head; llama4 names another as its base."""
+    return model.model if model.base_model is model else model.base_model
+
+
 def attributes(c: Any, model: Any) -> dict[str, Any]:
     """Return hyperparameters as transformers' config object and modules have them."""
     n = c.num_hidden_layers
@@ -82,7 +87,7 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
     mla = hasattr(c, "kv_lora_rank")
     kinds = getattr(c, "layer_types", None) or []
     window = getattr(c, "sliding_window", None) or None
-    body = model.base_model
+    body = body_of(model)
     stacks = ("layers", "h", "blocks", "decoder.layers")
     paths = {name for name, _ in body.named_modules()}
     layers = body.get_submodule(next(stack for stack in stacks if stack in paths))
@@ -107,7 +112,15 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
     if "linear_attention" in kinds:
         found["delta_layers"] = tuple(kind == "linear_attention" for kind in kinds)
     if hasattr(c, "intermediate_size"):
-        found["ffn_size"] = c.intermediate_size
+        found["ffn_size"] = getattr(c, "intermediate_size_mlp", c.intermediate_size)
+    if hasattr(c, "attention_chunk_size"):
+        found["sliding_window"] = c.attention_chunk_size
+        found["window_layers"] = tuple(kind == "chunked_attention" for kind in kinds)
+        found["rope_layers"] = tuple(bool(on) for on in c.no_rope_layers)
+        found["moe_layers"] = tuple(layer in c.moe_layers for layer in range(n))
+        tuned = c.attn_temperature_tuning
+        found["temperature_scale"] = c.attn_scale if tuned else None
+        found["temperature_length"] = c.floor_scale if tuned else None
     if kinds and window is not None and c.model_type != "mistral":
         found["window_layers"] = tuple(kind == "sliding_attention" for kind in kinds)
     for name, key in KEYS.items():
@@ -164,7 +177,7 @@ def test_defaults_are_those_of_transformers(tiny: Tiny) -> None:
 def test_rotary_parameters(tiny: Tiny) -> None:
     """Rotated elements, base and cos/sin factor as the rotary module has them."""
     made, hp = make(tiny), read(tiny).hp
-    rotary = getattr(made.model.base_model, "rotary_emb", None)
+    rotary = getattr(body_of(made.model), "rotary_emb", None)
     if made.config["model_type"] == "gptj":  # its tables are buffers of every layer
         assert (hp["rope_theta"], hp["rope_dim"]) == (10000.0, made.config["rotary_dim"])
         return
@@ -201,13 +214,16 @@ def test_pairing_of_rotated_elements(tiny: Tiny) -> None:
     """Rotate the first element: it mixes with the second, or with the one half a head on."""
     import torch
 
-    model = make(tiny).model.base_model
+    model = body_of(make(tiny).model)
     module: Any = importlib.import_module(type(model).__module__)
     dim = read(tiny).hp["rope_dim"]
     q = torch.zeros(1, 1, 3, dim)
     q[..., 0] = 1.0
-    cos, sin = model.rotary_emb(q, torch.arange(3)[None])
-    turned = module.apply_rotary_pos_emb(q, q, cos, sin)[0][0, 0, 2]
+    table = model.rotary_emb(q, torch.arange(3)[None])
+    if isinstance(table, tuple):
+        turned = module.apply_rotary_pos_emb(q, q, *table)[0][0, 0, 2]
+    else:  # complex numbers, and tokens before heads
+        turned = module.apply_rotary_emb(*(q.swapaxes(1, 2),) * 2, table)[0][0, 2, 0]
     partner = {"interleaved": 1, "half": dim // 2}[read(tiny).hp["rope_style"]]
     assert set(turned.nonzero().flatten().tolist()) == {0, partner}
 

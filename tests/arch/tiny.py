@@ -199,6 +199,21 @@ TINY: tuple[Tiny, ...] = (
     Tiny("phimoe", "phimoe", "biased", {
         "num_local_experts": 5, "num_experts_per_tok": 2, "attention_bias": True,
     }),
+    Tiny("llama4", "llama4_text", "plain", {
+        "num_local_experts": 5, "head_dim": 10, "intermediate_size_mlp": 36,
+        "interleave_moe_layer_step": 2, "pad_token_id": 0,
+    }),
+    Tiny("llama4", "llama4_text", "listed", {
+        "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 10, "pad_token_id": 0,
+        "intermediate_size_mlp": 36, "moe_layers": [0, 3], "no_rope_layers": [0, 1, 1, 0],
+        "attention_chunk_size": 9, "use_qk_norm": False, "attention_bias": True,
+        "attn_temperature_tuning": False, "rope_parameters": LLAMA3,
+    }),
+    Tiny("llama4", "llama4_text", "whole", {
+        "num_local_experts": 5, "head_dim": 10, "intermediate_size_mlp": 36, "pad_token_id": 0,
+        "layer_types": ["full_attention"] * 4, "floor_scale": 32, "attn_scale": 0.25,
+        "tie_word_embeddings": True,
+    }),
     Tiny("ministral3", "ministral3", "plain", {"head_dim": 10, "rope_parameters": {
         **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.2,
     }}),

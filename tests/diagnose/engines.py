@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ def trace(
     ids: Sequence[int] = IDS,
     points: frozenset[str] | None = None,
     hp: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
+    block: Mapping[str, Any] | None = None,
     weights: Callable[[Any], Mapping[str, Array]] | None = None,
     backend: Callable[[], NumpyBackend] | None = None,
     alter: Callable[[], Callable[[str, int, Array], Array]] | None = None,
@@ -114,9 +116,10 @@ def trace(
 ) -> Path:
     """Run a model with one thing broken and save what it did at its points.
 
-    `hp` are other hyperparameters, `weights` replaced weights; `backend` and `alter` make a backend
-    and a change of points for every run; `rows` are the recorded positions; `rename` exchanges
-    values between keys. `cached` tokens come before the recorded pass.
+    `hp` are other hyperparameters, `block` other fields of the block, `weights` replaced weights;
+    `backend` and `alter` make a backend and a change of points for every run; `rows` are the
+    recorded positions; `rename` exchanges values between keys. `cached` tokens come before the
+    recorded pass.
     """
     with open_model(folder) as model:
         arithmetic = NUMPY("cpu", "float32") if backend is None else backend()
@@ -126,7 +129,8 @@ def trace(
             held = session.weights
             if weights is not None:
                 held = held.overlaid(weights(session.weights))
-            wrong = Session(session.spec, numbers, held, arithmetic)
+            spec = replace(session.spec, block=replace(session.spec.block, **(block or {})))
+            wrong = Session(spec, numbers, held, arithmetic)
             known = wrong.points
             wanted = [k for k, i in known.items() if points is None or i.point.name in points]
             kept = Kept()

@@ -32,6 +32,8 @@ CHANGED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], str, str, str]]
                  "nothing added for the distance"),
     "base": ("nomic_bert", {"rope_theta": 10000.0}, {}, "rope_theta", "L0.q_rope",
              "base 10000 for 1000"),
+    "jina": ("jina_embeddings_v3", {"activation": "gelu_tanh"}, {}, "activation", "L0.ffn_act",
+             "the tanh form of GELU"),
     "window": ("modernbert", {"sliding_window": 20}, {}, "mask", "L1.probs", "another window"),
 }  # fmt: skip
 

@@ -17,7 +17,8 @@ from aprfmt.model import open_model
 from tests.diagnose.engines import tiny_folder
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES
 from tests.diagnose.table import PAGE, answer, between, cells, confusion, row
-from tests.models import IDS
+from tests.inference.encoders import ENCODERS
+from tests.models import IDS, MAKERS
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -94,3 +95,11 @@ def tried(base: str) -> list[Usual]:
         found = usual_changes(world)
         world.weights.close()
     return found
+
+
+def test_every_architecture_that_runs_has_faults_of_its_own() -> None:
+    """Encoders stand in the table by the names of their tiny models."""
+    tried = {fault.base for fault in FAULTS.values() if not fault.control}
+    runs = {name for name in ARCHS.own if ARCHS[name].level == "full"}
+    assert runs - tried == set()
+    assert runs == {*MAKERS, *(name for name in ENCODERS if name in runs)}

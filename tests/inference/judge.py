@@ -58,16 +58,19 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
     r"linear_attn\.in_proj_z": (("delta_gate",), ""),
     r"linear_attn\.out_proj": (("attn_out",), "delta_norm"),
-    r"mlp\.gate_proj": (("ffn_gate",), ""),
-    r"mlp\.(up_proj|fc1|c_fc|fc_in|dense_h_to_4h)|ffn\.up_proj|fc1": (("ffn_up",), ""),
+    r"(mlp|feed_forward)\.gate_proj": (("ffn_gate",), ""),
+    r"(mlp|feed_forward)\.(up_proj|fc1|c_fc|fc_in|dense_h_to_4h)|ffn\.up_proj|fc1": (
+        ("ffn_up",),
+        "",
+    ),
     r"mlp\.gate_up_proj": (("ffn_gate", "ffn_up"), ""),
-    r"mlp\.(act_fn|activation_fn|act)|ffn\.act|activation_fn": (("ffn_act",), ""),
-    r"mlp\.(down_proj|fc2|c_proj|fc_out|dense_4h_to_h)|ffn\.down_proj|fc2": (
+    r"(mlp|feed_forward)\.(act_fn|activation_fn|act)|ffn\.act|activation_fn": (("ffn_act",), ""),
+    r"(mlp|feed_forward)\.(down_proj|fc2|c_proj|fc_out|dense_4h_to_h)|ffn\.down_proj|fc2": (
         ("ffn_out",),
         "ffn_mul",
     ),
-    r"(mlp|block_sparse_moe)\.(gate|router)": (("router",), ""),
-    r"mlp|block_sparse_moe": (("ffn_out",), ""),
+    r"(mlp|block_sparse_moe|feed_forward)\.(gate|router)": (("router",), ""),
+    r"mlp|block_sparse_moe|feed_forward": (("ffn_out",), ""),
     r"": (("out",), "in"),
 }
 # Their attention is no function of its own in transformers' code.
@@ -77,7 +80,7 @@ ADDING = ("bloom",)
 # Model types whose post_attention_layernorm ends the attention.
 SANDWICH = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4")
 # Model types whose code leaves rotated vectors in adjacent pairs.
-PAIRED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj")
+PAIRED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj", "llama4_text")
 WHOLE: dict[str, str] = {
     r"model\.(decoder\.)?embed_tokens|transformer\.(wte|word_embeddings)": "embd",
     r"gpt_neox\.embed_in": "embd",
@@ -170,10 +173,7 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             0
         ].numpy()
         found[prefix + "probs"] = weights[0].numpy()
-        turned = cfg.model_type != "cohere2" or module.sliding_window is not None
-        late = cfg.model_type.startswith("hunyuan")
-        tempered = cfg.model_type == "ministral3"
-        names = "q_attn" if late or tempered else "q_rope", "k_attn" if late else "k_rope"
+        turned, *names = _turned(cfg, module)
         if cfg.model_type == "opt":  # scaled already
             query = query * query.shape[-1] ** 0.5
         for name, x in zip(names, (query, key), strict=True):
@@ -210,6 +210,17 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             code.eager_attention_forward = original  # type: ignore[attr-defined]
         for handle in handles:
             handle.remove()
+
+
+def _turned(cfg: Any, module: Any) -> tuple[bool, str, str]:
+    """Say whether a layer rotates, and which points its attention reads as query and key."""
+    turned = cfg.model_type != "cohere2" or module.sliding_window is not None
+    late = cfg.model_type.startswith("hunyuan")
+    tempered = cfg.model_type == "ministral3"
+    if cfg.model_type == "llama4_text":
+        turned = bool(cfg.no_rope_layers[module.layer_idx])
+        late, tempered = turned and cfg.use_qk_norm, not turned and cfg.attn_temperature_tuning
+    return turned, "q_attn" if late or tempered else "q_rope", "k_attn" if late else "k_rope"
 
 
 def _entered(found: Found) -> int:
@@ -249,6 +260,10 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             if not sandwich and not getattr(cfg, "use_parallel_residual", False):
                 keep(prefix + "mid", args[0])
             return
+        if name == "self_attn.qk_norm":  # called for q, then for k
+            part = "q" if args[0].shape[2] == cfg.num_attention_heads else "k"
+            keep(f"{prefix}{part}_rope", _halves(cfg, args[0]))
+            return
         for pattern, (points, before) in MODULES.items():
             if not re.fullmatch(pattern, name) or (name == "mlp" and cfg.model_type in ADDING):
                 continue
@@ -263,7 +278,12 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
                 first = first.clone()
             for point, part in zip(points, _split(cfg, points, first), strict=True):
                 keep(prefix + point, part)
-            if points == ("router",):
+            if points == ("router",) and len(out) == 2:  # weights of all experts, logits
+                order = out[1].topk(cfg.num_experts_per_tok, dim=-1).indices
+                keep(prefix + "router", out[1])
+                keep(prefix + "experts", order)
+                keep(prefix + "expert_w", out[0].gather(-1, order))
+            elif points == ("router",):
                 order = torch.argsort(-out[1], dim=-1, stable=True)
                 keep(prefix + "expert_w", out[1].gather(-1, order))
                 keep(prefix + "experts", out[2].gather(-1, order))

@@ -84,6 +84,7 @@ def test_a_session_can_go_back() -> None:
         "olmo2",
         "qwen2_moe",
         "qwen3_5",
+        "llama4",
     ],
 )  # fmt: skip
 def test_deterministic_bits_depend_on_nothing_else(name: str, run_: str) -> None:

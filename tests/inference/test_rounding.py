@@ -28,6 +28,7 @@ SUM_ORDER = {
       for dtype in ("bfloat16", "float16")),  # attn + mlp + residual
     ("deepseek_v2", "float16"), ("deepseek_v2", "bfloat16"),  # pairs stay interleaved in q.k
     ("gpt2", "float16"), ("gpt2", "bfloat16"),  # Conv1D multiplies with [in, out]
+    ("llama4", "float16"), ("llama4", "bfloat16"),  # its experts' sum is rounded once
     ("gpt_oss", "bfloat16"),  # equal router logits: the lower id here
 }  # fmt: skip
 CASES = [(name, dtype) for name in MAKERS for dtype in ("bfloat16", "float16")]

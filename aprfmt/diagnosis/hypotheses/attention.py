@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.case import Case, Change, Layers, heads_changed
 from aprfmt.diagnosis.world import Call, World
+from aprfmt.inference.masks import chunk_mask
 
 Array = NDArray[Any]
 
@@ -249,6 +250,9 @@ def window(case: Case) -> Iterator[Change]:
         return
     if case.world.spec.block.attends == "all":
         return  # `mask` says it
+    if case.world.spec.block.window == "chunk" and _windowed(case):
+        yield from _chunks(case)
+        return
     told = case.world.hp["sliding_window"] if _windowed(case) else None
     pattern = _pattern(case)
     if pattern is not None:
@@ -272,6 +276,32 @@ def window(case: Case) -> Iterator[Change]:
         yield _window_change(case, first)
 
 
+def _chunks(case: Case) -> Iterator[Change]:
+    """Try no chunks, windows of their size, and the size that the first row that differs shows."""
+    told = int(case.world.hp["sliding_window"])
+    says = f"; the model says chunks of {told}"
+
+    def change(size: int | None, reach: str) -> Change:
+        return Change(
+            "sliding_window", f"attention reaches {reach}{says}", ("sliding_window",),
+            lambda world, layers: world.with_hyper(sliding_window=size), {"sliding_window": size},
+            scoped=False,
+        )  # fmt: skip
+
+    yield change(None, "all earlier tokens")
+    yield Change(
+        "sliding_window", f"attention reaches {told} tokens{says}", ("sliding_window",),
+        lambda world, layers: world.with_block(window="sliding"), {"window": "sliding"},
+        scoped=False,
+    )  # fmt: skip
+    differ = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
+    wide = case.attempt(change(None, ""))
+    late = np.flatnonzero(case.by_row(wide) > 2 * wide.tolerance) if wide is not None else ()
+    for rows in (differ, late):
+        if len(rows) and rows[0] > 0:
+            yield change(int(rows[0]), f"the tokens of a chunk of {rows[0]}")
+
+
 def mask(case: Case) -> Iterator[Change]:
     """Try no mask, a mask that hides a query's own token, and the mask of the probabilities."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
@@ -290,6 +320,10 @@ def mask(case: Case) -> Iterator[Change]:
         steps = np.arange(1, n + 1)
         if not (pattern & ~_causal(case)).any() and (reach == np.minimum(steps, reach.max())).all():
             return  # a window, or none
+        if case.world.spec.block.window == "chunk" and _windowed(case):
+            sizes = {int(reach.max()), int(case.world.hp["sliding_window"])}
+            if any(np.array_equal(pattern, chunk_mask(0, n, n, size)) for size in sizes):
+                return  # chunks, of another size or not
         if (pattern & ~_causal(case)).any():
             says = (
                 "is not causal: queries see later tokens"

@@ -32,7 +32,7 @@ def routing_tries(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
             {"norm_topk": not hp["norm_topk"]},
         )
     ]
-    for router in ("softmax", "softmax_topk", "sigmoid_bias", "group_limited_greedy"):
+    for router in ("softmax", "softmax_topk", "sigmoid_bias", "group_limited_greedy", "sigmoid"):
         if router != hp["router"]:
             tries.append(
                 (f"the router is {router}; the model says {hp['router']}", {"router": router})
@@ -57,6 +57,7 @@ def routing(case: Case) -> Iterator[Change]:
     for says, values in routing_tries(case.world.hp):
         yield hyper_change("moe_routing", says, **values)
     yield from _factor(case)
+    yield _placed(case.world)
     if f"L{case.layer}.exp_probs_b.bias" in case.world.weights:
         yield from uncorrected(case.world)
 
@@ -74,6 +75,20 @@ def routed_change(world: World, value: float) -> Change:
     told = float(world.hp["routed_scale"])
     says = f"routed experts are weighted by {value:g}; the model says {told:g}"
     return hyper_change("moe_routing", says, routed_scale=value)
+
+
+def _placed(world: World) -> Change:
+    """Return the change that puts the experts' weights on their other side."""
+    own = world.spec.block.expert_weights
+    other = "output" if own == "input" else "input"
+    return Change(
+        "moe_routing",
+        f"an expert's weight multiplies its {other}; the model says its {own}",
+        ("expert_weights",),
+        lambda world, layers: world.with_block(expert_weights=other),
+        {"expert_weights": other},
+        scoped=False,
+    )
 
 
 def _factor(case: Case) -> Iterator[Change]:
@@ -103,6 +118,8 @@ def order(case: Case) -> Iterator[Change]:
     keys = [f"L{layer}.{role}.weight" for role in STACKS]
     if not calls or not all(key in world.weights for key in keys) or count > 64:
         return
+    if world.spec.block.expert_weights == "input":
+        return  # what an expert gives is no multiple of one row
     mapping = _mapping(case, calls, count)
     if mapping is None or mapping == list(range(count)):
         return

@@ -1,0 +1,234 @@
+"""llama4's text part: chunks, layers without rope, experts whose weight multiplies their input.
+
+Layers that rotate see their own chunk of positions and normalise q and k after rope, without a
+weight; every fourth sees everything, and its queries grow with the position. An expert's weight is
+the sigmoid of its logit; a shared expert is added. Experts are stored [in, out], gate and up side
+by side. In a GGUF chunks have 8192 positions, whatever its keys say (0: there are none), and models
+of 128 experts have no norms of q and k. Sources: transformers' modeling_llama4; the converter's
+llama4.py; llama.cpp's llama4.cpp.
+"""
+
+from collections.abc import Callable, Mapping
+
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.joins import Split
+from aprfmt.arch.qwen2_moe import shared_expert
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    experts,
+    gated_mlp,
+    norm,
+    tables,
+    whole,
+)
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.steps import Transposed
+from aprfmt.arch.unrotated import every_fourth, rope_layers, rotating
+from aprfmt.arch.values import boolean, number, sequence
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import Layers, Window, period, window_rules
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+
+_CHUNK, _SCALE, _LENGTH = 8192, 0.1, 8192  # transformers' defaults, and llama.cpp's only values
+_UNNORMED = 128  # experts
+_F = "feed_forward."
+_GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+_HALVES = (Transposed(), Split(("moe_ffn_size", "moe_ffn_size"), axis=1))
+
+_BEFORE, _AFTER = whole()
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm"),
+        *attention(),
+        *norm("ffn_norm", "post_attention_layernorm"),
+        *gated_mlp(needs="!moe_layers", module="feed_forward"),
+        RoleRow("ffn_gate_inp.weight", _F + "router.weight", ("n_experts", "hidden_size"),
+            "moe_layers"),
+        *experts()[0],
+        *shared_expert(_F + "shared_expert"),
+        *_AFTER,
+    ),
+    hf_first=(
+        Binding((f"{LAYER}{_F}experts.gate_up_proj",), _GATE_UP, _HALVES),
+        Binding((f"{LAYER}{_F}experts.down_proj",), ("ffn_down_exps.weight",), _HALVES[:1]),
+    ),
+    hf_more=FUSED,
+)  # fmt: skip
+
+
+def _sparse(facts: Facts, hp: Params) -> Found:
+    """Return the layers with experts: those listed, or every so many."""
+    listed, step = facts.first("moe_layers"), facts.first("interleave_moe_layer_step")
+    if listed is not None:
+        on = {whole_number(item, listed[1]) for item in sequence(*listed)}
+        return tuple(i in on for i in range(hp["n_layers"])), listed[1]
+    return None if step is None else (_every(whole_number(*step), hp), step[1])
+
+
+def _every(step: int, hp: Params) -> Layers:
+    return tuple(step > 0 and (i + 1) % step == 0 for i in range(hp["n_layers"]))
+
+
+def _sparse_gguf(facts: Facts, hp: Params) -> Found:
+    step = facts.first("{arch}.interleave_moe_layer_step")
+    return None if step is None else (_every(whole_number(*step), hp), step[1])
+
+
+def _write_sparse(value: Value, hp: Params) -> Params:
+    return {"moe_layers": [i for i, sparse in enumerate(value) if sparse]}
+
+
+def _step(layers: Layers) -> int:
+    return (*layers, True).index(True) + 1 if any(layers) else 0
+
+
+def _write_sparse_gguf(value: Value, hp: Params) -> Params:
+    return {"{arch}.interleave_moe_layer_step": _step(value)}
+
+
+def _tuned(facts: Facts) -> tuple[bool, str]:
+    """Say whether queries grow with the position, and the key; published files have a number."""
+    found = facts.first("attn_temperature_tuning")
+    if found is None:
+        return True, "attn_scale"
+    value, key = found
+    return (boolean(value, key) if isinstance(value, bool) else whole_number(value, key) > 0), key
+
+
+def _read_scale(facts: Facts, hp: Params) -> Found:
+    (tuned, key), found = _tuned(facts), facts.first("attn_scale")
+    if not tuned:
+        return None, key
+    return (_SCALE, key) if found is None else (number(*found), found[1])
+
+
+def _read_length(facts: Facts, hp: Params) -> Found:
+    (tuned, key), found = _tuned(facts), facts.first("floor_scale")
+    if not tuned:
+        return None, key
+    return (_LENGTH, key) if found is None else (whole_number(*found, 1), found[1])
+
+
+def _write_scale(value: Value, hp: Params) -> Params:
+    """Return the key that switches the factor on, and its number."""
+    on = value is not None
+    return {"attn_temperature_tuning": on, **({"attn_scale": value} if on else {})}
+
+
+def _write_length(value: Value, hp: Params) -> Params:
+    return {} if value is None else {"floor_scale": value}
+
+
+def _fixed(value: float) -> Callable[[Params], Value]:
+    """Return what llama.cpp takes in models with chunks; None in others."""
+    return lambda hp: value if any(hp["window_layers"]) else None
+
+
+def _rotating_gguf(hp: Params) -> Layers:
+    """Return the layers that llama.cpp rotates: without chunks all but the last."""
+    return every_fourth(hp, 4 if any(hp["window_layers"]) else hp["n_layers"])
+
+
+def _normed_gguf(facts: Facts, hp: Params) -> Found:
+    """Return whether llama.cpp normalises q and k: it goes by the number of experts."""
+    found = facts.first("{arch}.expert_count")
+    return None if found is None else (whole_number(*found) != _UNNORMED, found[1])
+
+
+def _temperature(hp: Params) -> tuple[Value, Value]:
+    return hp["temperature_scale"], hp["temperature_length"]
+
+
+_LOST = (
+    Loss(
+        "gguf", "sliding_window",
+        lambda hp: any(hp["window_layers"]) and hp["sliding_window"] != _CHUNK,
+        f"GGUF has no key for it: llama.cpp has chunks of {_CHUNK} positions",
+    ),
+    Loss(
+        "gguf", "rope_layers", lambda hp: hp["rope_layers"] != _rotating_gguf(hp),
+        "GGUF has no key for the list: llama.cpp rotates in all layers but every fourth, without "
+        "chunks in all but the last", assumed=True,
+    ),
+    Loss(
+        "gguf", "temperature_scale",
+        lambda hp: _temperature(hp) != (_fixed(_SCALE)(hp), _fixed(_LENGTH)(hp)),
+        f"GGUF has no key for it: llama.cpp takes {_SCALE} and a length of {_LENGTH}",
+    ),
+    Loss(
+        "gguf", "qk_norm", lambda hp: hp["qk_norm"] is not (hp["n_experts"] != _UNNORMED),
+        f"GGUF has no key for it: llama.cpp normalises q and k unless there are {_UNNORMED} "
+        "experts",
+    ),
+    Loss(
+        "gguf", "moe_layers", lambda hp: hp["moe_layers"] != _every(_step(hp["moe_layers"]), hp),
+        "GGUF has a step only: llama.cpp expects experts in every so many layers",
+    ),
+)  # fmt: skip
+
+LLAMA4 = ArchSpec(
+    name="llama4",
+    called={
+        "hf": ("llama4_text", "Llama4ForCausalLM", "llama4", "Llama4ForConditionalGeneration"),
+        "gguf": ("llama4",),
+        "apr": ("llama4",),
+    },
+    hyper=rules.hyper_table(
+        rules.n_kv_heads(8),
+        rules.head_dim(128),
+        rules.context_length(131072),
+        rules.norm_eps(1e-5),
+        rules.ffn_size(16384, "intermediate_size_mlp"),
+        *rules.attention_biases(),
+        HyperRule(
+            "qk_norm", {"hf": ("use_qk_norm",)}, "bool", True, read={"gguf": _normed_gguf},
+            write={"gguf": lambda value, hp: {}},
+        ),
+        *rope_rules(Rope(theta=500000.0)),
+        rules.rope_style("interleaved"),
+        rope_layers(_rotating_gguf),
+        *window_rules(
+            Window(
+                _CHUNK, _CHUNK, rotating, period(4), stated=True, hf="attention_chunk_size",
+                kind="chunked_attention", gguf_fixed=True,
+            )
+        ),
+        HyperRule(
+            "temperature_scale", kind="float", read={"hf": _read_scale},
+            write={"hf": _write_scale}, default=_SCALE, default_in={"gguf": _fixed(_SCALE)},
+        ),
+        HyperRule(
+            "temperature_length", read={"hf": _read_length}, write={"hf": _write_length},
+            default=_LENGTH, default_in={"gguf": _fixed(_LENGTH)},
+        ),
+        *moe.counts(16, 1, "num_local_experts num_experts"),
+        moe.expert_size("intermediate_size", 8192),
+        rules.size("shared_ffn_size", "intermediate_size", "expert_shared_feed_forward_length",
+            default=lambda hp: hp["moe_ffn_size"], hf_default=8192),
+        HyperRule(
+            "moe_layers",
+            read={"hf": _sparse, "gguf": _sparse_gguf},
+            write={"hf": _write_sparse, "gguf": _write_sparse_gguf},
+            default=rules.per_layer(True),
+        ),
+        moe.router("sigmoid"),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(
+        qk_norm="plain", qk_norm_place="rotated", window="chunk", temperature="unrotated",
+        expert_weights="input", shared_expert="plain", rope_cast="result",
+    ),
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY, *_LOST),
+    derived=ROPE_TENSORS,
+)  # fmt: skip
