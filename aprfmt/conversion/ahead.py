@@ -5,7 +5,6 @@ of tensors and over tensors, as far as BUDGET allows.
 """
 
 import math
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
+from aprfmt.base.crc import crc32
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
 from aprfmt.conversion.options import Options
@@ -110,7 +110,7 @@ class Ahead:
         def work() -> Made:
             importance = importance_of(output, options)
             data, counts = encode_piece(output, options, importance, first, values())
-            return Made(data, counts, zlib.crc32(data))
+            return Made(data, counts, crc32(data))
 
         return work
 

@@ -1,11 +1,11 @@
 """Runs a plan: copies bytes in windows, re-encodes in chunks, counts changed values."""
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from aprfmt.base.crc import crc32
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.shapes import matrix
@@ -57,7 +57,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
         source = _encoded(output, options, written.counts)
         written.lost_codes = lost_codes_of(output)
     for chunk in source:
-        written.crc = zlib.crc32(chunk, written.crc)
+        written.crc = crc32(chunk, written.crc)
         yield chunk
 
 
@@ -211,5 +211,5 @@ def checksum(stored: LazyTensor) -> int:
     """Return the CRC-32 of a stored tensor's bytes; releases mapped pages."""
     crc = 0
     for window in windows(all_runs(stored)):
-        crc = zlib.crc32(window, crc)
+        crc = crc32(window, crc)
     return crc

@@ -162,32 +162,35 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
 
     Many (of rows that change places) are kept as numbers only.
     """
-    runs: list[Run] = []
+    rows: list[tuple[int, int, int]] = []  # a stored tensor, its first byte, bytes
+    units = [_unit(tensor) for tensor in stored]
     for move in moves:
-        info = stored[move.source].info
+        info, fits = stored[move.source].info, units[move.source]
         if move.start == 0 and move.count == math.prod(info.shape):
-            runs.append(Run(stored[move.source], 0, info.nbytes))
+            rows.append((move.source, 0, info.nbytes))
             continue
-        row = encoding_row(info.encoding)
-        if not row.known or row.flat or move.start % row.block_size or move.count % row.block_size:
+        if fits is None or move.start % fits[0] or move.count % fits[0]:
             return None
-        unit, width = row.block_size, row.type_size
-        if row.row_header:  # the scale of a row goes with it
-            unit, width = info.shape[-1] if info.shape else 1, info.row_bytes or 0
-            if move.start % unit or move.count % unit:
-                return None
-        if info.nbytes * unit != math.prod(info.shape) * width:
-            return None  # padded rows: elements and bytes do not run in step
-        start = move.start // unit * width
-        size = move.count // unit * width
-        last = runs[-1] if runs else None
-        if last and last.tensor is stored[move.source] and last.start + last.nbytes == start:
-            runs[-1] = Run(last.tensor, last.start, last.nbytes + size)
+        unit, width = fits
+        start, size = move.start // unit * width, move.count // unit * width
+        if rows and rows[-1][0] == move.source and rows[-1][1] + rows[-1][2] == start:
+            rows[-1] = move.source, rows[-1][1], rows[-1][2] + size
         else:
-            runs.append(Run(stored[move.source], start, size))
-    if len(runs) <= FEW:
-        return runs
-    tensors = list(dict.fromkeys(run.tensor for run in runs))
-    places = {tensor: i for i, tensor in enumerate(tensors)}
-    rows = [(places[run.tensor], run.start, run.nbytes) for run in runs]
-    return Columns(lambda i, start, nbytes: Run(tensors[i], start, nbytes), rows)
+            rows.append((move.source, start, size))
+    if len(rows) <= FEW:
+        return [Run(stored[i], start, nbytes) for i, start, nbytes in rows]
+    return Columns(lambda i, start, nbytes: Run(stored[i], start, nbytes), rows)
+
+
+def _unit(tensor: LazyTensor) -> tuple[int, int] | None:
+    """Return the least number of elements that can be moved as bytes, and these; None: not so."""
+    info = tensor.info
+    row = encoding_row(info.encoding)
+    if not row.known or row.flat:
+        return None
+    unit, width = row.block_size, row.type_size
+    if row.row_header:  # the scale of a row goes with it
+        unit, width = info.shape[-1] if info.shape else 1, info.row_bytes or 0
+    if info.nbytes * unit != math.prod(info.shape) * width:
+        return None  # padded rows: elements and bytes do not run in step
+    return unit, width
