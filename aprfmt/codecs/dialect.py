@@ -65,6 +65,8 @@ class Dialect:
     codes: Callable[[Parts, Config], CodeTable] | None = None
     coded: tuple[str, ...] = ()
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Cuts a weight into others, of about so many rows each, in order; nothing where it cannot be.
+    bands: "Callable[[Parts, Config, int], Sequence[Parts]] | None" = None
 
     def prefix_of(self, name: str) -> str | None:
         """Return what stands before the main part's suffix in a name, None without it."""

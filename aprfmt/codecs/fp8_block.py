@@ -12,6 +12,8 @@ Experts that are stored together are NAME and NAME_scale_inv.
 Source: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize).
 """
 
+import math
+
 import numpy as np
 
 from aprfmt.codecs import f4, fp8
@@ -119,6 +121,35 @@ class _Rows:
         kind = next((kind for kind in fp8.OF_TWO_SIGNS if kind.name == name), fp8.E4M3)
         return CodeTable(8, kind.values)
 
+    def bands(self, parts: Parts, config: Config, rows: int) -> list[Parts]:
+        """Cut a weight into matrices of about `rows` rows, whole tiles but for the last ones."""
+        shape = self.shape_of(parts, config)
+        main, scale = parts[self.main], parts[self.scale]
+        if len(shape) < 2 or 0 in shape:
+            return []
+        size = self.tile(parts, shape, config)
+        tall = shape[-2] if size is None else size[0]
+        step = rows if size is None else -(-rows // tall) * tall
+        codes, scales_of = memoryview(main.raw).cast("B"), memoryview(scale.raw).cast("B")
+        width = len(codes) // math.prod(shape[:-1])
+        line = 0 if size is None else len(scales_of) // math.prod(scale.shape[:-1])
+        found: list[Parts] = []
+        for matrix in range(math.prod(shape[:-2])):
+            for start in range(0, shape[-2], step):
+                stop = min(start + step, shape[-2])
+                at, own = matrix * shape[-2], dict(parts)
+                raw = codes[(at + start) * width : (at + stop) * width]
+                own[self.main] = main._replace(shape=(stop - start, main.shape[-1]), raw=raw)
+                if size is not None:
+                    down = matrix * scale.shape[-2]
+                    first, last = down + start // tall, down - (-stop // tall)
+                    held = scales_of[first * line : last * line]
+                    own[self.scale] = scale._replace(
+                        shape=(last - first, scale.shape[-1]), raw=held
+                    )
+                found.append(own)
+        return found
+
 
 def _grid(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
     return (*shape[:-2], -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1]))
@@ -141,6 +172,7 @@ def _dialect(
         codes=rows.codes,
         coded=_BYTES,
         called={scale: called},
+        bands=rows.bands,
     )
 
 

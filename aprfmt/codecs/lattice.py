@@ -75,6 +75,21 @@ class PackedWeight(NamedTuple):
         """Return what its codes count as."""
         return None if self.dialect.codes is None else self.dialect.codes(self.parts, self.config)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape. Raises CodecError where parts do not fit."""
+        return self.dialect.shape_of(self.parts, self.config)
+
+    def bands(self, elements: int) -> "list[PackedWeight]":
+        """Return the weight in matrices of about so many elements, in order; itself if it is one.
+
+        Raises CodecError where parts do not fit.
+        """
+        cut = self.dialect.bands
+        rows = max(1, elements // max(1, *self.shape[-1:], 1))
+        found = cut(self.parts, self.config, rows) if cut is not None else ()
+        return [self._replace(parts=parts) for parts in found] or [self]
+
     def altered(self, parts: Parts | None = None, **config: object) -> "PackedWeight":
         """Return the weight with other parts, or read by another configuration."""
         return self._replace(

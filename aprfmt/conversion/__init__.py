@@ -290,15 +290,18 @@ def _write_tensors(
     total = sum(info.nbytes for info in infos)
     done = 0
     with ExitStack() as stack:
+        # What an earlier run noted is most likely kept, which is known one tensor at a time.
+        noted = begun.tensors if begun is not None else {}
         ahead = None
-        if options.jobs > 1 and begun is None:
-            ahead = stack.enter_context(Ahead([by_name[i.name][0] for i in infos], options))
+        if options.jobs > 1:
+            anew = [by_name[info.name][0] for info in infos if info.name not in noted]
+            ahead = stack.enter_context(Ahead(anew, options))
         for info in infos:
             output, record = by_name[info.name]
             if begun is None or not keeps(sink, info, begun, record):
-                if options.jobs > 1 and encodes(output):
-                    # What an earlier run may have left is known one tensor at a time.
-                    made = ahead or stack.enter_context(Ahead([output], options))
+                if ahead is not None and encodes(output):
+                    own = info.name in noted
+                    made = stack.enter_context(Ahead([output], options)) if own else ahead
                     sink.write(info.name, made.chunks(output, record))
                 else:
                     sink.write(info.name, chunks(output, options, record))

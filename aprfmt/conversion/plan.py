@@ -243,6 +243,10 @@ def _output(
         size = sum(run.nbytes for run in runs or ())
         info = TensorInfo(name, shape, source_encoding, 0, size, None)
     bits = None if one is None else one.restored_bits
+    decodes = None
+    if one is not None and len(one.stored) == 1 and patch is None and not one.restored:
+        steps = (*one.layout, *group.binding.steps)
+        decodes = one.stored[0].packed if not steps else None
     if bits is not None and not group.binding.steps:
         # Restored bits are copied: encoding the widened values would make NaNs quiet.
         runs = [Run(MemoryTensor(info, bits), 0, info.nbytes)]
@@ -251,7 +255,7 @@ def _output(
         (name, *group.roles, *(s.info.name for s in sources)),
         steps=tuple(str(s) for t in logical for s in t.steps)
         + tuple(map(str, group.binding.steps)),
-        sources=sources, role=group.roles[0] if one is not None else "",
+        sources=sources, role=group.roles[0] if one is not None else "", decodes=decodes,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The disk begins with large files while they are written; what a sync was refused is not published.
+"""The disk begins with large files while they are written; one refused a sync is not published.
 
 Seen red: the disk told of nothing, of small files too, a refused sync let pass.
 """
