@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor
@@ -65,6 +66,9 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
 
 def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
     """Yield stored bytes in windows and release mapped pages; small runs are joined."""
+    if isinstance(runs, Columns):  # rows in another order
+        yield from map(memoryview, windows(runs, WINDOW // 4))
+        return
     batch: list[memoryview] = []
     held = 0
     for run in runs:

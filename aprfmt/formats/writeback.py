@@ -27,4 +27,4 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     except (OSError, AttributeError, TypeError):  # no such call in this C library
         return None
     found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return found  # type: ignore[no-any-return]
+    return found

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING
 from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import ByteSource, LazyTensor
+from aprfmt.formats.mapped import MappedFile, StoredTensor
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from aprfmt.arch.spec import Move
 
 WINDOW = 8 << 20
@@ -33,9 +37,13 @@ class Bytes:
     """The concatenated bytes of runs, any window of them at the cost of that window."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        compact = isinstance(runs, Columns)  # made of moves, of which none is empty
-        self._runs = runs if compact else [run for run in runs if run.nbytes]
-        self._ends = array("q", accumulate(run.nbytes for run in self._runs))
+        self._rows = _Rows.of(runs) if isinstance(runs, Columns) else None
+        if isinstance(runs, Columns):  # made of moves, of which none is empty
+            self._runs, sizes = runs, runs.columns[2]
+        else:
+            self._runs = [run for run in runs if run.nbytes]
+            sizes = array("q", (run.nbytes for run in self._runs))
+        self._ends = array("q", accumulate(sizes))
 
     @classmethod
     def of(cls, tensor: LazyTensor) -> "Bytes":
@@ -56,6 +64,8 @@ class Bytes:
 
     def window(self, start: int, stop: int) -> bytes | memoryview:
         """Return bytes [start, stop); a view where one run holds them."""
+        if self._rows is not None and stop > start:
+            return self._rows.window(start, stop)
         pieces = [r.tensor.raw(r.start, r.start + r.nbytes) for r in self.runs(start, stop)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -66,12 +76,47 @@ class Bytes:
 
     def drop(self, start: int, stop: int) -> None:
         """Release the mapped pages of bytes [start, stop): of many runs those of whole tensors."""
+        if self._rows is not None:
+            self._rows.tensor.drop()
+            return
         runs = list(self.runs(start, stop))
         if len(runs) == 1:
             runs[0].tensor.drop(runs[0].start, runs[0].start + runs[0].nbytes)
             return
         for tensor in dict.fromkeys(run.tensor for run in runs):
             tensor.drop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one mapped tensor in another order: of `width` bytes, each at a multiple of it."""
+
+    tensor: LazyTensor
+    numbers: "NDArray[np.int64]"
+    width: int
+
+    @classmethod
+    def of(cls, runs: "Columns[Run]") -> "_Rows | None":
+        """Return runs as rows; None where they are not of one size, or of several tensors."""
+        import numpy as np
+
+        which, starts, sizes = (np.frombuffer(column, np.int64) for column in runs.columns)
+        tensor, width = runs[0].tensor, int(sizes[0])
+        lies = tensor.lies() if type(tensor) is StoredTensor else None
+        if lies is None or not isinstance(lies[0], MappedFile) or tensor.info.nbytes % width:
+            return None
+        if (which != which[0]).any() or (sizes != width).any() or (starts % width).any():
+            return None
+        return cls(tensor, starts // width, width)
+
+    def window(self, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of the rows one after the other, copied."""
+        import numpy as np
+
+        first, last = start // self.width, -(-stop // self.width)
+        rows = np.frombuffer(self.tensor.raw(), np.uint8).reshape(-1, self.width)
+        held = rows[self.numbers[first:last]].reshape(-1)
+        return held.data[start - first * self.width : stop - first * self.width]
 
 
 def all_runs(tensor: LazyTensor) -> list[Run]:
