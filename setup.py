@@ -1,4 +1,4 @@
-"""Builds the optional C kernels; everything else about the package stands in pyproject.toml.
+"""Builds the optional C kernels and the checksum; the rest stands in pyproject.toml.
 
 Without a compiler, or where it fails, the package installs and works on its numpy codecs.
 """
@@ -12,6 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("aprfmt") / "codecs" / "native"
+FLAGS = [] if sys.platform == "win32" else ["-std=c11", "-O3", "-g0"]
 
 
 class SideBySide(build_ext):
@@ -39,13 +40,18 @@ setup(
             sources=[str(path) for path in sorted(NATIVE.glob("*.c"))],
             depends=[str(path) for path in sorted(NATIVE.glob("*.h"))],
             # Products and sums round apart unless a kernel says otherwise: the bytes depend on it.
-            extra_compile_args=[]
-            if sys.platform == "win32"
-            else ["-std=c11", "-O3", "-g0", "-ffp-contract=off", "-Wno-psabi", "-pthread"],
+            extra_compile_args=FLAGS and [*FLAGS, "-ffp-contract=off", "-Wno-psabi", "-pthread"],
             extra_link_args=[] if sys.platform == "win32" else ["-pthread"],
             py_limited_api=True,
             optional=True,
-        )
+        ),
+        Extension(
+            "aprfmt.base._crc",
+            sources=[str(Path("aprfmt") / "base" / "crc.c")],
+            extra_compile_args=FLAGS,
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

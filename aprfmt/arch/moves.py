@@ -4,14 +4,66 @@ A list of moves describes one output; `list[list[Move]]` one list for each outpu
 positions count elements of row-major order.
 """
 
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from aprfmt.arch.spec import Move
+from aprfmt.arch.spec import LayoutStep, Move
+from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 Moves = list[list[Move]]
+Shapes = Sequence[tuple[int, ...]]
+
+_MANY = 1 << 15  # moves of a chain that is not kept
+_KEPT = 64  # chains
+_chains: dict[object, Moves] = {}
+
+
+def whole(shapes: Shapes) -> Moves:
+    """Return the moves that change nothing: each tensor in one run."""
+    return [[Move(i, 0, math.prod(shape))] for i, shape in enumerate(shapes)]
+
+
+def chained(
+    steps: Sequence[LayoutStep], before: Sequence[Shapes], hp: Mapping[str, Value], back: bool
+) -> Moves | None:
+    """Return the moves of a chain of steps, or those `back`; None where a step has to decode.
+
+    `before` are the shapes of each step's inputs, at least of the first one's. What equal layers
+    ask again is known. Callers change nothing of what they get.
+    """
+    if not steps:
+        return whole(before[0])
+    key = _key(steps, before, hp, back)
+    if key in _chains:
+        return _chains[key]
+    moves = whole(before[0])
+    for step, inputs in zip(steps, before, strict=False):
+        outer = step.moves(inputs, hp)
+        if outer is None:
+            return None
+        moves = compose(outer, moves)
+    if back:
+        moves = invert(moves, [math.prod(shape) for shape in before[0]])
+    if key is not None and sum(map(len, moves)) <= _MANY:
+        if len(_chains) >= _KEPT:
+            _chains.clear()
+        _chains[key] = moves
+    return moves
+
+
+def _key(
+    steps: Sequence[LayoutStep], before: Sequence[Shapes], hp: Mapping[str, Value], back: bool
+) -> object:
+    """Return what two equal chains share; None where a step of another package cannot say it."""
+    key = (*steps, *(tuple(map(tuple, each)) for each in before), repr(dict(hp)), back)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def merged(moves: Sequence[Move]) -> list[Move]:

@@ -17,6 +17,11 @@ class Columns(Sequence[T], Generic[T]):
         self._make = make
         self._columns = tuple(array("q", (row[i] for row in rows)) for i in range(3))
 
+    @property
+    def columns(self) -> tuple["array[int]", ...]:
+        """The numbers of all rows, a column each, 64-bit integers."""
+        return self._columns
+
     def __len__(self) -> int:
         return len(self._columns[0])
 

@@ -1,34 +1,29 @@
 """`convert`: plan, then run, then re-open and verify; one pipeline for every pair of formats."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, Source, TensorInfo
+from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
 from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
 from aprfmt.errors import ArchError, ConversionError, UsageError
-from aprfmt.formats import FORMATS, FormatSpec, checksum_notes
+from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.formats.atomic import FileSet
 from aprfmt.model import Model, open_model
 from aprfmt.model.hf_folder import ours
-from aprfmt.tensors.digest import file_sha256
 
 if TYPE_CHECKING:
     from aprfmt.conversion.accounted import Account
     from aprfmt.conversion.metadata import Carried
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
+    from aprfmt.conversion.source_hash import SourceHash
+    from aprfmt.conversion.verifying import Verifier
     from aprfmt.formats.resumed import ResumedSet
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
-
-# Placeholder in the header while tensors are copied and another thread hashes the source; the
-# digest has the same length and replaces it before the file is published.
-PLACEHOLDER = hashlib.sha256(b"aprfmt: the digest of the source is written here").hexdigest()
 
 
 class NoFormatError(UsageError):
@@ -67,6 +62,25 @@ def convert(
 
 def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> ConversionReport:
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
+    from aprfmt.conversion.source_hash import SourceHash
+    from aprfmt.conversion.verifying import Verifier
+
+    target = target_of(model, dst, to)
+    hashed = options.source_hash and model.format != target.name and options.arch != "none"
+    with ExitStack() as stack:
+        verifier = digest = None
+        if not options.dry_run:
+            # Both run beside everything else, the plan included.
+            digest = stack.enter_context(SourceHash(model.source)) if hashed else None
+            verifier = stack.enter_context(Verifier(model.source)) if options.verify else None
+        return _converted(model, dst, target, options, hashed, digest, verifier)
+
+
+def _converted(
+    model: Model, dst: Path, target: FormatSpec, options: Options, hashing: bool,
+    hashed: "SourceHash | None", verifier: "Verifier | None",
+) -> ConversionReport:  # fmt: skip
+    """Plan, write, verify and report."""
     from aprfmt.conversion.absent import record_absent
     from aprfmt.conversion.estimate import estimate
     from aprfmt.conversion.metadata import HASH_KEY
@@ -75,8 +89,8 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
     from aprfmt.conversion.restoring import record as keep_bits
     from aprfmt.conversion.resume import note
     from aprfmt.conversion.run import Written, outcome
+    from aprfmt.conversion.source_hash import PLACEHOLDER
 
-    target = target_of(model, dst, to)
     asked = options
     options = prepare(model, target, options)
     plan = build(model, target, options)
@@ -87,7 +101,6 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
     digest: str | None = None
     begun: ResumedSet | None = None
     expected: dict[str, Any] | None = None
-    hashing = options.source_hash and model.format != target.name and options.arch != "none"
     if hashing:
         carried.metadata[HASH_KEY] = PLACEHOLDER
     if options.dry_run:
@@ -101,21 +114,22 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
             files = tuple(_planned(model, target, dst, plan, carried, options))
             for output, record in zip(plan.outputs, written, strict=True):
                 note(begun, output.info.name, record)
-            digest = _digest(model.source, []) if hashing else None
         else:
-            files, digest = _write(
-                model, target, dst, plan, carried, written, options, hashing, begun
+            files = _write(
+                model, target, dst, plan, carried, written, options, hashed, begun, verifier
             )
+        digest = hashed.result() if hashed is not None else None
         sizes = {path: path.stat().st_size for path in files}
     tensors = tuple(
         outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
     )
     verified, accounted = None, None
-    if options.verify and not options.dry_run:
-        verified, accounted = _verify(files, plan, written, model)
+    damage: list[Note] = []
+    if verifier is not None:
+        verified, accounted = _verify(files, plan, written, model, verifier)
+        damage = verifier.notes()
     if begun is not None:
         begun.finish()
-    damage = checksum_notes(model.source) if options.verify else []
     notes = (*model.notes, *damage, *plan.notes, *_leftover(dst, options))
     return ConversionReport(
         model.path, model.format, dst, target.name, files, arch_name(model, options), tensors,
@@ -232,35 +246,30 @@ def _write(
     carried: "Carried",
     written: "list[Written]",
     options: Options,
-    hashing: bool,
+    digest: "SourceHash | None",
     begun: "ResumedSet | None",
-) -> tuple[tuple[Path, ...], str | None]:
-    """Write all outputs and publish the files together; return them and the source's digest."""
+    verifier: "Verifier | None",
+) -> tuple[Path, ...]:
+    """Write all outputs, read back beside it, and publish the files together; return them."""
     from aprfmt.conversion.beside import texts_to_write
+    from aprfmt.conversion.source_hash import PLACEHOLDER
 
     weights, folder = _places(target, dst)
-    stop: list[bool] = []
-    with (
-        ThreadPoolExecutor(1) as pool,
-        begun or FileSet(force=options.force, folder=folder, ours=ours) as files,
-    ):
-        digest: Future[str] | None = pool.submit(_digest, model.source, stop) if hashing else None
-        try:
-            texts = texts_to_write(weights, folder, carried.texts, options.force)
-            with _open_sink(model, target, weights, options, files) as sink:
-                infos = _in_order(target, sink, plan)
-                sink.plan(carried.metadata, infos)
-                _write_tensors(sink, infos, plan, written, options, begun)
-                if digest is not None:
-                    sink.amend(PLACEHOLDER, digest.result())
-                paths = tuple(sink.files)
-            for path, text in texts.items():
-                files.create(path).write(_utf8(path.name, text))
-        except BaseException:
-            stop.append(True)
-            raise
+    with begun or FileSet(force=options.force, folder=folder, ours=ours) as files:
+        texts = texts_to_write(weights, folder, carried.texts, options.force)
+        with _open_sink(model, target, weights, options, files) as sink:
+            infos = _in_order(target, sink, plan)
+            sink.plan(carried.metadata, infos)
+            _write_tensors(sink, infos, plan, written, options, begun, verifier)
+            if verifier is not None:
+                verifier.wait()
+            if digest is not None:
+                sink.amend(PLACEHOLDER, digest.result())
+            paths = tuple(sink.files)
+        for path, text in texts.items():
+            files.create(path).write(_utf8(path.name, text))
         beside = tuple(weights.parent / name for name in carried.texts)
-    return (*paths, *beside), digest.result() if digest is not None else None
+    return (*paths, *beside)
 
 
 def _write_tensors(
@@ -270,6 +279,7 @@ def _write_tensors(
     written: "list[Written]",
     options: Options,
     begun: "ResumedSet | None",
+    verifier: "Verifier | None",
 ) -> None:
     """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
     from aprfmt.conversion.ahead import Ahead, encodes
@@ -280,20 +290,25 @@ def _write_tensors(
     total = sum(info.nbytes for info in infos)
     done = 0
     with ExitStack() as stack:
+        # What an earlier run noted is most likely kept, which is known one tensor at a time.
+        noted = begun.tensors if begun is not None else {}
         ahead = None
-        if options.jobs > 1 and begun is None:
-            ahead = stack.enter_context(Ahead([by_name[i.name][0] for i in infos], options))
+        if options.jobs > 1:
+            anew = [by_name[info.name][0] for info in infos if info.name not in noted]
+            ahead = stack.enter_context(Ahead(anew, options))
         for info in infos:
             output, record = by_name[info.name]
             if begun is None or not keeps(sink, info, begun, record):
-                if options.jobs > 1 and encodes(output):
-                    # What an earlier run may have left is known one tensor at a time.
-                    made = ahead or stack.enter_context(Ahead([output], options))
+                if ahead is not None and encodes(output):
+                    own = info.name in noted
+                    made = stack.enter_context(Ahead([output], options)) if own else ahead
                     sink.write(info.name, made.chunks(output, record))
                 else:
                     sink.write(info.name, chunks(output, options, record))
                 if begun is not None:
                     begun.done(info.name, kept_of(record))
+                if verifier is not None:
+                    verifier.written(sink, output, record)
             done += info.nbytes
             if options.progress is not None:
                 options.progress(done, total)
@@ -320,21 +335,13 @@ def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
     return dst / target.weights_name, dst
 
 
-def _digest(source: Source, stop: list[bool]) -> str:
-    """SHA-256 of the source file; of a set, SHA-256 over its `digest  name` lines in order."""
-    digests = [(file_sha256(path, stop), path.name) for path in source.files]
-    if len(digests) == 1:
-        return digests[0][0]
-    lines = "".join(f"{digest}  {name}\n" for digest, name in digests)
-    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
-
-
 def _verify(
-    files: tuple[Path, ...], plan: "Plan", written: "list[Written]", model: "Model"
-) -> "tuple[int, Account]":
-    """Re-open what was written and compare it with the source; raises ConversionError."""
+    files: tuple[Path, ...], plan: "Plan", written: "list[Written]", model: "Model",
+    verifier: "Verifier",
+) -> "tuple[int, Account]":  # fmt: skip
+    """Re-open what was written; compare with the source what was not compared in that place."""
     from aprfmt.conversion.accounted import balanced
-    from aprfmt.conversion.run import checksum, equal_bytes
+    from aprfmt.conversion.verifying import compare
 
     with open_model(entry(files)) as result:
         stored: Mapping[str, LazyTensor] = result.source.tensors
@@ -350,12 +357,8 @@ def _verify(
                     f"{output.info.name}: reads back as {found}; was written as "
                     f"{(output.info.shape, output.info.encoding, output.info.nbytes)}"
                 )
-            if output.copies and output.runs is not None:
-                at = equal_bytes(output.runs, tensor)
-                if at is not None:
-                    raise ConversionError(f"{output.info.name}: byte {at} differs from the source")
-            elif checksum(tensor) != record.crc:
-                raise ConversionError(f"{output.info.name}: reads back with other bytes")
+            if not verifier.proved(output.info.name, tensor):
+                compare(output, record, tensor)
         return len(plan.outputs), balanced(result, model, plan.left_out)
 
 

@@ -5,14 +5,14 @@ of tensors and over tensors, as far as BUDGET allows.
 """
 
 import math
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from aprfmt.base.crc import crc32
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
 from aprfmt.conversion.options import Options
@@ -22,10 +22,14 @@ from aprfmt.conversion.run import (
     Written,
     check_overflow,
     encode_piece,
-    lost_codes_of,
+    narrowed,
     pieces,
+    together,
 )
 from aprfmt.formats.sequential import combine
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.lattice import PackedWeight
 
 BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
 HELD = 16  # bytes an element takes: read, decoded, encoded, read back
@@ -34,7 +38,7 @@ PIECE = CHUNK // 4  # elements of a piece
 
 @dataclass(frozen=True)
 class Made:
-    """One piece, encoded; or, as the last of a tensor, its codes that do not come back."""
+    """One piece, encoded; or how many codes of one do not come back, None where it has none."""
 
     data: bytes = b""
     counts: Counts | None = None
@@ -60,6 +64,7 @@ class Ahead:
 
     def chunks(self, output: Output, written: Written) -> Iterator[memoryview]:
         """Yield the stored bytes of the next output that is encoded; fills in `written`."""
+        lost: list[int | None] = []
         while True:
             self._fill()
             if not self._waiting or self._waiting[0][0] != output.info.name:
@@ -67,13 +72,14 @@ class Ahead:
             _, cost, future = self._waiting.popleft()
             made = future.result()
             if made.counts is None:
-                written.lost_codes = made.lost_codes
+                lost.append(made.lost_codes)
             else:
                 written.counts.join(made.counts)
                 check_overflow(output, self._options, written.counts)
                 written.crc = combine(written.crc, made.crc, len(made.data))
                 yield memoryview(made.data)
             self._held -= cost
+        written.lost_codes = together(lost)
         for tensor in output.sources:
             tensor.drop()
 
@@ -98,8 +104,9 @@ class Ahead:
             cost = HELD * (whole if len(parts) == 1 else min(whole, PIECE + shape[-1]))
             for first, values in parts:
                 yield output.info.name, cost, self._work(output, first, values, len(parts))
-            packed = any(tensor.packed is not None for tensor in output.sources)
-            yield output.info.name, HELD * whole * packed, partial(_lost, output)
+            for band in narrowed(output, PIECE):
+                cost = HELD * math.prod(band.shape)
+                yield output.info.name, cost, partial(_lost, band, output.info.encoding)
 
     def _work(
         self, output: Output, first: int, values: Callable[[], Any], parts: int
@@ -110,13 +117,15 @@ class Ahead:
         def work() -> Made:
             importance = importance_of(output, options)
             data, counts = encode_piece(output, options, importance, first, values())
-            return Made(data, counts, zlib.crc32(data))
+            return Made(data, counts, crc32(data))
 
         return work
 
 
-def _lost(output: Output) -> Made:
-    return Made(lost_codes=lost_codes_of(output))
+def _lost(band: "PackedWeight", stored: str) -> Made:
+    from aprfmt.codecs.way_back import lost_codes
+
+    return Made(lost_codes=lost_codes(band, stored))
 
 
 def encodes(output: Output) -> bool:

@@ -1,11 +1,11 @@
 """Metadata changed where the file lies: which bytes become others, or why a copy is needed."""
 
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.crc import crc32
 from aprfmt.conversion import ConversionReport, arch_name
 from aprfmt.errors import ConversionError, FormatError, OutputError
 from aprfmt.formats import FORMATS, open_source
@@ -156,9 +156,9 @@ def _checksum(file: "ByteSource", head: bytes, at: int) -> bytes:
     """
     length = at - len(head)
     old = int.from_bytes(bytes(file.view[at : at + 4]), "little")
-    before = zlib.crc32(file.view[: len(head)])
+    before = crc32(file.view[: len(head)])
     rest = old ^ combine(before, 0, length)
-    return combine(zlib.crc32(head), rest, length).to_bytes(4, "little")
+    return combine(crc32(head), rest, length).to_bytes(4, "little")
 
 
 def _differing(file: "ByteSource", offset: int, data: bytes) -> Iterator[Piece]:

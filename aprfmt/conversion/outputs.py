@@ -13,6 +13,7 @@ from aprfmt.tensors.runs import Run
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+    from aprfmt.codecs.lattice import PackedWeight
 
 
 PLAIN_FLOATS = ("F64", "F32", "F16", "BF16")
@@ -37,6 +38,8 @@ class Output:
     role: str = ""  # the role, if the tensor holds exactly one
     part: PackedPart | None = None  # set if the target stores the weight in several tensors
     rows: Sequence[Run] | None = None  # as `runs`, of [out, in] where the target turns a matrix
+    # Set if `make` only decodes this packed weight, which can then be done by rows.
+    decodes: "Callable[[], PackedWeight] | None" = None
 
     @property
     def encoding(self) -> str:

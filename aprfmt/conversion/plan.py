@@ -5,7 +5,6 @@ Otherwise every role is taken through the source's layout steps and back through
 these only move rows, the plan is a list of byte runs and nothing is decoded.
 """
 
-import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ import numpy as np
 
 from aprfmt.arch.bind import Group, packed_binding
 from aprfmt.arch.draft import stored_groups
-from aprfmt.arch.moves import compose, invert
+from aprfmt.arch.moves import chained, compose, whole
 from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
@@ -194,29 +193,27 @@ def _element_moves(
     group: Group,
     logical: Sequence[View],
     shapes: Sequence[Sequence[tuple[int, ...]]],
-) -> tuple[list[LazyTensor], list[list[Move]] | None]:
+) -> tuple[list[LazyTensor], Sequence[Sequence[Move]] | None]:
     """Return the source's stored tensors, and the moves of each output out of these.
 
     `shapes` are those before each of the binding's steps, stored ones first. The moves are None
     where a step has to decode.
     """
-    sizes = [math.prod(shape) for shape in shapes[0]]
-    moves: list[list[Move]] = [[Move(i, 0, size)] for i, size in enumerate(sizes)]
-    for before, step in zip(shapes, group.binding.steps, strict=False):
-        outer = step.moves(before, model.hyper)
-        if outer is None:
-            return [], None
-        moves = compose(outer, moves)
+    moves = chained(group.binding.steps, shapes[:-1] or shapes, model.hyper, back=True)
+    if moves is None:
+        return [], None
     combined: list[LazyTensor] = []
-    inner: list[list[Move]] = []
+    inner: list[Sequence[Move]] = []
     for tensor in logical:
         own = tensor.moves
         if own is None or tensor.restored:
             return [], None
         base = len(combined)
         combined += tensor.stored
-        inner.append([Move(base + m.source, m.start, m.count) for m in own])
-    return combined, compose(invert(moves, sizes), inner)
+        inner.append([Move(base + m.source, m.start, m.count) for m in own] if base else own)
+    if inner == whole(shapes[-1]):
+        return combined, moves
+    return combined, compose(moves, inner) if group.binding.steps else inner
 
 
 def _output(
@@ -253,6 +250,10 @@ def _output(
         size = sum(run.nbytes for run in runs or ())
         info = TensorInfo(name, shape, source_encoding, 0, size, None)
     bits = None if one is None else one.restored_bits
+    decodes = None
+    if one is not None and len(one.stored) == 1 and patch is None and not one.restored:
+        steps = (*one.layout, *group.binding.steps)
+        decodes = one.stored[0].packed if not steps else None
     if bits is not None and not group.binding.steps:
         # Restored bits are copied: encoding the widened values would make NaNs quiet.
         runs = [Run(MemoryTensor(info, bits), 0, info.nbytes)]
@@ -261,7 +262,7 @@ def _output(
         (name, *group.roles, *(s.info.name for s in sources)),
         steps=tuple(str(s) for t in logical for s in t.steps)
         + tuple(map(str, group.binding.steps)),
-        sources=sources, role=group.roles[0] if one is not None else "",
+        sources=sources, role=group.roles[0] if one is not None else "", decodes=decodes,
     )  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """Runs a plan: copies bytes in windows, re-encodes in chunks, counts changed values."""
 
-import zlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from aprfmt.base.columns import Columns
+from aprfmt.base.crc import crc32
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.shapes import matrix
@@ -23,6 +25,7 @@ from aprfmt.tensors.view import decode_rows
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+    from aprfmt.codecs.lattice import PackedWeight
 
 
 WINDOW = 16 << 20  # bytes per write(); larger windows are not faster
@@ -57,12 +60,15 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
         source = _encoded(output, options, written.counts)
         written.lost_codes = lost_codes_of(output)
     for chunk in source:
-        written.crc = zlib.crc32(chunk, written.crc)
+        written.crc = crc32(chunk, written.crc)
         yield chunk
 
 
 def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
     """Yield stored bytes in windows and release mapped pages; small runs are joined."""
+    if isinstance(runs, Columns):  # rows in another order
+        yield from map(memoryview, windows(runs, WINDOW // 4))
+        return
     batch: list[memoryview] = []
     held = 0
     for run in runs:
@@ -146,11 +152,21 @@ def lost_codes_of(output: Output) -> int | None:
     """Count the FP8 codes that do not come back from a narrower float; None for other outputs."""
     from aprfmt.codecs.way_back import lost_codes
 
+    bands = narrowed(output, CHUNK // 4)
+    return together([lost_codes(band, output.info.encoding) for band in bands])
+
+
+def together(counts: Sequence[int | None]) -> int | None:
+    """Return the sum of counts; None where there is none, or one is not known."""
+    return None if not counts or None in counts else sum(count or 0 for count in counts)
+
+
+def narrowed(output: Output, elements: int) -> "list[PackedWeight]":
+    """Return the packed weights, in bands, that an output stores as a narrower float."""
     if output.info.encoding not in ("BF16", "F16"):
-        return None
+        return []
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
-    found = [lost_codes(packed, output.info.encoding) for packed in made]
-    return None if not found or None in found else sum(count or 0 for count in found)
+    return [band for packed in made for band in packed.bands(elements)]
 
 
 def _as_input(values: "Array", output: Output) -> "Array":
@@ -172,6 +188,12 @@ def pieces(output: Output, chunk: int) -> "Iterator[tuple[int, Callable[[], Arra
     name, shape = output.source_encoding, output.info.shape
     rows, columns = matrix(shape)
     flat = encoding(output.info.encoding).flat  # blocks cross row ends: one piece
+    if output.decodes is not None and not flat:
+        at = 0
+        for band in output.decodes().bands(chunk):
+            yield at, band.decode
+            at += math.prod(band.shape[:-1])
+        return
     cut = encoding(name).row_bytes(shape) is not None and columns and len(shape) > 1
     if output.runs is None or not cut or flat:
         yield 0, lambda: output.make().reshape(shape)
@@ -211,5 +233,5 @@ def checksum(stored: LazyTensor) -> int:
     """Return the CRC-32 of a stored tensor's bytes; releases mapped pages."""
     crc = 0
     for window in windows(all_runs(stored)):
-        crc = zlib.crc32(window, crc)
+        crc = crc32(window, crc)
     return crc

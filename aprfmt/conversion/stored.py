@@ -31,6 +31,7 @@ def stored_output(tensor: LazyTensor, name: str = "") -> Output:
         partial(decode_tensor, tensor),
         (name, info.name),
         sources=(tensor,),
+        decodes=tensor.packed,
     )
 
 

@@ -92,7 +92,7 @@ class MappedFile:
         try:
             facts = os.fstat(fd)
             self.size = facts.st_size
-            self.identity = _identity(facts)
+            self.identity = identity_of(facts)
             if self.size:
                 self._map = _Map(fd, self.size, access=mmap.ACCESS_READ)
                 self._map.owner = weakref.ref(self)
@@ -107,7 +107,7 @@ class MappedFile:
                 fd = open_regular(self.path)
             except FormatError:
                 return None
-            if _identity(os.fstat(fd)) != self.identity:
+            if identity_of(os.fstat(fd)) != self.identity:
                 os.close(fd)
                 return None
             self._fd = fd
@@ -155,7 +155,7 @@ class MappedFile:
             self._map = None
 
 
-def _identity(facts: os.stat_result) -> str:
+def identity_of(facts: os.stat_result) -> str:
     """Return what changes when a file's bytes do."""
     return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}"
 

@@ -3,19 +3,19 @@
 import errno
 import os
 import stat
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aprfmt.errors import OutputError
-from aprfmt.formats.mapped import origin
+from aprfmt.formats.mapped import identity_of, origin
 from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
+from aprfmt.formats.writeback import begin_writing
 
 _DIRECT = 64 << 10  # larger pieces are not copied into the buffer
 _BUFFER = 256 << 10
-_EARLY = 64 << 20  # from so many bytes on, they are synced while more are written
+_EARLY = 16 << 20  # after so many bytes, the disk begins with them while more are written
 _WINDOW = 16 << 20  # bytes per system call, so that an interrupt does not wait long
 _IN_SYSTEM = 1 << 20  # from so many bytes of a mapped file on, the system copies them itself
 # What it says where it cannot: between these files, on this system, or at this place.
@@ -27,7 +27,10 @@ class OutputFile:
     """Sequential writer of one file of a set; made by `FileSet.create`.
 
     `path` is the requested name, `final` the same with links resolved, `temporary` what is written.
+    `identity`, of the closed file, changes when its bytes do.
     """
+
+    identity = ""
 
     def __init__(self, path: Path, temporary: Path, final: Path) -> None:
         self.path = path
@@ -38,7 +41,7 @@ class OutputFile:
         self._buffer = bytearray()
         self._written = 0
         self._fd: int | None = None
-        self._early = _EarlySync()
+        self._unsynced = 0
         self._in_system = hasattr(os, "copy_file_range")
 
     def open(self, old: os.stat_result | None) -> None:
@@ -88,6 +91,10 @@ class OutputFile:
         """Return how many bytes were written."""
         return self._written
 
+    def flush(self) -> None:
+        """Hand everything to the system, so that another descriptor reads it."""
+        self._flush()
+
     def close(self) -> None:
         """Sync and close the file; needed only to limit the number of open files."""
         if self._failed:
@@ -95,16 +102,14 @@ class OutputFile:
         if self._fd is not None:
             self._flush()
             with self._errors("cannot be synced"):
-                self._early.join()
                 os.fsync(self._fd)
+                self.identity = identity_of(os.fstat(self._fd))
             self.abandon()
 
     def abandon(self) -> None:
         """Close the file without syncing it."""
         fd, self._fd = self._fd, None
         if fd is not None:
-            with suppress(OSError):
-                self._early.join()
             with suppress(OSError):
                 os.close(fd)
 
@@ -119,7 +124,10 @@ class OutputFile:
             while view:
                 count = self._copied(view) or os.write(self._fd, view[:_WINDOW])
                 view = view[count:]
-                self._early.wrote(self._fd, count)
+                self._unsynced += count
+                if self._unsynced >= _EARLY:
+                    begin_writing(self._fd)
+                    self._unsynced = 0
 
     def _copied(self, view: memoryview) -> int:
         """Have the system copy the first bytes of a mapped file's; return how many it did."""
@@ -142,39 +150,3 @@ class OutputFile:
         except BaseException:
             self._failed = True
             raise
-
-
-class _EarlySync:
-    """Has a file's bytes written to disk while more come: the sync at the end then waits less.
-
-    One thread at a time, and none for small files. What it was refused is raised by `join`.
-    """
-
-    def __init__(self) -> None:
-        self._unsynced = 0
-        self._thread: threading.Thread | None = None
-        self._refused: OSError | None = None
-
-    def wrote(self, fd: int, count: int) -> None:
-        """Count bytes that were written; begin a sync where they are many and none is running."""
-        self._unsynced += count
-        if self._unsynced < _EARLY or (self._thread is not None and self._thread.is_alive()):
-            return
-        self.join()
-        self._unsynced = 0
-        self._thread = threading.Thread(target=self._sync, args=(fd,), name="aprfmt-sync")
-        self._thread.start()
-
-    def join(self) -> None:
-        """Wait for the sync that is running. Raises OSError where one was refused."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
-        if self._refused is not None:
-            raise self._refused
-
-    def _sync(self, fd: int) -> None:
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            self._refused = error

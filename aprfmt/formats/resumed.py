@@ -14,13 +14,13 @@ that a run that was killed there is told from one that was not.
 
 import os
 import stat
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.crc import crc32
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import jsonio
 from aprfmt.formats.atomic import FileSet, OutputFile
@@ -152,7 +152,7 @@ class ResumedFile(OutputFile):
             found, at, end = 0, self._written, self._written + nbytes
             while at < end:
                 piece = read_at(self._fd, min(_WINDOW, end - at), at)
-                found = zlib.crc32(piece, found)
+                found = crc32(piece, found)
                 at += len(piece)
             if found != crc:
                 return False

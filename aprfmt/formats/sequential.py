@@ -6,13 +6,13 @@ A format for which the plan fixes all bytes except the tensors' returns such a p
 
 import hashlib
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Self
 
+from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError, UsageError
@@ -69,6 +69,7 @@ class SequentialSink:
         self._next: Room | None = None
         self._out: OutputFile | None = None
         self._first: OutputFile | None = None
+        self._last: tuple[OutputFile, int] | None = None  # where the last tensor begins
         self._sum: _Sum | None = None
         self._footers: list[tuple[OutputFile, int, _Sum]] = []  # of the first file
 
@@ -90,6 +91,8 @@ class SequentialSink:
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
         """Write the bytes of the next planned tensor, and the program's bytes after it."""
         room = self._awaited(name)
+        if self._out is not None:
+            self._last = self._out, self._out.tell()
         written = 0
         for chunk in chunks:
             view = memoryview(chunk)
@@ -104,6 +107,13 @@ class SequentialSink:
                 f"{room.nbytes} were planned"
             )
         self._next = next(self._steps, None)
+
+    def lies(self) -> tuple[OutputFile, int]:
+        """Return the file of the tensor that was written last, and where; it can be read there."""
+        if self._last is None:
+            raise ConversionError(f"{self._path}: no tensor was written yet")
+        self._last[0].flush()
+        return self._last
 
     def keep(self, name: str, crc: int) -> bool:
         """Leave the next planned tensor as it lies in a continued file, if it has that CRC-32.
@@ -251,11 +261,11 @@ class _Sum:
         size = memoryview(data).nbytes
         if size < _ASIDE:
             write(data)
-            self._body = zlib.crc32(data, self._body)
+            self._body = crc32(data, self._body)
         else:
 
             def summing() -> None:
-                self._body = zlib.crc32(data, self._body)
+                self._body = crc32(data, self._body)
 
             worker = threading.Thread(target=summing)
             worker.start()
@@ -280,7 +290,7 @@ class _Sum:
     def digest(self, head: bytes) -> bytes:
         """Return the checksum of `head` and the body, four bytes little-endian."""
         assert len(head) == self._head_bytes
-        value = combine(zlib.crc32(head), self._body, self._body_bytes)
+        value = combine(crc32(head), self._body, self._body_bytes)
         return value.to_bytes(4, "little")
 
 

@@ -140,7 +140,8 @@ class Client:
                     location = reply.headers.get("location", "")
                     if not location:
                         raise RemoteError(f"{where}: is redirected without saying where to")
-                    self._finish(reply, _read(reply, _length(reply, 0, _DRAINED)))
+                    _read(reply, _length(reply, 0, _DRAINED))
+                    self._finish(reply)
                 except BaseException:
                     reply.connection.close()
                     raise
@@ -153,8 +154,8 @@ class Client:
         size = _length(reply, 0, _DRAINED)
         if status not in _LATER:
             size = wanted(status, reply.headers)
-        body = _read(reply, size) if size >= 0 else _read_all(reply, -size)
-        self._finish(reply, body)
+        body: bytes | bytearray = _read(reply, size) if size >= 0 else _read_all(reply, -size)
+        self._finish(reply)
         return Answer(status, reply.headers, memoryview(body).toreadonly(), url)
 
     def _ask(
@@ -217,7 +218,7 @@ class Client:
             return connection
         raise error or OSError("the host has no address")
 
-    def _finish(self, reply: _Reply, body: bytearray) -> None:
+    def _finish(self, reply: _Reply) -> None:
         """Keep a connection whose answer has been read to its end, else close it."""
         if reply.response.isclosed() or not reply.response.read(1):
             if not reply.response.will_close:
@@ -238,16 +239,12 @@ def _length(reply: _Reply, least: int, most: int) -> int:
     return max(least, min(most, int(stated))) if stated.isdecimal() else least
 
 
-def _read(reply: _Reply, size: int) -> bytearray:
-    """Return exactly `size` bytes of a body; Cut where it ends before."""
-    data = bytearray(size)
-    view, at = memoryview(data), 0
-    while at < size:
-        got = reply.response.readinto(view[at : at + (1 << 20)])
-        if not got:
-            raise Cut(f"the answer ends after {at} of {size} bytes")
-        at += got
-        TRAFFIC.count(received=got)
+def _read(reply: _Reply, size: int) -> bytes:
+    """Return exactly `size` bytes of a body, in memory nobody cleared; Cut where it ends before."""
+    data = reply.response.read(size)
+    TRAFFIC.count(received=len(data))
+    if len(data) < size:
+        raise Cut(f"the answer ends after {len(data)} of {size} bytes")
     return data
 
 

@@ -1,8 +1,8 @@
 """A remote file as a ByteSource: its beginning kept, the rest fetched in pieces when asked for.
 
-The beginning grows as a parser needs it. Small reads fetch a piece around them, larger each time
-one lies near the last: rows that a conversion moves come in megabytes, one look at a block in
-64 KiB. Large reads are a stream's.
+The beginning grows as a parser needs it. Small reads that nobody announced fetch a piece around
+them, larger each time one lies near the last: rows that a conversion moves come in megabytes, one
+look at a block in 64 KiB. Large reads, and announced ones, are a stream's.
 """
 
 import threading
@@ -15,12 +15,11 @@ from pathlib import Path
 from aprfmt.errors import RemoteError
 from aprfmt.remote.cache import CACHE
 from aprfmt.remote.paths import RemotePath
-from aprfmt.remote.stream import PART, Stream
+from aprfmt.remote.stream import LITTLE, PART, Stream
 from aprfmt.remote.traffic import TRAFFIC
 
 MAX_HELD = 700 << 20  # bytes before the tensors; above every limit of the parsers
 GAP = 128 << 10  # ranges nearer to each other are fetched as one
-SMALL = 256 << 10  # reads below this fetch a piece
 PIECES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 AT_A_TIME = 16  # requests for ranges that are asked for together
 NEAR = 16 << 20  # a small read within this of the last one belongs to it
@@ -107,7 +106,7 @@ class RemoteFile:
         held = self._found.held(0, 0)
         if stop <= len(held) or start >= stop:
             return held[start : max(start, stop)]
-        if stop - start < SMALL:
+        if stop - start < LITTLE and not self._stream.awaits(start, stop):
             return self._found.small(start, stop)
         return self._stream.get(start, stop)
 
@@ -156,7 +155,7 @@ class RemoteFile:
 
     def expect(self, start: int, stop: int) -> None:
         """Have bytes [start, stop) fetched ahead, as far as there is room for them."""
-        if stop - start >= SMALL and stop > len(self._found.held(0, 0)):
+        if stop > len(self._found.held(0, 0)):
             self._stream.expect(start, stop)
 
     def drop(self, start: int, stop: int) -> None:

@@ -17,6 +17,7 @@ PART = 8 << 20  # of a range that is expected, counted from its start: as window
 AHEAD = 8  # parts fetched before they are asked for
 EXPECTED = 12  # ranges that are remembered
 STREAK = 16 << 20  # bytes read one after the other before anything is fetched ahead unasked
+LITTLE = 256 << 10  # less than this is read along with what is expected before it
 NEXT = 128 << 10  # a read that begins within this of the last one's end follows it
 _THREADS = 16
 
@@ -81,12 +82,25 @@ class Stream:
             if not self._told:
                 self._expected.clear()
             self._told = True
-            said = [(one.start, one.stop) for one in self._expected]
-            if stop > start and (start, stop) not in said:
+            said = any(one.start <= start and stop <= one.stop for one in self._expected)
+            if stop > start and not said and not self._joined(start, stop):
                 self._expected.append(_Expected(start, stop, start if at is None else at))
             while len(self._expected) > EXPECTED:
                 self._expected.popleft()
             self._fill()
+
+    def awaits(self, start: int, stop: int) -> bool:
+        """Say whether bytes [start, stop) are expected: then they come with what is around them."""
+        with self._lock:
+            return any(one.start <= start and stop <= one.stop for one in self._expected)
+
+    def _joined(self, start: int, stop: int) -> bool:
+        """Join a little that follows what is expected to it: it needs no request of its own."""
+        for one in self._expected:
+            if stop - start < LITTLE and 0 <= start - one.stop < NEXT:
+                one.stop = stop
+                return True
+        return False
 
     def get(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop)."""

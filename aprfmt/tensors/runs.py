@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING
 from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import ByteSource, LazyTensor
+from aprfmt.formats.mapped import MappedFile, StoredTensor
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from aprfmt.arch.spec import Move
 
 WINDOW = 8 << 20
@@ -33,9 +37,13 @@ class Bytes:
     """The concatenated bytes of runs, any window of them at the cost of that window."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        compact = isinstance(runs, Columns)  # made of moves, of which none is empty
-        self._runs = runs if compact else [run for run in runs if run.nbytes]
-        self._ends = array("q", accumulate(run.nbytes for run in self._runs))
+        self._rows = _Rows.of(runs) if isinstance(runs, Columns) else None
+        if isinstance(runs, Columns):  # made of moves, of which none is empty
+            self._runs, sizes = runs, runs.columns[2]
+        else:
+            self._runs = [run for run in runs if run.nbytes]
+            sizes = array("q", (run.nbytes for run in self._runs))
+        self._ends = array("q", accumulate(sizes))
 
     @classmethod
     def of(cls, tensor: LazyTensor) -> "Bytes":
@@ -56,6 +64,8 @@ class Bytes:
 
     def window(self, start: int, stop: int) -> bytes | memoryview:
         """Return bytes [start, stop); a view where one run holds them."""
+        if self._rows is not None and stop > start:
+            return self._rows.window(start, stop)
         pieces = [r.tensor.raw(r.start, r.start + r.nbytes) for r in self.runs(start, stop)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -66,12 +76,47 @@ class Bytes:
 
     def drop(self, start: int, stop: int) -> None:
         """Release the mapped pages of bytes [start, stop): of many runs those of whole tensors."""
+        if self._rows is not None:
+            self._rows.tensor.drop()
+            return
         runs = list(self.runs(start, stop))
         if len(runs) == 1:
             runs[0].tensor.drop(runs[0].start, runs[0].start + runs[0].nbytes)
             return
         for tensor in dict.fromkeys(run.tensor for run in runs):
             tensor.drop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one mapped tensor in another order: of `width` bytes, each at a multiple of it."""
+
+    tensor: LazyTensor
+    numbers: "NDArray[np.int64]"
+    width: int
+
+    @classmethod
+    def of(cls, runs: "Columns[Run]") -> "_Rows | None":
+        """Return runs as rows; None where they are not of one size, or of several tensors."""
+        import numpy as np
+
+        which, starts, sizes = (np.frombuffer(column, np.int64) for column in runs.columns)
+        tensor, width = runs[0].tensor, int(sizes[0])
+        lies = tensor.lies() if type(tensor) is StoredTensor else None
+        if lies is None or not isinstance(lies[0], MappedFile) or tensor.info.nbytes % width:
+            return None
+        if (which != which[0]).any() or (sizes != width).any() or (starts % width).any():
+            return None
+        return cls(tensor, starts // width, width)
+
+    def window(self, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) of the rows one after the other, copied."""
+        import numpy as np
+
+        first, last = start // self.width, -(-stop // self.width)
+        rows = np.frombuffer(self.tensor.raw(), np.uint8).reshape(-1, self.width)
+        held = rows[self.numbers[first:last]].reshape(-1)
+        return held.data[start - first * self.width : stop - first * self.width]
 
 
 def all_runs(tensor: LazyTensor) -> list[Run]:
@@ -162,32 +207,35 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
 
     Many (of rows that change places) are kept as numbers only.
     """
-    runs: list[Run] = []
+    rows: list[tuple[int, int, int]] = []  # a stored tensor, its first byte, bytes
+    units = [_unit(tensor) for tensor in stored]
     for move in moves:
-        info = stored[move.source].info
+        info, fits = stored[move.source].info, units[move.source]
         if move.start == 0 and move.count == math.prod(info.shape):
-            runs.append(Run(stored[move.source], 0, info.nbytes))
+            rows.append((move.source, 0, info.nbytes))
             continue
-        row = encoding_row(info.encoding)
-        if not row.known or row.flat or move.start % row.block_size or move.count % row.block_size:
+        if fits is None or move.start % fits[0] or move.count % fits[0]:
             return None
-        unit, width = row.block_size, row.type_size
-        if row.row_header:  # the scale of a row goes with it
-            unit, width = info.shape[-1] if info.shape else 1, info.row_bytes or 0
-            if move.start % unit or move.count % unit:
-                return None
-        if info.nbytes * unit != math.prod(info.shape) * width:
-            return None  # padded rows: elements and bytes do not run in step
-        start = move.start // unit * width
-        size = move.count // unit * width
-        last = runs[-1] if runs else None
-        if last and last.tensor is stored[move.source] and last.start + last.nbytes == start:
-            runs[-1] = Run(last.tensor, last.start, last.nbytes + size)
+        unit, width = fits
+        start, size = move.start // unit * width, move.count // unit * width
+        if rows and rows[-1][0] == move.source and rows[-1][1] + rows[-1][2] == start:
+            rows[-1] = move.source, rows[-1][1], rows[-1][2] + size
         else:
-            runs.append(Run(stored[move.source], start, size))
-    if len(runs) <= FEW:
-        return runs
-    tensors = list(dict.fromkeys(run.tensor for run in runs))
-    places = {tensor: i for i, tensor in enumerate(tensors)}
-    rows = [(places[run.tensor], run.start, run.nbytes) for run in runs]
-    return Columns(lambda i, start, nbytes: Run(tensors[i], start, nbytes), rows)
+            rows.append((move.source, start, size))
+    if len(rows) <= FEW:
+        return [Run(stored[i], start, nbytes) for i, start, nbytes in rows]
+    return Columns(lambda i, start, nbytes: Run(stored[i], start, nbytes), rows)
+
+
+def _unit(tensor: LazyTensor) -> tuple[int, int] | None:
+    """Return the least number of elements that can be moved as bytes, and these; None: not so."""
+    info = tensor.info
+    row = encoding_row(info.encoding)
+    if not row.known or row.flat:
+        return None
+    unit, width = row.block_size, row.type_size
+    if row.row_header:  # the scale of a row goes with it
+        unit, width = info.shape[-1] if info.shape else 1, info.row_bytes or 0
+    if info.nbytes * unit != math.prod(info.shape) * width:
+        return None  # padded rows: elements and bytes do not run in step
+    return unit, width

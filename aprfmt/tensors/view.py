@@ -157,17 +157,15 @@ class View:
         """
         if self.damage:
             raise FormatError(self.damage)
-        from aprfmt.arch.moves import compose
+        from aprfmt.arch.moves import chained
         from aprfmt.arch.spec import Move
 
-        shapes = [tensor.info.shape for tensor in self.stored]
-        moves: list[list[Move]] = [[Move(i, 0, math.prod(s))] for i, s in enumerate(shapes)]
-        for step in self.layout:
-            outer = step.moves(shapes, self._hp)
-            if outer is None:
-                return None
-            moves = compose(outer, moves)
-            shapes = step.shapes(shapes, self._hp)
+        shapes = [[tensor.info.shape for tensor in self.stored]]
+        for step in self.layout[:-1]:
+            shapes.append(step.shapes(shapes[-1], self._hp))
+        moves = chained(self.layout, shapes, self._hp, back=False)
+        if moves is None:
+            return None
         found = moves[self._index]
         if len(found) <= FEW:
             return found

@@ -12,6 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 
+def compile_as_installed(folder: Path) -> None:
+    """Let this program's children keep compiled modules in `folder`, as pip does on installing."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One figure beside its peer: seconds (lower is better) and peak resident MiB."""

@@ -33,6 +33,8 @@ SUBJECTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "quantized": ("x.gguf", {"quantize": "Q8_0"}),
     "split": ("x.gguf", {"max_shard_size": 60_000}),
     "folder": ("x", {"encoding": "F16", "max_shard_size": 60_000}),
+    "jobs": ("x.gguf", {"quantize": "Q8_0", "jobs": 2}),
+    "jobs_split": ("x.apr", {"encoding": "F16", "max_shard_size": 60_000, "jobs": 2}),
 }
 
 

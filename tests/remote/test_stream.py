@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from aprfmt.formats.mapped import open_bytes
 from aprfmt.remote import stream
+from aprfmt.remote.paths import place
 from aprfmt.remote.stream import Stream
 from tests.cli.run import aprfmt as command
 from tests.conftest import ROOT
@@ -31,7 +33,8 @@ PLACES = st.tuples(st.integers(0, SIZE), st.integers(0, 9000)).map(
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("LARGE", 5000), ("PART", 1000), ("STREAK", 3000), ("NEXT", 50)):
+    scaled = {"LARGE": 5000, "PART": 1000, "STREAK": 3000, "NEXT": 50, "LITTLE": 300}
+    for name, value in scaled.items():
         monkeypatch.setattr(stream, name, value)
 
 
@@ -76,6 +79,54 @@ def test_what_is_expected_is_fetched_once(step: int) -> None:
             assert bytes(found.get(at, end)) == DATA[at:end]
     found.close()
     assert source.fetched == sum(stop - start for start, stop in tensors)
+
+
+def test_a_little_behind_what_is_expected_comes_with_it() -> None:
+    """Norms between weights: none waits for a request of its own when it is read."""
+    source = Source()
+    found = Stream(SIZE, source.fetch)
+    ends = [at + size for at in range(0, SIZE - 4800, 4800) for size in (4700, 4800)]
+    tensors = list(zip([0, *ends], ends, strict=False))
+    for number, (start, stop) in enumerate(tensors):
+        for soon in tensors[number : number + 5]:
+            found.expect(*soon)
+        assert found.awaits(start, stop)
+        assert bytes(found.get(start, stop)) == DATA[start:stop]
+    assert not found.awaits(SIZE - 10, SIZE)
+    found.close()
+    assert source.fetched == ends[-1]
+
+
+def test_many_little_ones_are_few_requests() -> None:
+    source, asked = Source(), []
+
+    def fetch(start: int, stop: int) -> memoryview:
+        asked.append(start)
+        return source.fetch(start, stop)
+
+    found = Stream(SIZE, fetch)
+    tensors = [(0, 9500), *((at, at + 20) for at in range(9500, 10_500, 20))]
+    for tensor in tensors:
+        found.expect(*tensor)
+    for start, stop in tensors:
+        assert bytes(found.get(start, stop)) == DATA[start:stop]
+    found.close()
+    assert len(asked) <= 13 and source.fetched == 10_500
+
+
+def test_an_announced_norm_is_read_with_what_is_before_it(
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece around it would reach to the end of the file."""
+    monkeypatch.undo()
+    data = server.files["/x"] = random.Random(1).randbytes(600_000)
+    source = open_bytes(place(f"{server.url}/x"))
+    source.expect(140_000, 590_000)
+    source.expect(590_000, 591_000)
+    for start, stop in ((140_000, 590_000), (590_000, 591_000)):
+        assert bytes(source.view[start:stop]) == data[start:stop]
+    source.close()
+    assert not [asked for _, asked, *_ in server.log if asked and asked.endswith("-599999")]
 
 
 def test_reads_that_follow_one_another_are_fetched_once() -> None:

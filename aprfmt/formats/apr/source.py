@@ -1,9 +1,9 @@
 """An open APR v2 file, or the open shards of a set."""
 
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Value
 from aprfmt.formats import mapped
 from aprfmt.formats.apr.layout import Header
@@ -38,7 +38,7 @@ class AprShard(mapped.Shard[ParsedApr]):
 
     def _crc(self, start: int, stop: int, crc: int) -> int:
         for window in self.data.windows(start, stop):  # a compressed file's bytes lie in memory
-            crc = zlib.crc32(window, crc)
+            crc = crc32(window, crc)
         return crc
 
     def stray_padding(self) -> Iterator[str]:

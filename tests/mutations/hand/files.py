@@ -49,8 +49,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "convert-source-checksum", "aprfmt/conversion/__init__.py",
-        "    damage = checksum_notes(model.source) if options.verify else []",
-        "    damage: list[Any] = []",
+        "        damage = verifier.notes()\n",
+        "        damage = []\n",
         "a source whose checksum is wrong is converted in silence",
     ),
     Row(
@@ -64,6 +64,18 @@ ROWS: tuple[Row, ...] = (
         "            if found != (output.info.shape, output.info.encoding, output.info.nbytes):",
         "            if False:",
         "shape and encoding read back are not compared",
+    ),
+    Row(
+        "verify-beside-place", "aprfmt/conversion/verifying.py",
+        "        return lies[0].identity == file.identity and lies[1] == at",
+        "        return lies[0].identity == file.identity",
+        "bytes proven in one place count for another",
+    ),
+    Row(
+        "verify-beside-changed", "aprfmt/conversion/verifying.py",
+        "        return lies[0].identity == file.identity and lies[1] == at",
+        "        return lies[1] == at",
+        "bytes proven in a file count for another one in its place",
     ),
     Row(
         "verify-tensor-gone", "aprfmt/conversion/__init__.py",
@@ -157,8 +169,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "output-unsynced", "aprfmt/formats/output.py",
-        "                self._early.join()\n                os.fsync(self._fd)\n",
-        "                self._early.join()\n",
+        "                os.fsync(self._fd)\n                self.identity",
+        "                self.identity",
         "files are not synced",
     ),
     Row(

@@ -16,15 +16,15 @@ ROWS: tuple[Row, ...] = (
         "UNREADABLE is no longer exit 2",
     ),
     Row(
-        "verify-bytes", "aprfmt/conversion/__init__.py",
-        "                if at is not None:\n",
-        "                if False:\n",
+        "verify-bytes", "aprfmt/conversion/verifying.py",
+        "        if at is not None:\n",
+        "        if False:\n",
         "bytes that differ after writing are not noticed",
     ),
     Row(
-        "verify-checksum", "aprfmt/conversion/__init__.py",
-        "            elif checksum(tensor) != record.crc:",
-        "            elif False:",
+        "verify-checksum", "aprfmt/conversion/verifying.py",
+        "    elif checksum(stored) != record.crc:",
+        "    elif False:",
         "checksums that differ after writing are not noticed",
     ),
     Row(
