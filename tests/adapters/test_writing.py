@@ -1,6 +1,5 @@
 """Adapters in another spelling: the same change of the same weights."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -107,16 +106,14 @@ def test_what_a_spelling_cannot_say_is_refused(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("case", ["plain", "dora", "patterns", "embedding"])
 def test_peft_merges_what_we_write(case: str, tmp_path: Path) -> None:
-    if importlib.util.find_spec("peft") is None:
-        pytest.skip("NOT-RUN: peft is not installed")
-    from peft import PeftModel
+    peft = pytest.importorskip("peft", reason="NOT-RUN: peft is not installed")
     from transformers import AutoModelForCausalLM
 
     base, adapter, expected = write(tmp_path, case)
     between = tmp_path / ("lora.gguf" if case == "embedding" else "lora.safetensors")
     convert_adapter(adapter, between, base)
     convert_adapter(between, tmp_path / "again", base)
-    tuned = PeftModel.from_pretrained(
+    tuned = peft.PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(base), tmp_path / "again"
     )
     merged = tuned.merge_and_unload().state_dict()

@@ -273,7 +273,10 @@ def test_a_drop_stays_said_in_a_copy_of_the_copy(folder: Path, tmp_path: Path) -
 def test_a_shard_is_no_file_beside_the_weights(folder: Path, tmp_path: Path) -> None:
     """A draft head may be a shard of its own, `mtp.safetensors`, which the index lists."""
     rows = tensors_of(folder)
-    parts = {"mtp.safetensors": {}, "model-00001-of-00001.safetensors": {}}
+    parts: dict[str, dict[str, tuple[str, tuple[int, ...], bytes]]] = {
+        "mtp.safetensors": {},
+        "model-00001-of-00001.safetensors": {},
+    }
     for name, row in rows.items():
         parts[list(parts)["norm" not in name]][name] = row
     (folder / "model.safetensors").unlink()

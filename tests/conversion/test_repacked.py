@@ -175,13 +175,14 @@ def test_gpt_oss_comes_back_from_blocks_byte_for_byte(way: str, tmp_path: Path) 
 
 
 def test_transformers_loads_the_stacks_we_write(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, Mxfp4Config
+    import transformers
 
+    library: Any = transformers
     save_tiny("gpt_oss", tmp_path / "m", "bfloat16", hidden_size=64, intermediate_size=32)
     report = aprfmt.convert(tmp_path / "m", tmp_path / "q", to="safetensors", quantize=STACKS)
     assert {t.how for t in report.tensors if t.encoding == "GPT_OSS"} == {"lossy"}
-    theirs = AutoModelForCausalLM.from_pretrained(
-        tmp_path / "q", dtype="float32", quantization_config=Mxfp4Config(dequantize=True)
+    theirs = library.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "q", dtype="float32", quantization_config=library.Mxfp4Config(dequantize=True)
     ).state_dict()
     with aprfmt.open(tmp_path / "q") as model, aprfmt.open(tmp_path / "m") as before:
         names = [name for name, view in model.items() if view.parts]
