@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aprfmt.codecs import codec, decode, encode
+from aprfmt.codecs import codec, decode, encode, native_kernels
 from aprfmt.codecs.base import U8, Array
 from aprfmt.codecs.bits import pairs_to_halves
 from aprfmt.codecs.grids import Groups
@@ -38,8 +38,11 @@ class Target:
         assert kind.layout is not None
         rows, columns = len(codes), codes.shape[1] * 2
         made = np.empty((rows, columns // kind.block_size), kind.layout)
-        step = max(1, _CHUNK // max(columns, 1))
-        for start in range(0, rows, step):
+        step, native = max(1, _CHUNK // max(columns, 1)), native_kernels()
+        if native is not None:
+            qs = made["qs"].reshape(-1, made["qs"].shape[-1])
+            native.halves(np.ascontiguousarray(codes).reshape(qs.shape), self.half, qs)
+        for start in range(0, 0 if native is not None else rows, step):
             some = slice(start, start + step)
             turned = pairs_to_halves(codes[some].reshape(-1, self.half))
             made["qs"][some] = turned.reshape(made["qs"][some].shape)
