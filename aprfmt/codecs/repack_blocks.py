@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aprfmt.codecs import codec
+from aprfmt.codecs import codec, native_kernels
 from aprfmt.codecs.base import F32, U8, Array, Blocks
 from aprfmt.codecs.bits import halves_to_pairs
 from aprfmt.codecs.grids import Groups, Source
@@ -74,7 +74,12 @@ def of_blocks(encoding: str, shape: tuple[int, ...], rows: Rows, whole: F32 | No
         return np.frombuffer(rows(start, stop), kind.layout).reshape(stop - start, -1)
 
     def codes(start: int, stop: int) -> U8:
-        made = np.empty((stop - start, inputs // 2), np.uint8)
+        made, native = np.empty((stop - start, inputs // 2), np.uint8), native_kernels()
+        if native is not None:
+            qs = blocks(start, stop)["qs"]
+            qs = qs.reshape(-1, qs.shape[-1])
+            native.halves(qs, row.half, made.reshape(qs.shape), True)
+            return made
         for at in range(start, stop, step):
             end = min(at + step, stop)
             qs = np.ascontiguousarray(blocks(at, end)["qs"]).reshape(-1, row.half)

@@ -220,5 +220,6 @@ def compressed_integers(packed: PackedWeight, target: str) -> Source:
     if shape[-1] % 8:
         raise CodecError(f"rows of {shape[-1]} codes end within a word")
     size = shape[-1] // scale.shape[-1]
-    shifted = np.full(scale.shape, 8) if zeros is None else zeros + 8
-    return Source(shape, _with_zeros(size, _flat(scale), _flat(shifted)), _rows_of(main, shape))
+    flat = _flat(scale)
+    groups = Groups(size, flat) if zeros is None else _with_zeros(size, flat, _flat(zeros + 8))
+    return Source(shape, groups, _rows_of(main, shape))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aprfmt.codecs import codec
+from aprfmt.codecs import codec, decode, encode, native_kernels
 from aprfmt.codecs.base import U8, Array
 from aprfmt.codecs.bits import pairs_to_halves
 from aprfmt.codecs.grids import Groups
@@ -38,8 +38,11 @@ class Target:
         assert kind.layout is not None
         rows, columns = len(codes), codes.shape[1] * 2
         made = np.empty((rows, columns // kind.block_size), kind.layout)
-        step = max(1, _CHUNK // max(columns, 1))
-        for start in range(0, rows, step):
+        step, native = max(1, _CHUNK // max(columns, 1)), native_kernels()
+        if native is not None:
+            qs = made["qs"].reshape(-1, made["qs"].shape[-1])
+            native.halves(np.ascontiguousarray(codes).reshape(qs.shape), self.half, qs)
+        for start in range(0, 0 if native is not None else rows, step):
             some = slice(start, start + step)
             turned = pairs_to_halves(codes[some].reshape(-1, self.half))
             made["qs"][some] = turned.reshape(made["qs"][some].shape)
@@ -53,7 +56,11 @@ class Target:
 def _halved(what: str, held: Array) -> Array:
     """Return numbers as float16; CodecError where one is too large for it, or is no number."""
     with np.errstate(all="ignore"):
-        found: Array = held.astype("<f2")
+        if held.dtype == np.float32:
+            raw = encode("F16", np.ascontiguousarray(held))[""]
+            found: Array = np.frombuffer(raw, "<f2").reshape(held.shape)
+        else:
+            found = held.astype("<f2")
     wrong = ~np.isfinite(found)
     if wrong.any():
         at = [int(index) for index in np.argwhere(wrong)[0]]
@@ -62,7 +69,8 @@ def _halved(what: str, held: Array) -> Array:
 
 
 def _same(held: Array, stored: Array) -> bool:
-    return bool(np.array_equal(held, stored.astype(np.float32)))
+    raw = np.ascontiguousarray(stored).reshape(-1).view(np.uint8).data
+    return bool(np.array_equal(held, decode("F16", raw, stored.shape)))
 
 
 def _q4_0(groups: Groups) -> Numbers:

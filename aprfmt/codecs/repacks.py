@@ -85,7 +85,7 @@ class Repacked:
     """
 
     def __init__(self, row: Repack, packed: PackedWeight) -> None:
-        self.row = row
+        self.row, self._packed = row, packed
         self.source = row.read(packed, row.target)
         self.shape = self.source.shape
         columns, block = self.shape[-1], ENCODINGS[row.target].block_size
@@ -130,15 +130,16 @@ class Repacked:
         count = groups.scale.size
         if self.row.into.fits(groups, self._numbers):
             return Judged(count, 0, 0.0)
+        laid = self._packed.laid_out()
+        assert laid is not None
         changed, largest, step = 0, 0.0, max(1, _ELEMENTS // max(self.shape[-1], 1))
         for start in range(0, self.rows, step):
             stop = min(start + step, self.rows)
-            off = self.source.values(start, stop).astype(np.float64)
-            off -= self._values(start, stop)
-            np.abs(off, out=off)
-            most = off.reshape(-1, groups.size).max(axis=1)
-            changed += int((most > 0).sum())
-            largest = max(largest, float(most.max()))
+            before, after = laid.decode(start, stop), self._values(start, stop)
+            eight = (before != after).view(np.uint64)  # elements; groups are whole eights
+            changed += np.count_nonzero(eight.reshape(-1, groups.size // 8).any(axis=1))
+            off = np.subtract(before, after, dtype=np.float64)
+            largest = max(largest, float(np.abs(off, out=off).max()))
         return Judged(count, changed, largest)
 
 

@@ -1,6 +1,7 @@
 """Packed weights by rows: the kernels against the numpy form, and rows against the whole.
 
-Seen red: nibbles of AWQ in order, E4M3's NaN as 480, a row of tiles counted from the chunk.
+Seen red: nibbles of AWQ in order, E4M3's NaN as 480, a row of tiles counted from the chunk,
+the second half of a block in the low nibbles.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from aprfmt.codecs import fp8, laid_out
+from aprfmt.codecs.bits import pairs_to_halves
 from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, codes_of
 from aprfmt.errors import CodecError
 from tests.codecs.levels import level as level
@@ -178,3 +180,19 @@ def test_orders_that_do_not_fit_are_refused(level: str) -> None:
     ):  # fmt: skip
         with pytest.raises(CodecError):
             native.turn(order, held, first, np.empty((rows, size), np.uint8))
+
+
+@pytest.mark.parametrize(("half", "size"), [(8, 8), (8, 32), (16, 16), (16, 48)])
+def test_nibbles_of_blocks_change_their_order(level: str, half: int, size: int) -> None:
+    codes = np.random.default_rng(half).integers(0, 256, (21, size)).astype(np.uint8)
+    blocks = np.zeros((21, size + 4), np.uint8)
+    native.halves(codes, half, blocks[:, 2 : size + 2])
+    found = blocks[:, 2 : size + 2]
+    expected = pairs_to_halves(codes.reshape(-1, half)).reshape(codes.shape)
+    assert np.array_equal(found, expected) and not blocks[:, :2].any()
+    back = np.empty_like(codes)
+    native.halves(found, half, back, True)
+    assert np.array_equal(back, codes)
+    for wrong in ((codes, half + 1, back), (codes[:20], half, back), (codes, 32, back)):
+        with pytest.raises(CodecError):
+            native.halves(*wrong)

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "check", "decode_coded", "decode_packed",
-    "encode_coded", "first_not_finite", "force", "matmul", "matmuls", "number", "products", "stats",
-    "stats_of", "stream_fill", "turn", "walk_strings",
+    "encode_coded", "first_not_finite", "force", "halves", "matmul", "matmuls", "number",
+    "products", "stats", "stats_of", "stream_fill", "turn", "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
 first_not_finite = _kernels.first_not_finite
 decode_coded = _kernels.decode_coded
 decode_packed = _kernels.decode_packed
+halves = _kernels.halves
 turn = _kernels.turn
 encode_coded = _kernels.encode_coded
 stream_fill = _kernels.stream_fill

@@ -168,8 +168,42 @@ done:
     return result;
 }
 
+PyDoc_STRVAR(halves_doc,
+             "halves(codes, half, out, back=False)\n\n"
+             "Fill `out`, uint8 [blocks, bytes], with the nibbles of `codes` of the same shape, "
+             "which are two\na byte in order, the low one first: within every `half` bytes (8 or "
+             "16) those of the first half\nbecome the low ones, of the second the high ones; or "
+             "`back`.");
+
+static PyObject *py_halves(PyObject *module, PyObject *args) {
+    PyObject *from, *into, *result = NULL;
+    Py_ssize_t half;
+    int back = 0;
+    buffers held = {.used = 0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OnO|p", &from, &half, &into, &back)) return NULL;
+    const Py_buffer *a = aprfmt_hold_matrix(&held, from, 1, "codes"), *b = NULL;
+    if (a) b = aprfmt_hold_matrix(&held, into, 1, "blocks");
+    if (!b) goto done;
+    if (b->readonly || (half != 8 && half != 16) || a->shape[0] != b->shape[0] ||
+        a->shape[1] != b->shape[1] || a->shape[1] % half || a->strides[1] != 1 ||
+        b->strides[1] != 1 || a->strides[0] < 0 || b->strides[0] < 0) {
+        aprfmt_error("codes: found %zd x %zd bytes for %zd x %zd in halves of %zd", a->shape[0],
+                     a->shape[1], b->shape[0], b->shape[1], half);
+        goto done;
+    }
+    const nibbles n = {a->buf, b->buf, (size_t)a->strides[0], (size_t)b->strides[0],
+                       (size_t)a->shape[0], (size_t)a->shape[1], (size_t)half};
+    Py_BEGIN_ALLOW_THREADS aprfmt_level->halves(&n, back);
+    Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
+done:
+    aprfmt_release(&held);
+    return result;
+}
+
 PyMethodDef APRFMT_PACKED[] = {
     {"decode_packed", py_decode_packed, METH_VARARGS, decode_packed_doc},
     {"turn", py_turn, METH_VARARGS, turn_doc},
+    {"halves", py_halves, METH_VARARGS, halves_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -174,5 +174,5 @@ const level LEVEL = {
     LEVEL_NAME,       DECODER_ROWS,    ENCODER_ROWS,         run_apr_q8,   run_coded,
     run_encode_coded, run_add_moments, run_first_not_finite, run_products, run_stream_fill,
     run_activate,     run_rms_norm,    run_rope,             run_scores,   run_probs,
-    run_mix,          run_packed,      run_turn,
+    run_mix,          run_packed,      run_turn,           run_halves,
 };

@@ -79,6 +79,13 @@ typedef struct {
     tile_numbers zero, scale, offset;
 } packed;
 
+/* Nibbles of blocks, `bytes` of each, whose order changes within every `half` bytes. */
+typedef struct {
+    const uint8_t *from;
+    uint8_t *to;
+    size_t from_stride, to_stride, blocks, bytes, half;
+} nibbles;
+
 /* How codes lie that are turned into streams of rows. */
 enum { TURN_WORDS, TURN_BYTES, TURN_AWQ, TURN_PAIRS };
 
@@ -109,6 +116,7 @@ typedef struct {
     void (*packed)(const packed *p, float *out, int mode);
     void (*turn)(int order, const uint8_t *held, ptrdiff_t down, size_t units, size_t rows,
                  uint8_t *out, size_t stride);
+    void (*halves)(const nibbles *n, int back);
 } level;
 
 extern const level aprfmt_generic;

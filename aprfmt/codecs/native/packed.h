@@ -376,3 +376,49 @@ TARGET static void run_turn(int order, const uint8_t *held, ptrdiff_t down, size
         case TURN_PAIRS: turn_pairs(held, down, units, rows, out, stride); break;
     }
 }
+
+/* Nibbles in another order, `half` bytes of them at a time (8 or 16): from codes in their order, two
+ * a byte, the low one first, to those of the first half low and of the second high; or `back`. */
+FN void halves_16(const uint8_t *from, uint8_t *to, size_t half, int back) {
+    uint8_t code[32];
+    for (size_t i = 0; i < half; i++) {
+        code[back ? i : 2 * i] = from[i] & 15;
+        code[back ? i + half : 2 * i + 1] = from[i] >> 4;
+    }
+    for (size_t i = 0; i < half; i++)
+        to[i] = (uint8_t)(code[back ? 2 * i : i] | code[back ? 2 * i + 1 : i + half] << 4);
+}
+
+TARGET static void run_halves(const nibbles *n, int back) {
+    for (size_t b = 0; b < n->blocks; b++) {
+        const uint8_t *from = n->from + b * n->from_stride;
+        uint8_t *to = n->to + b * n->to_stride;
+        for (size_t at = 0; at < n->bytes; at += n->half) {
+#ifdef APRFMT_AVX2
+            const __m128i low = _mm_set1_epi8(15);
+            if (n->half == 16 && !back) {
+                __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(from + at));
+                __m128i even = _mm_and_si128(x, low);
+                __m128i odd = _mm_and_si128(_mm_srli_epi16(x, 4), low);
+                __m128i second = _mm_slli_epi16(_mm_unpackhi_epi8(even, odd), 4);
+                _mm_storeu_si128((__m128i *)(void *)(to + at),
+                                 _mm_or_si128(_mm_unpacklo_epi8(even, odd), second));
+                continue;
+            }
+            if (n->half == 16) {
+                __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(from + at));
+                const __m128i pair = _mm_set1_epi16(0x1001); /* even + 16 * odd */
+                __m128i first = _mm_maddubs_epi16(_mm_and_si128(x, low), pair);
+                __m128i second =
+                    _mm_maddubs_epi16(_mm_and_si128(_mm_srli_epi16(x, 4), low), pair);
+                _mm_storeu_si128((__m128i *)(void *)(to + at), _mm_packus_epi16(first, second));
+                continue;
+            }
+#endif
+            if (n->half == 8)
+                halves_16(from + at, to + at, 8, back);
+            else
+                halves_16(from + at, to + at, 16, back);
+        }
+    }
+}
