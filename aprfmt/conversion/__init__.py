@@ -11,6 +11,7 @@ from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.mapped import MappedFile
 from aprfmt.model import Model, open_model
 from aprfmt.model.hf_folder import ours
 
@@ -265,11 +266,19 @@ def _write(
                 verifier.wait()
             if digest is not None:
                 sink.amend(PLACEHOLDER, digest.result())
+            _refuse_changed(model)
             paths = tuple(sink.files)
         for path, text in texts.items():
             files.create(path).write(_utf8(path.name, text))
         beside = tuple(weights.parent / name for name in carried.texts)
     return (*paths, *beside)
+
+
+def _refuse_changed(model: Model) -> None:
+    """Raise FormatError where a file of the source was written to since it was opened."""
+    for shard in getattr(model.source, "shards", ()):
+        if isinstance(shard.file, MappedFile):  # what is read from elsewhere is asked each time
+            shard.file.refuse_changed()
 
 
 def _write_tensors(

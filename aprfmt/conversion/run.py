@@ -67,7 +67,8 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
 def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
     """Yield stored bytes in windows and release mapped pages; small runs are joined."""
     if isinstance(runs, Columns):  # rows in another order
-        yield from map(memoryview, windows(runs, WINDOW // 4))
+        for window in windows(runs, WINDOW // 4):
+            yield memoryview(window)
         return
     batch: list[memoryview] = []
     held = 0

@@ -113,6 +113,18 @@ class MappedFile:
             self._fd = fd
         return self._fd
 
+    def refuse_changed(self) -> None:
+        """Raise FormatError where another file lies at its path by now, or one of other bytes."""
+        try:
+            same = not self.identity or identity_of(os.stat(self.path)) == self.identity
+        except OSError:
+            same = False
+        if not same:
+            raise FormatError(
+                f"{self.path}: changed while it was read (its size, its time or the file itself); "
+                "start again when nothing writes it"
+            )
+
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of every range [start, stop), in order."""
         return [self.view[start:stop] for start, stop in ranges]

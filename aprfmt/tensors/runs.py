@@ -38,8 +38,9 @@ class Bytes:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._rows = _Rows.of(runs) if isinstance(runs, Columns) else None
+        self._runs: Sequence[Run] = runs
         if isinstance(runs, Columns):  # made of moves, of which none is empty
-            self._runs, sizes = runs, runs.columns[2]
+            sizes = runs.columns[2]
         else:
             self._runs = [run for run in runs if run.nbytes]
             sizes = array("q", (run.nbytes for run in self._runs))

@@ -1,4 +1,4 @@
-"""Lossless conversion beside `cp` and `sync` of the same bytes, in interleaved pairs.
+"""Lossless conversion beside `cp` and `sync` of the same bytes, in interleaved pairs; `diff`.
 
     python tests/benchmarks/copies.py [--json FILE] [--size 2.0] [--folder DIR] [--pairs 7]
 
@@ -6,7 +6,7 @@ Each of the six directions runs bare (no source hash, no verification) and as it
 before every run `cp` and `sync` of the source are timed, so that both meet the same machine. The
 figure is the median of the pairs' ratios, the spread the half range of the middle half over the
 median: above 15 % it is "not measured". GGUFWriter and safetensors' save_file, which decode nothing
-either, stand beside it.
+either, stand beside it; at the end `diff` of equal models beside `cmp` of equal files.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,16 @@ def pairs(
     return ours, peers
 
 
-def row(case: str, ours: Sequence[float], peers: Sequence[float], nbytes: int) -> dict[str, Any]:
+def beside(count: int, run: Sequence[str], peer: Sequence[str]) -> tuple[list[float], list[float]]:
+    """Return the seconds of `count` interleaved runs of two commands that write nothing."""
+    timed(run)  # compiles what no run before it imported
+    times = [(timed(peer), timed(run)) for _ in range(count)]
+    return [ours for _, ours in times], [theirs for theirs, _ in times]
+
+
+def row(
+    case: str, ours: Sequence[float], peers: Sequence[float], nbytes: int, peer: str = "cp + sync"
+) -> dict[str, Any]:
     """Return the figure of one case."""
     ratios = sorted(a / b for a, b in zip(ours, peers, strict=True))
     median = statistics.median(ratios)
@@ -86,7 +95,7 @@ def row(case: str, ours: Sequence[float], peers: Sequence[float], nbytes: int) -
     return {
         "case": case, "ratio": round(median, 3), "spread": round(spread, 3),
         "measured": spread <= UNSTEADY, "seconds": round(statistics.median(ours), 3),
-        "cp_seconds": round(statistics.median(peers), 3),
+        "peer": peer, "peer_seconds": round(statistics.median(peers), 3),
         "gigabytes_a_second": round(nbytes / 1e9 / statistics.median(ours), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
     }  # fmt: skip
@@ -95,7 +104,7 @@ def row(case: str, ours: Sequence[float], peers: Sequence[float], nbytes: int) -
 def show(found: dict[str, Any]) -> None:
     """Print a case on a line."""
     said = "" if found["measured"] else "  not measured: unsteady"
-    took, peer = f"{found['seconds']:7.2f} s", f"cp + sync {found['cp_seconds']:7.2f} s"
+    took, peer = f"{found['seconds']:7.2f} s", f"{found['peer']} {found['peer_seconds']:7.2f} s"
     ratio = f"{found['ratio']:6.2f} +- {100 * found['spread']:3.0f} %"
     print(f"{found['case']:44} {ratio}  {took}  {peer}{said}", flush=True)
 
@@ -103,6 +112,58 @@ def show(found: dict[str, Any]) -> None:
 def weights_of(source: Path) -> Path:
     """Return the file of a source that cp copies."""
     return source / "model.safetensors" if source.is_dir() else source
+
+
+def found_in(
+    case: str, times: tuple[list[float], list[float]], weights: Path, peer: str = "cp + sync"
+) -> dict[str, Any]:
+    """Return the row of a case, and print it."""
+    found = row(case, *times, weights.stat().st_size, peer)
+    show(found)
+    return found
+
+
+def converted(sources: Mapping[str, Path], folder: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the six directions."""
+    for first, second in permutations(sources, 2):
+        source, weights = sources[first], weights_of(sources[first])
+        made = folder / ("out" if second == "safetensors" else f"out.{second}")
+        command = [*APRFMT, "convert", str(source), str(made), "--to", second, "--quiet"]
+        for case, flags in (("bare", BARE), ("hash + verify", ())):
+            run = [*command, *flags]
+            timed(run)  # compiles what no run before it imported
+            gone(made)
+            times = pairs(count, weights, folder / "copy", run, made)
+            yield found_in(f"{first} to {second}, {case}", times, weights)
+
+
+def libraries(sources: Mapping[str, Path], folder: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of other projects' writers."""
+    for case, code, source, suffix in (
+        ("GGUFWriter, gguf to gguf", _GGUF, sources["gguf"], "gguf"),
+        ("save_file, safetensors to safetensors", _SAFETENSORS, sources["safetensors"],
+         "safetensors"),
+    ):  # fmt: skip
+        weights, made = weights_of(source), folder / f"peer.{suffix}"
+        run = ["sh", "-c", '"$0" -c "$1" "$2" "$3" && sync "$3"', PYTHON, code, str(weights),
+               str(made)]  # fmt: skip
+        try:
+            times = pairs(count, weights, folder / "copy", run, made)
+        except subprocess.CalledProcessError:
+            print(f"{case}: NOT-RUN, its library is not installed")
+            gone(made)
+            continue
+        yield found_in(case, times, weights)
+
+
+def compared(sources: Mapping[str, Path], folder: Path, count: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `diff`."""
+    weights, copy = weights_of(sources["safetensors"]), folder / "copy"
+    shutil.copyfile(weights, copy)
+    for kind in ("apr", "gguf"):
+        run = [*APRFMT, "diff", str(sources["safetensors"]), str(sources[kind])]
+        times = beside(count, run, ["cmp", str(weights), str(copy)])
+        yield found_in(f"diff of safetensors and {kind}, equal", times, weights, "cmp")
 
 
 def main() -> None:
@@ -113,46 +174,20 @@ def main() -> None:
     parser.add_argument("--folder")
     parser.add_argument("--pairs", type=int, default=7)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
         compile_as_installed(folder / "compiled")
-        checkpoint, copy = folder / "checkpoint", folder / "copy"
-        make = [PYTHON, str(Path(__file__).with_name("files.py")), "--make", str(checkpoint),
-                "--size", str(args.size)]  # fmt: skip
+        sources = {"safetensors": folder / "checkpoint"}
+        make = [PYTHON, str(Path(__file__).with_name("files.py")), "--make",
+                str(sources["safetensors"]), "--size", str(args.size)]  # fmt: skip
         subprocess.run(make, check=True)
-        sources = {"safetensors": checkpoint}
         for kind in ("apr", "gguf"):
             sources[kind] = folder / f"source.{kind}"
-            subprocess.run([*APRFMT, "convert", str(checkpoint), str(sources[kind]), *BARE,
-                            "--quiet"], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+            command = [*APRFMT, "convert", str(sources["safetensors"]), str(sources[kind])]
+            timed([*command, *BARE, "--quiet"])
         os.sync()
-        for first, second in permutations(sources, 2):
-            source, weights = sources[first], weights_of(sources[first])
-            made = folder / ("out" if second == "safetensors" else f"out.{second}")
-            command = [*APRFMT, "convert", str(source), str(made), "--to", second, "--quiet"]
-            for case, flags in (("bare", BARE), ("hash + verify", ())):
-                run = [*command, *flags]
-                timed(run)  # compiles what no run before it imported
-                gone(made)
-                times = pairs(args.pairs, weights, copy, run, made)
-                rows.append(row(f"{first} to {second}, {case}", *times, weights.stat().st_size))
-                show(rows[-1])
-        for case, code, source, suffix in (
-            ("GGUFWriter, gguf to gguf", _GGUF, sources["gguf"], "gguf"),
-            ("save_file, safetensors to safetensors", _SAFETENSORS, checkpoint, "safetensors"),
-        ):
-            weights, made = weights_of(source), folder / f"peer.{suffix}"
-            run = ["sh", "-c", '"$0" -c "$1" "$2" "$3" && sync "$3"', PYTHON, code, str(weights),
-                   str(made)]  # fmt: skip
-            try:
-                times = pairs(args.pairs, weights, copy, run, made)
-            except subprocess.CalledProcessError:
-                print(f"{case}: NOT-RUN, its library is not installed")
-                gone(made)
-                continue
-            rows.append(row(case, *times, weights.stat().st_size))
-            show(rows[-1])
+        rows = [found for every in (converted, libraries, compared)
+                for found in every(sources, folder, args.pairs)]  # fmt: skip
     if args.json:
         machine = {"cpu": cpu_name(), "cpus": os.cpu_count(), "python": sys.version.split()[0]}
         Path(args.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

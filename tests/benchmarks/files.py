@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.measure import Process, Row, report, run_process
+from tests.benchmarks.measure import Process, Row, compile_as_installed, report, run_process
 
 PYTHON = sys.executable
 APRFMT = [PYTHON, "-m", "aprfmt"]
@@ -196,6 +196,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
+        compile_as_installed(folder / "compiled")
         gemma = Path(args.gemma) if args.gemma else None
         if gemma is None:
             try:

@@ -4,6 +4,7 @@ Seen red: differing bytes accepted, differing checksums accepted, the warnings a
 cannot express dropped, a single overflowing value accepted.
 """
 
+import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -73,6 +74,35 @@ def test_what_changed_behind_the_writer_is_found(
         aprfmt.convert(source, tmp_path / "m.gguf", **wishes)
     report = aprfmt.convert(source, tmp_path / "unverified.gguf", verify=False, **wishes)
     assert report.verified is None  # and that is said
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "gone"])
+@pytest.mark.parametrize("suffix", ["gguf", "apr"])
+def test_a_source_that_is_being_written_publishes_nothing(
+    how: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = llama_folder(tmp_path / "source", "BF16")
+    weights = source / "model.safetensors"
+    (tmp_path / f"m.{suffix}").write_bytes(b"old")
+    real = conversion._write_tensors
+
+    def meanwhile(*of: Any) -> None:
+        real(*of)
+        if how == "gone":
+            weights.unlink()
+            return
+        if how == "replaced":
+            weights.rename(tmp_path / "first")
+            weights.write_bytes((tmp_path / "first").read_bytes())
+        os.utime(weights, ns=(1, 1))
+
+    monkeypatch.setattr(conversion, "_write_tensors", meanwhile)
+    done = command("convert", source, tmp_path / f"m.{suffix}", "--force", "--no-source-hash")
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert "model.safetensors: changed while it was read" in line
+    assert (tmp_path / f"m.{suffix}").read_bytes() == b"old"
+    assert {path.name for path in tmp_path.iterdir()} <= {"source", "first", f"m.{suffix}"}
 
 
 @pytest.mark.parametrize(("value", "refused"), [(65504.0, False), (65520.0, True)])

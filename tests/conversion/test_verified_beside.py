@@ -49,7 +49,7 @@ def test_every_tensor_is_compared_once(
 ) -> None:
     if encoding and suffix == "safetensors":
         encoding = "F16"
-    wishes = {} if encoding is None else {"encoding": encoding, "jobs": 2}
+    wishes: dict[str, Any] = {} if encoding is None else {"encoding": encoding, "jobs": 2}
     source = llama_folder(tmp_path / "source", "BF16")
     report = aprfmt.convert(source, tmp_path / f"m.{suffix}", **wishes)
     assert report.verified == len(report.tensors) == 21
@@ -73,7 +73,7 @@ def test_a_bit_that_changed_before_it_is_read_back_is_found(
 
     monkeypatch.setattr(verifying, "_compare", damaging)
     source = llama_folder(tmp_path / "source", "BF16")
-    wishes = {} if encoding is None else {"encoding": encoding}
+    wishes: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
     with pytest.raises(ConversionError, match=KINDS[encoding]):
         aprfmt.convert(source, tmp_path / "m.gguf", **wishes)
     assert [path.name for path in tmp_path.iterdir()] == ["source"], "nothing is published"
