@@ -32,7 +32,8 @@ class AprQ4(BlockCodec):
         """Divide by the scale before it is rounded to float16, round ties away, clamp to -8..7."""
         scale = np.abs(x).max(axis=1, keepdims=True) / np.float32(7)
         scale[np.abs(x).max(axis=1) == 0] = 1
-        q: U8 = (np.clip(round_half_away(x / scale), -8, 7) + 8).astype(np.uint8)
+        ratio = np.divide(x, scale, out=np.zeros_like(x), where=x != 0)  # a scale can round to 0
+        q: U8 = (np.clip(round_half_away(ratio), -8, 7) + 8).astype(np.uint8)
         block["scale"] = scale[:, 0]
         block["qs"] = join_pairs(q)
 

@@ -69,7 +69,9 @@ class AprQ8(Codec):
         with np.errstate(all="ignore"):
             largest = np.abs(values).max(keepdims=True)
             scale: F32 = np.where(largest > 0, largest / np.float32(127), np.float32(1))
-            q = np.clip(round_half_away(values / scale), -127, 127).astype(np.int8)
+            # A scale can round to 0.
+            ratio = np.divide(values, scale, out=np.zeros_like(values), where=values != 0)
+            q = np.clip(round_half_away(ratio), -127, 127).astype(np.int8)
         return {"": scale.astype("<f4").tobytes() + q.tobytes()}
 
 

@@ -4,13 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aprfmt.codecs import CODECS
 from tests.codecs.data import decoded
 
 FINITE = st.floats(-(2.0**100), 2.0**100, width=32)
+TINY = 2.0**-149  # the least float32: its scale is 0
 
 
 def f32(x: float) -> float:
@@ -22,6 +23,7 @@ def away(x: float) -> int:
     return int(math.copysign(math.floor(abs(x) + 0.5), x))
 
 
+@example([TINY, 0.0])
 @given(st.lists(FINITE, min_size=1, max_size=70))
 def test_q4_encodes_as_described(values: list[float]) -> None:
     x = np.array(values, np.float32)
@@ -42,6 +44,7 @@ def test_q4_encodes_as_described(values: list[float]) -> None:
             assert nibble == min(7, max(-8, away(ratio))) + 8
 
 
+@example([TINY, 0.0])
 @given(st.lists(FINITE, min_size=1, max_size=70))
 def test_q8_encodes_as_described(values: list[float]) -> None:
     x = np.array(values, np.float32)
