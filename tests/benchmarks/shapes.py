@@ -24,23 +24,51 @@ QWEN2: dict[str, Any] = {
 }  # fmt: skip
 
 
-# A period of Qwen3.5-0.8B: three layers with delta nets and one with attention; fewer tokens.
-QWEN3_5: dict[str, Any] = {
-    "vocab_size": 20480, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
-    "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+_SIZES: dict[str, Any] = {
+    "vocab_size": 20480, "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+_EXPERTS = {"moe_intermediate_size": 512, "num_experts_per_tok": 4}
+# name -> (transformers' prefix, what its configuration and its model are called, sizes): one model
+# of every way to mix tokens and to feed them forward, a few layers of usual width each.
+MADE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    # A period of Qwen3.5-0.8B: three layers with delta nets and one with attention; fewer tokens.
+    "qwen3_5": ("Qwen3_5", "TextConfig", "ForCausalLM", _SIZES | {
+        "intermediate_size": 3584, "num_key_value_heads": 2, "head_dim": 256,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "tie_word_embeddings": True,
+    }),
+    "experts": ("Qwen3Moe", "Config", "ForCausalLM", _SIZES | _EXPERTS | {
+        "num_key_value_heads": 2, "head_dim": 128, "num_experts": 16,
+    }),
+    "latent": ("DeepseekV3", "Config", "ForCausalLM", _SIZES | _EXPERTS | {
+        "num_key_value_heads": 8, "q_lora_rank": 384, "kv_lora_rank": 256, "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32, "v_head_dim": 64, "intermediate_size": 2816, "n_routed_experts": 16,
+        "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+    }),
+    "parallel": ("GPTNeoX", "Config", "ForCausalLM", _SIZES | {"intermediate_size": 4096}),
+    "slopes": ("Bloom", "Config", "ForCausalLM", {
+        "vocab_size": 20480, "hidden_size": 1024, "n_layer": 4, "n_head": 8,
+    }),
+    "llama4": ("Llama4", "TextConfig", "ForCausalLM", _SIZES | {
+        "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 1024,
+        "intermediate_size_mlp": 2816, "num_local_experts": 8, "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 192, "floor_scale": 192, "pad_token_id": 0,
+    }),
+    "encoder": ("Bert", "Config", "Model", _SIZES | {"intermediate_size": 4096}),
 }  # fmt: skip
 
 
-def qwen3_5_folder(folder: Path) -> Path:
-    """Return a folder of random float32 weights, made by transformers on the first call."""
+def made_folder(name: str, folder: Path) -> Path:
+    """Return a folder of a model of MADE with random float32 weights, made on the first call."""
     if not (folder / "config.json").is_file():
         import torch
-        from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+        import transformers
 
+        prefix, config, model, values = MADE[name]
         torch.manual_seed(0)
-        Qwen3_5ForCausalLM(Qwen3_5TextConfig(**QWEN3_5)).save_pretrained(folder)
+        given = getattr(transformers, prefix + config)(**values)
+        getattr(transformers, prefix + model)(given).save_pretrained(folder)
     return folder
 
 

@@ -1,5 +1,6 @@
 """The C kernels of a decoding step against numpy in float64."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,6 +72,12 @@ EXACT: Mapping[str, Callable[[Any], Any]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu_tanh": lambda x: x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "relu": lambda x: np.where(x < 0, 0, x),
+    "gelu": lambda x: x / 2 * np.vectorize(math.erfc)(-x / np.sqrt(2)),
+}
+# How much more than itself x's rounding shows in what it is the exponent of.
+EXPONENTS: Mapping[str, Callable[[Any], Any]] = {
+    "gelu_tanh": lambda x: 1.6 * (1 + 0.045 * x * x),
+    "gelu": lambda x: 0.5 * np.abs(x),
 }
 
 
@@ -84,7 +91,7 @@ def test_activations(kind: str) -> None:
     with np.errstate(over="ignore"):
         exact = EXACT[kind](x.astype(np.float64))
     far = np.abs(out - exact) / np.maximum(np.abs(exact), 1e-30)
-    exponent = np.abs(x) * np.where(kind == "gelu_tanh", 1.6 * (1 + 0.045 * x * x), 1)
+    exponent = np.abs(x) * (EXPONENTS[kind](x) if kind in EXPONENTS else 1)
     assert (far <= (8 + 4 * exponent) * ULP).all()  # e**-x amplifies x's rounding
     np.testing.assert_array_equal(gated, out * up)
     assert guards_hold(out) and guards_hold(gated)
@@ -202,8 +209,8 @@ def test_what_does_not_fit_is_refused() -> None:
         step.rope(x, normal(2, 5), normal(2, 5), out, 1, 8, False)
     with pytest.raises(CodecError, match="rope: found"):
         step.rope(x, normal(2, 2), normal(2, 2), out, 0, 8, False)
-    with pytest.raises(CodecError, match="activate: found kind 3"):
-        step.activate(3, x, None, out, 2)
+    with pytest.raises(CodecError, match="activate: found kind 4"):
+        step.activate(4, x, None, out, 2)
     with pytest.raises(CodecError, match="activate: found"):
         step.activate(0, x, normal(3), out, 1)
     q, k = normal(1, 2, 4), normal(3, 1, 4)

@@ -26,8 +26,8 @@ END, PAD, VOCAB = 256, 257, 258
 
 def tokenizer(folder: Path) -> Any:
     """Save a tokenizer of bytes that ends every text, and pads on the left."""
+    import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     end, alphabet = "<|endoftext|>", sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
@@ -40,7 +40,8 @@ def tokenizer(folder: Path) -> Any:
             processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, END)]),
         ]
     )
-    fast: Any = PreTrainedTokenizerFast(
+    auto: Any = transformers
+    fast: Any = auto.PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=end, pad_token="<|pad|>", padding_side="left"
     )
     fast.save_pretrained(folder)
@@ -74,7 +75,8 @@ def embedder(folder: Path) -> np.ndarray:
     with torch.no_grad():
         rows = model(**{key: batch[key] for key in ("input_ids", "attention_mask")})
     last: np.ndarray = rows.last_hidden_state[:, -1].numpy()
-    return last / np.linalg.norm(last, axis=1, keepdims=True)
+    unit: np.ndarray = last / np.linalg.norm(last, axis=1, keepdims=True)
+    return unit
 
 
 @pytest.mark.parametrize("run", ["numpy:float32", "torch:float32"])

@@ -111,7 +111,7 @@ static PyObject *py_rope(PyObject *module, PyObject *args) {
 }
 
 PyDoc_STRVAR(activate_doc, "activate(kind, x, up, out, threads)\n\nout = act(x), times `up` if that is not "
-                           "None; kind 0 is silu, 1 gelu_tanh, 2 relu.");
+                           "None; kind 0 is silu, 1 gelu_tanh, 2 relu, 3 gelu.");
 
 static PyObject *py_activate(PyObject *module, PyObject *args) {
     PyObject *objects[3];
@@ -128,9 +128,9 @@ static PyObject *py_activate(PyObject *module, PyObject *args) {
     if (x && gated) up = aprfmt_hold_floats(&held, objects[1], 0, "up", count + 1);
     if (x && (up || !gated)) out = aprfmt_hold_floats(&held, objects[2], 1, "out", count + 2);
     if (!out) return done(&held, 0);
-    if (kind < SILU || kind > RELU || count[0] != count[2] || (gated && count[0] != count[1])) {
+    if (kind < SILU || kind > GELU || count[0] != count[2] || (gated && count[0] != count[1])) {
         aprfmt_error("activate: found kind %d of x of %zu elements, up of %zu, out of %zu; expected "
-                     "equal counts and a kind from 0 to 2",
+                     "equal counts and a kind from 0 to 3",
                      kind, count[0], count[1], count[2]);
         return done(&held, 0);
     }

@@ -36,7 +36,7 @@ typedef struct {
 } moments;
 
 /* Activations; the order is that of step.py. */
-enum { SILU, GELU_TANH, RELU };
+enum { SILU, GELU_TANH, RELU, GELU };
 
 /* x and its rotation [tokens, heads, width]. */
 typedef struct {

@@ -27,10 +27,18 @@ FN vf f_exp(vf x) {
 /* x / (1 + e**-z) */
 FN vf f_gate(vf x, vf z) { return x / (f_all(1.0f) + f_exp(-z)); }
 
+/* x (1 + erf(x / sqrt 2)) / 2, as the complement, which loses nothing where erf is near -1. */
+FN vf f_gelu(vf x) {
+    vf y;
+    for (int lane = 0; lane < 8; lane++) y[lane] = erfcf(x[lane] * -0.70710678118654752f);
+    return x * f_all(0.5f) * y;
+}
+
 /* gelu_tanh is x (1 + tanh u) / 2 = x / (1 + e**-2u), u = sqrt(2 / pi) (x + 0.044715 x**3); the
  * second form loses nothing where tanh is near -1. */
 FN vf f_activated(vf x, int kind) {
     if (kind == SILU) return f_gate(x, x);
+    if (kind == GELU) return f_gelu(x);
     if (kind == GELU_TANH) {
         vf cubic = dot_step(f_all(0.044715f) * x * x, x, x);
         return f_gate(x, f_all(1.5957691216057308f) * cubic);
@@ -55,6 +63,8 @@ TARGET static void run_activate(int kind, const float *x, const float *up, float
         activate(SILU, x, up, out, n);
     else if (kind == GELU_TANH)
         activate(GELU_TANH, x, up, out, n);
+    else if (kind == GELU)
+        activate(GELU, x, up, out, n);
     else
         activate(RELU, x, up, out, n);
 }

@@ -17,5 +17,5 @@ rms_norm = _kernels.rms_norm
 rope = _kernels.rope
 softmax = _kernels.softmax
 
-ACTIVATIONS = {name: kind for kind, name in enumerate(("silu", "gelu_tanh", "relu"))}
+ACTIVATIONS = {name: kind for kind, name in enumerate(("silu", "gelu_tanh", "relu", "gelu"))}
 """Name -> what `activate` calls it by (level.h)."""

@@ -296,7 +296,9 @@ def _chunks(case: Case) -> Iterator[Change]:
     )  # fmt: skip
     differ = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
     wide = case.attempt(change(None, ""))
-    late = np.flatnonzero(case.by_row(wide) > 2 * wide.tolerance) if wide is not None else ()
+    late = differ[:0]
+    if wide is not None:
+        late = np.flatnonzero(case.by_row(wide) > 2 * wide.tolerance)
     for rows in (differ, late):
         if len(rows) and rows[0] > 0:
             yield change(int(rows[0]), f"the tokens of a chunk of {rows[0]}")
