@@ -39,7 +39,7 @@ from aprfmt.formats.temporary import (
     temporary_name,
     uninterrupted,
 )
-from aprfmt.remote.paths import RemotePath
+from aprfmt.remote.paths import RemotePath, is_address
 
 __all__ = ["FileSet", "OutputFile", "install_signal_handlers", "pending", "recover"]
 
@@ -119,9 +119,9 @@ class FileSet:
         """
         if self._closed:
             raise ValueError(f"{path}: the set of files is published or discarded already")
-        if isinstance(path, RemotePath):
+        path = path if isinstance(path, RemotePath) else Path(path)
+        if is_address(path):
             raise OutputError(f"{path}: is an address; outputs are files on this machine")
-        path = Path(path)
         _OPEN.add(self)
         with as_output_error(path, "cannot be written"):
             if self._folder is not None:

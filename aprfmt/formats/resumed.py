@@ -27,6 +27,7 @@ from aprfmt.formats.atomic import FileSet, OutputFile
 from aprfmt.formats.journal import recover
 from aprfmt.formats.positioned import read_at
 from aprfmt.formats.temporary import as_output_error, is_temporary, remove, uninterrupted
+from aprfmt.remote.paths import is_address
 
 SCHEMA = "aprfmt.resume/1"
 SUFFIX = ".aprfmt-resume"
@@ -208,6 +209,8 @@ class ResumedSet(FileSet):
         of everything else that decides about the bytes.
         """
         parent = self.hidden.parent
+        if is_address(self.output):
+            raise OutputError(f"{self.output}: is an address; outputs are files on this machine")
         if not parent.is_dir():
             raise OutputError(f"{self.output}: there is no folder {parent}; make it first")
         with as_output_error(self.output, "cannot be continued"):

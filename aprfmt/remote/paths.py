@@ -128,6 +128,12 @@ def place(given: Any) -> Path:
     return parts if isinstance(parts, Path) else RemotePath(*parts)
 
 
+def is_address(path: Path) -> bool:
+    """Say whether a path is an address, or the text of one for which there is no folder here."""
+    text = str(path)
+    return is_remote(path) or (bool(_ADDRESS.match(text)) and not os.path.isdir(path.parent))
+
+
 def is_remote(path: Path) -> bool:
     """Say whether a path is an address."""
     return isinstance(path, RemotePath)

@@ -16,6 +16,7 @@ from aprfmt.errors import OutputError
 from aprfmt.formats import temporary
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import MappedFile
+from aprfmt.formats.resumed import ResumedSet
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -291,3 +292,21 @@ def test_the_end_of_the_program_discards_what_is_open(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=PATIENCE)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["s3://bucket/x.gguf", "hf://a/b/x.gguf", "https://h/x.gguf"])
+def test_an_address_is_no_place_for_an_output(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path has one slash left of two; a folder of such a name is one all the same."""
+    monkeypatch.chdir(tmp_path)
+    path = Path(text)
+    with pytest.raises(OutputError, match="is an address; outputs are files on this machine"):
+        FileSet().create(path)
+    with pytest.raises(OutputError, match="is an address"):
+        ResumedSet(path).begin({}, "")
+    assert not list(tmp_path.iterdir())
+    path.parent.mkdir(parents=True)
+    with FileSet() as files:
+        files.create(path).write(b"x")
+    assert path.read_bytes() == b"x"
