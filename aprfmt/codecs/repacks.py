@@ -137,7 +137,7 @@ class Repacked:
             stop = min(start + step, self.rows)
             before, after = laid.decode(start, stop), self._values(start, stop)
             eight = (before != after).view(np.uint64)  # elements; groups are whole eights
-            changed += np.count_nonzero(eight.reshape(-1, groups.size // 8).any(axis=1))
+            changed += int(np.count_nonzero(eight.reshape(-1, groups.size // 8).any(axis=1)))
             off = np.subtract(before, after, dtype=np.float64)
             largest = max(largest, float(np.abs(off, out=off).max()))
         return Judged(count, changed, largest)

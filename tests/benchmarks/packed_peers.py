@@ -29,7 +29,7 @@ def modelopt(case: str, rows: int, columns: int) -> Peer:
     weight = _weight(rows, columns)
     import torch
 
-    qtensor: Any = import_module("modelopt.torch.quantization").qtensor
+    qtensor: Any = import_module("modelopt.torch.quantization.qtensor")
 
     library: Any = qtensor
     if "NVFP4" in case:
@@ -118,7 +118,7 @@ def gptq(case: str, rows: int, columns: int) -> Peer:
     weight = _weight(rows, columns)
     import torch
 
-    qlinear_torch: Any = import_module("auto_round_extension.torch").qlinear_torch
+    qlinear_torch: Any = import_module("auto_round_extension.torch.qlinear_torch")
 
     bits, size = int(case.split()[1]), int(case.split()[3].lstrip("g"))
     linear = torch.nn.Linear(columns, rows, bias=False)
@@ -154,8 +154,8 @@ def torchao(case: str, rows: int, columns: int) -> Peer:
     weight = _weight(rows, columns)
     import torch
 
-    mx_formats: Any = import_module("torchao.prototype").mx_formats
-    quant_api: Any = import_module("torchao.quantization").quant_api
+    mx_formats: Any = import_module("torchao.prototype.mx_formats")
+    quant_api: Any = import_module("torchao.quantization.quant_api")
 
     configs: Any = quant_api
     micro: Any = mx_formats
