@@ -103,10 +103,19 @@ class DryCuda(DryTorch):
 
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
         """Allocate the product, and once for each stream what cuBLAS keeps."""
+        self._cublas()
+        return self.new((len(x), len(rows)))
+
+    def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+        """Multiply by cuBLAS where everything is widened, a single row too."""
+        if not (rounded or self.deterministic):
+            self._cublas()
+        return super().routed(x, w, bias, rounded=rounded)
+
+    def _cublas(self) -> None:
         key = (self.account.device, "workspace", self._recorded)
         if key not in self._constants:
             self._constants[key] = self.new((WORKSPACE,), 1)
-        return self.new((len(x), len(rows)))
 
     def free(self) -> list[int | None]:
         """Return what is free on each GPU and on the host."""
