@@ -55,7 +55,10 @@ const leaves = (node) => node.children.length ? node.children.flatMap(leaves) : 
 // makes it the whole, one on a tensor is `choose(row)`.
 const HEAD = 20, LEAST = 2; // pixels: a group's heading, the smallest side that is drawn
 function treemap(place, trail, tree, { fill, say, short, choose }) {
+  let shown = tree, width = 0;
   function open(node, focus) {
+    shown = node;
+    width = place.clientWidth;
     trail.replaceChildren();
     for (let up = node, way = []; up; up = up.above) {
       way.unshift(up);
@@ -111,11 +114,17 @@ function treemap(place, trail, tree, { fill, say, short, choose }) {
     const buttons = trail.querySelectorAll("button");
     if (event.key === "Escape" && buttons.length > 1) buttons[buttons.length - 2].click();
   });
-  let width = 0;
+  // Another width: the same areas, and the keyboard stays where it was.
+  function again() {
+    const held = document.activeElement, crumb = [...trail.children].indexOf(held);
+    const label = place.contains(held) ? held.getAttribute("aria-label") : null;
+    open(shown, false);
+    const same = [...place.children].find((one) => one.getAttribute("aria-label") === label);
+    (crumb < 0 ? same : trail.children[crumb])?.focus({ preventScroll: true });
+  }
+  open(tree, false);
   new ResizeObserver(() => {
-    if (Math.abs(place.clientWidth - width) < 2) return;
-    width = place.clientWidth;
-    open(tree, false);
+    if (Math.abs(place.clientWidth - width) >= 2) again();
   }).observe(place);
 }
 

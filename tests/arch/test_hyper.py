@@ -122,6 +122,20 @@ def test_llama3_scaling_needs_two_different_bounds(low: float | None, high: floa
         hf("llama", config)
 
 
+OTHER_FORMS: dict[str, Any] = {
+    "do_layer_norm_before": False, "_remove_final_layer_norm": True,
+    "layer_norm_elementwise_affine": False, "word_embed_proj_dim": 7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OTHER_FORMS)
+def test_forms_of_opt_that_are_not_known_are_refused(key: str) -> None:
+    config = make(next(tiny for tiny in TINY if tiny.arch == "opt")).config
+    hf("opt", config)
+    with pytest.raises(ArchError, match=f"{key}: is {OTHER_FORMS[key]}"):
+        hf("opt", {**config, key: OTHER_FORMS[key]})
+
+
 def test_nested_text_config_is_read() -> None:
     text = {"hidden_size": 24, "num_hidden_layers": 3, "rope_scaling": None, "sliding_window": 9}
     config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 99}}

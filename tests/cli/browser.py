@@ -40,6 +40,7 @@ class Page:
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)  # as the window in front
 
     def call(self, method: str, **params: Any) -> Any:
         """Send a command, return its result."""
@@ -55,11 +56,16 @@ class Page:
                 return answer["result"]
 
     def open(self, path: Path) -> None:
-        """Load a file and wait until it has loaded."""
+        """Load a file, wait until it has loaded and what follows its first layout has run."""
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._message()
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until two frames were drawn: observers of sizes have run, and what they changed."""
+        self.evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression of the page, of a promise what it gives."""

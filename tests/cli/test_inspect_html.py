@@ -130,6 +130,21 @@ def test_areas_are_reached_and_opened_by_the_keyboard(tab: Page, made: tuple[Pat
     assert tab.complaints() == []
 
 
+def test_another_width_keeps_the_area_and_the_focus(tab: Page, made: tuple[Path, Any]) -> None:
+    tab.open(made[0])
+    focus = "document.activeElement.getAttribute('aria-label')"
+    right = ("Math.max(...[...document.querySelectorAll('#map button')]"
+             ".map(e => e.getBoundingClientRect().right))")  # fmt: skip
+    tab.evaluate("document.querySelector('#map .group').click()")
+    before, wide = tab.evaluate(focus), tab.evaluate(right)
+    assert before.startswith("layer ")
+    tab.show(700)
+    tab.settle()
+    assert tab.evaluate(right) < 700 < wide
+    assert tab.evaluate(focus) == before
+    assert tab.evaluate("document.querySelectorAll('#trail button').length") == 2
+
+
 @pytest.mark.parametrize("group", ["layer, then part", "encoding, then part", "name"])
 def test_every_grouping_and_the_tree_have_all_bytes(
     tab: Page, made: tuple[Path, Any], group: str

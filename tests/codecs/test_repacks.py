@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from aprfmt.codecs import repack_sources
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
@@ -191,6 +192,14 @@ def test_mxfp4_of_every_container_is_exact(seed: int) -> None:
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(made.values(), weight.decode())
         assert made.judged()[1:] == (0, 0.0)
+
+
+def test_exponents_of_another_shape_are_refused() -> None:
+    weight = packed("gpt_oss", {"quant_method": "mxfp4"}, {
+        "_blocks": np.zeros((2, 4, 2, 16), np.uint8), "_scales": np.zeros((2, 4, 3), np.uint8),
+    })  # fmt: skip
+    with pytest.raises(CodecError, match="_scales"):
+        repack_sources.gpt_oss(weight, "MXFP4")
 
 
 def small(codes: Array, scale: Array, whole: Array) -> list[tuple[str, PackedWeight]]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aprfmt.errors import FormatError
+from aprfmt.inference.engines import captures, statistics
 from aprfmt.inference.engines.captures import open_captures
 from aprfmt.inference.engines.layouts import CHAINS, PointLayout, laid_out
 from aprfmt.inference.engines.mapping import load_mapped, read_mapping
@@ -237,6 +238,29 @@ def test_a_table_of_statistics_gives_observations_and_no_cause(kind: str, tmp_pa
     same = ran(2, "diagnose", model, right, "--ids", TEXT, "--json").json
     assert not any("observation" in row["says"] for row in same["evidence"])
     assert any("statistics of all common points agree" in r["says"] for r in same["evidence"])
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_table_of_too_many_rows_is_none(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "MAX_ROWS", 2)
+    path = table(tmp_path / "t.csv", {f"L{i}.q": np.ones(3) for i in range(rows)})
+    assert statistics.is_table(path) == (rows == 2)
+
+
+@pytest.mark.parametrize("files", [2, 3])
+def test_a_folder_of_too_many_arrays_is_refused(
+    files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captures, "MAX_MEMBERS", 2)
+    folder = npy(tmp_path / "d", {f"k{i}": np.ones(3, np.float32) for i in range(files)})
+    if files == 2:
+        with open_captures(folder) as found:
+            assert set(found.shapes) == {"k0", "k1"}
+    else:
+        with pytest.raises(FormatError, match="3 files; at most 2 are read"):
+            open_captures(folder).__enter__()
 
 
 def test_a_table_with_text_for_a_number_is_refused(tmp_path: Path) -> None:
