@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from aprfmt.errors import ArchError
 from aprfmt.inference import score_bias
 from aprfmt.inference.backends.base import Array, Heads, Numbers, Style
 from aprfmt.inference.context import Context
+from aprfmt.inference.masks import Mask
 from aprfmt.inference.rope import kind_of
 
 
@@ -68,7 +68,7 @@ def _by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], chunk: in
         begin = start // chunk * chunk
         stop = min(begin + chunk, cached + len(q))
         mask = b.seen(stop - start, stop - begin, start - begin, None, causal=True)
-        heads = replace(_numbers(c, layer), mask=mask, causal=(start - begin, None))
+        heads = _laid(c, layer, mask, (start - begin, None))
         b.at(start)
         rows = slice(start - cached, stop - cached)
         parts.append(b.attention(q[rows], k[begin:stop], v[begin:stop], heads))
@@ -82,24 +82,24 @@ def _heads(c: Context, layer: int, keys: int) -> Heads:
     tokens, cached = len(c.facts.ids), c.facts.cached
     chunk = _chunk(c, layer)
     if chunk is not None:
-        return replace(_numbers(c, layer), mask=c.backend.chunked(tokens, keys, cached, chunk))
+        return _laid(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
     limited = c.hp["window_layers"][layer] and c.block.window == "sliding"
     window = c.hp["sliding_window"] if limited else None
     causal = c.block.attends == "causal"
     mask = c.backend.seen(tokens, keys, cached, window, causal=causal)
-    return replace(_numbers(c, layer), mask=mask, causal=(cached, window) if causal else None)
+    return _laid(c, layer, mask, (cached, window) if causal else None)
 
 
-def _numbers(c: Context, layer: int) -> Heads:
-    """Return a layer's scale, softcap and sinks, with no mask yet."""
+def _laid(c: Context, layer: int, mask: Mask, causal: tuple[int, int | None] | None) -> Heads:
+    """Return what `_heads` says of a mask, with the layer's scale, softcap and sinks."""
     hp = c.hp
     scale = float(hp["attn_scale"])
     if hp["attn_scale_by_layer"]:
         scale /= layer + 1
     cap = hp["attn_softcap"]
     sinks = c.vector(layer, "attn_sinks.weight") if c.block.sinks else None
-    nothing = np.empty((0, 0), np.bool_)
-    return Heads(nothing, scale, None if cap is None else float(cap), sinks, c.block.softmax_cast)
+    softcap = None if cap is None else float(cap)
+    return Heads(mask, scale, softcap, sinks, c.block.softmax_cast, causal)
 
 
 def _project(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:
