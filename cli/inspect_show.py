@@ -57,7 +57,8 @@ def _hyperparameters(body: dict[str, Any], verbose: bool) -> None:
         if listed and (verbose or kind == "unknown"):
             render.say(f"config keys {kind}: {', '.join(listed)}")
     if body["draft"]:
-        render.line(f"draft head: {len(body['draft'])} tensors; aprfmt eval --draft runs it")
+        runs = "; aprfmt eval --draft runs it" if body["level"] == "full" else ""
+        render.line(f"draft head: {len(body['draft'])} tensors{runs}")
     if body["unclaimed"]:
         render.say(f"tensors of no role: {', '.join(body['unclaimed'][:6])}")
 

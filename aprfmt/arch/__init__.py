@@ -108,6 +108,8 @@ ARCHS: "Registry[ArchSpec]" = Registry(
         "gemma3n": _HERE + "gemma3n:GEMMA3N",
         "gemma4": _HERE + "gemma4:GEMMA4",
         "ministral3": _HERE + "ministral3:MINISTRAL3",
+        "mimo": _HERE + "mimo:MIMO",
+        "mimo_v2": _HERE + "mimo:MIMO_V2",
     },
     ArchError,
 )

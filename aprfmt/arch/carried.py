@@ -21,6 +21,7 @@ LAYERED = (
     "rope_layers", "window_layers", "moe_layers", "delta_layers", "attn_norm_layers",
     "attention_layers", "ssm_layers", "mlp_layers", "encoder_layers", "decoder_layers",
     "encoder_bias_layers", "decoder_bias_layers", "own_kv_layers", "wide_layers",
+    "sink_layers",
 )  # fmt: skip
 LISTED = ("rope_sections",)  # whole numbers
 WORDS: Mapping[str, tuple[str, ...]] = {
@@ -32,7 +33,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 }
 NULLABLE = (
     "rope_theta_local", "rope_scaling", "sliding_window", "attn_softcap", "final_softcap",
-    "q_lora_rank", "temperature_scale", "temperature_length",
+    "q_lora_rank", "temperature_scale", "temperature_length", "value_scale",
 )  # fmt: skip
 _OPTIONAL = ("mscale", "mscale_all_dim")
 SCALINGS: Mapping[str, tuple[str, ...]] = {

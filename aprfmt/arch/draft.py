@@ -118,18 +118,22 @@ def head_spec(spec: ArchSpec) -> ArchSpec:
     bindings = {}
     for style, rows in spec.bindings.items():
         steps = next((row.steps for row in rows if row.roles == (_NORM,)), ())
-        own = (Binding((rule.role,), (rule.role,), steps if rule.role in NORMS else ())
+        join = spec.draft[style].join if style in spec.draft else ()
+        own = (Binding((rule.role,), (rule.role,), steps if rule.role in NORMS else join)
                for rule in _RULES)  # fmt: skip
         bindings[style] = (*own, *rows)
     return replace(spec, tensors=(*_RULES, *spec.tensors), bindings=bindings)
 
 
-def head_hyper(hp: HyperParams) -> HyperParams:
-    """Return the hyperparameters of the head's one layer: those of the last one with attention."""
+def head_hyper(spec: ArchSpec, hp: HyperParams) -> HyperParams:
+    """Return the hyperparameters of the head's one layer: those of the last one with attention.
+
+    Where the architecture says what the head's layer is, that.
+    """
     recurrent = hp["delta_layers"]
     like = next((i for i in reversed(range(len(recurrent))) if not recurrent[i]), -1)
     layers = {
-        name: (value[like],)
+        name: (spec.draft_layer.get(name, value[like]),)
         for name, value in hp.items()
         if name.endswith("_layers") and isinstance(value, tuple)
     }
@@ -150,7 +154,7 @@ def heads(
     """Return the draft heads that some stored names belong to, those in `packed` packed weights."""
     found = []
     for layer, stored in _by_head(spec, style, hp, names):
-        hyper = head_hyper(hp)
+        hyper = head_hyper(spec, hp)
         bound = bind(head_spec(spec), style, stored)
         bound = of_packed(bound, {target for target, name in stored.items() if name in packed})
         bound = without_partial(bound, hyper)
@@ -199,14 +203,27 @@ def first_head(spec: ArchSpec, style: str, names: Iterable[str]) -> int | None:
 def counted(
     spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str]
 ) -> dict[str, Value]:
-    """Return the keys of a style that say how many draft heads a file of these names has."""
+    """Return the keys of a style that say how many draft heads a file of these names has.
+
+    A GGUF counts them among the blocks, also in lists of one value a block.
+    """
     count = sum(1 for _ in _by_head(spec, style, hp, names))
     if not count:
         return {}
-    blocks = {"{arch}.block_count": size_of("n_layers", hp) + count} if style == "gguf" else {}
+    keys: dict[str, Value] = {spec.draft[style].counts[0]: count}
+    if style == "gguf":
+        keys |= {"{arch}.block_count": size_of("n_layers", hp) + count, **_lists(spec, hp, count)}
     arch = (spec.called.get("gguf") or ("",))[0]
-    keys = {**blocks, spec.draft[style].counts[0]: count}
     return {key.replace("{arch}", arch): value for key, value in keys.items()}
+
+
+def _lists(spec: ArchSpec, hp: HyperParams, count: int) -> dict[str, Value]:
+    """Return a GGUF's lists of one value a block, with those of the heads behind the model's."""
+    layers = {name: (*hp[name], *(on,) * count) for name, on in spec.draft_layer.items()}
+    longer = hp.replaced(**layers)
+    made = (rule.write["gguf"](longer[rule.name], longer)
+            for rule in spec.hyper if layers and "gguf" in rule.write)  # fmt: skip
+    return {key: value for keys in made for key, value in keys.items() if isinstance(value, list)}
 
 
 def outer(layer: int, key: str) -> str:
@@ -255,7 +272,7 @@ def _head_groups(
     return [
         Group(group.binding, layer, tuple(map(renamed.stored, group.stored)),
               tuple(outer(layer, key) for key in group.roles))
-        for group in groups_for(head, style, [inner(key) for key in keys], head_hyper(hp))
+        for group in groups_for(head, style, [inner(key) for key in keys], head_hyper(spec, hp))
     ]  # fmt: skip
 
 
@@ -274,6 +291,7 @@ class Renamed:
             if index and "{" not in template:
                 continue
             target = next(row.stored[0] for row in spec.bindings[style] if row.roles == (role,))
+            target = target.replace("{L}", "0")
             name = _filled(template, n_layers, index)
             self._own[name], self._roles[name] = target, role
 

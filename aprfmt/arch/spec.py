@@ -306,12 +306,14 @@ class DraftNames:
     """How one naming style stores the draft head behind a model of {N} layers; {I} counts heads.
 
     `layer` is the prefix of its decoder layer, `own` its other tensors by template, with the role
-    each holds; `counts` are keys that say how many draft layers there are.
+    each holds, the first of a role's being written; `counts` are keys that say how many draft
+    layers there are. `join` are the steps of the matrix that joins embedding and hidden state.
     """
 
     layer: str
     own: Mapping[str, str]
     counts: tuple[str, ...]
+    join: tuple[LayoutStep, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -325,7 +327,8 @@ class ArchSpec:
     `buffers[style]` are name templates of stored tensors that are computed, not learned (masks,
     inverse frequencies). `derived` are hyperparameters that some styles keep in tensors. `level`:
     names where there is no forward pass; `block` says nothing then. `draft[style]` are the names of
-    its draft head (draft.py), none where it has none that is known.
+    its draft head (draft.py), none where it has none that is known; `draft_layer` says by
+    `..._layers` what the head's layer is, where it is not what the model's last one is.
     """
 
     name: str
@@ -342,3 +345,4 @@ class ArchSpec:
     level: Literal["full", "names"] = "full"
     forward: str = ""  # "module:function" of its own forward pass; "": the common one
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
+    draft_layer: Mapping[str, bool] = field(default_factory=dict)

@@ -147,6 +147,46 @@ class Transposed:
         return "Transposed"
 
 
+@dataclass(frozen=True, slots=True)
+class HalvesExchanged:
+    """The second half of every row stands before the first (MiMo's join of a draft head)."""
+
+    permutes: ClassVar[bool] = True
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the stored shape; ArchError unless rows have two halves."""
+        shape = only(stored, self)
+        if not shape or shape[-1] % 2:
+            raise ArchError(f"{self}: shape {list(shape)}; expected rows of two equal halves")
+        return [shape]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the logical shape."""
+        return self.shapes(logical, hp)
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """Two runs per row."""
+        shape = only(self.shapes(stored, hp), self)
+        half, rows = shape[-1] // 2, math.prod(shape[:-1])
+        if 2 * rows > MAX_MOVES:
+            return None
+        return [[Move(0, at * half, half) for row in range(rows) for at in (2 * row + 1, 2 * row)]]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Exchange the halves."""
+        import numpy as np
+
+        shape = self.shapes([stored[0].shape], hp)[0]
+        return [np.roll(stored[0], shape[-1] // 2, axis=-1)]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Exchange the halves."""
+        return self.undo(logical, hp)
+
+    def __str__(self) -> str:
+        return "HalvesExchanged"
+
+
 class ChangesValues:
     """What steps share that change every value in its place."""
 

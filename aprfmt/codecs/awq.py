@@ -56,7 +56,12 @@ def zeros_of(
     """Return the zero points [outputs, groups] beside scales [groups, outputs]; inputs a group."""
     size = config.get("group_size")
     size = fact(NAME, {"group_size": inputs if size == -1 else size}, "group_size", GROUP_SIZES)
-    groups = -(-inputs // size)
+    if inputs % size:
+        raise CodecError(
+            f"{NAME}: config says group_size {size}, part '.qweight' has {inputs} inputs; expected "
+            "whole groups"
+        )
+    groups = inputs // size
     fits(NAME, ".scales", scales.shape, (groups, outputs))
     qzeros = words_of(NAME, parts, ".qzeros", _INT)
     fits(NAME, ".qzeros", qzeros.shape, (groups, outputs // 8))

@@ -68,6 +68,7 @@ _MICRO: Mapping[str, tuple[MinifloatCodec, int, MinifloatCodec | None]] = {
     "mxfp6-pack-quantized": (f6.E2M3, 32, fp8.E8M0),
 }
 _FP8: Mapping[str, MinifloatCodec] = {kind.name: kind for kind in fp8.OF_TWO_SIGNS}
+_STORED: Mapping[str, tuple[str, ...]] = {"int": ("I8",), "float": tuple(_FP8)}  # by type
 _PLAIN_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 
 
@@ -153,13 +154,23 @@ def _by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
     return values
 
 
-def _check_groups(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> None:
-    """Raise CodecError unless scales of groups are as many as the stated size asks for."""
-    size = weights.get("group_size")
+def _check(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> None:
+    """Raise CodecError unless scales and zero points are what the arguments of the weight ask for.
+
+    Scales of a row or of groups of the stated size; zero points where it is not symmetric.
+    """
+    if weights.get("symmetric") is False:
+        need(f"{NAME}: config says symmetric false", parts, _ZERO)
+    size, found = weights.get("group_size"), need(NAME, parts, SCALE).shape
+    if weights.get("strategy") == "channel" and found not in (shape[:-1], (*shape[:-1], 1)):
+        raise CodecError(
+            f"{NAME}: config says strategy 'channel', part {SCALE!r} has shape {list(found)}; "
+            f"expected {[*shape[:-1], 1]} for a weight of {list(shape)}"
+        )
     if weights.get("strategy") != "group" or size in (None, -1):
         return
     size = fact(NAME, weights, "group_size", GROUP_SIZES)
-    found, groups = need(NAME, parts, SCALE).shape, (*shape[:-1], -(-shape[-1] // size))
+    groups = (*shape[:-1], -(-shape[-1] // size))
     if found != groups:
         raise CodecError(
             f"{NAME}: config says group_size {size}, part {SCALE!r} has shape {list(found)}; "
@@ -177,7 +188,7 @@ def _shape_of_packed(parts: Parts, config: Config) -> tuple[int, ...]:
             f"{NAME}: part {_SHAPE!r} says {list(shape)}, expected {len(packed)} sizes"
         )
     fits(NAME, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
-    _check_groups(shape, parts, weights_of(config))
+    _check(shape, parts, weights_of(config))
     return shape
 
 
@@ -297,13 +308,20 @@ def _micro_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> Lai
 
 
 def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
-    shape = _matrix(parts, ".weight")
-    _check_groups(shape, parts, weights_of(config))
+    shape, weights = _matrix(parts, ".weight"), weights_of(config)
+    found, kind = parts[".weight"].encoding, str(weights.get("type"))
+    expected = _STORED.get(kind, (found,))
+    if found not in expected:
+        raise CodecError(
+            f"{NAME}: config says type {kind!r}, part '.weight' is {found}, expected "
+            f"{' or '.join(expected)}"
+        )
+    _check(shape, parts, weights)
     return shape
 
 
 def _plain_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    known = _codes_plain(parts, config)
+    known, weights = _codes_plain(parts, config), weights_of(config)
     raw = raw_of(NAME, parts, ".weight", ("I8", *_FP8))
     codes, values = codes_of(raw, known.bits, shape, known.values)
     if parts[".weight"].encoding in _FP8:
@@ -313,7 +331,7 @@ def _plain_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> Lai
     zero = None
     if _ZERO in parts:
         zero = array(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
-    return _laid(shape, codes, values, scale, zero, weights_of(config))
+    return _laid(shape, codes, values, scale, zero, weights)
 
 
 def _codes_packed(parts: Parts, config: Config) -> CodeTable:

@@ -139,15 +139,14 @@ def _spread(found: Numbers, shape: tuple[int, ...], config: Config) -> tuple[Num
     """Return scales of rows, tiles or the weight, and the size of what one stands for."""
     values = found.held
     tile: Tile = (1, shape[-1])
-    if values.size == 1:
-        values, tile = values.reshape(1, 1), (shape[-2], shape[-1])
-    elif config.get("quant_algo") in _TILED:
+    if config.get("quant_algo") in _TILED:
         tile = (_TILE, _TILE)
         tiles = (*shape[:-2], *grid_of(shape, tile))
-        whole = tuple(n for n in values.shape if n != 1)
-        if whole != tuple(n for n in tiles if n != 1):
+        if values.shape != (*tiles[:-1], 1, tiles[-1], 1):  # as it is exported
             fits(NAME, SCALE, values.shape, tiles)
         values = values.reshape(tiles)
+    elif values.size == 1:
+        values, tile = values.reshape(1, 1), (shape[-2], shape[-1])
     else:
         kept = values.reshape(values.shape[:-1]) if values.shape[-1] == 1 else values
         axes = next((n for n in range(1, len(shape)) if kept.shape == shape[:n]), None)

@@ -42,6 +42,7 @@ from aprfmt.codecs.scope import Scope, table
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = METHOD = "torchao"
+_NAMES = "_tensor_data_names"  # of a weight's metadata: its tensors
 TENSORS = "tensors"  # of the section: weight -> what the file's metadata say of it
 _MAIN, _SCALE, _ZERO = "._weight_qdata", "._weight_scale", "._weight_zero_point"
 _WHOLE, _SMOOTH = "._weight_per_tensor_scale", "._weight_act_pre_scale"
@@ -58,7 +59,8 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
     "NVFP4Tensor": ("U8",),
 }
 _PACKED = "U8"
-_TALL, _WIDE = 128, 4  # of a tile of swizzled scales
+_TALL, _WIDE = 128, 4  # of a tile of swizzled scales,
+_TILE_ROWS = 32  # which is stored as so many rows
 
 
 def _class(config: Config) -> str:
@@ -95,6 +97,9 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
             f"{NAME}: metadata says {config['_type']}, part {_MAIN!r} is {main.encoding}, "
             f"expected {' or '.join(allowed)}"
         )
+    said = config.get(_NAMES)
+    for name in said if isinstance(said, list) else ():
+        need(f"{NAME}: metadata says {name!r}", parts, f"._weight_{name}")
     packed = main.encoding == _PACKED
     if len(main.shape) < 2:
         raise CodecError(f"{NAME}: part {_MAIN!r} has shape {list(main.shape)}, expected [out, in]")
@@ -109,10 +114,12 @@ def _grid(parts: Parts, config: Config, shape: Sequence[int]) -> tuple[int, ...]
     found = need(NAME, parts, _SCALE).shape
     if _swizzled(config):
         rows = int(np.prod(grid[:-1]))
-        tiles = -(-rows // _TALL) * -(-grid[-1] // _WIDE)
-        fits(NAME, _SCALE, (int(np.prod(found)),), (tiles * _TALL * _WIDE,))
-    elif int(np.prod(found)) != int(np.prod(grid)):
-        fits(NAME, _SCALE, found, grid)
+        tall, wide = -(-rows // _TALL), -(-grid[-1] // _WIDE)
+        if found != (tall * wide * _TALL * _WIDE,):  # as one row, or as they are stored
+            stored = (int(np.prod(found[:-1])), *found[-1:])
+            fits(NAME, _SCALE, stored, (tall * _TILE_ROWS, wide * _TALL * _WIDE // _TILE_ROWS))
+    elif found != grid[:-1] or grid[-1] != 1:  # one a row may come without its axis
+        fits(NAME, _SCALE, found if any(n != 1 for n in (*found, *grid)) else grid, grid)
     return grid
 
 
@@ -130,10 +137,8 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     grid = _grid(parts, config, shape)
     raw = raw_of(NAME, parts, _MAIN, _CLASSES[kind])
     codes, values = codes_of(raw, known.bits, shape, known.values)
-    if kind in _INTEGERS:
-        scale = Numbers(array(NAME, parts, _SCALE, _FLOAT))
-    else:
-        scale = scale_numbers(NAME, parts, _SCALE, ("F8_E4M3", "F8_E8M0", *_FLOAT))
+    encodings = _FLOAT if kind in _INTEGERS else ("F8_E4M3", "F8_E8M0", *_FLOAT)
+    scale = scale_numbers(NAME, parts, _SCALE, encodings)
     held, table = scale
     held = _unswizzled(held, grid) if _swizzled(config) else held.reshape(grid)
     if _WHOLE in parts:
@@ -188,7 +193,8 @@ def _said(own: Any) -> Config:
     attributes = own.get("_data") if isinstance(own, Mapping) else None
     if not isinstance(attributes, Mapping):
         raise CodecError(f"metadata says {own!r} of a weight, expected a class and its attributes")
-    return {**attributes, "_type": own.get("_type"), "quant_method": METHOD}
+    return {**attributes, "_type": own.get("_type"), "quant_method": METHOD,
+            _NAMES: own.get(_NAMES)}  # fmt: skip
 
 
 def _at(section: Config, module: str) -> Config | None:

@@ -41,7 +41,7 @@ def draft_head(model: "Model") -> DraftHead:
             f"{model.path}: no draft head of {model.spec.name} is known in {style or 'any'} names; "
             f"expected one of {', '.join(_known())}"
         )
-    spec, hyper = head_spec(model.spec), head_hyper(model.hyper)
+    spec, hyper = head_spec(model.spec), head_hyper(model.spec, model.hyper)
     count = int(model.hyper["n_layers"])
     renamed = Renamed(spec, style, count)
     roles = {inner(key): view for key, view in model.roles.items() if split_key(key)[0] == count}
@@ -114,7 +114,7 @@ def _stated(model: "Model", spec: ArchSpec) -> str | None:
         places.append(("hf", inner))
     arch = str(model.metadata.get("general.architecture", ""))
     for style, values in places:
-        for key in spec.draft[style].counts:
+        for key in spec.draft[style].counts if style in spec.draft else ():
             name = key.replace("{arch}", arch)
             if values.get(name):
                 return f"{name} = {values[name]!r}"

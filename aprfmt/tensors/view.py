@@ -9,7 +9,7 @@ from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, Value, damage_of, raw_parts
 from aprfmt.base.shapes import matrix
-from aprfmt.errors import ArchError, CodecError, FormatError
+from aprfmt.errors import ArchError, CodecError, FormatError, UnsupportedError
 from aprfmt.tensors.runs import Bytes, Run, all_runs, element_runs
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
         if tensor.decode is not None:
             return tensor.decode()
         return decode(info.encoding, raw_parts(tensor), info.shape, row_bytes=info.row_bytes)
-    except CodecError as error:
-        raise CodecError(f"{info.name}: {error}") from error
+    except (CodecError, UnsupportedError) as error:
+        raise type(error)(f"{info.name}: {error}") from error
 
 
 def decode_rows(

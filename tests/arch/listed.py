@@ -1,5 +1,6 @@
 """Tiny models made by transformers, of every architecture that is known by its names only."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,15 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "top_k_experts": 2, "moe_intermediate_size": 20, "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
     }),
+    "mimo": ("mimo", "qwen2", CAUSAL, {**SIZES, "num_key_value_heads": 2}),
+    "mimo_v2": ("mimo_v2", "mimo_v2_flash", CAUSAL, {
+        **SIZES, "num_key_value_heads": 1, "head_dim": 6, "v_head_dim": 4, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    }),
 }  # fmt: skip
+# Models whose checkpoints bring their own code: transformers' class that computes the same.
+REMOTE = {"mimo": {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}}
 # What a file of GGUF has no place for.
 HOMELESS = {
     "siglip_vision": "v.head",
@@ -180,4 +189,7 @@ def save(label: str, folder: Path) -> Any:
             for tensor in model.parameters():
                 tensor.copy_(torch.randn(tensor.shape))
     model.save_pretrained(folder)
+    if label in REMOTE:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | REMOTE[label]))
     return model

@@ -13,7 +13,7 @@ from aprfmt.arch.joins import KvB, Split, Stacked
 from aprfmt.arch.moves import compose, invert, merged
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import LayoutStep, Move
-from aprfmt.arch.steps import Added, Reshaped, RowsPermuted, Transposed
+from aprfmt.arch.steps import Added, HalvesExchanged, Reshaped, RowsPermuted, Transposed
 from aprfmt.errors import ArchError
 
 sizes = st.integers(1, 5)
@@ -29,6 +29,7 @@ def cases(draw: st.DrawFn) -> tuple[LayoutStep, list[tuple[int, ...]], dict[str,
     rows: list[tuple[LayoutStep, list[tuple[int, ...]]]] = [
         (RowsPermuted("a"), [(2 * a * b, *tail)]),
         (Transposed(), [(*tail, a, b)]),
+        (HalvesExchanged(), [(*tail, a, 2 * b)]),
         (Split(("a", "b", "c")), [(a, *tail), (b, *tail), (c, *tail)]),
         (Split(("a", "a"), axis=1), [(b, a, *tail), (b, a, *tail)]),
         (Split(("a", "a", "a"), interleaved=True), [(a, *tail)] * 3),

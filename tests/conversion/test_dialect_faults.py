@@ -64,6 +64,17 @@ def halved(suffix: str) -> Change:
     return change
 
 
+def doubled(suffix: str) -> Change:
+    """Return a change to twice as many scales, each of them twice."""
+
+    def change(rows: Rows) -> None:
+        encoding, shape, raw = rows[AT + suffix]
+        values = np.frombuffer(raw, np.float32).repeat(2)
+        rows[AT + suffix] = (encoding, (*shape[:-1], shape[-1] * 2), values.tobytes())
+
+    return change
+
+
 def relabelled(suffix: str, encoding: str) -> Change:
     def change(rows: Rows) -> None:
         rows[AT + suffix] = (encoding, *rows[AT + suffix][1:])
@@ -80,6 +91,9 @@ def said(**keys: Any) -> Mapping[str, Any]:
     return keys
 
 
+_ASYMMETRIC = {"group_0": {"targets": ["Linear"], "weights": {
+    "symmetric": False, "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32,
+}}}  # fmt: skip
 # dialect, change of the stored tensors, keys changed in config.json, what the line says
 FAULTS: list[tuple[str, Change | None, Mapping[str, Any], str]] = [
     ("modelopt", without("weight_scale"), {}, "modelopt weight without .*weight_scale;"),
@@ -112,6 +126,11 @@ FAULTS: list[tuple[str, Change | None, Mapping[str, Any], str]] = [
     ("compressed_packed", None, said(config_groups=[]), "config_groups"),
     ("compressed_plain", filled("weight_scale", np.nan), {}, "holds nan"),
     ("compressed_plain", without("weight_scale"), {}, "without .*weight_scale"),
+    ("compressed_plain", relabelled("weight", "I8"), {}, "config says type 'float', .* is I8"),
+    ("compressed_plain", doubled("weight_scale"), {}, r"strategy 'channel', .*shape \[64, 2\]"),
+    ("compressed_packed", None, said(config_groups=_ASYMMETRIC),
+     "config says symmetric false: part '.weight_zero_point' is missing"),
+    ("awq", None, said(group_size=48), "group_size 48, part '.qweight' has 64 inputs"),
     ("gptq", None, said(checkpoint_format="marlin"), "'marlin' is not one we decode"),
     ("gptq", halved("scales"), {}, r"'.scales' has shape"),
     ("gptq", filled("scales", np.nan), {}, r"holds nan at \[1, 63\], expected scales .* finite"),
@@ -151,7 +170,7 @@ def test_converting_names_tensor_claim_and_fact(
 
 CAUSES = {
     "without": "scales_missing", "turned": "scales_shape", "halved": "scales_shape",
-    "filled": "scales_invalid",
+    "filled": "scales_invalid", "doubled": "scales_shape",
 }  # fmt: skip
 
 
@@ -168,7 +187,8 @@ def test_a_good_copy_tells_which_part_or_claim_is_wrong(
         found = diagnose(*(str(tmp_path / side) for side in sides), ids=(1, 2, 3))
         assert (found.verdict, found.exit_code) == ("bug", 1)
         assert found.cause == CAUSES.get(kind, "packing_claim")
-        assert found.confidence == ("unconfirmed" if change is plain else "confirmed")
+        other_codes = change is plain or "says type" in says  # what they were is in no copy
+        assert found.confidence == ("unconfirmed" if other_codes else "confirmed")
         assert {row.side for row in found.findings} == {"AB"[sides.index("m")]}
 
 
@@ -249,6 +269,6 @@ def test_an_exponent_that_is_no_number_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dialect", ["gptq", "awq", "mlx"])
 def test_scales_of_whole_numbers_may_be_negative(dialect: str, tmp_path: Path) -> None:
-    """MLX's are where the largest magnitude is negative; so are AutoRound's in GPTQ's form."""
+    """As MLX's are where the largest magnitude is negative, AutoRound's and those of Q4_0."""
     broken(tmp_path / "m", dialect, filled("scales", -1), {})
     assert aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf", "--encoding", "F32").code == 0

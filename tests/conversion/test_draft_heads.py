@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_names_are_those_of_the_library() -> None:
     """The converter gives Qwen's `mtp.*` these names too, by its `_Qwen35MtpMixin`."""
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GLM4_MOE, 4)
-    for spec in (ARCHS[name] for name in ARCHS if ARCHS[name].draft):
+    for spec in (ARCHS[name] for name in ARCHS if ARCHS[name].draft and "mimo" not in name):
         names = {role: name for name, role in spec.draft["gguf"].own.items()}
         assert {name.split(".")[-2] for name in names.values()} == {*OWN}
         assert spec.draft["gguf"].counts[0] == gguf.Keys.LLM.NEXTN_PREDICT_LAYERS

@@ -178,7 +178,7 @@ CLAIMS = [
 
 @pytest.mark.parametrize(("number", "claim"), CLAIMS, ids=lambda value: getattr(value, "name", ""))
 def test_the_bytes_of_its_rows_say_whose_an_id_is(tmp_path: Path, number: int, claim: Any) -> None:
-    shape = (64, 256)
+    shape = (64, 1024)
     size = claim.measure.nbytes(shape)
     path = stored(tmp_path / "a.gguf", ("t", shape, number, bytes(size)), ("u", (8,), 0, bytes(32)))
     found = warnings(path)
@@ -201,6 +201,18 @@ def test_upstreams_meaning_needs_no_word_where_its_bytes_are_there(tmp_path: Pat
     assert warnings(path) == {}
     with open_source(path) as source:
         assert source.tensors["t"].info.encoding == "Q2_0"
+
+
+def test_bytes_of_no_known_meaning_are_not_decoded_as_upstreams(tmp_path: Path) -> None:
+    """100 bytes for 256 elements are no Q2_0 with a hole behind it: some other fork's type."""
+    path = stored(tmp_path / "a.gguf", ("t", (64, 256), 42, bytes(6400)), ("u", (8,), 0, bytes(32)))
+    text = warnings(path)["contested_type"]
+    assert "6400 bytes stand there, which is neither Q2_0 nor STQ1_0" in text
+    with open_source(path) as source:
+        info = source.tensors["t"].info
+        assert (info.encoding, info.nbytes) == ("type#42", 6400)
+    done = aprfmt("cat", path, "t")
+    assert done.code == 2 and done.err.startswith("aprfmt: t: type#42: ")
 
 
 def test_what_padding_leaves_in_doubt_is_said_unless_a_key_settles_it(tmp_path: Path) -> None:

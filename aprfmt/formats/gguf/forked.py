@@ -69,21 +69,38 @@ def settle(
         ]
         if keyed:
             upstream, others = False, keyed
-        if not others:
-            continue
         names = [entry.name for entry in mine]
         what = f"{count_of(names, 'tensor')} of ggml type {number}, first {label(names[0])}"
+        if not others and own.known and all(_more(entry, room, own) for entry in mine):
+            found = _undecided(found, number)
+            said[number] = (
+                f"{what}: {room.of(mine[0])[0]} bytes stand there, which is neither {own.name} nor "
+                f"{_either(claims)}; copied, not decoded"
+            )
+        if not others:
+            continue
         if upstream:
             said[number] = (
                 f"{what}: read as {own.name}; as many bytes would be {_either(others)}, and no key "
                 "of the file says which"
             )
             continue
-        found = [replace(e, row=unknown(number)) if e.row.ggml == number else e for e in found]
+        found = _undecided(found, number)
         instead = f", not {own.name}" if own.known else ""
         by = f"the key {keyed[0].key[0]}" if keyed and keyed[0].key else "the bytes of their rows"
         said[number] = f"{what}: by {by} {_either(others)}{instead}; copied, not decoded"
     return found, said
+
+
+def _undecided(entries: Iterable[TableLine], number: int) -> list[TableLine]:
+    """Return the entries, those of this type id of an encoding that is not decoded."""
+    return [replace(e, row=unknown(number)) if e.row.ggml == number else e for e in entries]
+
+
+def _more(entry: TableLine, room: Extents, kind: Encoding) -> bool:
+    """Say whether a tensor has more bytes than an encoding takes, its padding included."""
+    nbytes = _bytes(entry, kind)
+    return nbytes is not None and room.of(entry)[0] > align(nbytes, room.alignment)
 
 
 def _elements(entry: TableLine) -> int:

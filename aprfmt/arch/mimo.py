@@ -1,0 +1,227 @@
+"""MiMo by its names: mimo (7B), which is qwen2, and mimo_v2 (V2-Flash), both with draft heads.
+
+MiMo-7B's heads stand under `model.mtp_layers`, and their join takes the hidden state first. V2's
+stand under `model.mtp.layers`: a windowed layer with a dense MLP each. V2's layers without a window
+have fewer key heads, and its value heads are shorter. GGUF calls MiMo-7B qwen2 and knows no heads
+of it. V2.5's `qkv_proj`, whose rows lie in an order of ranks that no file states, has no role.
+Sources: the checkpoints' modeling files; transformers' modeling_mimo_v2_flash; vLLM's mimo_mtp.py
+and mimo_v2_mtp.py; llama.cpp's mimo2.cpp and the converter's mimo.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import draft, moe, rules
+from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale
+from aprfmt.arch.mla import groups
+from aprfmt.arch.named import named
+from aprfmt.arch.qwen2 import QWEN2, WINDOW
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import Q, RoleRow, gated_mlp, linear, norm, tables, whole
+from aprfmt.arch.spec import MISSING, DraftNames, Facts, HyperRule
+from aprfmt.arch.steps import HalvesExchanged
+from aprfmt.arch.values import boolean, sequence
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import Layers, Window, window_rules
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+_LOCAL, _FULL = "window_layers", "!window_layers"
+_KV_HEADS = "{arch}.attention.head_count_kv"
+_PATTERN = "{arch}.attention.sliding_window_pattern"
+_COUNTS = ("num_nextn_predict_layers",)
+
+
+def _head(layer: str, before: tuple[str, str, str], last: str, **more: str) -> dict[str, str]:
+    """Return the names of a head's own tensors; `more` are further ones, by role."""
+    roles = (*draft.NORMS, f"{draft.JOIN}.weight", "output_norm.weight")
+    names = {
+        f"{layer}{name}.weight": role for name, role in zip((*before, last), roles, strict=True)
+    }
+    return names | {f"{layer}{name}.weight": f"{role}.weight" for role, name in more.items()}
+
+
+_SEVEN = "model.mtp_layers.{I}."
+MIMO = named(
+    "mimo", ("mimo", "MiMoForCausalLM"), "qwen2", (QWEN2.tensors, QWEN2.bindings),
+    rules.hyper_table(
+        rules.context_length(32768),
+        rules.flag("attention_bias", True, present=("attn_q.bias",)),
+        *window_rules(WINDOW),
+    ),
+    evidence=lambda names, values: False,  # a GGUF's qwen2 is qwen2
+    ignored=QWEN2.ignored | {*_COUNTS},
+    derived=QWEN2.derived,
+    lost=QWEN2.lost,
+    draft={
+        "hf": DraftNames(
+            _SEVEN,
+            _head(_SEVEN, ("token_layernorm", "hidden_layernorm", "input_proj"),
+                "final_layernorm"),
+            _COUNTS, (HalvesExchanged(),),
+        ),
+    },
+)  # fmt: skip
+
+
+def _windowed(facts: Facts | None, hp: Params) -> Layers:
+    """Window all layers but the first and every sixth; published files list them."""
+    listed = None if facts is None else facts.first("hybrid_layer_pattern")
+    if listed is None:
+        return tuple(i != 0 and (i + 1) % 6 != 0 for i in range(hp["n_layers"]))
+    marks = sequence(listed[0], listed[1], hp["n_layers"])[: hp["n_layers"]]
+    return tuple(whole_number(mark, listed[1], 0, 1) == 1 for mark in marks)
+
+
+def _windows() -> tuple[HyperRule, HyperRule]:
+    """Return the rules for windows; a GGUF lists the layers, those of draft heads too."""
+    positions, layers = window_rules(Window(129, MISSING, _windowed, stated=True))
+    write = {**layers.write, "gguf": lambda value, hp: {_PATTERN: list(value)}}
+    return positions, replace(layers, write=write)
+
+
+def _sparse(facts: Facts, hp: Params) -> Found:
+    """Return the layers with experts: 1 in `moe_layer_freq`, or `sparse` among the types."""
+    found = facts.first("moe_layer_freq", "mlp_layer_types")
+    if found is None:
+        return None
+    kinds = sequence(found[0], found[1], hp["n_layers"])[: hp["n_layers"]]
+    return tuple(kind in (1, "sparse") for kind in kinds), found[1]
+
+
+def _sparse_gguf(facts: Facts, hp: Params) -> Found:
+    """Return the layers that have a router: no key of a GGUF says which."""
+    there = (f"L{i}.ffn_gate_inp.weight" in facts.shapes for i in range(hp["n_layers"]))
+    return tuple(there), "ffn_gate_inp.weight"
+
+
+def _kv_heads(facts: Facts, hp: Params) -> Found:
+    """Return the key heads of layers with a window: twice the others', where none are stated."""
+    stated, others = facts.first("swa_num_key_value_heads"), facts.first("num_key_value_heads")
+    if stated is not None or others is None:
+        return stated
+    return 2 * whole_number(*others, 1), others[1]
+
+
+def _kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
+    """Return a GGUF's key heads in layers with or without a window."""
+    found, pattern = facts.first(_KV_HEADS), facts.first(_PATTERN)
+    if found is None or isinstance(found[0], int) or pattern is None:
+        return found
+    counts, on = sequence(*found, 1), sequence(*pattern, 1)
+    here = [count for count, mark in zip(counts, on, strict=False) if bool(mark) is windowed]
+    return (here or counts)[0], found[1]
+
+
+def _write_kv_heads(value: Value, hp: Params) -> Params:
+    return {_KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp[_LOCAL]]}
+
+
+def _sinks(facts: Facts, hp: Params) -> Found:
+    """Return the layers whose heads have a sink: of each kind, what config.json says."""
+    local = facts.first("add_swa_attention_sink_bias")
+    full = facts.first("add_full_attention_sink_bias")
+    if local is None and full is None:
+        return None
+    on = [found is not None and boolean(*found) for found in (full, local)]
+    return tuple(on[window] for window in hp[_LOCAL]), (local or full or ("", ""))[1]
+
+
+def _write_sinks(value: Value, hp: Params) -> Params:
+    kinds = {window: on for window, on in zip(hp[_LOCAL], value, strict=True)}
+    return {"add_swa_attention_sink_bias": kinds.get(True, False),
+            "add_full_attention_sink_bias": kinds.get(False, False)}  # fmt: skip
+
+
+def _kv(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:
+    """Return a projection to keys or values, of layers with a window and without."""
+    row, *_ = linear(role, hf, f"n_kv_heads*{width}", "hidden_size", _LOCAL)
+    return row, RoleRow(row.role, "", (f"global_kv_heads*{width}", "hidden_size"), _FULL, gguf="")
+
+
+_EPS = rules.norm_eps(1e-5)
+_BEFORE, _AFTER = whole()
+_V2 = "model.mtp.layers.{I}."
+MIMO_V2 = named(
+    "mimo_v2",
+    ("mimo_v2_flash", "MiMoV2FlashForCausalLM", "mimo_v2", "MiMoV2ForCausalLM"),
+    "mimo2",
+    tables(
+        (
+            *_BEFORE,
+            *norm("attn_norm", "input_layernorm"),
+            *linear("attn_q", "self_attn.q_proj", Q, "hidden_size"),
+            *_kv("attn_k", "self_attn.k_proj", "head_dim"),
+            *_kv("attn_v", "self_attn.v_proj", "value_head_dim"),
+            *linear("attn_output", "self_attn.o_proj", "hidden_size", "n_heads*value_head_dim"),
+            RoleRow("attn_sinks.weight", "self_attn.attention_sink_bias", ("n_heads",),
+                "sink_layers"),
+            *norm("ffn_norm", "post_attention_layernorm"),
+            *gated_mlp(needs="!moe_layers"),
+            ROUTER,
+            ROUTER_BIAS,
+            *EXPERTS,
+            *_AFTER,
+        ),
+        hf_first=EXPERT_BINDINGS,
+    ),
+    rules.hyper_table(
+        draft.main_layers(),
+        rules.n_heads(64),
+        replace(
+            rules.n_kv_heads(), keys={"hf": ("swa_num_key_value_heads",)}, shape=None,
+            read={"hf": _kv_heads, "gguf": lambda facts, hp: _kv_heads_gguf(True, facts)},
+            write={"gguf": _write_kv_heads},
+        ),
+        rules.head_dim(192),
+        rules.size("value_head_dim", "v_head_dim", "attention.value_length",
+            default=lambda hp: hp["head_dim"], hf_default=128),
+        rules.context_length(131072),
+        replace(_EPS, keys={**_EPS.keys, "hf": ("layernorm_epsilon", "rms_norm_eps")}),
+        *rope_rules(Rope(theta=5e6, theta_local=10000.0, local_key="swa_rope_theta",
+            partial=0.334, nested=True)),
+        *_windows(),
+        *moe.counts(256, 8, EXPERTS_HF),
+        moe.expert_size(hf_default=2048),
+        HyperRule(
+            "moe_layers", default=lambda hp: tuple(i > 0 for i in range(hp["n_layers"])),
+            read={"hf": _sparse, "gguf": _sparse_gguf},
+            write={"hf": lambda value, hp: {"moe_layer_freq": [int(on) for on in value]}},
+        ),
+        moe.norm_topk(True, gguf=True),
+        routed_scale(1.0),
+        groups("n_expert_groups", "n_group", "expert_group_count", 1),
+        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        moe.router("sigmoid_bias"),
+        HyperRule("global_kv_heads", {"hf": ("num_key_value_heads",)}, "size", 4,
+            read={"gguf": lambda facts, hp: _kv_heads_gguf(False, facts)},
+            write={"gguf": lambda value, hp: {}}),
+        HyperRule("value_scale",
+            {"hf": ("attention_value_scale",), "gguf": ("{arch}.attention.value_scale",)},
+            "float", None),
+        HyperRule("sink_layers", default=lambda hp: hp[_LOCAL],
+            read={"hf": _sinks}, write={"hf": _write_sinks}),
+    ),
+    ignored=frozenset(
+        """num_nextn_predict_layers swa_num_attention_heads swa_head_dim swa_v_head_dim
+        sliding_window_size attention_chunk_size hybrid_block_size topk_method scoring_func
+        n_shared_experts""".split()
+    ),
+    draft={
+        "gguf": replace(
+            draft.NEXTN["gguf"],
+            own=_head("blk.{N}.", (draft.EMBED_NORM, draft.HIDDEN_NORM, draft.JOIN),
+                "layer_output_norm") | draft.NEXTN["gguf"].own,
+        ),
+        "hf": DraftNames(
+            _V2,
+            _head(_V2, ("enorm", "hnorm", "eh_proj"), "final_layernorm",
+                ffn_norm="pre_mlp_layernorm"),
+            _COUNTS,
+        ),
+    },
+    draft_layer={"window_layers": True, "moe_layers": False, "sink_layers": True},
+)  # fmt: skip
