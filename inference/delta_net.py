@@ -41,6 +41,6 @@ def delta_net(c: Context, layer: int, x: Array) -> Array:
     read = c.tap("delta", layer, read.reshape(len(x), -1))
     normed = b.gated_norm(
         read.reshape(len(x), value_heads, -1), c.vector(layer, "ssm_norm.weight"),
-        gate.reshape(len(x), value_heads, -1), str(hp["activation"]), eps=float(hp["norm_eps"]),
+        gate.reshape(len(x), value_heads, -1), "silu", eps=float(hp["norm_eps"]),
     )  # fmt: skip
     return c.tap("delta_norm", layer, normed.reshape(len(x), -1))

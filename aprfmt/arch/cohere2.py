@@ -39,7 +39,6 @@ COHERE2 = ArchSpec(
     called={"hf": ("cohere2", "Cohere2ForCausalLM"), "gguf": ("cohere2",), "apr": ("cohere2",)},
     hyper=rules.hyper_table(
         rules.context_length(8192),
-        rules.head_dim(hf=""),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         rules.tied_embeddings(True),
         *rules.attention_biases(),
@@ -63,9 +62,9 @@ COHERE2 = ArchSpec(
             "llama.cpp has no attention biases here and refuses the file",
         ),
     ),
-    # Head sizes follow from the width; the other keys are those of the layer order.
+    # Of a block that is always the same, and of the layers' order.
     ignored=frozenset(
-        "head_dim rotary_pct order_of_interleaved_layers use_embedding_sharing layer_switch "
+        "rotary_pct order_of_interleaved_layers use_embedding_sharing layer_switch "
         "position_embedding_type use_gated_activation use_parallel_block "
         "use_parallel_embedding use_qk_norm".split()
     ),

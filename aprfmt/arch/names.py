@@ -42,6 +42,7 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
         *PREFIXES["hf"],
         "gpt_neox.",
         "biogpt.",
+        "rwkv.",
         "backbone.",
         "shared.",
         "decoder.",

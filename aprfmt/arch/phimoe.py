@@ -8,6 +8,7 @@ length, as the model's own code does. Source: transformers' modeling_phimoe; the
 
 from collections.abc import Mapping
 from dataclasses import replace
+from reprlib import repr as short_repr
 
 from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.rope import rope_rules
@@ -23,11 +24,12 @@ from aprfmt.arch.rows import (
     tables,
     whole,
 )
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
 _EXPERTS, _BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
 _BEFORE, _AFTER = whole(norm_bias=True)
 _TENSORS, _MADE = tables(
@@ -61,6 +63,22 @@ def _write(value: Value, hp: Params) -> Params:
     return made
 
 
+_COUNTS = moe.counts(16, 2, "num_local_experts num_experts")
+_USED = "num_experts_per_tok"
+
+
+def _two(facts: Facts, hp: Params) -> Found:
+    """Return the two experts that the sparse mixer chooses, whatever the key says."""
+    return None if facts.first(_USED) is None else (2, _USED)
+
+
+def _always_two(value: Value, facts: Facts, hp: Params) -> str:
+    said = facts.first(_USED) if facts.style == "hf" else None
+    if said is None or said[0] == value:
+        return ""
+    return f"{_USED} is {short_repr(said[0])}; transformers takes two experts here: ignored"
+
+
 _RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write})
 
 PHIMOE = ArchSpec(
@@ -77,7 +95,8 @@ PHIMOE = ArchSpec(
         *rules.attention_biases(),
         *_RULES.values(),
         *window_rules(Window(listed=False, stated=True)),
-        *moe.counts(16, 2, "num_local_experts num_experts"),
+        _COUNTS[0],
+        replace(_COUNTS[1], read={"hf": _two}, check=_always_two),
         moe.expert_size("intermediate_size"),
         moe.all_layers(),
         moe.router("sparsemixer"),

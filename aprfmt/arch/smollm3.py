@@ -53,7 +53,7 @@ SMOLLM3 = ArchSpec(
         *rope_rules(Rope(theta=2e6)),
         rules.rope_style("half", permuted=True),
         rope_layers(),
-        *window_rules(Window(layers=_unrotated, gguf_layers=every, switch=True)),
+        *window_rules(Window(layers=_unrotated, gguf_layers=every, switch=True, listed_wins=True)),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

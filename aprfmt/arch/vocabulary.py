@@ -118,6 +118,7 @@ SPECIAL_NAMES: dict[str, str] = {
     "laurel_rank": "rank of the short cut beside attention (gemma3n)",
     "router_jitter": "half of how far behind, relatively, an expert softens a weight (phimoe)",
     "head_bias": "the head has a bias (phimoe)",
+    "time_mix_size": "width of the time mixing (rwkv)",
     "folded_factors": "factors that llama.cpp expects in the weights (falcon_h1), None without",
 }
 

@@ -44,6 +44,7 @@ class Window:
     `use_sliding_window`. `stated`: a GGUF without windows has the key with the value 0. `hf` and
     `kind` are config.json's key of the size, and what `layer_types` calls a layer with a window.
     `gguf_fixed`: llama.cpp has windows of `gguf_default`, and none only where the key says 0.
+    `listed_wins`: layers that `layer_types` lists have windows whatever the switch says.
     """
 
     hf_default: int | None = None
@@ -56,6 +57,7 @@ class Window:
     hf: str = "sliding_window"
     kind: str = next(iter(KINDS))
     gguf_fixed: bool = False
+    listed_wins: bool = False
 
 
 def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
@@ -65,7 +67,8 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     names = {window.kind: True, "full_attention": False}
 
     def hf_size(facts: Facts, hp: Params) -> Found:
-        if window.switch:
+        listed = facts.first("layer_types") if window.listed_wins else None
+        if window.switch and not (listed and window.kind in sequence(*listed)):
             on = facts.first("use_sliding_window")
             if on is None or not boolean(*on):
                 facts.first(window.hf)  # a known key, but the window is switched off

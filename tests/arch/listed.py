@@ -74,6 +74,10 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "n_embd": 24, "n_layer": 3, "n_head": 4, "vocab_size": 56, "n_positions": 128,
         "rotary_dim": 4,
     }),
+    "rwkv": ("rwkv", "rwkv", CAUSAL, {
+        "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "attention_hidden_size": 36,
+        "intermediate_size": 40, "context_length": 64,
+    }),
     "mamba": ("mamba", "mamba", CAUSAL, _MAMBA),
     "falcon_mamba": ("falcon_mamba", "falcon_mamba", CAUSAL, _MAMBA),
     "mamba2": ("mamba2", "mamba2", CAUSAL, {

@@ -159,6 +159,11 @@ TINY: tuple[Tiny, ...] = (
     Tiny("nemotron", "nemotron", "biases", {
         "head_dim": 12, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
     }),
+    Tiny("jais2", "jais2"),
+    Tiny("jais2", "jais2", "unbiased", {
+        "head_dim": 10, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
+        "rope_parameters": YARN,
+    }),
     Tiny("glm4", "glm4", "plain", {"head_dim": 12, "pad_token_id": 0}),
     Tiny("glm4", "glm4", "bare", {
         "head_dim": 12, "attention_bias": False, "tie_word_embeddings": True, "pad_token_id": 0,

@@ -1,0 +1,39 @@
+"""jais2: LayerNorm with biases, a plain MLP with relu squared.
+
+Source: transformers' modeling_jais2; the converter's jais.py.
+"""
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
+from aprfmt.arch.spec import ArchSpec, BlockSpec
+
+_BEFORE, _AFTER = whole(norm_bias=True)
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "input_layernorm", bias=True),
+        *attention(),
+        *norm("ffn_norm", "post_attention_layernorm", bias=True),
+        *plain_mlp("up_proj", "down_proj", bias="mlp_bias"),
+        *_AFTER,
+    ),
+    hf_more=FUSED,
+)
+
+JAIS2 = ArchSpec(
+    name="jais2",
+    called={"hf": ("jais2", "Jais2ForCausalLM"), "gguf": ("jais2",), "apr": ("jais2",)},
+    hyper=rules.hyper_table(
+        rules.context_length(8192),
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        rules.activation("relu2"),
+        *rules.attention_biases(True),
+        rules.mlp_bias(True),
+    ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(norm="layer", mlp="plain"),
+    lost=(*losses.common_losses("relu2"), losses.ONE_BIAS_KEY),
+    derived=ROPE_TENSORS,
+)

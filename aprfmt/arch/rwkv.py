@@ -1,0 +1,62 @@
+"""rwkv (its fourth version, the one transformers has): time mixing and channel mixing, by names.
+
+The first block alone has a norm of its own in front. GGUF has forms of later versions only. Source:
+transformers' modeling_rwkv.
+"""
+
+from aprfmt.arch import rules
+from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.named import named
+from aprfmt.arch.rows import RoleRow, linear, norm, tables, whole
+
+_LAYER = "rwkv.blocks.{L}"
+_TIME, _CHANNEL = f"{_LAYER}.attention", f"{_LAYER}.feed_forward"
+_WIDE = "time_mix_size"
+
+
+def _vectors(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
+    """Return the shares of a token and of the one before it, one vector for each projection."""
+    return tuple(
+        RoleRow(f"{role}_{name}.weight", f"{hf}.time_mix_{name}", ("1", "1", "hidden_size"))
+        for name in names
+    )
+
+
+_BEFORE, _AFTER = whole(
+    embed="rwkv.embeddings", final="rwkv.ln_out", head="head", norm_bias=True,
+)  # fmt: skip
+RWKV = named(
+    "rwkv", ("rwkv", "RwkvForCausalLM"), "",
+    tables((
+        *_BEFORE,
+        *norm("token_embd_norm", "rwkv.blocks.0.pre_ln", bias=True, layered=False),
+        *norm("attn_norm", f"{_LAYER}.ln1", bias=True),
+        RoleRow("time_mix_decay.weight", f"{_TIME}.time_decay", (_WIDE,)),
+        RoleRow("time_mix_first.weight", f"{_TIME}.time_first", (_WIDE,)),
+        *_vectors("time_mix", _TIME, "key", "value", "receptance"),
+        *linear("time_mix_k", f"{_TIME}.key", _WIDE, "hidden_size"),
+        *linear("time_mix_v", f"{_TIME}.value", _WIDE, "hidden_size"),
+        *linear("time_mix_r", f"{_TIME}.receptance", _WIDE, "hidden_size"),
+        *linear("time_mix_output", f"{_TIME}.output", "hidden_size", _WIDE),
+        *norm("ffn_norm", f"{_LAYER}.ln2", bias=True),
+        *_vectors("channel_mix", _CHANNEL, "key", "receptance"),
+        *linear("channel_mix_k", f"{_CHANNEL}.key", "ffn_size", "hidden_size"),
+        *linear("channel_mix_r", f"{_CHANNEL}.receptance", "hidden_size", "hidden_size"),
+        *linear("channel_mix_v", f"{_CHANNEL}.value", "hidden_size", "ffn_size"),
+        *_AFTER,
+    )),
+    rules.hyper_table(
+        rules.hidden_size(4096),
+        rules.n_layers(32),
+        rules.fixed("n_heads", 1),
+        rules.fixed("n_kv_heads", 1),
+        rules.vocab_size(50277),
+        rules.ffn_size(lambda hp: 4 * hp["hidden_size"]),
+        rules.size(_WIDE, "attention_hidden_size", default=lambda hp: hp["hidden_size"]),
+        rules.fixed("activation", "relu2"),
+        rules.context_length(1024, "context_length"),
+        rules.norm_eps(1e-5, "layer_norm_epsilon"),
+        *NO_ROPE,
+    ),
+    ignored=frozenset({"rescale_every"}),
+)  # fmt: skip
