@@ -8,7 +8,6 @@ it.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 
@@ -51,6 +50,8 @@ def page(
 
 
 def _part(name: str) -> str:
+    from importlib.resources import files
+
     return (files("aprfmt.cli.pages") / name).read_text(encoding="utf-8")
 
 

@@ -10,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from aprfmt.arch.spec import LayoutStep, Move
+from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 Moves = list[list[Move]]
+Chain = Sequence[Sequence[Move]]  # long ones as numbers
 Shapes = Sequence[tuple[int, ...]]
 
 _MANY = 1 << 15  # moves of a chain that is not kept
 _KEPT = 64  # chains
-_chains: dict[object, Moves] = {}
+_chains: dict[object, Chain] = {}
 
 
 def whole(shapes: Shapes) -> Moves:
@@ -28,7 +30,7 @@ def whole(shapes: Shapes) -> Moves:
 
 def chained(
     steps: Sequence[LayoutStep], before: Sequence[Shapes], hp: Mapping[str, Value], back: bool
-) -> Moves | None:
+) -> Chain | None:
     """Return the moves of a chain of steps, or those `back`; None where a step has to decode.
 
     `before` are the shapes of each step's inputs, at least of the first one's. What equal layers
@@ -47,11 +49,16 @@ def chained(
         moves = compose(outer, moves)
     if back:
         moves = invert(moves, [math.prod(shape) for shape in before[0]])
+    chain = [_columns(each) if len(each) > FEW else each for each in moves]
     if key is not None and sum(map(len, moves)) <= _MANY:
         if len(_chains) >= _KEPT:
             _chains.clear()
-        _chains[key] = moves
-    return moves
+        _chains[key] = chain
+    return chain
+
+
+def _columns(moves: Sequence[Move]) -> Columns[Move]:
+    return Columns.of(Move, [(move.source, move.start, move.count) for move in moves])
 
 
 def _key(

@@ -11,11 +11,16 @@ FEW = 16  # rows that stay a list
 class Columns(Sequence[T], Generic[T]):
     """Rows of three numbers, as `make` turns them into objects; never changed."""
 
-    def __init__(
-        self, make: Callable[[int, int, int], T], rows: Sequence[tuple[int, int, int]]
-    ) -> None:
+    def __init__(self, make: Callable[[int, int, int], T], columns: Sequence["array[int]"]) -> None:
         self._make = make
-        self._columns = tuple(array("q", (row[i] for row in rows)) for i in range(3))
+        self._columns = tuple(columns)
+
+    @classmethod
+    def of(
+        cls, make: Callable[[int, int, int], T], rows: Sequence[tuple[int, int, int]]
+    ) -> "Columns[T]":
+        """Return these rows."""
+        return cls(make, [array("q", column) for column in zip(*rows, strict=True)])
 
     @property
     def columns(self) -> tuple["array[int]", ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.compare.align import Alignment, TensorPair, align, in_turn
+from aprfmt.compare.beforehand import Beforehand
 from aprfmt.compare.diffs import (
     SECTIONS,
     CauseGroup,
@@ -94,7 +95,7 @@ def diff_models(
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Compare two open models; see `diff`."""
-    from aprfmt.compare.requant import judged
+    from aprfmt.codecs.parallel import cpu_count
     from aprfmt.compare.tensors import compare_pair
 
     alignment = align(a, b)
@@ -102,12 +103,18 @@ def diff_models(
     pairs = pairs if "tensors" in only else []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
-    for number, pair in in_turn(pairs):
-        result = compare_pair(pair, imatrix)
-        results.append(judged(oracle, result, pair.a, pair.b, (a.metadata, b.metadata)))
-        pair.drop()
-        if progress is not None:
-            progress(number, len(pairs))
+    tokens: tuple[tuple[FieldDiff, ...], tuple[str, ...], Beside | None] = (), (), None
+    with Beforehand(pairs, cpu_count()) as bytes_of:
+        if "tokenizer" in only:
+            tokens = _tokenizer(a, b)
+        for number, pair in in_turn(pairs):
+            result = compare_pair(pair, imatrix, bytes_of.of(number - 1))
+            if oracle is not None:
+                result = oracle.judged(result, pair.a, pair.b, (a.metadata, b.metadata))
+            results.append(result)
+            pair.drop()
+            if progress is not None:
+                progress(number, len(pairs))
     found: tuple[CauseGroup, ...] = ()
     if explain and any(row.verdict in EXPLAINED for row in results):
         from aprfmt.compare.explain import explained
@@ -121,8 +128,8 @@ def diff_models(
 
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
+    tokenizer, remarks, verdicts = tokens
     spoken = "tokenizer" in only
-    tokenizer, remarks, verdicts = _tokenizer(a, b) if spoken else ((), (), None)
     return DiffReport(
         str(a.path),
         str(b.path),

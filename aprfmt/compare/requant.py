@@ -62,6 +62,18 @@ class Oracle:
             return None
         return self.base.roles.get("token_embd.weight") if tied else None
 
+    def judged(
+        self, diff: TensorDiff, a: View | None, b: View | None,
+        metadata: tuple[Mapping[str, object], ...],
+    ) -> TensorDiff:  # fmt: skip
+        """Judge a pair that both sides have and could be read; any other one is as it was."""
+        if a is None or b is None or diff.verdict in ("UNREADABLE", "SHAPE_DIFFERS"):
+            return diff
+        try:
+            return self.judge(diff, a, b, metadata)
+        except AprfmtError as error:
+            return replace(diff, verdict="UNREADABLE", cause=f"base: {error}")
+
     def judge(
         self, diff: TensorDiff, a: View, b: View, metadata: tuple[Mapping[str, object], ...]
     ) -> TensorDiff:
@@ -237,16 +249,3 @@ def _derive_lattice(name: str, side: View, base: View) -> Derivation:
         f"scales: {same:.4g} % of its codes are the base's ({found.says()})",
         None, at // columns, at % columns,
     )  # fmt: skip
-
-
-def judged(
-    oracle: Oracle | None, diff: TensorDiff, a: View | None, b: View | None,
-    metadata: tuple[Mapping[str, object], ...],
-) -> TensorDiff:  # fmt: skip
-    """Ask the oracle, if there is one, about a pair that both sides have and could be read."""
-    if oracle is None or a is None or b is None or diff.verdict in ("UNREADABLE", "SHAPE_DIFFERS"):
-        return diff
-    try:
-        return oracle.judge(diff, a, b, metadata)
-    except AprfmtError as error:
-        return replace(diff, verdict="UNREADABLE", cause=f"base: {error}")

@@ -10,6 +10,7 @@ import numpy as np
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.shapes import matrix
 from aprfmt.compare.align import TensorPair
+from aprfmt.compare.beforehand import as_long, same_meaning
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit, steps
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.nonfinite import alike
@@ -20,15 +21,18 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+    from aprfmt.compare.beforehand import First
 
     Step = Array | float  # of every element, or of all
 
 
-def compare_pair(pair: TensorPair, imatrix: bool = False) -> TensorDiff:
+def compare_pair(
+    pair: TensorPair, imatrix: bool = False, first: "First" = first_difference
+) -> TensorDiff:
     """Compare one pair; never raises for a tensor that cannot be read: that is UNREADABLE.
 
     `imatrix` says that either file was quantized with an importance matrix, which makes the
-    one-step bound statistical.
+    one-step bound statistical. `first` finds the first differing byte of the runs compared first.
     """
     a, b = pair.a, pair.b
     diff = TensorDiff(
@@ -50,7 +54,7 @@ def compare_pair(pair: TensorPair, imatrix: bool = False) -> TensorDiff:
     if a.shape != b.shape:
         return replace(diff, verdict="SHAPE_DIFFERS")
     try:
-        return _compare(diff, a, b, imatrix)
+        return _compare(diff, a, b, imatrix, first)
     except AprfmtError as error:
         return replace(diff, verdict="UNREADABLE", cause=str(error))
 
@@ -69,41 +73,22 @@ def _layout(a: View, b: View) -> tuple[str, ...]:
     )
 
 
-def _compare(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
+def _compare(diff: TensorDiff, a: View, b: View, imatrix: bool, first: "First") -> TensorDiff:
     layout = (*diff.layout, *_layout(a, b))
     diff = replace(diff, layout=layout)
-    same = a.encoding == b.encoding and _packed_alike(a, b)
-    if not layout and same and first_difference(a.stored_runs(), b.stored_runs()) is None:
-        return replace(diff, verdict="SAME_BYTES")
-    first: int | None = None
-    if a.runs is not None and b.runs is not None and _as_long(a, b):
-        first = first_difference(a.runs, b.runs)
-        if first is None and same:
+    same, stored = same_meaning(a, b), False
+    if not layout and same:
+        if first(a.stored_runs(), b.stored_runs()) is None:
+            return replace(diff, verdict="SAME_BYTES")
+        stored = True
+    at: int | None = None
+    if a.runs is not None and b.runs is not None and as_long(a, b):
+        at = (first_difference if stored else first)(a.runs, b.runs)
+        if at is None and same:
             return replace(diff, verdict="SAME_VALUES" if layout else "SAME_BYTES")
-        if first is None:
+        if at is None:
             return _mislabelled(diff, a, b)
-    return _by_values(replace(diff, first_byte=first), a, b, imatrix)
-
-
-def _packed_alike(a: View, b: View) -> bool:
-    """Say whether equal bytes of packed weights mean the same: their parts, and what is claimed."""
-    if not (a.parts or b.parts):
-        return True
-    for x, y in zip(a.stored, b.stored, strict=False):
-        mine = [(s, p.info.encoding, p.info.shape) for s, p in x.parts.items()]
-        if mine != [(s, p.info.encoding, p.info.shape) for s, p in y.parts.items()]:
-            return False
-        if x.packed is not None and y.packed is not None:
-            if x.packed().config != y.packed().config:
-                return False
-    return True
-
-
-def _as_long(a: View, b: View) -> bool:
-    """Say whether both have as many bytes, by their blocks and by what is stored."""
-    x, y = encoding_row(a.encodings[0]), encoding_row(b.encodings[0])
-    blocks = x.type_size * y.block_size == y.type_size * x.block_size
-    return blocks and a.data is not None and b.data is not None and len(a.data) == len(b.data)
+    return _by_values(replace(diff, first_byte=at), a, b, imatrix)
 
 
 def _mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from aprfmt.base.protocols import LazyTensor, Note
 from aprfmt.errors import ConversionError
 from aprfmt.formats import checksum_notes
-from aprfmt.formats.mapped import MappedFile, StoredTensor
+from aprfmt.formats.mapped import MappedFile, StoredTensor, in_mapped_file
 from aprfmt.formats.sequential import SequentialSink
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Verifier:
         self._waiting: list[Future[None]] = []
         self._places: dict[str, tuple[OutputFile, int]] = {}
         self._notes: Future[list[Note]] | None = None
-        if all(map(_mapped, source.tensors.values())):  # any thread may read it
+        if all(map(in_mapped_file, source.tensors.values())):  # any thread may read it
             self._notes = self._pool.submit(checksum_notes, source)
 
     def __enter__(self) -> Self:
@@ -57,7 +57,7 @@ class Verifier:
         self._raise_found()
         if output.info.nbytes < LARGE or not isinstance(sink, SequentialSink):
             return
-        if output.copies and not all(map(_mapped, output.sources)):
+        if output.copies and not all(map(in_mapped_file, output.sources)):
             return
         file, at = self._places[output.info.name] = sink.lies()
         self._waiting.append(self._pool.submit(_compare, file, at, output, record))
@@ -101,9 +101,3 @@ def _compare(file: "OutputFile", at: int, output: "Output", record: "Written") -
         compare(output, record, StoredTensor(mapped, replace(output.info, offset=at)))
     finally:
         mapped.close()
-
-
-def _mapped(tensor: LazyTensor) -> bool:
-    """Say whether a tensor's bytes lie in a mapped file: any thread may read those."""
-    lies = None if tensor.spoilt else tensor.lies()
-    return lies is not None and isinstance(lies[0], MappedFile)

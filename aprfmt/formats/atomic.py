@@ -15,7 +15,6 @@ with the old one in one step where the system can, else through a journal inside
 import atexit
 import errno
 import os
-import secrets
 import signal
 import stat
 import threading
@@ -309,7 +308,7 @@ class FileSet:
                 if not _is_hidden(name) and not self._replaceable(old, name):
                     os.rename(old / name, new / name)
         except OSError as error:
-            kept = Path(f"{new}.old-{secrets.token_hex(4)}")
+            kept = Path(f"{new}.old-{os.urandom(4).hex()}")
             os.rename(old, kept)
             raise output_error(
                 new, f"is written; the old folder, kept as {kept}, cannot be removed", error

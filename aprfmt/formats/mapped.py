@@ -228,6 +228,12 @@ class StoredTensor(LazyTensor):
         self._file.drop(base + start, base + stop)
 
 
+def in_mapped_file(tensor: LazyTensor) -> bool:
+    """Say whether a tensor's bytes lie in a mapped file: any thread may read those."""
+    lies = None if tensor.spoilt else tensor.lies()
+    return lies is not None and isinstance(lies[0], MappedFile)
+
+
 class DamagedTensor(StoredTensor):
     """A tensor whose offset, size or shape cannot be trusted."""
 

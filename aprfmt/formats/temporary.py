@@ -9,7 +9,6 @@ import errno
 import hashlib
 import os
 import re
-import secrets
 import signal
 import stat
 import threading
@@ -85,7 +84,7 @@ def temporary_name(name: str) -> str:
     raw = os.fsencode(name)
     if len(raw) > _MAX_STEM:
         name = raw[:_MAX_STEM].decode("utf-8", "ignore")
-    return f".{name}.{os.getpid()}-{place()}-{secrets.token_hex(4)}{SUFFIX}"
+    return f".{name}.{os.getpid()}-{place()}-{os.urandom(4).hex()}{SUFFIX}"
 
 
 def is_temporary(name: str) -> bool:

@@ -7,7 +7,6 @@ were not used for the longest time leave first.
 
 import hashlib
 import os
-import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -80,6 +79,8 @@ class Cache:
             if not identity or self._added + len(data) > most:
                 return
             self._added += len(data)
+        import tempfile
+
         path = _path(identity, start, start + len(data))
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -6,18 +6,21 @@ formats.
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import ByteSource, LazyTensor
-from aprfmt.errors import AprfmtError
-from aprfmt.formats.mapped import Buffer, open_bytes
+from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.formats.mapped import Buffer, MappedFile, open_bytes
 from aprfmt.tensors.runs import all_runs, windows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PIECE = 1 << 20  # bytes read at a time: they stay in the processor's cache
 
 
 def sha256(pieces: Iterable[Buffer]) -> str:
@@ -32,7 +35,7 @@ def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
     """Return the hex SHA-256 of a file; gives up early once `stop` is not empty."""
 
     def pieces(file: ByteSource) -> Iterator[memoryview]:
-        for window in file.windows(0, file.size):
+        for window in _pieces(file):
             if stop:
                 raise AprfmtError(f"{path}: hashing was stopped")
             yield window
@@ -41,16 +44,44 @@ def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
         return sha256(pieces(file))
 
 
+def _pieces(file: ByteSource) -> Iterator[memoryview]:
+    """Yield all bytes of a file in order, each piece until the next one is asked for.
+
+    Of a file here they are read into one buffer: mapped pages, of which each is touched once, take
+    SHA-256 a fifth longer. Raises FormatError where the disk fails, or the file ends early.
+    """
+    fd = file.descriptor() if isinstance(file, MappedFile) else None
+    if fd is None or not hasattr(os, "preadv"):
+        yield from file.windows(0, file.size)
+        return
+    buffer, at = memoryview(bytearray(PIECE)), 0
+    while at < file.size:
+        try:
+            count = os.preadv(fd, [buffer[: file.size - at]], at)
+        except OSError as error:
+            said = f"{file.path}: cannot be read at byte {at}: {error.strerror}"
+            raise FormatError(said) from error
+        if not count:
+            raise FormatError(
+                f"{file.path}: ends at byte {at} now, it had {file.size}; start again when nothing "
+                "writes it"
+            )
+        yield buffer[:count]
+        at += count
+
+
 def raw_sha256(tensor: LazyTensor) -> str:
     """Return the hex SHA-256 of the stored bytes; companions follow in suffix order."""
     return sha256(windows(all_runs(tensor)))
 
 
-def decoded_sha256(values: NDArray[Any]) -> str:
+def decoded_sha256(values: "NDArray[Any]") -> str:
     """Return the hex SHA-256 of a decoded array as the module's docstring defines it.
 
     NaN payloads count: equal hashes mean equal bits of the widened values.
     """
+    import numpy as np
+
     kind, size = values.dtype.kind, values.dtype.itemsize
     if kind in "biu":
         wide = values.astype("<i8")

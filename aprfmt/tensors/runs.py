@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.spec import Move
 
 WINDOW = 8 << 20
+_SPLIT = 4  # rows that a run is taken for on average: neighbours that stay together make long runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +99,20 @@ class _Rows:
 
     @classmethod
     def of(cls, runs: "Columns[Run]") -> "_Rows | None":
-        """Return runs as rows; None where they are not of one size, or of several tensors."""
+        """Return runs as rows, long ones as several; None where that is no gain, or of several."""
         import numpy as np
 
         which, starts, sizes = (np.frombuffer(column, np.int64) for column in runs.columns)
-        tensor, width = runs[0].tensor, int(sizes[0])
+        tensor = runs[0].tensor
+        width = int(np.gcd.reduce([np.gcd.reduce(starts), np.gcd.reduce(sizes)]))
         lies = tensor.lies() if type(tensor) is StoredTensor else None
         if lies is None or not isinstance(lies[0], MappedFile) or tensor.info.nbytes % width:
             return None
-        if (which != which[0]).any() or (sizes != width).any() or (starts % width).any():
+        counts = sizes // width
+        if (which != which[0]).any() or counts.sum() > _SPLIT * len(counts):
             return None
-        return cls(tensor, starts // width, width)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return cls(tensor, np.repeat(starts // width, counts) + within, width)
 
     def window(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the rows one after the other, copied."""
@@ -116,7 +120,7 @@ class _Rows:
 
         first, last = start // self.width, -(-stop // self.width)
         rows = np.frombuffer(self.tensor.raw(), np.uint8).reshape(-1, self.width)
-        held = rows[self.numbers[first:last]].reshape(-1)
+        held = rows.take(self.numbers[first:last], axis=0).reshape(-1)
         return held.data[start - first * self.width : stop - first * self.width]
 
 
@@ -181,10 +185,6 @@ def first_difference(a: Sequence[Run], b: Sequence[Run]) -> int | None:
 
     Streams of different length differ at the end of the shorter one at the latest.
     """
-    import numpy as np
-
-    from aprfmt.tensors.equal import equal
-
     if published_equal(a, b):
         return None
     at = 0
@@ -192,15 +192,25 @@ def first_difference(a: Sequence[Run], b: Sequence[Run]) -> int | None:
     expect(b)
     with closing(windows(a)) as of_a, closing(windows(b)) as of_b:
         for left, right in zip(of_a, of_b, strict=False):
-            x, y = np.frombuffer(left, np.uint8), np.frombuffer(right, np.uint8)
-            shorter = min(x.size, y.size)
-            if not equal(x[:shorter], y[:shorter]):
-                return at + int(np.argmax(x[:shorter] != y[:shorter]))
-            at += shorter
-            if x.size != y.size:
-                return at
+            found = differs(left, right)
+            if found is not None:
+                return at + found
+            at += len(left)
     total_a, total_b = sum(run.nbytes for run in a), sum(run.nbytes for run in b)
     return None if total_a == total_b else min(total_a, total_b)
+
+
+def differs(a: bytes | memoryview, b: bytes | memoryview) -> int | None:
+    """Return the offset of the first byte that differs, or at which one ends; None where equal."""
+    import numpy as np
+
+    from aprfmt.tensors.equal import equal
+
+    x, y = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
+    shorter = min(x.size, y.size)
+    if not equal(x[:shorter], y[:shorter]):
+        return int(np.argmax(x[:shorter] != y[:shorter]))
+    return None if x.size == y.size else shorter
 
 
 def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Run] | None:
@@ -208,6 +218,8 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
 
     Many (of rows that change places) are kept as numbers only.
     """
+    if len(moves) > FEW:
+        return _many(stored, moves)
     rows: list[tuple[int, int, int]] = []  # a stored tensor, its first byte, bytes
     units = [_unit(tensor) for tensor in stored]
     for move in moves:
@@ -223,9 +235,31 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
             rows[-1] = move.source, rows[-1][1], rows[-1][2] + size
         else:
             rows.append((move.source, start, size))
-    if len(rows) <= FEW:
-        return [Run(stored[i], start, nbytes) for i, start, nbytes in rows]
-    return Columns(lambda i, start, nbytes: Run(stored[i], start, nbytes), rows)
+    return [Run(stored[i], start, nbytes) for i, start, nbytes in rows]
+
+
+def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Run] | None:
+    """Return the runs of many moves, found for all of them at once; see `element_runs`."""
+    import numpy as np
+
+    from aprfmt.arch.spec import Move
+
+    if not isinstance(moves, Columns):
+        moves = Columns.of(Move, [(move.source, move.start, move.count) for move in moves])
+    units = np.array([_unit(tensor) or (0, 0) for tensor in stored], np.int64)
+    whole = np.array([(math.prod(t.info.shape), t.info.nbytes) for t in stored], np.int64)
+    source, start, count = (np.frombuffer(column, np.int64) for column in moves.columns)
+    all_of = (start == 0) & (count == whole[source, 0])
+    unit, width = np.maximum(units[source, 0], 1), units[source, 1]
+    if not (all_of | (width > 0) & (start % unit == 0) & (count % unit == 0)).all():
+        return None
+    start, size = start // unit * width, np.where(all_of, whole[source, 1], count // unit * width)
+    joined = (source[1:] == source[:-1]) & (start[:-1] + size[:-1] == start[1:])
+    heads = np.flatnonzero(np.append(True, ~joined))
+    rows = source[heads], start[heads], np.add.reduceat(size, heads)
+    made = Columns(lambda i, start, nbytes: Run(stored[i], start, nbytes),
+                   [array("q", row.tobytes()) for row in rows])  # fmt: skip
+    return list(made) if len(made) <= FEW else made
 
 
 def _unit(tensor: LazyTensor) -> tuple[int, int] | None:

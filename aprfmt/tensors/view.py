@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, Value, damage_of, raw_parts
 from aprfmt.base.shapes import matrix
@@ -158,7 +157,6 @@ class View:
         if self.damage:
             raise FormatError(self.damage)
         from aprfmt.arch.moves import chained
-        from aprfmt.arch.spec import Move
 
         shapes = [[tensor.info.shape for tensor in self.stored]]
         for step in self.layout[:-1]:
@@ -166,10 +164,7 @@ class View:
         moves = chained(self.layout, shapes, self._hp, back=False)
         if moves is None:
             return None
-        found = moves[self._index]
-        if len(found) <= FEW:
-            return found
-        return Columns(Move, [(move.source, move.start, move.count) for move in found])
+        return moves[self._index]
 
     @property
     def whole(self) -> LazyTensor | None:
