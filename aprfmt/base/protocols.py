@@ -123,6 +123,11 @@ class LazyTensor(Protocol):
         return False
 
     @property
+    def makes(self) -> bool:
+        """Whether its bytes are made when they are asked for, whole rows at a time, in no file."""
+        return False
+
+    @property
     def decode(self) -> Callable[[], "NDArray[Any]"] | None:
         """What decodes it (to `info.shape`) where its codec cannot do so from bytes alone."""
         return None

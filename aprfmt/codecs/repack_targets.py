@@ -49,8 +49,18 @@ class Target:
         for name, held in numbers.items():
             times = columns // self.group // held.shape[1]
             each = held if times == 1 else np.repeat(held, times, axis=1)
-            made[name] = each.reshape(made[name].shape)
+            _put(each, made[name])
         return made.view(np.uint8).reshape(rows, -1)
+
+
+def _put(numbers: Array, members: Array) -> None:
+    """Store numbers in the members of blocks; those of a block are moved as one."""
+    if members.ndim == 2:
+        members[...] = numbers.reshape(members.shape)
+        return
+    one = np.dtype(f"u{members.itemsize * members.shape[2]}")
+    held = np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, one.itemsize).view(one)
+    members.view(one)[...] = held.reshape((*members.shape[:2], 1))
 
 
 def _halved(what: str, held: Array) -> Array:

@@ -56,6 +56,11 @@ class Output:
         """True if stored bytes are copied, not decoded."""
         return self.runs is not None and self.info.encoding == self.source_encoding
 
+    @property
+    def made(self) -> bool:
+        """True if the bytes that are copied lie in no file: a repack, made while it is written."""
+        return self.copies and any(tensor.makes for tensor in self.sources)
+
 
 @dataclass
 class Plan:

@@ -25,7 +25,6 @@ from aprfmt.tensors.runs import Run
 from aprfmt.tensors.view import decode_tensor
 
 if TYPE_CHECKING:
-    from aprfmt.codecs.base import U8
     from aprfmt.codecs.repacks import Judged, Repacked
 
 # Numbers beside a weight's blocks: name after the weight's -> the parts that hold it, by dialect.
@@ -33,31 +32,12 @@ BESIDE: Mapping[str, tuple[str, ...]] = {"input_scale": (".input_scale", "_input
 _WHOLE = "scale"
 
 
-_WINDOW = 256  # rows made at a time where single ones are asked for: those of a head, turned
-
-
 @dataclass
 class Latest:
-    """The weight whose blocks were made last, so that only one's numbers are in memory.
-
-    `window` are the bytes of rows from row `first` on that were made last.
-    """
+    """The weight whose blocks were made last, so that only one's numbers are in memory."""
 
     name: str = ""
     made: "Repacked | None" = None
-    first: int = 0
-    window: "U8 | None" = None
-
-    def rows(self, start: int, stop: int) -> "U8":
-        """Return the bytes of rows [start, stop) of `made`, uint8 [rows, bytes]."""
-        assert self.made is not None
-        first = start // _WINDOW * _WINDOW
-        if stop - start > _WINDOW // 2 or stop > first + _WINDOW:
-            return self.made.blocks(start, stop)
-        if self.window is None or self.first != first:
-            self.first = first
-            self.window = self.made.blocks(first, min(first + _WINDOW, self.made.rows))
-        return self.window[start - first : stop - first]
 
 
 class RepackedTensor(LazyTensor):
@@ -81,17 +61,22 @@ class RepackedTensor(LazyTensor):
         if made.whole is not None:
             self.beside[_WHOLE] = made.whole.astype("<f4").tobytes()
         self._name, self._latest = name, latest
-        latest.name, latest.made, latest.window = name, made, None
+        latest.name, latest.made = name, made
 
-    def _made(self) -> Latest:
+    @property
+    def makes(self) -> bool:
+        """It makes its rows."""
+        return True
+
+    def _made(self) -> "Repacked":
         from aprfmt.codecs.repacks import repacked
 
         if self._latest.name != self._name or self._latest.made is None:
             assert self.origin.packed is not None
             made = repacked(self.origin.packed(), self.origin.info.encoding, {self.info.encoding})
             assert not isinstance(made, str), made
-            self._latest.name, self._latest.made, self._latest.window = self._name, made, None
-        return self._latest
+            self._latest.name, self._latest.made = self._name, made
+        return self._latest.made
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return bytes [start, stop) of its blocks, made now."""
@@ -100,7 +85,7 @@ class RepackedTensor(LazyTensor):
         if row is None or start >= stop:
             return memoryview(b"")
         first, last = start // row, -(-stop // row)
-        rows = self._made().rows(first, last).reshape(-1)
+        rows = self._made().blocks(first, last).reshape(-1)
         return rows.data[start - first * row : stop - first * row].toreadonly()
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
 from aprfmt.base.encodings import encoding
+from aprfmt.base.overlap import overlapped
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.shapes import matrix
 from aprfmt.codecs import codec, decode
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 WINDOW = 16 << 20  # bytes per write(); larger windows are not faster
+BAND = 2 << 20  # bytes made at a time
 SMALL = 256 << 10  # runs below this are joined before they are written
 CHUNK = 1 << 22  # elements decoded and encoded at a time
 
@@ -46,11 +48,14 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
     """Yield the stored bytes of one output; fills in `written` meanwhile.
 
     Copied bytes are compared with the source's themselves: only a run that may be continued needs
-    their checksum.
+    their checksum. Made ones have it taken by the thread that makes them.
     """
     if output.part is not None:
         source = iter([memoryview(output.part.data())])
         written.counts = output.part.packed.counts
+    elif output.made and output.runs is not None:
+        yield from overlapped(_made(output.runs, written))
+        return
     elif output.copies and output.runs is not None:
         if not options.resume:
             yield from _copied(output.runs)
@@ -92,6 +97,20 @@ def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
         yield memoryview(b"".join(batch))
     for tensor in dict.fromkeys(run.tensor for run in runs):
         tensor.drop()
+
+
+def _made(runs: Sequence[Run], written: Written) -> Iterator[memoryview]:
+    """Yield bytes of runs that make them, in bands that stay in the cache; counts the checksum."""
+    data, dropped = Bytes(runs), 0
+    for start in range(0, len(data), BAND):
+        stop = min(start + BAND, len(data))
+        band = memoryview(data.window(start, stop))
+        written.crc = crc32(band, written.crc)
+        if stop - dropped >= WINDOW:
+            data.drop(dropped, stop)
+            dropped = stop
+        yield band
+    data.drop(0, len(data))
 
 
 def first_chunk(output: Output, options: Options, elements: int) -> int:

@@ -89,9 +89,15 @@ class Bytes:
             tensor.drop()
 
 
+_NEAR = 4  # rows made for one that is used, at most
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of one mapped tensor in another order: of `width` bytes, each at a multiple of it."""
+    """Rows of one tensor in another order: of `width` bytes, each at a multiple of it.
+
+    The tensor is mapped, or makes its rows when they are asked for.
+    """
 
     tensor: LazyTensor
     numbers: "NDArray[np.int64]"
@@ -106,7 +112,9 @@ class _Rows:
         tensor = runs[0].tensor
         width = int(np.gcd.reduce([np.gcd.reduce(starts), np.gcd.reduce(sizes)]))
         lies = tensor.lies() if type(tensor) is StoredTensor else None
-        if lies is None or not isinstance(lies[0], MappedFile) or tensor.info.nbytes % width:
+        mapped = lies is not None and isinstance(lies[0], MappedFile)
+        made = tensor.makes and tensor.info.row_bytes == width
+        if not (mapped or made) or tensor.info.nbytes % width:
             return None
         counts = sizes // width
         if (which != which[0]).any() or counts.sum() > _SPLIT * len(counts):
@@ -119,9 +127,23 @@ class _Rows:
         import numpy as np
 
         first, last = start // self.width, -(-stop // self.width)
-        rows = np.frombuffer(self.tensor.raw(), np.uint8).reshape(-1, self.width)
-        held = rows.take(self.numbers[first:last], axis=0).reshape(-1)
-        return held.data[start - first * self.width : stop - first * self.width]
+        numbers = self.numbers[first:last]
+        if not self.tensor.makes:
+            rows = self._between(0, self.tensor.info.nbytes // self.width)
+            held = rows.take(numbers, axis=0)
+        elif np.ptp(numbers) < _NEAR * len(numbers):  # those of a few heads
+            low = int(numbers.min())
+            held = self._between(low, int(numbers.max()) + 1)[numbers - low]
+        else:
+            held = np.concatenate([self._between(int(row), int(row) + 1) for row in numbers])
+        return held.reshape(-1).data[start - first * self.width : stop - first * self.width]
+
+    def _between(self, first: int, stop: int) -> "NDArray[np.uint8]":
+        """Return rows [first, stop) as they are stored, uint8 [rows, width]."""
+        import numpy as np
+
+        held = self.tensor.raw(first * self.width, stop * self.width)
+        return np.frombuffer(held, np.uint8).reshape(-1, self.width)
 
 
 def all_runs(tensor: LazyTensor) -> list[Run]:

@@ -17,6 +17,7 @@ from aprfmt.errors import ConversionError
 from aprfmt.formats import open_source
 from aprfmt.formats.mapped import BufferFile, MappedFile, MemoryTensor, StoredTensor
 from aprfmt.formats.output import OutputFile
+from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
 from tests.conversion.test_verified import UP, a_bit
 
@@ -42,6 +43,22 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
 
 
+def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change a bit of one tensor before it is read back."""
+    real = verifying._compare
+
+    def damaging(file: Any, at: int, output: Any, record: Any) -> None:
+        if output.info.name == UP:
+            with file.temporary.open("r+b") as other:
+                other.seek(at + 77)
+                byte = other.read(1)[0]
+                other.seek(at + 77)
+                other.write(bytes([byte ^ 4]))
+        real(file, at, output, record)
+
+    monkeypatch.setattr(verifying, "_compare", damaging)
+
+
 @pytest.mark.parametrize("suffix", ["gguf", "apr", "safetensors"])
 @pytest.mark.parametrize("encoding", KINDS)
 def test_every_tensor_is_compared_once(
@@ -60,22 +77,24 @@ def test_every_tensor_is_compared_once(
 def test_a_bit_that_changed_before_it_is_read_back_is_found(
     encoding: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = verifying._compare
-
-    def damaging(file: Any, at: int, output: Any, record: Any) -> None:
-        if output.info.name == UP:
-            with file.temporary.open("r+b") as other:
-                other.seek(at + 77)
-                byte = other.read(1)[0]
-                other.seek(at + 77)
-                other.write(bytes([byte ^ 4]))
-        real(file, at, output, record)
-
-    monkeypatch.setattr(verifying, "_compare", damaging)
+    damaged(monkeypatch)
     source = llama_folder(tmp_path / "source", "BF16")
     wishes: dict[str, Any] = {} if encoding is None else {"encoding": encoding}
     with pytest.raises(ConversionError, match=KINDS[encoding]):
         aprfmt.convert(source, tmp_path / "m.gguf", **wishes)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"], "nothing is published"
+
+
+def test_a_repack_is_proven_before_it_is_published(
+    tmp_path: Path, compared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "source", "mlx")
+    report = aprfmt.convert(tmp_path / "source", tmp_path / "m.gguf")
+    assert sorted(compared) == sorted(row.name for row in report.tensors), "each once"
+    (tmp_path / "m.gguf").unlink()
+    damaged(monkeypatch)
+    with pytest.raises(ConversionError, match=f"{UP}: reads back with other"):
+        aprfmt.convert(tmp_path / "source", tmp_path / "m.gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["source"], "nothing is published"
 
 

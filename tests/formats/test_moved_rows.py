@@ -1,7 +1,8 @@
-"""Rows of a mapped tensor in another order: gathered at once or run by run, to the same bytes.
+"""Rows in another order, gathered at once or run by run, to the same bytes.
 
-Seen red: rows beginning at a window's first one, a row of another size taken for one of these, rows
-of which two stay neighbours (the last of a head, the first of the next) read one by one.
+They are a mapped tensor's, or are made when they are asked for. Seen red: rows beginning at a
+window's first one, a row of another size taken for one of these, rows of which two stay neighbours
+(the last of a head, the first of the next) read one by one, made rows counted from the first.
 """
 
 import random
@@ -11,7 +12,7 @@ import pytest
 
 from aprfmt.arch.spec import Move
 from aprfmt.base.columns import Columns
-from aprfmt.base.protocols import TensorInfo
+from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.formats.mapped import MappedFile, MemoryTensor, StoredTensor
 from aprfmt.tensors.runs import Bytes, element_runs, windows
 
@@ -24,6 +25,27 @@ def tensor(tmp_path: Path) -> StoredTensor:
     path.write_bytes(random.Random(4).randbytes(AT + 2 * ROWS * COLUMNS))
     info = TensorInfo("x", (ROWS, COLUMNS), "F16", AT, 2 * ROWS * COLUMNS, 2 * COLUMNS)
     return StoredTensor(MappedFile(path), info)
+
+
+class Made(LazyTensor):
+    """A tensor that makes its rows; `asked` are the bytes asked for at a time."""
+
+    __slots__ = ("asked", "held", "info")
+
+    info: TensorInfo
+
+    def __init__(self, tensor: StoredTensor) -> None:
+        self.info, self.held = tensor.info, bytes(tensor.raw())
+        self.asked: list[int] = []
+
+    @property
+    def makes(self) -> bool:
+        return True
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        stop = self.info.nbytes if stop is None else stop
+        self.asked.append(stop - start)
+        return memoryview(self.held)[start:stop]
 
 
 def moves(kind: str) -> list[Move]:
@@ -39,19 +61,33 @@ def moves(kind: str) -> list[Move]:
 
 
 @pytest.mark.parametrize("kind", ["even", "halves", "doubled"])
-@pytest.mark.parametrize("mapped", [False, True])
-def test_windows_of_rows(kind: str, mapped: bool, tensor: StoredTensor) -> None:
+@pytest.mark.parametrize("where", ["memory", "file", "made"])
+def test_windows_of_rows(kind: str, where: str, tensor: StoredTensor) -> None:
     held = bytes(tensor.raw())
-    stored = tensor if mapped else MemoryTensor(tensor.info, held)
+    every = {"memory": MemoryTensor(tensor.info, held), "file": tensor, "made": Made(tensor)}
+    stored = every[where]
     wanted = moves(kind)
     expected = b"".join(held[2 * m.start : 2 * (m.start + m.count)] for m in wanted)
     runs = element_runs([stored], wanted)
     assert isinstance(runs, Columns)
     data = Bytes(runs)
-    assert (data._rows is not None) == mapped
+    gathered = where == "file" or (where == "made" and kind != "halves")
+    assert (data._rows is not None) == gathered
     assert len(data) == len(expected)
     for start in (0, 1, 19, 20, 21, 400):
         for stop in (start, start + 1, start + 20, start + 39, len(expected)):
             assert bytes(data.window(start, stop)) == expected[start:stop], (start, stop)
     for size in (7, 20, 64, 1 << 20):
         assert b"".join(windows(runs, size)) == expected
+
+
+def test_made_rows_are_made_together_where_they_lie_together(tensor: StoredTensor) -> None:
+    for step, at_once in ((2, True), (7, False)):  # 7 rows apart, more are made than are used
+        made = Made(tensor)
+        order = [row for first in range(step) for row in range(first, ROWS, step)]
+        runs = element_runs([made], [Move(0, row * COLUMNS, COLUMNS) for row in order])
+        assert runs is not None
+        window = Bytes(runs).window(0, 2 * COLUMNS * 8)
+        rows = [made.held[2 * COLUMNS * row :][: 2 * COLUMNS] for row in order[:8]]
+        assert bytes(window) == b"".join(rows)
+        assert (len(made.asked) == 1) == at_once

@@ -389,36 +389,47 @@ FN void halves_16(const uint8_t *from, uint8_t *to, size_t half, int back) {
         to[i] = (uint8_t)(code[back ? 2 * i : i] | code[back ? 2 * i + 1 : i + half] << 4);
 }
 
-TARGET static void run_halves(const nibbles *n, int back) {
+#ifdef APRFMT_AVX2
+/* Sixteen bytes of the same: one unit of 16, or two of 8. */
+FN __m128i halves_of(__m128i x, size_t half, int back) {
+    const __m128i low = _mm_set1_epi8(15), pair = _mm_set1_epi16(0x1001); /* even + 16 * odd */
+    const __m128i even = _mm_and_si128(x, low), odd = _mm_and_si128(_mm_srli_epi16(x, 4), low);
+    if (back) {
+        __m128i both = _mm_packus_epi16(_mm_maddubs_epi16(even, pair), _mm_maddubs_epi16(odd, pair));
+        return half == 8 ? _mm_shuffle_epi32(both, _MM_SHUFFLE(3, 1, 2, 0)) : both;
+    }
+    __m128i first = _mm_unpacklo_epi8(even, odd), second = _mm_unpackhi_epi8(even, odd);
+    if (half == 8) {
+        const __m128i swapped = _mm_unpackhi_epi64(first, second);
+        first = _mm_unpacklo_epi64(first, second);
+        second = swapped;
+    }
+    return _mm_or_si128(first, _mm_slli_epi16(second, 4));
+}
+#endif
+
+FN void halves_rows(const nibbles *n, size_t half, int back) {
     for (size_t b = 0; b < n->blocks; b++) {
         const uint8_t *from = n->from + b * n->from_stride;
         uint8_t *to = n->to + b * n->to_stride;
-        for (size_t at = 0; at < n->bytes; at += n->half) {
+        size_t at = 0;
 #ifdef APRFMT_AVX2
-            const __m128i low = _mm_set1_epi8(15);
-            if (n->half == 16 && !back) {
-                __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(from + at));
-                __m128i even = _mm_and_si128(x, low);
-                __m128i odd = _mm_and_si128(_mm_srli_epi16(x, 4), low);
-                __m128i second = _mm_slli_epi16(_mm_unpackhi_epi8(even, odd), 4);
-                _mm_storeu_si128((__m128i *)(void *)(to + at),
-                                 _mm_or_si128(_mm_unpacklo_epi8(even, odd), second));
-                continue;
-            }
-            if (n->half == 16) {
-                __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(from + at));
-                const __m128i pair = _mm_set1_epi16(0x1001); /* even + 16 * odd */
-                __m128i first = _mm_maddubs_epi16(_mm_and_si128(x, low), pair);
-                __m128i second =
-                    _mm_maddubs_epi16(_mm_and_si128(_mm_srli_epi16(x, 4), low), pair);
-                _mm_storeu_si128((__m128i *)(void *)(to + at), _mm_packus_epi16(first, second));
-                continue;
-            }
-#endif
-            if (n->half == 8)
-                halves_16(from + at, to + at, 8, back);
-            else
-                halves_16(from + at, to + at, 16, back);
+        for (; at + 16 <= n->bytes; at += 16) {
+            const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)(from + at));
+            _mm_storeu_si128((__m128i *)(void *)(to + at), halves_of(x, half, back));
         }
+#endif
+        for (; at < n->bytes; at += half) halves_16(from + at, to + at, half, back);
     }
+}
+
+TARGET static void run_halves(const nibbles *n, int back) {
+    if (n->half == 8 && back)
+        halves_rows(n, 8, 1);
+    else if (n->half == 8)
+        halves_rows(n, 8, 0);
+    else if (back)
+        halves_rows(n, 16, 1);
+    else
+        halves_rows(n, 16, 0);
 }
