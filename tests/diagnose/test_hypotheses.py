@@ -18,7 +18,7 @@ from aprfmt.inference.trace_file import load_trace, save_trace
 from aprfmt.model import open_model
 from tests.diagnose import files
 from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace
-from tests.diagnose.faults import heads
+from tests.diagnose.faults import heads, left_out
 from tests.diagnose.faults_undecoded import (
     ALONE,
     INT4,
@@ -46,6 +46,16 @@ def test_the_eps_of_a_layer_norm_is_solved_whatever_the_mean_of_its_rows() -> No
     )
     found = confirmed(folder, trace(folder, "means-eps", hp={"norm_eps": 2.5e-3}))
     assert found.cause == "norm_eps" and "add eps 0.0025 where" in found.sentence
+    calls = iter(range(1 << 30))
+
+    def third(op: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
+        return op(x, w, bias, eps=2.5e-3 if next(calls) == 2 else eps)
+
+    found = confirmed(folder, trace(folder, "one-eps", backend=lambda: broken("layer_norm", third)))
+    assert (
+        found.cause == "norm_eps"
+        and "the norm at attn_norm alone adds eps 0.0025" in found.sentence
+    )
 
 
 def test_positions_far_behind_the_first_are_found() -> None:
@@ -92,6 +102,13 @@ def test_another_factor_on_positions_is_held_against_the_scaling_that_the_model_
         said[name] = {row.says for row in changes if row.says.startswith("positions are divided")}
     assert said["phi3"] and all(row.endswith("; the model says longrope") for row in said["phi3"])
     assert said["qwen2"] and all(row.endswith("model does not say") for row in said["qwen2"])
+
+
+def test_a_stream_that_is_replaced_is_seen_in_logits_alone() -> None:
+    folder = tiny_folder("llama")
+    run = trace(folder, "replaced", points=frozenset({"logits"}), alter=left_out("attn_out", "mid"))
+    found = confirmed(folder, run)
+    assert found.cause == "residual" and "what attention computed replaces" in found.sentence
 
 
 def test_a_weight_with_two_faults_is_not_right_without_one_of_them() -> None:
