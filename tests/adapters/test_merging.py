@@ -188,6 +188,11 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     write_mixed(tmp_path / "odd" / "model.safetensors", rows)
     with pytest.raises(ConversionError, match="it belongs to another base"):
         _merge(tmp_path / "odd", tmp_path / "out", adapter)
+    pairs = {name.replace("q_proj", "s_proj"): row for name, row in tensors_of(adapter).items()}
+    shutil.copytree(adapter, tmp_path / "unplaced")
+    write_mixed(tmp_path / "unplaced" / "adapter_model.safetensors", pairs)
+    with pytest.raises(ConversionError, match=r"s_proj has no place in .* is no weight of llama"):
+        _merge(base, tmp_path / "out", tmp_path / "unplaced")
     with pytest.raises(ConversionError, match="DoRA has no form in GGUF"):
         convert_adapter(tmp_path / "x" / "adapter", tmp_path / "d.gguf", other)
     with pytest.raises(FormatError, match="no factors of a LoRA"):

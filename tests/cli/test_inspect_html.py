@@ -16,7 +16,7 @@ import pytest
 import aprfmt
 from aprfmt.cli.histograms import tensor_histogram
 from aprfmt.tensors.stats import tensor_stats
-from aprfmt.tokenizer.pieces import readable
+from aprfmt.tokenizer.pieces import byte_of, readable
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt as command
 from tests.cli.run import process
@@ -355,8 +355,10 @@ def test_pieces_are_read_as_the_tokenizer_reads_them(demo_model: Path) -> None:
         readable("<0x0A>", "spm") == "<0x0A>" and readable("<|im_start|>", "bpe") == "<|im_start|>"
     )
     assert readable("\u00e2\u0122", "bpe") == "\\xe2\\x80"
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, pre_tokenizers
 
+    assert set(byte_of()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert readable("\u0144", "bpe") == "\u0144"  # the first behind the alphabet
     theirs = Tokenizer.from_file(str(demo_model / "tokenizer.json"))
     special = {i for i, token in theirs.get_added_tokens_decoder().items() if token.special}
     compared = 0

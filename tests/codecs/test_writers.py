@@ -130,6 +130,14 @@ def test_what_is_stored_decodes_to_the_grid(scheme: str, scales: str) -> None:
     assert (off <= lattice.step[inside] * most + 1e-7).all()  # the nearest code
 
 
+def test_a_scale_that_f16_rounds_to_nothing_is_its_smallest() -> None:
+    writer, how = WRITERS["GPTQ"], Settings(32, "F16")
+    weight = np.random.default_rng(0).uniform(-2e-7, 2e-7, (ROWS, COLUMNS)).astype(np.float32)
+    source = writer.rounded(weight, how)
+    assert (source.groups.scale == 2.0**-24).all()
+    assert np.abs(source.values(0, ROWS) - weight).max() <= 2.0**-25
+
+
 def blocks_of(encoding: str, codes: Array, numbers: Mapping[str, Array]) -> bytes:
     """Return blocks of codes [rows, columns] 0 to 15, their numbers by member."""
     kind = codec(encoding)

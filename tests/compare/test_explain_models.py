@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.compare import diff
 from aprfmt.formats import FORMATS
 from tests.compare.damage import patched
 from tests.compare.faults import flipped
+from tests.diagnose import files
+from tests.diagnose.engines import tiny_folder
 from tests.models import save_tiny
 
 
@@ -127,6 +130,28 @@ def test_llama_rows_permuted_twice_or_not_at_all(tmp_path: Path) -> None:
     report = aprfmt.diff(tmp_path / "a", patched(tmp_path / "a.gguf", tmp_path / "b.gguf", change))
     (finding,) = report.findings
     assert (finding.cause, finding.confirmed, len(finding.keys)) == ("rope_pairing", True, 6)
+
+
+def test_factors_that_leave_a_norm_leave_its_bias_too() -> None:
+    """As SmoothQuant and AWQ move them in OPT, whose norms take the mean away."""
+    at = "model.decoder.layers.1."
+    readers = {
+        "self_attn_layer_norm": [f"self_attn.{part}_proj" for part in "qkv"],
+        "final_layer_norm": ["fc1"],
+    }
+
+    def smoothed(found: files.Rows) -> None:
+        factors = np.exp(np.random.default_rng(8).normal(0, 0.4, 64))
+        for norm, names in readers.items():
+            for part in ("weight", "bias"):
+                files.edit(f"{at}{norm}.{part}", lambda x: x / factors[: len(x)])(found)
+            for name in names:
+                files.edit(f"{at}{name}.weight", lambda x: x * factors[: x.shape[1]])(found)
+
+    folder = tiny_folder("opt")
+    [found] = diff(folder, files.copy(folder, "smoothed-opt", tensors=smoothed)).findings
+    assert (found.cause, found.confirmed) == ("scales_folded", True)
+    assert {"L1.attn_norm.bias", "L1.ffn_norm.bias", "L1.ffn_up.weight"} <= set(found.keys)
 
 
 def test_two_finetunes_of_one_model_are_not_explained_away(tmp_path: Path) -> None:

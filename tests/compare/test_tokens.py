@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from aprfmt.base.protocols import Typed
+from aprfmt.compare import tokens as comparing
 from aprfmt.compare.tokens import TokensReport, between, compare_tokens
 from aprfmt.model import Model, open_model
-from aprfmt.tokenizer import to_hf
+from aprfmt.tokenizer import to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
 from aprfmt.tokenizer.stated import stated
 from tests.cli.run import aprfmt as command
@@ -228,12 +230,26 @@ def test_what_cannot_be_compared_is_said(demo_model: Path, tmp_path: Path) -> No
     assert compare_tokens(none, none).not_checked == (
         "tokenizer: A and B carry none; not compared",
     )
-    from aprfmt.tokenizer import to_gguf
-
     keys: dict[str, Any] = dict(without_json(to_gguf(there)))
     keys["tokenizer.ggml.eos_token_id"] = "two"
     report = compare_tokens(there, fake("gguf", keys))
     assert report.findings == () and "cannot be read" in report.not_checked[0]
+
+
+def test_a_role_that_moves_between_tokens_of_one_text_is_shown(demo_model: Path) -> None:
+    """Files of the field hold a filler more than once: the id says more than its text."""
+    keys: dict[str, Any] = dict(without_json(to_gguf(folder_model(demo_model))))
+    tokens = [*keys["tokenizer.ggml.tokens"].value[:-2], "[PAD]", "[PAD]"]
+    keys["tokenizer.ggml.tokens"] = Typed(tokens, "array:string")
+    sides = [fake("gguf", {**keys, "tokenizer.ggml.padding_token_id": len(tokens) - back})
+             for back in (2, 1)]  # fmt: skip
+    [found] = compared(*sides).findings
+    assert found.difference.says == "pad is 1534 ([PAD]) in A, 1535 ([PAD]) in B" and found.shown
+
+
+def test_of_many_ids_the_first_eight_are_shown() -> None:
+    assert comparing._few(range(8)) == "0 1 2 3 4 5 6 7"
+    assert comparing._few(range(9)) == "0 1 2 3 4 5 6 7 ..."
 
 
 def test_commands_agree_on_a_template_that_names_unknown_tokens(

@@ -1,5 +1,7 @@
 """Each kind of router against transformers' own router module, on the same logits.
 
+So is the rule of a model that diagnose exchanges parts of.
+
 Seen red: v3's bias in the weights too, its groups ranked by their best one, weights not
 renormalised, the routed scale dropped, softmax over all where only the chosen count.
 """
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from aprfmt.diagnosis.hypotheses.rules import rule_of, ruled
 from aprfmt.errors import ArchError
 from aprfmt.inference.moe import route
 from tests.models import tiny
@@ -49,13 +52,15 @@ def test_choice_and_weights_are_those_of_transformers(case: str) -> None:
     hp = {
         "n_experts_used": 2, "routed_scale": 1.0, "n_expert_groups": 4, "n_expert_groups_used": 2,
     } | changed  # fmt: skip
-    routing = route(logits.numpy(), None if bias is None else bias.numpy(), hp)
+    inputs = logits.numpy(), None if bias is None else bias.numpy(), hp
     order = np.argsort(-weights.numpy(), axis=-1, kind="stable")
-    np.testing.assert_array_equal(routing.experts, np.take_along_axis(experts.numpy(), order, -1))
-    np.testing.assert_allclose(
-        routing.weights, np.take_along_axis(weights.numpy(), order, -1), rtol=2e-6
-    )
-    assert (routing.margin > 0).all()
+    for routing in (route(*inputs), ruled(rule_of(hp), *inputs)):
+        chosen = np.take_along_axis(experts.numpy(), order, -1)
+        np.testing.assert_array_equal(routing.experts, chosen)
+        np.testing.assert_allclose(
+            routing.weights, np.take_along_axis(weights.numpy(), order, -1), rtol=2e-6
+        )
+        assert (routing.margin > 0).all()
 
 
 def test_the_margin_is_what_separates_the_last_chosen_from_the_next() -> None:

@@ -200,6 +200,23 @@ def test_ggml_counts_no_dimensions_of_one(shape: tuple[int, ...]) -> None:
     assert Mixture("Q8_0", [], n_layers=1).choose("L0.attn_q.weight", shape, "F16") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "encoding"),
+    [
+        ("L0.ffn_gate_exps.weight", (4, 64, 32), "GPT_OSS"),
+        ("model.layers.0.mlp.experts.down_proj", (4, 32, 64), "GPT_OSS"),
+        ("L0.ffn_gate_exps.weight", (4, 64, 33), None),
+        ("L0.ffn_gate_exps.weight", (64, 32), None),
+        ("L0.attn_q.weight", (4, 64, 32), None),
+    ],
+)
+def test_stacks_of_experts_alone_are_packed_as_gpt_oss_is(
+    name: str, shape: tuple[int, ...], encoding: str | None
+) -> None:
+    mixture = Mixture("GPT-OSS-MXFP4", [name], n_layers=1, n_experts=4, arch="gpt-oss")
+    assert mixture.choose(name, shape, "BF16") == encoding
+
+
 def test_integers_stay_integers() -> None:
     assert llama("Q4_K_M").choose("L0.attn_q.weight", (512, 512), "I32") is None
 

@@ -44,6 +44,21 @@ def test_a_repository_is_the_folder(served: RangeServer, demo_model: Path) -> No
     assert len(served.asked(f"/api/models/{NAME}/revision/main")) == 1
 
 
+def test_a_file_that_is_not_stored_apart_is_sent_once_and_whole(
+    served: RangeServer, files: Mapping[str, bytes], demo_model: Path
+) -> None:
+    served.add_repository("someone/plain", COMMIT, files)
+    path = place("hf://someone/plain/model.safetensors")
+    assert isinstance(path, RemotePath)
+    facts = path.site.facts(path.inner)
+    assert facts is not None
+    assert path.site.fetch(path.inner, facts, 5, 99) == files["model.safetensors"][5:99]
+    with aprfmt.open("hf://someone/plain") as there, aprfmt.open(demo_model) as here:
+        for name, view in here.items():
+            assert bytes(there[name].raw()) == bytes(view.raw()), name
+    assert len(served.asked(f"/someone/plain/resolve/{COMMIT}/model.safetensors")) == 1
+
+
 def test_everything_is_read_at_one_commit(served: RangeServer, files: Mapping[str, bytes]) -> None:
     with aprfmt.open(f"hf://{NAME}") as model:
         served.add_repository(NAME, OTHER, {**files, "config.json": b"{}"})  # main moves on

@@ -106,6 +106,11 @@ def test_built_folder_gives_the_same_ids(prefix: bool, tmp_path: Path) -> None:
         assert ours.decode(ids) == theirs.decode(ids), name
         plain = ours.encode(text, add_special=False, parse_special=False)
         assert plain == again.encode(text, add_special=False, parse_special=False), name
+    written = to_gguf(folder_model(tmp_path))
+    scores = dict(
+        zip(*(written[f"tokenizer.ggml.{key}"].value for key in ("tokens", "scores")), strict=True)
+    )
+    assert {scores[token] for token in ("<sep>", "<q", "<q>")} == {-1000.0}  # as llama.cpp's
 
 
 def test_every_way_back(tmp_path: Path) -> None:

@@ -272,9 +272,8 @@ def added(a: Stated, b: Stated) -> Iterator[Difference]:
     if new:
         what.append(f"B adds {len(new)}, the first {said(new[0])}")
     if other:
-        keys = [key for key in left[other[0]] if left[other[0]][key] != right[other[0]][key]]
         x, y = left[other[0]], right[other[0]]
-        flags = ", ".join(f"{key} {x[key]} in A, {y[key]} in B" for key in keys)
+        flags = ", ".join(f"{key} {x[key]} in A, {y[key]} in B" for key in x if x[key] != y[key])
         what.append(f"{len(other)} differ, the first {said(other[0])}: {flags}")
     first = (lost or new or other)[0]
     yield Difference(
