@@ -16,7 +16,7 @@ from aprfmt.compare.diffs import (
     Image,
     TensorDiff,
 )
-from aprfmt.compare.texts import Beside, beside, generation, template_lines
+from aprfmt.compare.texts import SideVerdicts, beside, generation, template_lines
 from aprfmt.errors import UsageError
 from aprfmt.model import Model, open_model
 
@@ -186,7 +186,7 @@ def _hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDif
     return tuple(rows)
 
 
-def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ...], Beside]:
+def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ...], SideVerdicts]:
     """List what differs of the tokenizers, decisive where it counts; and what was not compared.
 
     The last is the verdict on them, the chat templates and the generation configs.

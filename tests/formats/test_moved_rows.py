@@ -12,7 +12,7 @@ from aprfmt.arch.spec import Move
 from aprfmt.base.columns import Columns
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.formats.mapped import MappedFile, MemoryTensor, StoredTensor
-from aprfmt.tensors.runs import Bytes, element_runs, windows
+from aprfmt.tensors.runs import RunBytes, element_runs, windows
 
 ROWS, COLUMNS, AT = 60, 10, 3  # F16: rows of 20 bytes, behind three others
 
@@ -46,7 +46,7 @@ def test_windows_of_rows(kind: str, mapped: bool, tensor: StoredTensor) -> None:
     expected = b"".join(held[2 * m.start : 2 * (m.start + m.count)] for m in wanted)
     runs = element_runs([stored], wanted)
     assert isinstance(runs, Columns)
-    data = Bytes(runs)
+    data = RunBytes(runs)
     assert (data._rows is not None) == (mapped and kind == "even")
     assert len(data) == len(expected)
     for start in (0, 1, 19, 20, 21, 400):
