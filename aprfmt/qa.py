@@ -22,7 +22,7 @@ from aprfmt.remote.paths import place
 
 __all__ = ["QaReport", "gates", "run", "save_baseline"]
 
-Progress = Callable[[str, int, int], None]  # the gate that begins, gates done, gates in all
+GateProgress = Callable[[str, int, int], None]  # the gate that begins, gates done, gates in all
 
 
 def run(
@@ -31,7 +31,7 @@ def run(
     only: Collection[str] = (),
     skip: Collection[str] = (),
     min_run: int = 0,
-    progress: Progress | None = None,
+    progress: GateProgress | None = None,
     **options: Any,
 ) -> QaReport:
     """Put a model through the gates.

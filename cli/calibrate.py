@@ -31,7 +31,7 @@ def calibrated(
         ids = check_ids(model, model.tokenizer.encode(read_text(text, "--calibrate")))
         name = "stdin" if text == Path("-") else text.name
         sample = whole(model, name, ids)
-        with render.Progress("calibrating") as progress:
+        with render.ProgressLine("calibrating") as progress:
             found = collect(
                 model, ids, name, prefix=sample.prefix, chunks=chunks, progress=progress
             )

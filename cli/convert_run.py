@@ -32,7 +32,7 @@ def converted(src: Path, dst: Path, to: str | None, **wishes: Any) -> "Conversio
 
     command = click.get_current_context()
     try:
-        with render.Progress(command.info_name or "", "bytes") as progress:
+        with render.ProgressLine(command.info_name or "", "bytes") as progress:
             report = _way(wishes)(src, dst, to=to, progress=progress, **wishes)
     except NoFormatError as error:
         named = any(each.name == "to" for each in command.command.params)

@@ -8,7 +8,7 @@ from aprfmt.cli import render
 
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
-    from aprfmt.conversion.options import Outcome, TensorOutcome
+    from aprfmt.conversion.options import Fidelity, TensorOutcome
 
 WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
 # What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
@@ -107,7 +107,7 @@ def _verified(report: "ConversionReport", dry_run: bool) -> None:
         if not dry_run:
             render.line("  not verified (--no-verify)", style="warn")
     else:
-        words: Mapping[Outcome, str] = {
+        words: Mapping[Fidelity, str] = {
             "bytes": "byte-equal", "values": "value-equal", "lossy": "lossy as asked",
         }  # fmt: skip
         kinds = [f"{report.count(how)} {said}" for how, said in words.items() if report.count(how)]

@@ -38,7 +38,7 @@ def command(
     from aprfmt.diagnosis import diagnose
 
     options.check_new(force, html)
-    with render.Progress("diagnose") as progress:
+    with render.ProgressLine("diagnose") as progress:
         result = diagnose(
             a, b, model=model, ids=None if ids is None else parse_ids(ids), prompt=prompt,
             arch=arch, memory=memory, progress=progress, notice=progress.say,

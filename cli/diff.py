@@ -57,7 +57,7 @@ def command(
     if adapter is not None:
         return diff_adapter.run(a, b, adapter, arch)
     only = only or (("tensors",) if patterns else SECTIONS)
-    with render.Progress("diff") as progress:
+    with render.ProgressLine("diff") as progress:
         report = diff(
             a, b, tensors=patterns, only=only, arch=arch, base=base, imatrix=imatrix,
             explain=explain, images=0 if html is None else diff_html.IMAGES, progress=progress,

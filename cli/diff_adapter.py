@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from aprfmt.cli import render
 
 if TYPE_CHECKING:
-    from aprfmt.adapters import Answer
+    from aprfmt.adapters import AdapterAnswer
 
 _LINES = 10
 
@@ -22,7 +22,7 @@ def run(a: Path, b: Path, adapter: Path, arch: str | None) -> int:
     return render.emit(body, 0 if found.yes else 1, lambda: show(found, a, b))
 
 
-def show(found: "Answer", a: Path, b: Path) -> None:
+def show(found: "AdapterAnswer", a: Path, b: Path) -> None:
     """Print the answer, the weights that are not as the rest, and what else differs."""
     style = "good" if found.yes else "bad"
     names = [render.escape(str(each)) for each in (found.adapter, b, a)]

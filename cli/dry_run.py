@@ -20,7 +20,7 @@ option = click.option(
 )
 
 
-def of_run(text: str, tokens: running.Tokens, where: running.Where, max_tokens: int) -> int:
+def of_run(text: str, tokens: running.Tokens, where: running.WhereOptions, max_tokens: int) -> int:
     """Say what `aprfmt run` takes: the prompt's pass, and a step for every token but the last."""
     from dataclasses import replace
 
@@ -40,7 +40,7 @@ def of_run(text: str, tokens: running.Tokens, where: running.Where, max_tokens: 
 def of_trace(
     text: str,
     tokens: running.Tokens,
-    where: running.Where,
+    where: running.WhereOptions,
     asked: "TraceAsked",
     wanted: "TraceWanted",
 ) -> int:

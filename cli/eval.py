@@ -9,7 +9,7 @@ from aprfmt.errors import UsageError
 
 
 @click.command("eval")
-@options.gathered(asked=EvalAsked, where=running.Where)
+@options.gathered(asked=EvalAsked, where=running.WhereOptions)
 @click.argument("model")
 @click.option("--text", "texts", multiple=True, type=options.FILE,
               help="A UTF-8 text file, - is stdin; several are samples of their own.")  # fmt: skip
@@ -49,7 +49,7 @@ from aprfmt.errors import UsageError
 @running.where
 @options.arch
 @options.common
-def command(model: str, asked: EvalAsked, where: running.Where) -> int:
+def command(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
     """Measure the cross-entropy of a text in nats per token, and the perplexity.
 
     A label is the token after the one that predicts it. A long text is cut into windows that share

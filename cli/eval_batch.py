@@ -46,7 +46,7 @@ def measure(
     vocab = int(run.model.hyper["vocab_size"])
     batch = read_batch(path, vocab)
     scored = []
-    with render.Progress("scoring") as progress:
+    with render.ProgressLine("scoring") as progress:
         for one in score(batch, run.session):
             scored.append(one)
             progress(len(scored), len(batch.mask))

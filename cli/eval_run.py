@@ -40,7 +40,7 @@ class EvalAsked:
         return bool(self.texts or self.samples or self.ids)
 
 
-def of_texts(model: str, asked: EvalAsked, where: running.Where) -> int:
+def of_texts(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
     """Score texts, by two models where another is to be held against; print, return the code."""
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import measure, plan
@@ -60,7 +60,7 @@ def of_texts(model: str, asked: EvalAsked, where: running.Where) -> int:
         other = None
         if asked.against is not None:
             other = stack.enter_context(other_model(asked.against, run, found, where))
-        with render.Progress("evaluating") as progress:
+        with render.ProgressLine("evaluating") as progress:
             twin = None if other is None else other.session
             measured = measure(run.session, planned, skipped, twin, progress, draft=draft)
         kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
@@ -89,7 +89,7 @@ def of_texts(model: str, asked: EvalAsked, where: running.Where) -> int:
         return finish(run, body, checks, eval_show.show)
 
 
-def of_batch(model: str, asked: EvalAsked, where: running.Where) -> int:
+def of_batch(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
     """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
     others = {
         "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,
@@ -126,7 +126,7 @@ def finish(
 
 @contextmanager
 def other_model(
-    text: str, here: "Run", samples: "list[Sample]", where: running.Where
+    text: str, here: "Run", samples: "list[Sample]", where: running.WhereOptions
 ) -> "Iterator[Run]":
     """Open the model to compare with, on the same device unless @RUN names one.
 

@@ -43,7 +43,7 @@ def command(
     expected = manifest.read(check) if check is not None else None
     # A manifest says what a file is to be: none is made of a damaged one.
     with open_model(model, arch=arch, damaged=not write) as opened:
-        with render.Progress("hash") as progress:
+        with render.ProgressLine("hash") as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
         body: dict[str, Any] = {"model": str(opened.path), "tensors": rows}
         if write:

@@ -46,13 +46,13 @@ class Paged:
 
 def write(opened: "Model", body: dict[str, object], paged: Paged) -> None:
     """Write the page of an open model; `body` is what `inspect --json` prints of it."""
-    with render.Progress("inspect") as progress:
+    with render.ProgressLine("inspect") as progress:
         text = render_page(opened, body, paged, progress)
     html.add_page(body, paged.html, paged.force, lambda: text)
 
 
 def render_page(
-    opened: "Model", body: Mapping[str, object], paged: Paged, progress: "render.Progress"
+    opened: "Model", body: Mapping[str, object], paged: Paged, progress: "render.ProgressLine"
 ) -> str:
     """Return the page. Of damaged tensors the damage is shown, and everything of the others."""
     from aprfmt.checks import validate_model
@@ -81,7 +81,9 @@ def _called(path: Path) -> str:
     return path.resolve().parent.name if path.stem == "model" else path.name
 
 
-def tensors(opened: "Model", stats: bool, progress: "render.Progress") -> list[dict[str, object]]:
+def tensors(
+    opened: "Model", stats: bool, progress: "render.ProgressLine"
+) -> list[dict[str, object]]:
     """Return a row for every tensor of the file, with statistics and a histogram if asked for."""
     from aprfmt.tensors.companions import all_bytes
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @click.command("logits")
-@options.gathered(tokens=running.Tokens, where=running.Where)
+@options.gathered(tokens=running.Tokens, where=running.WhereOptions)
 @click.argument("model")
 @running.what
 @click.option("--out", type=click.Path(path_type=Path), help="Write float32 [tokens, vocab] .npy.")
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @options.force
 @options.common
 def command(
-    model: str, out: Path | None, force: bool, tokens: running.Tokens, where: running.Where,
+    model: str, out: Path | None, force: bool, tokens: running.Tokens, where: running.WhereOptions,
 ) -> int:  # fmt: skip
     """Compute the logits of every token, and judge the last row.
 

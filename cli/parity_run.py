@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ParityAsked(running.Within):
+class ParityAsked(running.WithinOptions):
     """How the model runs on each side, and at which points the runs are compared."""
 
     points: str | None

@@ -10,7 +10,7 @@ from aprfmt.cli.html import add_page
 
 
 @click.command("qa")
-@options.gathered(where=running.Where)
+@options.gathered(where=running.WhereOptions)
 @click.argument("model")
 @click.option("--against", metavar="OTHER", type=options.Place(),
               help="Another copy of the model: hold this one against it.")  # fmt: skip
@@ -35,7 +35,7 @@ from aprfmt.cli.html import add_page
 @options.common
 def command(
     model: str, also: tuple[str, ...], save_baseline: Path | None, html: Path | None, force: bool,
-    where: running.Where, **asked: Any,
+    where: running.WhereOptions, **asked: Any,
 ) -> int:  # fmt: skip
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 
@@ -50,7 +50,7 @@ def command(
     request = where.request(model)
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why, "fallback")
-    with render.Progress("qa") as bar:
+    with render.ProgressLine("qa") as bar:
         report = qa.run(
             request.model, progress=lambda gate, done, total: bar(done, total),
             choice=request.choice, also=tuple(parse_run(text) for text in also), arch=where.arch,

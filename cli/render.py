@@ -235,7 +235,7 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-class Progress:
+class ProgressLine:
     """A line on stderr, only on a terminal, only after a second; quiet in a pipe."""
 
     def __init__(self, what: str, unit: str = "") -> None:
@@ -269,7 +269,7 @@ class Progress:
             sys.stderr.flush()
             self._shown = 0
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressLine":
         return self
 
     def __exit__(self, *exc: object) -> None:

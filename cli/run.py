@@ -11,7 +11,7 @@ from aprfmt.cli import options, render, running
 
 
 @click.command("run")
-@options.gathered(tokens=running.Tokens, where=running.Where)
+@options.gathered(tokens=running.Tokens, where=running.WhereOptions)
 @click.argument("model")
 @running.what
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
@@ -30,7 +30,7 @@ from aprfmt.cli import options, render, running
 @options.common
 def command(
     model: str, max_tokens: int, ignore_stop: bool, dry_run: bool,
-    tokens: running.Tokens, where: running.Where, **drawn: Any,
+    tokens: running.Tokens, where: running.WhereOptions, **drawn: Any,
 ) -> int:  # fmt: skip
     """Generate text, greedily unless --temperature says otherwise.
 
@@ -39,7 +39,7 @@ def command(
     if dry_run:
         return dry.of_run(model, tokens, where, max_tokens)
     from aprfmt.cli.run_show import TextWriter, report
-    from aprfmt.inference.generating import Beside, Stops, context_room, generate, speed
+    from aprfmt.inference.generating import MadeBeside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
 
     sampling = Sampling(**drawn)
@@ -48,7 +48,7 @@ def command(
         opened = run.model
         ids, text = running.token_ids(opened, tokens)
         limit = min(max_tokens, context_room(opened, len(ids)))
-        with Beside(lambda: running.tokenizer_of(opened)) as tokenizer:
+        with MadeBeside(lambda: running.tokenizer_of(opened)) as tokenizer:
             stop = Stops(tokenizer, running.stated_ends(opened), ignore=ignore_stop)
             writer = TextWriter(tokenizer, ids, live=not render.wanted("json"))
             load = time.perf_counter() - began

@@ -10,7 +10,7 @@ import click
 from aprfmt.cli import render, running
 
 if TYPE_CHECKING:
-    from aprfmt.inference.generating import Beside
+    from aprfmt.inference.generating import MadeBeside
     from aprfmt.tokenizer import Tokenizer
 
 CONTEXT = 4  # prompt tokens decoded with the output, so that its first word keeps its space
@@ -20,7 +20,7 @@ class TextWriter:
     """Turns the tokens so far into text, and prints what is new of it as it comes."""
 
     def __init__(
-        self, tokenizer: "Beside[Tokenizer | None]", prompt: Sequence[int], *, live: bool
+        self, tokenizer: "MadeBeside[Tokenizer | None]", prompt: Sequence[int], *, live: bool
     ) -> None:
         self._later = tokenizer
         self._context = list(prompt[-CONTEXT:])

@@ -29,7 +29,7 @@ def named(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-# What a run may use of the machine, and what may be missing of the model; see `Within`.
+# What a run may use of the machine, and what may be missing of the model; see `WithinOptions`.
 within = options.group(
     click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic."),
     click.option("--memory", callback=options.size, metavar="SIZE",
@@ -39,7 +39,7 @@ within = options.group(
                  "prefixes, batches and steps are equal to the bit."),
     options.allow_missing,
 )  # fmt: skip
-# Where a model runs; the fields of `Where`, but for --arch.
+# Where a model runs; the fields of `WhereOptions`, but for --arch.
 where = options.group(
     click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
     click.option("--backend", metavar="NAME", help=f"{named(BACKENDS.own)}."),
@@ -57,7 +57,7 @@ what = options.group(
 
 
 @dataclass(frozen=True)
-class Within:
+class WithinOptions:
     """The options of `within` and --arch."""
 
     threads: int | None
@@ -68,7 +68,7 @@ class Within:
 
 
 @dataclass(frozen=True)
-class Where(Within):
+class WhereOptions(WithinOptions):
     """Where a model runs, and what of it may be missing: the options of `where` and --arch."""
 
     device: str | None
@@ -81,10 +81,10 @@ class Where(Within):
 
         return requested(
             text, self.device, self.backend, self.dtype,
-            **{field.name: getattr(self, field.name) for field in fields(Within)},
+            **{field.name: getattr(self, field.name) for field in fields(WithinOptions)},
         )  # fmt: skip
 
-    def elsewhere(self, run: bool = True) -> "Where":
+    def elsewhere(self, run: bool = True) -> "WhereOptions":
         """Return the same for another model: without --arch, and by default without a device."""
         if not run:
             return replace(self, arch=None)
@@ -106,7 +106,9 @@ class Tokens:
 
 
 @contextmanager
-def session(text: str, where: Where, engines: bool = False, draft: bool = False) -> "Iterator[Run]":
+def session(
+    text: str, where: WhereOptions, engines: bool = False, draft: bool = False
+) -> "Iterator[Run]":
     """Open MODEL[@RUN], or its `draft` head, and warn of what is odd.
 
     Raises UsageError for an engine unless these do.

@@ -59,7 +59,7 @@ def command(
         Limits(unit_time, unit_memory),
         ScanBudget(max_time, max_bytes, max_requests), ray, families,
     )  # fmt: skip
-    with render.Progress("scan") as progress:
+    with render.ProgressLine("scan") as progress:
         report = scan(request, progress)
     body = report.to_json()
     add_page(body, html, force, lambda: render_page(report, verdict(report)))

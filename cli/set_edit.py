@@ -93,7 +93,7 @@ def warn(output: Path, form: str, unknown: dict[str, list[str]], why: str | None
         render.warn(f"{output}: cannot be read as a model any more: {why}", "unreadable_output")
 
 
-def show(found: "Iterable[edits.Change]", model: Path, patched: int | None) -> None:
+def show(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:
     """Print every change, below how many bytes of a file were `patched` in place, if it was."""
     if patched is not None:
         render.line(f"changed {patched} bytes of {render.escape(str(model))} in place; every "
@@ -102,7 +102,7 @@ def show(found: "Iterable[edits.Change]", model: Path, patched: int | None) -> N
         render.line(f"  {said(change)}")
 
 
-def said(change: "edits.Change") -> str:
+def said(change: "edits.KeyChange") -> str:
     """Return `key: old -> new`, with the types where they differ."""
     old = "(new)" if change.how == "added" else short(change.key, change.old)
     new = "(removed)" if change.how == "removed" else short(change.key, change.new)

@@ -33,7 +33,7 @@ def command(
         roles = opened.roles_of
         names = names_matching(opened, patterns) if patterns else list(opened)
         rows = []
-        with render.Progress("tensors") as progress:
+        with render.ProgressLine("tensors") as progress:
             for i, name in enumerate(names[:limit]):
                 rows.append(listed(name, opened[name], roles.get(name, ()), stats))
                 progress(i + 1, len(names[:limit]))

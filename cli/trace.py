@@ -11,7 +11,7 @@ from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
 
 @click.command("trace")
 @options.gathered(asked=TraceAsked, wanted=TraceWanted, dumped=Dumped, tokens=running.Tokens,
-                  where=running.Where)  # fmt: skip
+                  where=running.WhereOptions)  # fmt: skip
 @click.argument("model", required=False)
 @click.option("--payload", is_flag=True, help="Run the model; without it, the plan only.")
 @running.what
@@ -59,7 +59,7 @@ from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
 @options.common
 def command(
     model: str | None, loaded: Path | None, list_points: bool, asked: TraceAsked,
-    wanted: TraceWanted, dumped: Dumped, tokens: running.Tokens, where: running.Where,
+    wanted: TraceWanted, dumped: Dumped, tokens: running.Tokens, where: running.WhereOptions,
 ) -> int:  # fmt: skip
     """Show activations at named capture points.
 

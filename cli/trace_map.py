@@ -27,8 +27,8 @@ class Dumped:
 
 
 def mapped(
-    text: str, dumped: Dumped, tokens: running.Tokens, where: running.Where, save: Path | None,
-    force: bool, stack: ExitStack,
+    text: str, dumped: Dumped, tokens: running.Tokens, where: running.WhereOptions,
+    save: Path | None, force: bool, stack: ExitStack,
 ) -> tuple["Model", "Trace", dict[str, object]]:  # fmt: skip
     """Return the model, the trace of the arrays, and what is said of the mapping.
 

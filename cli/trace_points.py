@@ -70,7 +70,11 @@ def wanted_keys(
 
 
 def plan(
-    text: str, points: str | None, layers: str | None, where: running.Where, draft: bool = False
+    text: str,
+    points: str | None,
+    layers: str | None,
+    where: running.WhereOptions,
+    draft: bool = False,
 ) -> dict[str, object]:
     """Return the points of a model, or its draft head, unrun: no statistics are made up."""
     path = where.request(text).model  # a run that is not known is refused here too

@@ -23,7 +23,11 @@ UNKNOWN = 8  # names of a foreign run that are warned of
 
 
 def runner(
-    text: str, engine: str | None, where: running.Where, stack: ExitStack, draft: bool = False
+    text: str,
+    engine: str | None,
+    where: running.WhereOptions,
+    stack: ExitStack,
+    draft: bool = False,
 ) -> Run:
     """Open MODEL[@RUN] on a backend or an engine; UsageError for a run that is named twice."""
     if engine is not None:
@@ -133,7 +137,7 @@ def check_reference(
 
 def compare(
     trace: Trace, saved: Trace | None, reference: str, asked: RunRequest, here: Run,
-    where: running.Where, positions: bool = False,
+    where: running.WhereOptions, positions: bool = False,
 ) -> TraceDiff:  # fmt: skip
     """Compare with a saved trace, or with a run of another model on the same tokens.
 

@@ -52,7 +52,8 @@ class TraceWanted:
 
 def show(
     model: str | None, loaded: Path | None, list_points: bool, asked: TraceAsked,
-    wanted: TraceWanted, dumped: trace_map.Dumped, tokens: running.Tokens, where: running.Where,
+    wanted: TraceWanted, dumped: trace_map.Dumped, tokens: running.Tokens,
+    where: running.WhereOptions,
 ) -> int:  # fmt: skip
     """Take the way that the options name; UsageError where they name two."""
     if dumped.mapping is not None and dumped.arrays is None:
@@ -84,7 +85,7 @@ def show(
 
 
 def not_for_load(
-    asked: TraceAsked, tokens: running.Tokens, where: running.Where, list_points: bool
+    asked: TraceAsked, tokens: running.Tokens, where: running.WhereOptions, list_points: bool
 ) -> list[str]:
     """Return the options that were given and that a saved trace has no use for."""
     runs = {
@@ -111,7 +112,7 @@ def only_model() -> str:
 
 
 def show_points(
-    model: str, details: bool, asked: TraceAsked, wanted: TraceWanted, where: running.Where
+    model: str, details: bool, asked: TraceAsked, wanted: TraceWanted, where: running.WhereOptions
 ) -> int:
     """Show the points that a model has; nothing runs, so nothing can be saved or compared."""
     from aprfmt.cli import trace_points, trace_show
@@ -127,7 +128,11 @@ def show_points(
 
 
 def show_run(
-    text: str, asked: TraceAsked, wanted: TraceWanted, tokens: running.Tokens, where: running.Where
+    text: str,
+    asked: TraceAsked,
+    wanted: TraceWanted,
+    tokens: running.Tokens,
+    where: running.WhereOptions,
 ) -> int:
     """Run a model, and show what passes its points."""
     from aprfmt.cli import trace_html, trace_points, trace_run, trace_show
@@ -196,7 +201,8 @@ def show_saved(
 
 
 def show_mapped(
-    model: str, dumped: trace_map.Dumped, tokens: running.Tokens, where: running.Where,
+    model: str, dumped: trace_map.Dumped, tokens: running.Tokens,
+    where: running.WhereOptions,
     wanted: TraceWanted, asked: TraceAsked,
 ) -> int:  # fmt: skip
     """Show arrays that another engine dumped as a trace, and what each was taken for."""

@@ -30,7 +30,7 @@ def command(
     from aprfmt.checks import validate
 
     options.check_new(force, html)
-    with render.Progress("validate", "bytes") as progress:
+    with render.ProgressLine("validate", "bytes") as progress:
         report = validate(
             model, arch=arch, strict=strict, allow_missing=allow_missing, against=against,
             progress=progress,

@@ -12,7 +12,7 @@ from aprfmt.arch.spec import BlockSpec
 from aprfmt.base.protocols import Value
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.kv_cache import KVCache
-from aprfmt.inference.rope import Kind
+from aprfmt.inference.rope import RopeKind
 from aprfmt.inference.weights import Weights
 
 Ids = NDArray[np.int64]
@@ -55,7 +55,7 @@ class Context:
     recorder: Recorder | None
     facts: PassFacts
     cache: KVCache | None
-    ropes: Mapping[Kind, tuple[Array, Array]] = field(default_factory=dict)
+    ropes: Mapping[RopeKind, tuple[Array, Array]] = field(default_factory=dict)
 
     def wants(self, point: str, layer: int) -> bool:
         """Say whether the recorder wants a point."""

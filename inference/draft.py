@@ -18,7 +18,7 @@ from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import PassFacts, Recorder
 from aprfmt.inference.forward import LogitRows, Span, forward
 from aprfmt.inference.kv_cache import KVCache
-from aprfmt.inference.rows import Rows, StoredRows
+from aprfmt.inference.rows import RowSource, StoredRows
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.inference.weights import Weights
 from aprfmt.model import Model
@@ -40,7 +40,7 @@ class DraftSession(Session):
                             "expected the common one, which runs draft heads")  # fmt: skip
         head = draft_head(model)
         shared = {key: model.roles[theirs] for key, theirs in head.shared.items()}
-        rows: dict[str, Rows] = {
+        rows: dict[str, RowSource] = {
             key: StoredRows(view) for key, view in {**head.roles, **shared}.items()
         }
         weights = Weights(rows, main.weights.holder.budget, f"{model.path}: draft head")

@@ -27,7 +27,7 @@ def context_room(model: Model, used: int) -> int:
     return context - used
 
 
-class Beside(Generic[T]):
+class MadeBeside(Generic[T]):
     """Something made on a thread of its own: the tokenizer, while the prompt runs from its ids.
 
     Leaving the `with` waits for it, as what it reads is closed then.
@@ -44,7 +44,7 @@ class Beside(Generic[T]):
         self.seconds = time.perf_counter() - began
         return made
 
-    def __enter__(self) -> "Beside[T]":
+    def __enter__(self) -> "MadeBeside[T]":
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -63,7 +63,7 @@ class Stops(Collection[int]):
     """
 
     def __init__(
-        self, tokenizer: Beside[Tokenizer | None], stated: frozenset[int], *, ignore: bool
+        self, tokenizer: MadeBeside[Tokenizer | None], stated: frozenset[int], *, ignore: bool
     ) -> None:
         self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
 

@@ -199,17 +199,17 @@ def moe(c: Context, layer: int, x: Array) -> Array:
 
 
 # The sum so far, the MLP's input, which rows an expert gets, and its weights there.
-Share = tuple[Array, Array, NDArray[np.int64], Numbers]
+ExpertShare = tuple[Array, Array, NDArray[np.int64], Numbers]
 
 
-def _weighted_output(c: Context, layer: int, expert: int, share: Share) -> Array:
+def _weighted_output(c: Context, layer: int, expert: int, share: ExpertShare) -> Array:
     """Return the sum with an expert's output times its weights."""
     total, x, rows, weights = share
     y = _expert(c, layer, expert, _rows(c, x, rows))
     return c.backend.add_weighted(total, rows, _own(c, y, rows), weights)
 
 
-def _weighted_input(c: Context, layer: int, expert: int, share: Share) -> Array:
+def _weighted_input(c: Context, layer: int, expert: int, share: ExpertShare) -> Array:
     """Return the sum with an expert's output for its input times its weights."""
     b, (total, x, rows, weights) = c.backend, share
     factors = np.zeros((len(x), 1), weights.dtype)

@@ -103,15 +103,15 @@ def normed_before(block: BlockSpec) -> bool:
 # the name of the point it equals (of the same layer, or a whole-model one; "out-" is the layer
 # before).
 HERE, ABSENT, BEFORE = "", "-", "out-"
-Where = Callable[[LayerFacts], str]
+PlaceOf = Callable[[LayerFacts], str]
 
 
-def if_(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) -> Where:
+def if_(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) -> PlaceOf:
     """Return HERE where a condition holds, else another placing."""
     return lambda place: HERE if condition(place) else otherwise
 
 
-def product(part: str) -> Where:
+def product(part: str) -> PlaceOf:
     """Return the placing of q_mm, k_mm or v_mm: it differs from q, k or v only by the bias."""
 
     def where(place: LayerFacts) -> str:
@@ -128,7 +128,7 @@ def is_normed(place: LayerFacts) -> bool:
     return bool(place.hp["qk_norm"]) and before and not place.mla
 
 
-def rotated(part: str) -> Where:
+def rotated(part: str) -> PlaceOf:
     """Return the placing of q_rope or k_rope; without rotation it equals the point before it."""
 
     def where(place: LayerFacts) -> str:
@@ -139,7 +139,7 @@ def rotated(part: str) -> Where:
     return where
 
 
-def contribution(otherwise: Callable[[LayerFacts], str]) -> Where:
+def contribution(otherwise: Callable[[LayerFacts], str]) -> PlaceOf:
     """Return the placing of what a half of a block adds to the stream."""
     return lambda place: HERE if not place.unscaled else otherwise(place)
 
@@ -194,7 +194,7 @@ LATENT_Q = if_(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
 MLA = if_(lambda place: place.mla)
 
 
-def of_attention(where: Where) -> Where:
+def of_attention(where: PlaceOf) -> PlaceOf:
     """Return the placing of a point that layers with a recurrence do not have."""
     return lambda place: ABSENT if place.recurrent else where(place)
 

@@ -22,7 +22,7 @@ from aprfmt.inference.placing import (
     MLA,
     MOE,
     RECURRENT,
-    Where,
+    PlaceOf,
     contribution,
     embedded,
     entering,
@@ -45,7 +45,7 @@ from aprfmt.inference.point_names import Name as Name
 from aprfmt.inference.point_names import llama_cpp as _cpp
 from aprfmt.inference.point_names import transformers as _hf
 
-Rows = Literal["tokens", "scores", "keys", "logits", "sequence"]
+RowMeaning = Literal["tokens", "scores", "keys", "logits", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Point:
     llama_cpp: tuple[Name, ...] = ()
     apr: str = ""
     hf: tuple[Name, ...] = ()
-    rows: Rows = "tokens"
+    rows: RowMeaning = "tokens"
     layered: bool = True
     inner: bool = False
     finite: bool = True  # infinities are a fault
-    where: Where = lambda place: HERE
+    where: PlaceOf = lambda place: HERE
 
 
 def _product_names(part: str) -> tuple[Name, ...]:

@@ -150,10 +150,10 @@ SCALINGS: Mapping[str, Callable[[_Request], Turning]] = {
 }
 BY_LENGTH = ("dynamic", "longrope")  # scalings whose frequencies depend on the sequence's length
 
-Kind = tuple[float, bool]
+RopeKind = tuple[float, bool]
 
 
-def kind_of(hp: Mapping[str, Value], layer: int) -> Kind | None:
+def kind_of(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
     """Return (theta, scaled) of a layer; None if it does not rotate."""
     if not hp["rope_layers"][layer]:
         return None
@@ -166,7 +166,7 @@ def kind_of(hp: Mapping[str, Value], layer: int) -> Kind | None:
     return float(theta), scaled
 
 
-def make(hp: Mapping[str, Value], kind: Kind, length: int) -> Turning:
+def make(hp: Mapping[str, Value], kind: RopeKind, length: int) -> Turning:
     """Return the frequencies of a kind of layer for a sequence of `length` positions.
 
     Raises ArchError for an unknown scaling or for a missing value.
@@ -188,7 +188,7 @@ def make(hp: Mapping[str, Value], kind: Kind, length: int) -> Turning:
     return SCALINGS[name](_Request(theta, dim, scaling, int(hp["context_length"]), length))
 
 
-def ropes(hp: Mapping[str, Value], length: int) -> dict[Kind, Turning]:
+def ropes(hp: Mapping[str, Value], length: int) -> dict[RopeKind, Turning]:
     """Return the frequencies of every kind of layer the model has."""
     kinds = {kind_of(hp, layer) for layer in range(int(hp["n_layers"]))} - {None}
     return {kind: make(hp, kind, length) for kind in kinds if kind is not None}

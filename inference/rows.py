@@ -21,7 +21,7 @@ PAGE = 4096
 FREE = ("float32", "float64")  # dtypes that need no decoding
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """A source of a weight's numbers as [rows, last axis], read by whole rows."""
 
     @property
@@ -110,7 +110,7 @@ class ArrayRows:
 class ChangedRows:
     """Another source whose numbers are changed, element by element, whenever they are decoded."""
 
-    def __init__(self, rows: Rows, change: Callable[[Array], Array]) -> None:
+    def __init__(self, rows: RowSource, change: Callable[[Array], Array]) -> None:
         self._rows = rows
         self._change = change
         self.shape = rows.shape

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aprfmt.arch.vocabulary import role_key, split_key
 from aprfmt.codecs.bnb4 import Coded
 from aprfmt.errors import ArchError, TensorNotFoundError
-from aprfmt.inference.rows import ArrayRows, ChangedRows, Rows, StoredRows
+from aprfmt.inference.rows import ArrayRows, ChangedRows, RowSource, StoredRows
 from aprfmt.model import Model
 from aprfmt.model.patterns import near
 
@@ -79,7 +79,7 @@ class Weight:
     def __init__(
         self,
         key: str,
-        rows: Rows,
+        rows: RowSource,
         holder: Holder,
         part: tuple[int, int] | None = None,
         piecewise: bool = False,
@@ -198,7 +198,7 @@ class Weight:
 class Weights(Mapping[str, Weight]):
     """Handles by role key (`token_embd.weight`, `L3.attn_q.weight`)."""
 
-    def __init__(self, rows: Mapping[str, Rows], budget: int, subject: str) -> None:
+    def __init__(self, rows: Mapping[str, RowSource], budget: int, subject: str) -> None:
         self._rows = dict(rows)
         self.subject = subject
         self.holder = Holder(budget)
@@ -318,7 +318,7 @@ def model_weights(model: Model, budget: int | None = None) -> Weights:
 
     `budget` in bytes; None: FREE_SHARE of the memory that is free now.
     """
-    rows: dict[str, Rows] = {key: StoredRows(tensor) for key, tensor in model.roles.items()}
+    rows: dict[str, RowSource] = {key: StoredRows(tensor) for key, tensor in model.roles.items()}
     return Weights(rows, free_budget() if budget is None else budget, str(model.path))
 
 

@@ -24,7 +24,7 @@ WORDS = {0: "not at all", 1: "once", 2: "twice"}
 
 
 @dataclass(frozen=True)
-class Weight:
+class ChangedWeight:
     """One changed weight: B's shard, how many times the change lies in it, and what is left.
 
     `times` is the projection of B - A on the change; `rest` the norm of what it leaves, relative to
@@ -39,12 +39,12 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AdapterAnswer:
     """The answer of one question: `found` of all weights, each of them, and what else differs."""
 
     adapter: str
     found: str
-    weights: tuple[Weight, ...]
+    weights: tuple[ChangedWeight, ...]
     others: tuple[str, ...]  # tensors that the adapter does not change, and that differ
 
     @property
@@ -57,7 +57,7 @@ class Answer:
         return {"merged": self.yes, **asdict(self)}
 
 
-def answers(a: Model, b: Model, adapter: Path) -> "tuple[Answer, DiffReport]":
+def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffReport]":
     """Return the answer, and the comparison of B with A plus the adapter."""
     from aprfmt.compare import diff_models
 
@@ -76,10 +76,10 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[Answer, DiffReport]":
                 weights.append(_weight(row.key, mine, theirs, row.verdict in _CLOSE))
             elif touched or row.verdict not in _CLOSE:
                 others.append(row.key)
-    return Answer(str(found.path), _together(weights), tuple(weights), tuple(others)), report
+    return AdapterAnswer(str(found.path), _together(weights), tuple(weights), tuple(others)), report
 
 
-def _weight(key: str, merged: View, b: View, close: bool) -> Weight:
+def _weight(key: str, merged: View, b: View, close: bool) -> ChangedWeight:
     """Say how often the change lies in B's weight; `close`: it is A's with the change, rounded."""
     plain, full = (_side(merged, times) for times in (0, 1))
     theirs = b.numpy().astype(np.float64)
@@ -88,16 +88,18 @@ def _weight(key: str, merged: View, b: View, close: bool) -> Weight:
     file = b.stored[0].path
     where = "" if file is None else file.name
     if not size:
-        return Weight(key, where, 1.0 if close else 0.0, 0.0, "once" if close else "otherwise")
+        return ChangedWeight(
+            key, where, 1.0 if close else 0.0, 0.0, "once" if close else "otherwise"
+        )
     off = theirs - plain
     times = float((off * change).sum() / size)
     left = off - round(times) * change
     rest = float(np.sqrt(np.square(left).sum() / size))
     if close and round(times) == 1:
-        return Weight(key, where, times, rest, "once")
+        return ChangedWeight(key, where, times, rest, "once")
     whole = abs(times - round(times)) < 0.05 and rest < 0.25 and round(times) != 1
     word = WORDS.get(round(times), f"{round(times)} times") if whole else "otherwise"
-    return Weight(key, where, times, rest, word)
+    return ChangedWeight(key, where, times, rest, word)
 
 
 def _side(merged: View, times: int) -> "np.ndarray[Any, Any]":
@@ -111,7 +113,7 @@ def _side(merged: View, times: int) -> "np.ndarray[Any, Any]":
     return view.numpy().astype(np.float64)
 
 
-def _together(weights: Sequence[Weight]) -> str:
+def _together(weights: Sequence[ChangedWeight]) -> str:
     counts = Counter(each.found for each in weights)
     if len(counts) == 1:
         return next(iter(counts))

@@ -177,10 +177,10 @@ def _tensors(base: Model, adapter: Adapter) -> Iterator[tuple[str, LazyTensor]]:
                 f"{adapter.path}: {name} is {list(view.shape)}; that of {base.path} is "
                 f"{list(base[name].shape)}"
             )
-        yield name, Renamed(view.stored[0], name)
+        yield name, RenamedTensor(view.stored[0], name)
 
 
-class Renamed(LazyTensor):
+class RenamedTensor(LazyTensor):
     """A stored tensor under another name."""
 
     __slots__ = ("_stored", "info")

@@ -23,7 +23,7 @@ from aprfmt.model import Model, open_model
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _KOHYA = "lora_te_"  # sd-scripts' prefix of a language model's modules
-Row = tuple[TensorInfo, bytes]
+NamedBytes = tuple[TensorInfo, bytes]
 Texts = dict[str, str]
 
 
@@ -39,7 +39,7 @@ class Spelling:
     container: str
     style: str
     names: Callable[[str, LowRank, Stored], Iterator[tuple[str, str, Array]]]
-    facts: Callable[[Adapter, Model, Mapping[str, Row]], tuple[dict[str, Any], Texts]]
+    facts: Callable[[Adapter, Model, Mapping[str, NamedBytes]], tuple[dict[str, Any], Texts]]
     holds: frozenset[str]  # of "DoRA" and "embedding"
 
 
@@ -91,7 +91,7 @@ def _named(model: Model, style: str) -> Mapping[str, str]:
 
 def _outputs(
     adapter: Adapter, model: Model, named: Mapping[str, str], spelling: Spelling
-) -> Iterator[tuple[str, Row]]:
+) -> Iterator[tuple[str, NamedBytes]]:
     """Yield the tensors to write, each with its bytes; the factors keep their dtype."""
     whole = whole_tensors(adapter, model)
     if whole:
@@ -158,7 +158,7 @@ def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRan
     return turned
 
 
-def _row(name: str, stored: Stored, part: str, values: Array) -> Row:
+def _row(name: str, stored: Stored, part: str, values: Array) -> NamedBytes:
     like = stored.parts.get(part) or stored.parts.get(f"embedding_{part}")
     kind = "F32" if like is None else like.encoding
     held = np.ascontiguousarray(values, np.float32).reshape(values.shape)
@@ -178,7 +178,7 @@ def _alpha(adapter: Adapter) -> float:
 
 
 def _gguf(
-    adapter: Adapter, model: Model, rows: Mapping[str, Row]
+    adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     base = adapter.config.get("base_model_name_or_path")
     return {
@@ -191,7 +191,9 @@ def _gguf(
     }, {}  # fmt: skip
 
 
-def _peft(adapter: Adapter, model: Model, rows: Mapping[str, Row]) -> tuple[dict[str, Any], Texts]:
+def _peft(
+    adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
+) -> tuple[dict[str, Any], Texts]:
     """Return PEFT's configuration: the usual rank and alpha, and patterns of the others."""
     names = _named(model, "hf")
     pairs = zip(placed(adapter, model), adapter.pairs.values(), strict=True)
@@ -226,7 +228,9 @@ def _plain(value: float) -> float:
     return near if math.isclose(value, near, rel_tol=1e-12) else value
 
 
-def _kohya(adapter: Adapter, model: Model, rows: Mapping[str, Row]) -> tuple[dict[str, Any], Texts]:
+def _kohya(
+    adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
+) -> tuple[dict[str, Any], Texts]:
     ranks = {str(pair.rank) for pair in adapter.pairs.values()}
     return {"ss_network_module": "networks.lora",
             "ss_network_dim": ranks.pop() if len(ranks) == 1 else "Dynamic"}, {}  # fmt: skip
@@ -243,7 +247,7 @@ SPELLINGS: Mapping[str, Spelling] = {
 
 
 def _write(
-    dst: Path, rows: Mapping[str, Row], metadata: Mapping[str, Any], texts: Texts,
+    dst: Path, rows: Mapping[str, NamedBytes], metadata: Mapping[str, Any], texts: Texts,
     spelling: Spelling, force: bool, dry_run: bool,
 ) -> tuple[tuple[Path, ...], dict[Path, int]]:  # fmt: skip
     """Write the file, or the folder; everything is published together."""

@@ -79,8 +79,8 @@ def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
         if match is None:
             continue
         b, s = match.value
-        slot = found.setdefault((b, match.layer), {}).setdefault(s, {})
-        other = slot.setdefault(match.element or 0, name)
+        elements = found.setdefault((b, match.layer), {}).setdefault(s, {})
+        other = elements.setdefault(match.element or 0, name)
         if other != name:
             raise ArchError(f"tensors {other!r} and {name!r} are the same one in two spellings")
     groups: dict[tuple[int, int | None], Group] = {}

@@ -12,11 +12,11 @@ from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import Layers, Window, period, rotated_windows, window_rules
+from aprfmt.arch.window import PerLayer, Window, period, rotated_windows, window_rules
 from aprfmt.base.protocols import Value
 
 
-def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Window all layers but every fourth; the old key sliding_window_pattern may change that."""
     found = None if facts is None else facts.first("sliding_window_pattern")
     return period(4 if found is None else whole_number(*found, 1))(facts, hp)

@@ -21,7 +21,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
-Layers = tuple[bool, ...]
+PerLayer = tuple[bool, ...]
 KINDS = {"linear_attention": True, "full_attention": False}  # config.json's `layer_types`
 INTERVAL = 4  # every so many-th layer has attention, where a file does not say
 
@@ -124,7 +124,7 @@ def delta_net(
     )  # fmt: skip
 
 
-def _layers(interval: int, hp: Params) -> Layers:
+def _layers(interval: int, hp: Params) -> PerLayer:
     return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
 
 

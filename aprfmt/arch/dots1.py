@@ -13,13 +13,13 @@ from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
+from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
 from aprfmt.base.protocols import Value
 
 _LAST = 62  # max_window_layers that transformers assumes
 
 
-def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Window the layers from max_window_layers on."""
     found = None if facts is None else facts.first("max_window_layers")
     first = _LAST if found is None else whole_number(*found)

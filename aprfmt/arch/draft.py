@@ -184,7 +184,7 @@ def _by_head(
         return
     count = size_of("n_layers", hp)
     for layer in range(count, count + MAX_LAYERS):
-        renamed = Renamed(head_spec(spec), style, count, layer - count)
+        renamed = HeadNames(head_spec(spec), style, count, layer - count)
         stored = {target: name for name in names if (target := renamed.find(name)) is not None}
         if not stored or (renamed.roles and {*stored}.isdisjoint(renamed.targets)):
             return  # a layer that no head's own tensors stand beside is one of the model's
@@ -261,7 +261,7 @@ def _head_groups(
 ) -> list[Group]:
     """Return the stored tensors of a head's roles; ArchError for one that has no name there."""
     head, count = head_spec(spec), size_of("n_layers", hp)
-    renamed = Renamed(head, style, count, layer - count)
+    renamed = HeadNames(head, style, count, layer - count)
     named = renamed.roles
     homeless = [key for key in keys if split_key(key)[1] in _INNER and inner(key) not in named]
     if homeless:
@@ -276,7 +276,7 @@ def _head_groups(
     ]  # fmt: skip
 
 
-class Renamed:
+class HeadNames:
     """The names of a draft head's tensors in a file, as those of a model of one layer, and back.
 
     `index` counts heads. What a file stores once for all of its heads is the first one's.

@@ -12,7 +12,7 @@ from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import Layers, Window, period, rotated_windows, window_rules
+from aprfmt.arch.window import PerLayer, Window, period, rotated_windows, window_rules
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -21,7 +21,7 @@ _WINDOWED = 64  # layers of the model that llama.cpp knows windows of
 _PATTERN = "sliding_window_pattern"
 
 
-def _layers(facts: Facts | None, hp: Params) -> Layers:
+def _layers(facts: Facts | None, hp: Params) -> PerLayer:
     """Window all layers but every fourth, or as sliding_window_pattern says: 4, or "LLLG"."""
     found = None if facts is None else facts.first(_PATTERN)
     if found is None or not isinstance(found[0], str):

@@ -23,14 +23,14 @@ from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, attention, tables, whole
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import Layers, Window, period, window_rules
+from aprfmt.arch.window import PerLayer, Window, period, window_rules
 from aprfmt.base.protocols import Value
 
 LARGEST = 62  # layers of the 27B model
 LOCAL_THETA = 10000.0
 
 
-def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Window all layers but every sixth; the old key sliding_window_pattern may change that."""
     found = None if facts is None else facts.first("sliding_window_pattern")
     return period(6 if found is None else whole_number(*found, 1))(facts, hp)

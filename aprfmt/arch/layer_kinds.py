@@ -16,7 +16,7 @@ from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
-Layers = tuple[bool, ...]
+PerLayer = tuple[bool, ...]
 IN, SSM = "attention_layers", "ssm_layers"
 KV_HEADS = "{arch}.attention.head_count_kv"
 ATTENTION = ("attention", "full_attention")
@@ -39,10 +39,10 @@ def attention_rows(
     )  # fmt: skip
 
 
-def having(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], Layers | None]:
+def having(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], PerLayer | None]:
     """Return a function that says which layers have a role."""
 
-    def read(shapes: Mapping[str, tuple[int, ...]]) -> Layers | None:
+    def read(shapes: Mapping[str, tuple[int, ...]]) -> PerLayer | None:
         layers = [layer for layer, _ in map(split_key, shapes) if layer is not None]
         return tuple(f"L{i}.{role}" in shapes for i in range(max(layers) + 1)) if layers else None
 
@@ -73,7 +73,7 @@ def kv_heads(hf_default: int | None = None) -> HyperRule:
 
 
 def attention_layers(
-    hf: Read, write_hf: Write, default: Callable[[Params], Layers] | None = None
+    hf: Read, write_hf: Write, default: Callable[[Params], PerLayer] | None = None
 ) -> HyperRule:
     """Return the rule for the layers with attention; `hf` reads config.json's keys."""
 

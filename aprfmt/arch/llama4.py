@@ -32,7 +32,7 @@ from aprfmt.arch.steps import Transposed
 from aprfmt.arch.unrotated import every_fourth, rope_layers, rotating
 from aprfmt.arch.values import boolean, number, sequence
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import Layers, Window, period, window_rules
+from aprfmt.arch.window import PerLayer, Window, period, window_rules
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -75,7 +75,7 @@ def _sparse(facts: Facts, hp: Params) -> Found:
     return None if step is None else (_every(whole_number(*step), hp), step[1])
 
 
-def _every(step: int, hp: Params) -> Layers:
+def _every(step: int, hp: Params) -> PerLayer:
     return tuple(step > 0 and (i + 1) % step == 0 for i in range(hp["n_layers"]))
 
 
@@ -88,7 +88,7 @@ def _write_sparse(value: Value, hp: Params) -> Params:
     return {"moe_layers": [i for i, sparse in enumerate(value) if sparse]}
 
 
-def _step(layers: Layers) -> int:
+def _step(layers: PerLayer) -> int:
     return (*layers, True).index(True) + 1 if any(layers) else 0
 
 
@@ -134,7 +134,7 @@ def _fixed(value: float) -> Callable[[Params], Value]:
     return lambda hp: value if any(hp["window_layers"]) else None
 
 
-def _rotating_gguf(hp: Params) -> Layers:
+def _rotating_gguf(hp: Params) -> PerLayer:
     """Return the layers that llama.cpp rotates: without chunks all but the last."""
     return every_fourth(hp, 4 if any(hp["window_layers"]) else hp["n_layers"])
 

@@ -24,7 +24,7 @@ from aprfmt.arch.spec import MISSING, DraftNames, Facts, HyperRule
 from aprfmt.arch.steps import HalvesExchanged
 from aprfmt.arch.values import boolean, sequence
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import Layers, Window, window_rules
+from aprfmt.arch.window import PerLayer, Window, window_rules
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -67,7 +67,7 @@ MIMO = named(
 )  # fmt: skip
 
 
-def _windowed(facts: Facts | None, hp: Params) -> Layers:
+def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
     """Window all layers but the first and every sixth; published files list them."""
     listed = None if facts is None else facts.first("hybrid_layer_pattern")
     if listed is None:
@@ -213,8 +213,11 @@ MIMO_V2 = named(
     draft={
         "gguf": replace(
             draft.NEXTN["gguf"],
-            own=_head("blk.{N}.", (draft.EMBED_NORM, draft.HIDDEN_NORM, draft.JOIN),
-                "layer_output_norm") | draft.NEXTN["gguf"].own,
+            own={
+                **_head("blk.{N}.", (draft.EMBED_NORM, draft.HIDDEN_NORM, draft.JOIN),
+                    "layer_output_norm"),
+                **draft.NEXTN["gguf"].own,
+            },
         ),
         "hf": DraftNames(
             _V2,

@@ -10,13 +10,13 @@ from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
+from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
 from aprfmt.base.protocols import Value
 
 MAX_WINDOW_LAYERS = 28  # transformers' default
 
 
-def upper_layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+def upper_layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Window the layers from max_window_layers on."""
     found = None if facts is None else facts.first("max_window_layers")
     first = MAX_WINDOW_LAYERS if found is None else whole_number(*found)

@@ -11,7 +11,7 @@ from aprfmt.arch.rows import FUSED, RoleRow, attention, experts, linear, norm, t
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.steps import Reshaped
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
+from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
 from aprfmt.base.protocols import Value
 
 EXPERTS, EXPERT_BINDINGS = experts()
@@ -72,7 +72,7 @@ _TENSORS, _BINDINGS = tables(
 )
 
 
-def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> Layers:
+def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Window every other layer below max_window_layers, as transformers does."""
     found = None if facts is None else facts.first("max_window_layers")
     last = MAX_WINDOW_LAYERS if found is None else whole_number(*found)

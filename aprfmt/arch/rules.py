@@ -23,7 +23,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
-Shapes = Mapping[str, tuple[int, ...]]
+ShapesByName = Mapping[str, tuple[int, ...]]
 
 
 def fixed(name: str, value: Any) -> HyperRule:
@@ -36,10 +36,10 @@ def per_layer(value: bool) -> Callable[[Params], tuple[bool, ...]]:
     return lambda hp: (value,) * hp["n_layers"]
 
 
-def axis(role: str, at: int) -> Callable[[Shapes], int | None]:
+def axis(role: str, at: int) -> Callable[[ShapesByName], int | None]:
     """Return a function that reads one axis of a tensor's logical shape."""
 
-    def read(shapes: Shapes) -> int | None:
+    def read(shapes: ShapesByName) -> int | None:
         for key in (role, f"L0.{role}"):
             shape = shapes.get(key, ())
             if len(shape) > at:
@@ -49,7 +49,7 @@ def axis(role: str, at: int) -> Callable[[Shapes], int | None]:
     return read
 
 
-def _layers(shapes: Shapes) -> int | None:
+def _layers(shapes: ShapesByName) -> int | None:
     found = [layer for layer, _ in map(split_key, shapes) if layer is not None]
     return max(found) + 1 if found else None
 

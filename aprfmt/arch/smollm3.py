@@ -13,7 +13,7 @@ from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.unrotated import every_fourth, rope_layers, rotating
-from aprfmt.arch.window import IGNORED_WINDOW, Layers, Window, every, window_rules
+from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -32,7 +32,7 @@ _TENSORS, _BINDINGS = tables(
 )
 
 
-def _unrotated(facts: Facts | None, hp: Params) -> Layers:
+def _unrotated(facts: Facts | None, hp: Params) -> PerLayer:
     """Window the layers without rope: transformers' default for an absent layer_types."""
     return tuple(not rotated for rotated in rotating(facts, hp))
 

@@ -18,7 +18,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 Shape = tuple[int, ...]
-Shapes = Sequence[Shape]
+Shapes = Sequence[tuple[int, ...]]
 Sizes = Mapping[str, Value]
 
 MAX_MOVES = 1 << 20  # longer lists cost more than moving the array at once

@@ -5,19 +5,19 @@ from collections.abc import Callable, Mapping
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import Layers
+from aprfmt.arch.window import PerLayer
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
-Found = tuple[Layers, str] | None
+FoundLayers = tuple[PerLayer, str] | None
 
 
-def every_fourth(hp: Params, interval: int = 4) -> Layers:
+def every_fourth(hp: Params, interval: int = 4) -> PerLayer:
     """Rotate all layers but every so many."""
     return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
 
 
-def listed(facts: Facts, hp: Params) -> Found:
+def listed(facts: Facts, hp: Params) -> FoundLayers:
     """Read no_rope_layers (1 for layers that do rotate; empty: none said) or their interval."""
     found, interval = facts.first("no_rope_layers"), facts.first("no_rope_layer_interval")
     if found is not None and len(sequence(*found)):
@@ -28,13 +28,13 @@ def listed(facts: Facts, hp: Params) -> Found:
     return None
 
 
-def rotating(facts: Facts | None, hp: Params) -> Layers:
+def rotating(facts: Facts | None, hp: Params) -> PerLayer:
     """Return the layers that rotate by a config, or every fourth not."""
     found = None if facts is None else listed(facts, hp)
     return every_fourth(hp) if found is None else found[0]
 
 
-def rope_layers(gguf: Callable[[Params], Layers] = every_fourth) -> HyperRule:
+def rope_layers(gguf: Callable[[Params], PerLayer] = every_fourth) -> HyperRule:
     """Return the rule for the layers that rotate; `gguf`: those that llama.cpp rotates."""
     return HyperRule(
         "rope_layers",

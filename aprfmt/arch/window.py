@@ -11,23 +11,23 @@ from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
-Layers = tuple[bool, ...]
+PerLayer = tuple[bool, ...]
 
 # What `layer_types` in config.json call a layer with a window, and one without.
 KINDS = {"sliding_attention": True, "full_attention": False}
 _KEY = "{arch}.attention.sliding_window"
 
 
-def every(facts: Facts | None, hp: Params) -> Layers:
+def every(facts: Facts | None, hp: Params) -> PerLayer:
     """Window every layer."""
-    layers: Layers = (True,) * hp["n_layers"]
+    layers: PerLayer = (True,) * hp["n_layers"]
     return layers
 
 
-def period(length: int) -> Callable[[Facts | None, Params], Layers]:
+def period(length: int) -> Callable[[Facts | None, Params], PerLayer]:
     """Window all layers but every length-th, as llama.cpp's set_swa_pattern does."""
 
-    def layers(facts: Facts | None, hp: Params) -> Layers:
+    def layers(facts: Facts | None, hp: Params) -> PerLayer:
         return tuple(i % length < length - 1 for i in range(hp["n_layers"]))
 
     return layers
@@ -49,8 +49,8 @@ class Window:
 
     hf_default: int | None = None
     gguf_default: Any = None
-    layers: Callable[[Facts | None, Params], Layers] = every
-    gguf_layers: Callable[[Facts | None, Params], Layers] | None = None
+    layers: Callable[[Facts | None, Params], PerLayer] = every
+    gguf_layers: Callable[[Facts | None, Params], PerLayer] | None = None
     listed: bool = True
     switch: bool = False
     stated: bool = False
@@ -114,11 +114,11 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
             raise ArchError(f"{key}: holds other values than true and false")
         return tuple(bool(item) for item in listed), key
 
-    def default_layers(hp: Params) -> Layers:
+    def default_layers(hp: Params) -> PerLayer:
         on = hp["sliding_window"] is not None
         return window.layers(None, hp) if on else (False,) * hp["n_layers"]
 
-    def assumed_layers(hp: Params) -> Layers:
+    def assumed_layers(hp: Params) -> PerLayer:
         on = hp["sliding_window"] is not None
         return assumed(None, hp) if on else (False,) * hp["n_layers"]
 
@@ -180,9 +180,9 @@ def rotated_windows(without: bool) -> HyperRule:
     `without`: whether the layers of a model without windows rotate.
     """
 
-    def default(hp: Params) -> Layers:
+    def default(hp: Params) -> PerLayer:
         on = hp["sliding_window"] is not None
-        layers: Layers = hp["window_layers"] if on else (without,) * hp["n_layers"]
+        layers: PerLayer = hp["window_layers"] if on else (without,) * hp["n_layers"]
         return layers
 
     return HyperRule("rope_layers", default=default)

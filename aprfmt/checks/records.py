@@ -16,7 +16,7 @@ LISTED = 5  # names in one sentence
 LEFT_OUT = "left out by --only or --skip"  # why a gate that was not wanted did not run
 
 # How far a measure may move from a baseline: by `tolerance`, or by `tolerance` times the old value.
-Kind = Literal["absolute", "relative"]
+MoveKind = Literal["absolute", "relative"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Measure:
     value: float
     unit: str
     tolerance: float
-    kind: Kind
+    kind: MoveKind
     reason: str
 
 

@@ -24,7 +24,7 @@ from aprfmt.codecs.dialect import (
     whole_numbers,
     words_of,
 )
-from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, turned
+from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, turned
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = "awq"
@@ -68,9 +68,9 @@ def zeros_of(
     return LaidOut((outputs, groups), codes_of(qzeros), _NUMBERS, (1, groups)).decode(), size
 
 
-def codes_of(words: Array) -> Codes:
+def codes_of(words: Array) -> LaidCodes:
     """Return the codes of words [inputs or groups, outputs / 8]."""
-    return Codes(4, "awq", words[None])
+    return LaidCodes(4, "awq", words[None])
 
 
 def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
@@ -78,7 +78,7 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     scale = numbers(NAME, parts, ".scales", _FLOAT)
     zeros, size = zeros_of(parts, config, outputs, inputs, scale)
     packed = words_of(NAME, parts, ".qweight", _INT)
-    scaled = Numbers(turned(scale)[None]), Numbers(zeros[None])
+    scaled = GroupNumbers(turned(scale)[None]), GroupNumbers(zeros[None])
     return LaidOut(shape, codes_of(packed), _NUMBERS, (1, size), *scaled)
 
 

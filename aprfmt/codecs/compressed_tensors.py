@@ -42,9 +42,9 @@ from aprfmt.codecs.dialect import (
     words_of,
 )
 from aprfmt.codecs.laid_out import (
-    Codes,
+    GroupNumbers,
+    LaidCodes,
     LaidOut,
-    Numbers,
     Tile,
     codes_of,
     grid_of,
@@ -125,7 +125,7 @@ def tiles_of(
 
 
 def _laid(
-    shape: tuple[int, ...], codes: Codes, values: F32, scale: Numbers, zero: F32 | None,
+    shape: tuple[int, ...], codes: LaidCodes, values: F32, scale: GroupNumbers, zero: F32 | None,
     weights: Mapping[str, Any],
 ) -> LaidOut:  # fmt: skip
     """Return a weight whose scales and zero points may be those of different tiles."""
@@ -135,7 +135,9 @@ def _laid(
     zeros, other = tiles_of(zero, shape, weights, _ZERO)
     finer = (math.gcd(tile[0], other[0]), math.gcd(tile[1], other[1]))
     scale = scale._replace(held=on_tile(held, tile, finer, shape))
-    return LaidOut(shape, codes, values, finer, scale, Numbers(on_tile(zeros, other, finer, shape)))
+    return LaidOut(
+        shape, codes, values, finer, scale, GroupNumbers(on_tile(zeros, other, finer, shape))
+    )
 
 
 def _by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
@@ -203,7 +205,7 @@ def _zeros(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) -> F32
         held = stored.view(np.uint32).reshape(-1, *stored.shape[-2:])
         values = np.arange(1 << bits, dtype=np.float32) - np.float32(1 << bits - 1)
         full = (*shape[:-2], groups, rows)
-        along = LaidOut(full, Codes(bits, "columns", held), values, (1, rows))
+        along = LaidOut(full, LaidCodes(bits, "columns", held), values, (1, rows))
         every = along.decode().reshape(-1, groups, rows)
         return np.stack([turned(one) for one in every]).reshape(*shape[:-1], groups)
     return stored.astype(np.float32)
@@ -256,21 +258,23 @@ def _packed_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> La
     weights = weights_of(config)
     bits = fact(NAME, weights, "num_bits", range(1, 9))
     words = words_of(NAME, parts, _PACKED, ("I32",))
-    codes = Codes(bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], 4 * words.shape[-1]))
+    codes = LaidCodes(
+        bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], 4 * words.shape[-1])
+    )
     values = np.arange(1 << bits, dtype=np.float32) - np.float32(1 << bits - 1)
     scale = numbers(NAME, parts, SCALE, _FLOAT)
     zero = _zeros(parts, shape, bits, scale)
     index = array(NAME, parts, _INDEX, ("I32",)) if _INDEX in parts else None
     if index is None or not index.size or index.min() < 0:
-        return _laid(shape, codes, values, Numbers(scale), zero, weights)
+        return _laid(shape, codes, values, GroupNumbers(scale), zero, weights)
     fits(NAME, _INDEX, index.shape, shape[-1:])
     if scale.ndim != len(shape) or index.max() >= scale.shape[-1]:
         raise CodecError(f"{NAME}: part {_INDEX!r} names group {index.max()}, which has no scale")
     fits(NAME, SCALE, scale.shape[:-1], shape[:-1])
     if zero is not None:
         fits(NAME, _ZERO, zero.shape, scale.shape)
-    by_matrix = Numbers(scale.reshape(-1, *scale.shape[-2:]))
-    zeros = None if zero is None else Numbers(zero.reshape(-1, *zero.shape[-2:]))
+    by_matrix = GroupNumbers(scale.reshape(-1, *scale.shape[-2:]))
+    zeros = None if zero is None else GroupNumbers(zero.reshape(-1, *zero.shape[-2:]))
     return LaidOut(shape, codes, values, (1, 1), by_matrix, zeros, group=index)
 
 
@@ -298,13 +302,13 @@ def _micro_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> Lai
     if exponents is None:
         scale = scale_numbers(NAME, parts, SCALE, ("F8_E4M3", *_FLOAT))
         whole = global_scale(parts)
-        scale = Numbers(scale.held / whole) if scale.table is None else Numbers(
+        scale = GroupNumbers(scale.held / whole) if scale.table is None else GroupNumbers(
             scale.held, scale.table / whole)  # fmt: skip
     else:
         scale = scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0"))
     fits(NAME, SCALE, scale.held.shape, (*shape[:-1], shape[-1] // size))
     held = matrices(scale.held, shape, grid_of(shape, (1, size)))
-    return LaidOut(shape, codes, values, (1, size), Numbers(held, scale.table))
+    return LaidOut(shape, codes, values, (1, size), GroupNumbers(held, scale.table))
 
 
 def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
@@ -327,7 +331,7 @@ def _plain_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> Lai
     if parts[".weight"].encoding in _FP8:
         scale = scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0", *_FLOAT))
     else:
-        scale = Numbers(numbers(NAME, parts, SCALE, _FLOAT))
+        scale = GroupNumbers(numbers(NAME, parts, SCALE, _FLOAT))
     zero = None
     if _ZERO in parts:
         zero = array(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)

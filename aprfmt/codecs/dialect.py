@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import decode, fp8
 from aprfmt.codecs.base import U8, Array, Bytes, check_length
-from aprfmt.codecs.laid_out import LaidOut, Numbers, as_numbers
+from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, as_numbers
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError
 
@@ -152,7 +152,7 @@ def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Ar
     return scale
 
 
-def scale_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Numbers:
+def scale_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> GroupNumbers:
     """Return scales as `scales` does, but bytes as they are, with what each of them is."""
     part = need(name, parts, suffix)
     kind = SMALL.get(part.encoding)

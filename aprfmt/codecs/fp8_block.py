@@ -23,7 +23,7 @@ from aprfmt.codecs.dialect import (
     raw_of,
     scale_numbers,
 )
-from aprfmt.codecs.laid_out import LaidOut, Numbers, codes_of, matrices
+from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, codes_of, matrices
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"
@@ -50,7 +50,7 @@ def _claimed(config: Config) -> tuple[int, int] | None:
     return size[0], size[1]
 
 
-class _Rows:
+class _DialectRows:
     """The functions of a dialect whose main part and scales have these suffixes."""
 
     def __init__(self, main: str, scale: str) -> None:
@@ -109,7 +109,7 @@ class _Rows:
         whole = (shape[-2], shape[-1])
         grid = (1, 1) if tile is None else scale.held.shape[-2:]
         held = scale.held.reshape(1, 1) if tile is None else scale.held
-        numbers = Numbers(matrices(held, shape, grid), scale.table)
+        numbers = GroupNumbers(matrices(held, shape, grid), scale.table)
         return LaidOut(shape, codes, values, tile or whole, numbers)
 
     def codes(self, parts: Parts, config: Config) -> CodeTable:
@@ -127,7 +127,7 @@ def _grid(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
 def _dialect(
     name: str, main: str, scale: str, *activation: str, called: tuple[str, ...] = ()
 ) -> Dialect:
-    rows = _Rows(main, scale)
+    rows = _DialectRows(main, scale)
     return Dialect(
         name=name,
         main=main,

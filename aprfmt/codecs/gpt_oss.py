@@ -20,7 +20,7 @@ from aprfmt.codecs.dialect import (
     raw_of,
     scale_numbers,
 )
-from aprfmt.codecs.laid_out import Codes, LaidOut
+from aprfmt.codecs.laid_out import LaidCodes, LaidOut
 from aprfmt.errors import CodecError
 
 NAME = "gpt_oss"
@@ -44,7 +44,7 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     scales = scale_numbers(NAME, parts, "_scales", ("U8",))
     fits(NAME, "_scales", scales.held.shape, parts["_blocks"].shape[:3])
     held = blocks.reshape(*shape[:2], shape[2] // 2)
-    return LaidOut(shape, Codes(4, "rows", held), f4.CODEC.values, (1, 32), scales)
+    return LaidOut(shape, LaidCodes(4, "rows", held), f4.CODEC.values, (1, 32), scales)
 
 
 DIALECT = Dialect(

@@ -29,7 +29,7 @@ from aprfmt.codecs.dialect import (
     whole_numbers,
     words_of,
 )
-from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, turned
+from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, turned
 from aprfmt.codecs.scope import Scope, table
 from aprfmt.errors import CodecError
 
@@ -92,7 +92,7 @@ def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
         raise CodecError(f"{NAME}: part '.scales' has shape {list(scales.shape)}, expected 2 axes")
     fits(NAME, ".scales", scales.shape, (len(scales), outputs))
     fits(NAME, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
-    codes = Codes(bits, "rows", qzeros.view(np.uint8)[None])
+    codes = LaidCodes(bits, "rows", qzeros.view(np.uint8)[None])
     values = np.arange(1 << bits, dtype=np.float32) + _ZERO_OFFSET[kind]
     return LaidOut(scales.shape, codes, values, (1, outputs)).decode()
 
@@ -106,9 +106,10 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     size = inputs // max(len(scale), 1)
     in_order = size * len(scale) == inputs and np.array_equal(group, np.arange(inputs) // size)
     return LaidOut(
-        shape, Codes(bits, "columns", packed[None]),
-        np.arange(1 << bits, dtype=np.float32), (1, max(size, 1)), Numbers(turned(scale)[None]),
-        Numbers(turned(zeros)[None]), group=None if in_order else group.astype(np.int32),
+        shape, LaidCodes(bits, "columns", packed[None]),
+        np.arange(1 << bits, dtype=np.float32), (1, max(size, 1)),
+        GroupNumbers(turned(scale)[None]), GroupNumbers(turned(zeros)[None]),
+        group=None if in_order else group.astype(np.int32),
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Source:
+class GridWeight:
     """A weight of `shape` [..., out, in] with its codes.
 
     `codes(start, stop)` gives rows, uint8 [rows, in/2], the low nibble first; codes of eight bits

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from aprfmt.codecs.arithmetic import F32, nearest_int, nearest_product, ordered_sum, sum_of_products
 from aprfmt.codecs.base import Codes, half
-from aprfmt.codecs.searches import Steps, positive_scale, scale_and_min
+from aprfmt.codecs.searches import ScaleSteps, positive_scale, scale_and_min
 from aprfmt.codecs.weighted import (
     WEIGHTED_STEPS,
     block_first,
@@ -24,20 +24,20 @@ from aprfmt.codecs.weighted import (
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """One row a type: sub-block size, largest code, largest scale, steps of the plain search."""
 
     size: int
     largest_code: int
     largest_scale: int
-    steps: Steps
+    steps: ScaleSteps
     mean_square: float  # of the superblock, by this factor, in the weights with importance
     pack: Callable[[Codes, Codes], Codes]  # scales and mins [n, sub-blocks] to bytes
     unpack: Callable[[Codes], tuple[Codes, Codes]]
     bound: int = 255  # for the scales that the search with importance finds
 
 
-class Found(NamedTuple):
+class BlockFields(NamedTuple):
     """d and dmin as float16 [n], packed scales and mins, codes [n, 256]."""
 
     d: npt.NDArray[np.float16]
@@ -59,7 +59,7 @@ def importance_weights(x: F32, importance: F32, factor: float, fused: bool) -> F
     return element_weights(x, importance, sigma2, fused)
 
 
-def scales_and_mins(x: F32, plan: Plan, importance: F32 | None, fused: bool) -> Found:
+def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: bool) -> BlockFields:
     """Encode superblocks x [n, 256] whose sub-blocks have a scale and a min."""
     n, subs = len(x), x.shape[1] // plan.size
     turned = element_first(x, plan.size)
@@ -88,7 +88,7 @@ def scales_and_mins(x: F32, plan: Plan, importance: F32 | None, fused: bool) -> 
         offset=half(dmin) * mins,
         plus=0,
     )
-    return Found(d, dmin, packed, codes)
+    return BlockFields(d, dmin, packed, codes)
 
 
 def _by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[np.float16], Codes]:

@@ -60,7 +60,7 @@ ORDERS: Mapping[str, Callable[[Array, int, int], U8]] = {
 }  # fmt: skip
 
 
-class Codes(NamedTuple):
+class LaidCodes(NamedTuple):
     """Codes of `bits` bits each, and how they lie in `held`.
 
     rows     uint8 [matrices, rows, bytes]: a row is a stream of codes, lowest bits first
@@ -98,11 +98,11 @@ def unpacked(streams: U8, bits: int, count: int) -> U8:
 def turned(numbers: F32) -> F32:
     """Return contiguous float32 numbers [a, b] as [b, a]."""
     held = numbers.view(np.uint32)[None]
-    streams = np.ascontiguousarray(Codes(8, "columns", held).streams(0, 0, numbers.shape[1]))
+    streams = np.ascontiguousarray(LaidCodes(8, "columns", held).streams(0, 0, numbers.shape[1]))
     return streams.view(np.float32)
 
 
-class Numbers(NamedTuple):
+class GroupNumbers(NamedTuple):
     """Numbers [matrices, down, across]: float32, or bytes and what each of them is.
 
     `table` is float32 [1, 256], or [matrices, 256] where the matrices differ.
@@ -140,12 +140,12 @@ class LaidOut:
     """
 
     shape: tuple[int, ...]
-    codes: Codes
+    codes: LaidCodes
     values: F32
     tile: Tile
-    scale: Numbers | None = None
-    zero: Numbers | None = None
-    offset: Numbers | None = None
+    scale: GroupNumbers | None = None
+    zero: GroupNumbers | None = None
+    offset: GroupNumbers | None = None
     group: Array | None = None
     factor: F32 | None = None
 
@@ -215,7 +215,7 @@ class LaidOut:
         down = np.arange(first, first + rows) // self.tile[0]
         across = np.arange(columns) // self.tile[1] if self.group is None else self.group
 
-        def spread(numbers: Numbers) -> F32:
+        def spread(numbers: GroupNumbers) -> F32:
             found: F32 = numbers.of(matrix)[down][:, across]
             return found
 
@@ -228,7 +228,7 @@ class LaidOut:
             out += spread(self.offset)
 
 
-def codes_of(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[Codes, F32]:
+def codes_of(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[LaidCodes, F32]:
     """Return the codes of a weight [..., rows, columns] whose bytes are a stream; their numbers.
 
     Where rows end within a byte every code gets one of its own.
@@ -240,7 +240,7 @@ def codes_of(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[C
         wide = np.full(256, np.nan, np.float32)
         wide[: len(table)] = table
         bits, table = 8, wide
-    return Codes(bits, "rows", held.reshape(-1, shape[-2], columns * bits // 8)), table
+    return LaidCodes(bits, "rows", held.reshape(-1, shape[-2], columns * bits // 8)), table
 
 
 def matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Array:
@@ -265,7 +265,7 @@ def on_tile(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array
     return found
 
 
-def as_numbers(raw: Array, table: Array | None, name: str) -> Numbers:
+def as_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
     """Return numbers of any shape; CodecError with `name` for one that is no number, or negative.
 
     Bytes are looked up in `table`.
@@ -281,7 +281,7 @@ def as_numbers(raw: Array, table: Array | None, name: str) -> Numbers:
         raise CodecError(
             f"{name} holds {number} at {at}, expected scales that are finite and not negative"
         )
-    return Numbers(raw, None if table is None else table.astype(np.float32)[None])
+    return GroupNumbers(raw, None if table is None else table.astype(np.float32)[None])
 
 
 def _has(held: U8, wrong: Array) -> bool:

@@ -32,7 +32,7 @@ from aprfmt.codecs.dialect import (
     whole_numbers,
     words_of,
 )
-from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, matrices
+from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, matrices
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.codecs.scope import Scope
 from aprfmt.errors import CodecError
@@ -82,19 +82,21 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
         raise CodecError(f"{NAME}: rows of {columns} are no whole number of groups of {size}")
     groups = (*shape[:-1], columns // size)
     words = words_of(NAME, parts, ".weight", ("U32",))
-    codes = Codes(bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], columns * bits // 8))
+    codes = LaidCodes(
+        bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], columns * bits // 8)
+    )
     allowed = ("F16", "BF16", "F32") if mode.scales is None else ("U8",)
     read = numbers if mode.scales is None else array
     stored = read(NAME, parts, ".scales", allowed)
     fits(NAME, ".scales", stored.shape, groups)
     table = None if mode.scales is None else mode.scales.values[None]
-    scale = Numbers(matrices(stored, shape, groups[-2:]), table)
+    scale = GroupNumbers(matrices(stored, shape, groups[-2:]), table)
     if mode.codes is not None:
         return LaidOut(shape, codes, mode.codes.values, (1, size), scale)
     found = numbers(NAME, parts, ".biases", allowed)
     fits(NAME, ".biases", found.shape, groups)
     values = np.arange(1 << bits, dtype=np.float32)
-    offset = Numbers(matrices(found, shape, groups[-2:]))
+    offset = GroupNumbers(matrices(found, shape, groups[-2:]))
     return LaidOut(shape, codes, values, (1, size), scale, offset=offset)
 
 

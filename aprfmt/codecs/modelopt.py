@@ -42,7 +42,15 @@ from aprfmt.codecs.dialect import (
     scales,
     whole_numbers,
 )
-from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, Tile, codes_of, grid_of, matrices
+from aprfmt.codecs.laid_out import (
+    GroupNumbers,
+    LaidCodes,
+    LaidOut,
+    Tile,
+    codes_of,
+    grid_of,
+    matrices,
+)
 from aprfmt.codecs.modelopt_scope import METHOD
 from aprfmt.errors import CodecError, UnsupportedError
 
@@ -65,12 +73,12 @@ class Algorithm(NamedTuple):
     encodings: tuple[str, ...]
     packs: int
     group: int | None
-    scale: Callable[[Parts], Numbers]
+    scale: Callable[[Parts], GroupNumbers]
     codes: CodeTable
     second: bool = False
 
 
-def _read(*encodings: str) -> Callable[[Parts], Numbers]:
+def _read(*encodings: str) -> Callable[[Parts], GroupNumbers]:
     return lambda parts: scale_numbers(NAME, parts, SCALE, encodings)
 
 
@@ -135,7 +143,9 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _spread(found: Numbers, shape: tuple[int, ...], config: Config) -> tuple[Numbers, Tile]:
+def _spread(
+    found: GroupNumbers, shape: tuple[int, ...], config: Config
+) -> tuple[GroupNumbers, Tile]:
     """Return scales of rows, tiles or the weight, and the size of what one stands for."""
     values = found.held
     tile: Tile = (1, shape[-1])
@@ -156,14 +166,14 @@ def _spread(found: Numbers, shape: tuple[int, ...], config: Config) -> tuple[Num
                 f"whole or of the rows of {list(shape)}"
             )
         values = kept.reshape(*kept.shape, *(1,) * (len(shape) - axes))
-    return Numbers(matrices(values, shape, grid_of(shape, tile)), found.table), tile
+    return GroupNumbers(matrices(values, shape, grid_of(shape, tile)), found.table), tile
 
 
-def _codes_in(parts: Parts, algorithm: Algorithm, shape: tuple[int, ...]) -> tuple[Codes, F32]:
+def _codes_in(parts: Parts, algorithm: Algorithm, shape: tuple[int, ...]) -> tuple[LaidCodes, F32]:
     raw = raw_of(NAME, parts, _MAIN, algorithm.encodings)
     if algorithm.packs == -2:
         held = raw.reshape(-1, *parts[_MAIN].shape[-2:])
-        return Codes(4, "pairs", held), algorithm.codes.values.astype(np.float32)
+        return LaidCodes(4, "pairs", held), algorithm.codes.values.astype(np.float32)
     return codes_of(raw, algorithm.codes.bits, shape, algorithm.codes.values)
 
 
@@ -180,7 +190,7 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
         table = scale.table
         if second is not None and table is not None:
             table = table * second.reshape(-1, 1)
-        scale = Numbers(held, table)
+        scale = GroupNumbers(held, table)
     if SMOOTH in parts:
         smooth = array(NAME, parts, SMOOTH, _FLOAT)
         fits(NAME, SMOOTH, smooth.shape, shape[-1:])
@@ -244,7 +254,7 @@ def _experts_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> L
     scale, power = found.scale, parts["_weight_scale"]
     if len(power.shape) == 3 and power.encoding not in _FLOAT and scale is not None:
         turned = np.frombuffer(power.raw, np.uint8).reshape(power.shape).swapaxes(1, 2)
-        scale = Numbers(turned, scale.table)
+        scale = GroupNumbers(turned, scale.table)
     return replace(found, codes=found.codes._replace(order="columns", held=held), scale=scale)
 
 

@@ -8,8 +8,8 @@
 
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, d_times, half
 from aprfmt.codecs.bits import join_crumbs
-from aprfmt.codecs.k_search import Plan, scales_and_mins
-from aprfmt.codecs.searches import Steps
+from aprfmt.codecs.k_search import SearchPlan, scales_and_mins
+from aprfmt.codecs.searches import ScaleSteps
 
 
 def pack(scales: Codes, mins: Codes) -> Codes:
@@ -22,7 +22,7 @@ def unpack(packed: Codes) -> tuple[Codes, Codes]:
     return packed & 15, packed >> 4
 
 
-_PLAN = Plan(16, 3, 15, Steps(-0.5, 0.1, 15, absolute=True), 1, pack, unpack)
+_PLAN = SearchPlan(16, 3, 15, ScaleSteps(-0.5, 0.1, 15, absolute=True), 1, pack, unpack)
 
 
 class Q2_K(BlockCodec):

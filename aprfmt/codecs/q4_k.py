@@ -9,10 +9,10 @@
 from aprfmt.codecs import k_scales
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, d_times, half
 from aprfmt.codecs.bits import join_halves
-from aprfmt.codecs.k_search import Plan, scales_and_mins
-from aprfmt.codecs.searches import Steps
+from aprfmt.codecs.k_search import SearchPlan, scales_and_mins
+from aprfmt.codecs.searches import ScaleSteps
 
-_PLAN = Plan(32, 15, 63, Steps(-1.0, 0.1, 20), 2, k_scales.pack, k_scales.unpack)
+_PLAN = SearchPlan(32, 15, 63, ScaleSteps(-1.0, 0.1, 20), 2, k_scales.pack, k_scales.unpack)
 
 
 class Q4_K(BlockCodec):

@@ -12,10 +12,12 @@ import numpy as np
 from aprfmt.codecs import k_scales
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, d_times, half
 from aprfmt.codecs.bits import join_halves
-from aprfmt.codecs.k_search import Plan, scales_and_mins
-from aprfmt.codecs.searches import Steps
+from aprfmt.codecs.k_search import SearchPlan, scales_and_mins
+from aprfmt.codecs.searches import ScaleSteps
 
-_PLAN = Plan(32, 31, 63, Steps(-0.5, 0.1, 15), 2, k_scales.pack, k_scales.unpack, bound=63)
+_PLAN = SearchPlan(
+    32, 31, 63, ScaleSteps(-0.5, 0.1, 15), 2, k_scales.pack, k_scales.unpack, bound=63
+)
 
 
 class Q5_K(BlockCodec):

@@ -8,12 +8,12 @@ import numpy as np
 from aprfmt.codecs import codec, native_kernels
 from aprfmt.codecs.base import F32, U8, Array, Blocks
 from aprfmt.codecs.bits import halves_to_pairs
-from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.errors import CodecError
 
 _CHUNK = 1 << 19  # codes taken out of blocks at a time
 
-Rows = Callable[[int, int], memoryview | bytes]  # the stored bytes of rows [start, stop)
+ReadRows = Callable[[int, int], memoryview | bytes]  # the stored bytes of rows [start, stop)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ BLOCKS: Mapping[str, BlockSource] = {
 }  # fmt: skip
 
 
-def of_blocks(encoding: str, shape: tuple[int, ...], rows: Rows, whole: F32 | None) -> Source:
+def of_blocks(
+    encoding: str, shape: tuple[int, ...], rows: ReadRows, whole: F32 | None
+) -> GridWeight:
     """Return a weight in blocks, [out, in], as codes and numbers; CodecError where it is none.
 
     `whole` is the scale of scales that stands beside it.
@@ -86,4 +88,4 @@ def of_blocks(encoding: str, shape: tuple[int, ...], rows: Rows, whole: F32 | No
             made[at - start : end - start] = halves_to_pairs(qs).reshape(end - at, -1)
         return made
 
-    return Source(shape, row.groups(blocks(0, outputs), whole), codes)
+    return GridWeight(shape, row.groups(blocks(0, outputs), whole), codes)

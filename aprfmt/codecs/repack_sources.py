@@ -13,8 +13,8 @@ from aprfmt.codecs import compressed_tensors as compressed
 from aprfmt.codecs import modelopt as nvidia
 from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.dialect import Config, Parts, StoredPart, array, fits, need, scales, words_of
-from aprfmt.codecs.grids import Groups, Source
-from aprfmt.codecs.laid_out import Codes
+from aprfmt.codecs.grids import GridWeight, Groups
+from aprfmt.codecs.laid_out import LaidCodes
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import CodecError
 
@@ -51,13 +51,13 @@ def _four(bits: object) -> None:
 def _micro(
     shape: tuple[int, ...], main: StoredPart, exponents: StoredPart, size: int, form: str,
     whole: F32 | None = None, divisor: F32 | None = None, exact: bool = True,
-) -> Source:  # fmt: skip
+) -> GridWeight:  # fmt: skip
     """Return E2M1 codes under bytes that are scales; `form` are the encodings they may have."""
     if exponents.encoding not in form.split():
         raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")
     held = _bytes(exponents, int(np.prod(shape[:-1], dtype=np.int64)))
     groups = Groups(size, held, whole=whole, exact=exact, divisor=divisor, codes="e2m1")
-    return Source(shape, groups, _rows_of(main, shape))
+    return GridWeight(shape, groups, _rows_of(main, shape))
 
 
 _POWERS, _E4M3 = "U8 F8_E8M0", "F8_E4M3"
@@ -70,17 +70,17 @@ def _form(target: str, is_power: bool) -> str:
     return _POWERS if is_power else _E4M3
 
 
-def modelopt(packed: PackedWeight, target: str) -> Source:
+def modelopt(packed: PackedWeight, target: str) -> GridWeight:
     """Read ModelOpt's NVFP4 and MXFP4."""
     return _of_modelopt(packed.parts, packed.config, target)
 
 
-def experts_modelopt(packed: PackedWeight, target: str) -> Source:
+def experts_modelopt(packed: PackedWeight, target: str) -> GridWeight:
     """Read ModelOpt's NVFP4 of experts in one tensor, stored with inputs before outputs."""
     return _of_modelopt(nvidia.as_weight(packed.parts, turned=True), packed.config, target)
 
 
-def _of_modelopt(parts: Parts, config: Config, target: str) -> Source:
+def _of_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:
     algorithm = nvidia.algorithm_of(config)
     if algorithm.packs != -1 or algorithm.group is None:
         raise CodecError(f"{config.get('quant_algo')} is not E2M1 by group of inputs")
@@ -93,7 +93,7 @@ def _of_modelopt(parts: Parts, config: Config, target: str) -> Source:
     return _micro(shape, main, scale, algorithm.group, form, whole)
 
 
-def compressed_micro(packed: PackedWeight, target: str) -> Source:
+def compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
     """Read compressed-tensors' NVFP4 and MXFP4."""
     parts, config = packed.parts, packed.config
     kind, size, powers = compressed.micro_of(config)
@@ -110,7 +110,7 @@ def compressed_micro(packed: PackedWeight, target: str) -> Source:
     return _micro(shape, main, stored, size, form, whole, divisor, exact)
 
 
-def gpt_oss(packed: PackedWeight, target: str) -> Source:
+def gpt_oss(packed: PackedWeight, target: str) -> GridWeight:
     """Read gpt-oss's experts."""
     parts = packed.parts
     shape, power = packed.dialect.shape_of(parts, packed.config), need("gpt_oss", parts, "_scales")
@@ -119,7 +119,7 @@ def gpt_oss(packed: PackedWeight, target: str) -> Source:
     return _micro(shape, parts["_blocks"], power, 32, _POWERS)
 
 
-def fp8_micro(packed: PackedWeight, target: str) -> Source:
+def fp8_micro(packed: PackedWeight, target: str) -> GridWeight:
     """Read E2M1 in int8 under powers of two, as DeepSeek-V4 has its experts."""
     parts, dialect = packed.parts, packed.dialect
     main = need(fp8_block.NAME, parts, dialect.main)
@@ -130,7 +130,7 @@ def fp8_micro(packed: PackedWeight, target: str) -> Source:
     return _micro(shape, main, parts[suffix], 32, _POWERS)
 
 
-def micro_mlx(packed: PackedWeight, target: str) -> Source:
+def micro_mlx(packed: PackedWeight, target: str) -> GridWeight:
     """Read MLX's modes mxfp4 and nvfp4."""
     mode = str(packed.config.get("mode", "affine"))
     if mode != target.lower():
@@ -145,7 +145,7 @@ def micro_mlx(packed: PackedWeight, target: str) -> Source:
     return _micro(shape, need(mlx.NAME, packed.parts, ".weight"), stored, size, "U8")
 
 
-def affine_mlx(packed: PackedWeight, target: str) -> Source:
+def affine_mlx(packed: PackedWeight, target: str) -> GridWeight:
     """Read MLX's four bits with scales and biases."""
     parts, config = packed.parts, packed.config
     if config.get("mode", "affine") != "affine":
@@ -160,7 +160,7 @@ def affine_mlx(packed: PackedWeight, target: str) -> Source:
     for suffix, held in zip((".scales", ".biases"), found, strict=True):
         fits(mlx.NAME, suffix, held.shape, (*shape[:-1], shape[-1] // size))
     groups = Groups(size, _flat(found[0]), _flat(found[1]), "it has biases")
-    return Source(shape, groups, _rows_of(parts[".weight"], shape))
+    return GridWeight(shape, groups, _rows_of(parts[".weight"], shape))
 
 
 def _with_zeros(size: int, scale: F32, zeros: Array) -> Groups:
@@ -172,7 +172,7 @@ def _with_zeros(size: int, scale: F32, zeros: Array) -> Groups:
     return Groups(size, scale, -(zeros * scale), why, zeros=zeros)
 
 
-def affine_gptq(packed: PackedWeight, target: str) -> Source:
+def affine_gptq(packed: PackedWeight, target: str) -> GridWeight:
     """Read GPTQ's four bits; the inputs must be in their order."""
     parts, config = packed.parts, packed.config
     _four(config.get("bits"))
@@ -185,16 +185,18 @@ def affine_gptq(packed: PackedWeight, target: str) -> Source:
     if not size or not np.array_equal(group, np.arange(inputs) // size):
         raise CodecError("its inputs are grouped in another order (g_idx)")
     words = words_of(gptq.NAME, parts, ".qweight", ("I32",))
-    every = Codes(4, "columns", words[None])
+    every = LaidCodes(4, "columns", words[None])
 
     def codes(start: int, stop: int) -> U8:
         return np.ascontiguousarray(every.streams(0, start, stop))
 
     held = np.ascontiguousarray(zeros.T).astype(np.int32)
-    return Source((outputs, inputs), _with_zeros(size, np.ascontiguousarray(scale.T), held), codes)
+    return GridWeight(
+        (outputs, inputs), _with_zeros(size, np.ascontiguousarray(scale.T), held), codes
+    )
 
 
-def affine_awq(packed: PackedWeight, target: str) -> Source:
+def affine_awq(packed: PackedWeight, target: str) -> GridWeight:
     """Read AWQ's four bits."""
     parts, config = packed.parts, packed.config
     outputs, inputs = packed.dialect.shape_of(parts, config)
@@ -206,10 +208,10 @@ def affine_awq(packed: PackedWeight, target: str) -> Source:
         return np.ascontiguousarray(held.streams(0, start, stop))
 
     groups = _with_zeros(size, np.ascontiguousarray(scale.T), zeros.astype(np.int32))
-    return Source((outputs, inputs), groups, codes)
+    return GridWeight((outputs, inputs), groups, codes)
 
 
-def compressed_integers(packed: PackedWeight, target: str) -> Source:
+def compressed_integers(packed: PackedWeight, target: str) -> GridWeight:
     """Read compressed-tensors' packed integers of four bits, by row or group of inputs."""
     parts, config = packed.parts, packed.config
     _four(compressed.weights_of(config).get("num_bits"))
@@ -222,4 +224,4 @@ def compressed_integers(packed: PackedWeight, target: str) -> Source:
     size = shape[-1] // scale.shape[-1]
     flat = _flat(scale)
     groups = Groups(size, flat) if zeros is None else _with_zeros(size, flat, _flat(zeros + 8))
-    return Source(shape, groups, _rows_of(main, shape))
+    return GridWeight(shape, groups, _rows_of(main, shape))

@@ -13,11 +13,11 @@ from aprfmt.errors import CodecError
 
 _CHUNK = 1 << 19  # codes put into blocks at a time
 
-Numbers = Mapping[str, Array]  # member of a block -> [rows, groups], as the block stores it
+BlockMembers = Mapping[str, Array]  # member of a block -> [rows, groups], as the block stores it
 
 
 @dataclass(frozen=True)
-class Target:
+class RepackTarget:
     """How blocks of an encoding are made.
 
     `group` is the smallest number of inputs under one of its scales, `half` the bytes of codes
@@ -29,10 +29,10 @@ class Target:
     name: str
     group: int
     half: int
-    numbers: Callable[[Groups], Numbers]
-    fits: Callable[[Groups, Numbers], bool]
+    numbers: Callable[[Groups], BlockMembers]
+    fits: Callable[[Groups, BlockMembers], bool]
 
-    def blocks(self, codes: U8, numbers: Numbers) -> U8:
+    def blocks(self, codes: U8, numbers: BlockMembers) -> U8:
         """Return blocks, uint8 [rows, bytes], of codes [rows, columns/2], low nibble first."""
         kind = codec(self.name)
         assert kind.layout is not None
@@ -83,36 +83,36 @@ def _same(held: Array, stored: Array) -> bool:
     return bool(np.array_equal(held, decode("F16", raw, stored.shape)))
 
 
-def _q4_0(groups: Groups) -> Numbers:
+def _q4_0(groups: Groups) -> BlockMembers:
     if groups.offset is not None:
         raise CodecError(f"{groups.why}, and Q4_0 has no minimum")
     return {"d": _halved("scale", groups.scale)}
 
 
-def _q4_1(groups: Groups) -> Numbers:
+def _q4_1(groups: Groups) -> BlockMembers:
     offset = -8 * groups.scale if groups.offset is None else groups.offset
     return {"d": _halved("scale", groups.scale), "m": _halved("minimum", offset)}
 
 
-def _q4_1_fits(groups: Groups, numbers: Numbers) -> bool:
+def _q4_1_fits(groups: Groups, numbers: BlockMembers) -> bool:
     offset = -8 * groups.scale if groups.offset is None else groups.offset
     return _same(groups.scale, numbers["d"]) and _same(offset, numbers["m"])
 
 
-def _exponents(groups: Groups) -> Numbers:
+def _exponents(groups: Groups) -> BlockMembers:
     return {"e": groups.scale}
 
 
-def _small_floats(groups: Groups) -> Numbers:
+def _small_floats(groups: Groups) -> BlockMembers:
     return {"d": groups.scale & 0x7F}  # -0 is the one number with a sign that a source may have
 
 
-TARGETS: Mapping[str, Target] = {
+TARGETS: Mapping[str, RepackTarget] = {
     row.name: row
     for row in (
-        Target("Q4_0", 32, 16, _q4_0, lambda groups, made: _same(groups.scale, made["d"])),
-        Target("Q4_1", 32, 16, _q4_1, _q4_1_fits),
-        Target("MXFP4", 32, 16, _exponents, lambda groups, made: True),
-        Target("NVFP4", 16, 8, _small_floats, lambda groups, made: groups.exact),
+        RepackTarget("Q4_0", 32, 16, _q4_0, lambda groups, made: _same(groups.scale, made["d"])),
+        RepackTarget("Q4_1", 32, 16, _q4_1, _q4_1_fits),
+        RepackTarget("MXFP4", 32, 16, _exponents, lambda groups, made: True),
+        RepackTarget("NVFP4", 16, 8, _small_floats, lambda groups, made: groups.exact),
     )
 }

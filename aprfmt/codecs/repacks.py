@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import decode
 from aprfmt.codecs.base import F32, U8
-from aprfmt.codecs.grids import Source
+from aprfmt.codecs.grids import GridWeight
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_sources import (
     affine_awq,
@@ -28,7 +28,7 @@ from aprfmt.codecs.repack_sources import (
     micro_mlx,
     modelopt,
 )
-from aprfmt.codecs.repack_targets import TARGETS, Target
+from aprfmt.codecs.repack_targets import TARGETS, RepackTarget
 from aprfmt.errors import CodecError
 
 _ELEMENTS = 1 << 20  # values compared at a time
@@ -40,10 +40,10 @@ class Repack:
 
     source: str
     target: str
-    read: Callable[[PackedWeight, str], Source]
+    read: Callable[[PackedWeight, str], GridWeight]
 
     @property
-    def into(self) -> Target:
+    def into(self) -> RepackTarget:
         """How blocks of the target are made."""
         return TARGETS[self.target]
 
@@ -69,7 +69,7 @@ REPACKS: tuple[Repack, ...] = (
 )
 
 
-class Judged(NamedTuple):
+class GroupCounts(NamedTuple):
     """Groups of a repack, those in which a value changes, and the largest change."""
 
     groups: int
@@ -124,12 +124,12 @@ class Repacked:
         found: F32 = decode(self.row.target, parts, (stop - start, self.shape[-1]))
         return found
 
-    def judged(self) -> Judged:
+    def judged(self) -> GroupCounts:
         """Count the groups in which a value changes; decodes only where a number did not fit."""
         groups = self.source.groups
         count = groups.scale.size
         if self.row.into.fits(groups, self._numbers):
-            return Judged(count, 0, 0.0)
+            return GroupCounts(count, 0, 0.0)
         laid = self._packed.laid_out()
         assert laid is not None
         changed, largest, step = 0, 0.0, max(1, _ELEMENTS // max(self.shape[-1], 1))
@@ -140,7 +140,7 @@ class Repacked:
             changed += int(np.count_nonzero(eight.reshape(-1, groups.size // 8).any(axis=1)))
             off = np.subtract(before, after, dtype=np.float64)
             largest = max(largest, float(np.abs(off, out=off).max()))
-        return Judged(count, changed, largest)
+        return GroupCounts(count, changed, largest)
 
 
 def repacked(packed: PackedWeight, source: str, targets: Container[str]) -> "Repacked | str":

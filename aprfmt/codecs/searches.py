@@ -154,7 +154,7 @@ def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
 
 
 @dataclass(frozen=True)
-class Steps:
+class ScaleSteps:
     """Which inverse scales are tried: (first + i*step + nmax) / range for i in 0..count."""
 
     first: float
@@ -163,7 +163,9 @@ class Steps:
     absolute: bool = False  # compare weighted absolute errors, not squared ones
 
 
-def scale_and_min(x: F32, nmax: int, w: F32, steps: Steps, fused: bool) -> tuple[F32, F32, I32]:
+def scale_and_min(
+    x: F32, nmax: int, w: F32, steps: ScaleSteps, fused: bool
+) -> tuple[F32, F32, I32]:
     """Return scale [n], min [n] and codes [size, n] in 0..nmax for x = scale * code - min.
 
     `min` is what is subtracted, so never negative. A group whose elements are all one negative

@@ -36,7 +36,7 @@ from aprfmt.codecs.dialect import (
     scales,
     whole_numbers,
 )
-from aprfmt.codecs.laid_out import LaidOut, Numbers, codes_of
+from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, codes_of
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.codecs.scope import Scope, table
 from aprfmt.errors import CodecError, UnsupportedError
@@ -150,12 +150,12 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     if _ZERO in parts:
         stored = array(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
         fits(NAME, _ZERO, (stored.size,), (held.size,))
-        zero = Numbers(_of_matrices(stored.reshape(grid), block))
+        zero = GroupNumbers(_of_matrices(stored.reshape(grid), block))
     if _SMOOTH in parts:
         smooth = array(NAME, parts, _SMOOTH, _FLOAT)
         fits(NAME, _SMOOTH, (smooth.size,), shape[-1:])
         smooth = smooth.reshape(-1)
-    numbers = Numbers(_of_matrices(held, block), table)
+    numbers = GroupNumbers(_of_matrices(held, block), table)
     return LaidOut(shape, codes, values, (block[-2], block[-1]), numbers, zero, factor=smooth)
 
 

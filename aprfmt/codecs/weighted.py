@@ -15,9 +15,9 @@ from aprfmt.codecs.arithmetic import (
     to_int,
 )
 from aprfmt.codecs.base import U8
-from aprfmt.codecs.searches import Steps, scale_and_min, signed_scale
+from aprfmt.codecs.searches import ScaleSteps, scale_and_min, signed_scale
 
-WEIGHTED_STEPS = Steps(-0.9, 0.05, 36)
+WEIGHTED_STEPS = ScaleSteps(-0.9, 0.05, 36)
 
 
 def element_first(x: F32, size: int) -> F32:

@@ -12,9 +12,9 @@ import numpy as np
 
 from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.compressed_tensors import NAME, SCALE
-from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.rounding import E4M3_MAX, e4m3_bytes, integer_codes, largest
-from aprfmt.codecs.writer import Settings, Tensor, Writer, narrowed
+from aprfmt.codecs.writer import OutTensor, Settings, Writer, narrowed
 from aprfmt.errors import CodecError
 
 EPSILON: Mapping[str, float] = {"F32": 2.0**-23, "BF16": 2.0**-7, "F16": 2.0**-10}
@@ -56,7 +56,7 @@ def _hold_integers(groups: Groups, settings: Settings) -> Groups:
     return Groups(groups.size, narrowed("scale", groups.scale, settings.scales))
 
 
-def _words(source: Source, settings: Settings) -> Array:
+def _words(source: GridWeight, settings: Settings) -> Array:
     return source.codes(0, source.shape[0]).view("<i4")
 
 
@@ -66,10 +66,11 @@ INT4 = Writer(
     codes=integer_codes,
     hold=_hold_integers,
     tensors={
-        ".weight_packed": Tensor("I32", lambda out, columns, n: (out, columns // 8), _words),
-        SCALE: Tensor("", lambda out, columns, n: (out, n), lambda source, s: source.groups.scale),
-        ".weight_shape": Tensor("I64", lambda out, columns, n: (2,),
-                                lambda source, s: np.array(source.shape, "<i8")),
+        ".weight_packed": OutTensor("I32", lambda out, columns, n: (out, columns // 8), _words),
+        SCALE: OutTensor("", lambda out, columns, n: (out, n),
+                         lambda source, s: source.groups.scale),
+        ".weight_shape": OutTensor("I64", lambda out, columns, n: (2,),
+                                   lambda source, s: np.array(source.shape, "<i8")),
     },
     section=lambda settings, left_out: section(
         "pack-quantized",
@@ -98,9 +99,10 @@ FP8 = Writer(
     codes=_bytes,
     hold=_hold_rows,
     tensors={
-        ".weight": Tensor("F8_E4M3", lambda out, columns, n: (out, columns),
-                          lambda source, s: source.codes(0, source.shape[0])),
-        SCALE: Tensor("", lambda out, columns, n: (out, 1), lambda source, s: source.groups.scale),
+        ".weight": OutTensor("F8_E4M3", lambda out, columns, n: (out, columns),
+                             lambda source, s: source.codes(0, source.shape[0])),
+        SCALE: OutTensor("", lambda out, columns, n: (out, 1),
+                         lambda source, s: source.groups.scale),
     },
     section=lambda settings, left_out: section(
         "float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}, left_out,

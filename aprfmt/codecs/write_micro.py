@@ -19,11 +19,11 @@ from aprfmt.base.version import __version__
 from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.compressed_tensors import SCALE
 from aprfmt.codecs.fp8 import E4M3
-from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.modelopt_scope import METHOD
 from aprfmt.codecs.rounding import E2M1_MAX, E4M3_MAX, e2m1_codes, e4m3_bytes, largest
 from aprfmt.codecs.write_compressed import section
-from aprfmt.codecs.writer import Settings, Tensor, Writer
+from aprfmt.codecs.writer import OutTensor, Settings, Writer
 from aprfmt.errors import CodecError
 
 _SIZE, _POWERS = 16, 32
@@ -91,11 +91,11 @@ def _hold_multiplied(groups: Groups, settings: Settings) -> Groups:
     return replace(groups, whole=whole, divisor=None)
 
 
-def _bytes(source: Source, settings: Settings) -> U8:
+def _bytes(source: GridWeight, settings: Settings) -> U8:
     return source.codes(0, source.shape[0])
 
 
-def _scales(source: Source, settings: Settings) -> U8:
+def _scales(source: GridWeight, settings: Settings) -> U8:
     """Return the bytes of scales, none of them with the sign that ggml does not read."""
     return np.bitwise_and(source.groups.scale, np.uint8(0x7F))
 
@@ -110,10 +110,10 @@ COMPRESSED = Writer(
     codes=e2m1_codes,
     hold=_hold_divided,
     tensors={
-        ".weight_packed": Tensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
-        SCALE: Tensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
-        ".weight_global_scale": Tensor("F32", lambda out, columns, n: (1,),
-                                       lambda source, s: _number(source.groups.divisor)),
+        ".weight_packed": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
+        SCALE: OutTensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
+        ".weight_global_scale": OutTensor("F32", lambda out, columns, n: (1,),
+                                          lambda source, s: _number(source.groups.divisor)),
     },
     section=lambda settings, left_out: section(
         "nvfp4-pack-quantized",
@@ -130,9 +130,9 @@ MXFP4 = Writer(
     codes=e2m1_codes,
     hold=_hold_powers,
     tensors={
-        ".weight_packed": Tensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
-        SCALE: Tensor("U8", lambda out, columns, n: (out, n),
-                      lambda source, s: source.groups.scale),
+        ".weight_packed": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
+        SCALE: OutTensor("U8", lambda out, columns, n: (out, n),
+                         lambda source, s: source.groups.scale),
     },
     section=lambda settings, left_out: section(
         "mxfp4-pack-quantized",
@@ -147,7 +147,7 @@ GPT_OSS = replace(
     MXFP4,
     encoding="GPT_OSS",
     tensors={
-        "_blocks": Tensor("U8", lambda out, columns, n: (out, n, _POWERS // 2), _bytes),
+        "_blocks": OutTensor("U8", lambda out, columns, n: (out, n, _POWERS // 2), _bytes),
         "_scales": MXFP4.tensors[SCALE],
     },
     section=lambda settings, left_out: {
@@ -197,10 +197,10 @@ MODELOPT = Writer(
     codes=e2m1_codes,
     hold=_hold_multiplied,
     tensors={
-        ".weight": Tensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
-        SCALE: Tensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
-        ".weight_scale_2": Tensor("F32", lambda out, columns, n: (),
-                                  lambda source, s: _number(source.groups.whole)),
+        ".weight": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
+        SCALE: OutTensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
+        ".weight_scale_2": OutTensor("F32", lambda out, columns, n: (),
+                                     lambda source, s: _number(source.groups.whole)),
     },
     section=_section,
     files=_files,

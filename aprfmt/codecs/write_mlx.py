@@ -16,7 +16,7 @@ from aprfmt.codecs.base import F32, U8
 from aprfmt.codecs.bits import join_pairs
 from aprfmt.codecs.grids import Groups
 from aprfmt.codecs.rounding import grouped
-from aprfmt.codecs.writer import Settings, Tensor, Writer, narrowed
+from aprfmt.codecs.writer import OutTensor, Settings, Writer, narrowed
 from aprfmt.errors import CodecError
 
 _LEAST = np.float32(1e-7)
@@ -75,12 +75,12 @@ MLX = Writer(
     codes=_codes,
     hold=_hold,
     tensors={
-        ".weight": Tensor("U32", lambda out, columns, n: (out, columns // 8),
-                          lambda source, s: source.codes(0, source.shape[0]).view("<u4")),
-        ".scales": Tensor("", lambda out, columns, n: (out, n),
-                          lambda source, s: source.groups.scale),
-        ".biases": Tensor("", lambda out, columns, n: (out, n),
-                          lambda source, s: np.asarray(source.groups.offset)),
+        ".weight": OutTensor("U32", lambda out, columns, n: (out, columns // 8),
+                             lambda source, s: source.codes(0, source.shape[0]).view("<u4")),
+        ".scales": OutTensor("", lambda out, columns, n: (out, n),
+                             lambda source, s: source.groups.scale),
+        ".biases": OutTensor("", lambda out, columns, n: (out, n),
+                             lambda source, s: np.asarray(source.groups.offset)),
     },
     section=_section,
 )  # fmt: skip

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.rounding import grouped, integer_codes, largest
-from aprfmt.codecs.writer import Settings, Tensor, Writer, narrowed
+from aprfmt.codecs.writer import OutTensor, Settings, Writer, narrowed
 from aprfmt.errors import CodecError
 
 _SMALLEST = np.float32(2.0**-24)  # F16's, for a scale that it rounds to nothing
@@ -62,7 +62,7 @@ def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
     return held
 
 
-def _zeros(source: Source) -> Array:
+def _zeros(source: GridWeight) -> Array:
     """Return the zero points [groups, outputs] as uint8."""
     groups = source.groups
     held = np.full(groups.scale.shape, 8) if groups.zeros is None else groups.zeros
@@ -74,7 +74,7 @@ def _joined(codes: Array) -> Array:
     return np.ascontiguousarray(codes[:, 0::2] | codes[:, 1::2] << 4).view("<i4")
 
 
-def _along_inputs(source: Source, settings: Settings) -> Array:
+def _along_inputs(source: GridWeight, settings: Settings) -> Array:
     """Return qweight int32 [in / 8, out]: the words of rows of codes, turned."""
     outputs, inputs = source.shape
     made = np.empty((inputs // 8, outputs), "<i4")
@@ -84,7 +84,7 @@ def _along_inputs(source: Source, settings: Settings) -> Array:
     return made
 
 
-def _along_outputs(source: Source, settings: Settings) -> Array:
+def _along_outputs(source: GridWeight, settings: Settings) -> Array:
     """Return qweight int32 [in, out / 8] in AWQ's order."""
     outputs, inputs = source.shape
     made = np.empty((inputs, outputs // 8), "<i4")
@@ -107,11 +107,11 @@ def _turned(held: Array) -> Array:
     return found
 
 
-def _scales(source: Source, settings: Settings) -> Array:
+def _scales(source: GridWeight, settings: Settings) -> Array:
     return np.ascontiguousarray(source.groups.scale.T)
 
 
-def _index(source: Source, settings: Settings) -> Array:
+def _index(source: GridWeight, settings: Settings) -> Array:
     return (np.arange(source.shape[1]) // settings.size).astype("<i4")
 
 
@@ -147,11 +147,11 @@ GPTQ = Writer(
     codes=integer_codes,
     hold=_hold_from_one,
     tensors={
-        ".qweight": Tensor("I32", lambda out, columns, n: (columns // 8, out), _along_inputs),
-        ".qzeros": Tensor("I32", lambda out, columns, n: (n, out // 8),
-                          lambda source, s: _joined(_zeros(source) - (s.version == 1))),
-        ".scales": Tensor("F16", lambda out, columns, n: (n, out), _scales),
-        ".g_idx": Tensor("I32", lambda out, columns, n: (columns,), _index),
+        ".qweight": OutTensor("I32", lambda out, columns, n: (columns // 8, out), _along_inputs),
+        ".qzeros": OutTensor("I32", lambda out, columns, n: (n, out // 8),
+                             lambda source, s: _joined(_zeros(source) - (s.version == 1))),
+        ".scales": OutTensor("F16", lambda out, columns, n: (n, out), _scales),
+        ".g_idx": OutTensor("I32", lambda out, columns, n: (columns,), _index),
     },
     section=_gptq_section,
     scales="F16",
@@ -162,10 +162,10 @@ AWQ = Writer(
     codes=integer_codes,
     hold=_hold,
     tensors={
-        ".qweight": Tensor("I32", lambda out, columns, n: (columns, out // 8), _along_outputs),
-        ".qzeros": Tensor("I32", lambda out, columns, n: (n, out // 8),
-                          lambda source, s: _joined(_mixed(_zeros(source)))),
-        ".scales": Tensor("F16", lambda out, columns, n: (n, out), _scales),
+        ".qweight": OutTensor("I32", lambda out, columns, n: (columns, out // 8), _along_outputs),
+        ".qzeros": OutTensor("I32", lambda out, columns, n: (n, out // 8),
+                             lambda source, s: _joined(_mixed(_zeros(source)))),
+        ".scales": OutTensor("F16", lambda out, columns, n: (n, out), _scales),
     },
     section=_awq_section,
     scales="F16",

@@ -15,8 +15,8 @@ import numpy as np
 from aprfmt.codecs import decode, encode
 from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.dialect import StoredPart
-from aprfmt.codecs.grids import Groups, Source
-from aprfmt.codecs.repacks import Judged
+from aprfmt.codecs.grids import GridWeight, Groups
+from aprfmt.codecs.repacks import GroupCounts
 from aprfmt.errors import CodecError
 
 _ROWS = 1 << 20  # elements looked at in one step
@@ -35,7 +35,7 @@ class Settings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tensor:
+class OutTensor:
     """One stored tensor of a weight: `shape(outputs, inputs, groups)`, and how it is made.
 
     `encoding` is "" where it is that of the scales.
@@ -43,7 +43,7 @@ class Tensor:
 
     encoding: str
     shape: Callable[[int, int, int], tuple[int, ...]]
-    make: Callable[[Source, Settings], Array]
+    make: Callable[[GridWeight, Settings], Array]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Writer:
     choose: Callable[[F32, Settings], Groups]
     codes: Callable[[F32, Groups], U8]
     hold: Callable[[Groups, Settings], Groups]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, OutTensor]
     section: Callable[[Settings, Sequence[str]], Mapping[str, Any]]
     files: Callable[[Settings, Sequence[str]], Mapping[str, Any]] = lambda settings, left_out: {}
     scales: str = ""  # their encoding where it is not the weight's own
@@ -83,7 +83,7 @@ class Writer:
             for suffix, row in self.tensors.items()
         }  # fmt: skip
 
-    def part(self, source: Source, suffix: str, settings: Settings) -> bytes:
+    def part(self, source: GridWeight, suffix: str, settings: Settings) -> bytes:
         """Return the bytes of one stored tensor."""
         row = self.tensors[suffix]
         made = np.ascontiguousarray(row.make(source, settings))
@@ -91,7 +91,7 @@ class Writer:
             return encode(row.encoding or settings.scales, made)[""]
         return made.tobytes()
 
-    def rounded(self, values: F32, settings: Settings) -> Source:
+    def rounded(self, values: F32, settings: Settings) -> GridWeight:
         """Return values rounded to the nearest code; CodecError where they are no weight for it."""
         outputs, inputs = values.shape
         if inputs % settings.size:
@@ -111,9 +111,9 @@ class Writer:
                     made.append(self.codes(values[at:end], groups.rows(at, end)))
             return made[0] if len(made) == 1 else np.concatenate(made)
 
-        return Source((outputs, inputs), groups, codes)
+        return GridWeight((outputs, inputs), groups, codes)
 
-    def taken(self, source: Source, settings: Settings) -> tuple[Source, Judged]:
+    def taken(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
         """Return a repack's source as it is stored here, and in how many groups values change.
 
         Raises CodecError with the reason where this layout cannot hold it.
@@ -128,11 +128,11 @@ class Writer:
         return held, judged(source, held)
 
 
-def judged(before: Source, after: Source) -> Judged:
+def judged(before: GridWeight, after: GridWeight) -> GroupCounts:
     """Count the groups in which a value changes; looks at values only where numbers differ."""
     count = before.groups.scale.size
     if before.groups.same(after.groups):
-        return Judged(count, 0, 0.0)
+        return GroupCounts(count, 0, 0.0)
     rows, changed, largest = before.groups.scale.shape[0], 0, 0.0
     step = max(1, _ROWS // max(before.shape[-1], 1))
     for start in range(0, rows, step):
@@ -141,7 +141,7 @@ def judged(before: Source, after: Source) -> Judged:
         off = np.abs(values[0] - values[1]).reshape(-1, before.groups.size)
         changed += int(off.any(axis=1).sum())
         largest = max(largest, float(off.max(initial=0.0)))
-    return Judged(count, changed, largest)
+    return GroupCounts(count, changed, largest)
 
 
 def narrowed(what: str, held: F32, encoding: str) -> F32:

@@ -7,7 +7,7 @@ quantizing/mixture.py.
 from collections.abc import Callable, Mapping
 
 from aprfmt.base.registry import Registry
-from aprfmt.codecs.grids import Source
+from aprfmt.codecs.grids import GridWeight
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_sources import (
     affine_awq,
@@ -20,7 +20,7 @@ from aprfmt.codecs.repack_sources import (
 from aprfmt.codecs.writer import Writer
 from aprfmt.errors import CodecError
 
-Read = Callable[[PackedWeight, str], Source]
+ReadWeight = Callable[[PackedWeight, str], GridWeight]
 # What is laid out anew without decoding: encoding read -> encodings written. Blocks of GGUF are
 # read by repack_blocks.
 PAIRS: Mapping[str, tuple[str, ...]] = {
@@ -35,7 +35,7 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "MODELOPT": ("COMPRESSED_PACKED_FLOAT",),
     "COMPRESSED_PACKED_FLOAT": ("MODELOPT",),
 }
-READS: Mapping[str, Read] = {
+READS: Mapping[str, ReadWeight] = {
     "GPTQ": affine_gptq,
     "AWQ": affine_awq,
     "COMPRESSED_PACKED": compressed_integers,

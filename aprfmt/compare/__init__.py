@@ -17,7 +17,7 @@ from aprfmt.compare.diffs import (
     Image,
     TensorDiff,
 )
-from aprfmt.compare.texts import Beside, beside, generation, template_lines
+from aprfmt.compare.texts import SideVerdicts, beside, generation, template_lines
 from aprfmt.errors import UsageError
 from aprfmt.model import Model, open_model
 
@@ -103,7 +103,7 @@ def diff_models(
     pairs = pairs if "tensors" in only else []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
-    tokens: tuple[tuple[FieldDiff, ...], tuple[str, ...], Beside | None] = (), (), None
+    tokens: tuple[tuple[FieldDiff, ...], tuple[str, ...], SideVerdicts | None] = (), (), None
     with Beforehand(pairs, cpu_count()) as bytes_of:
         if "tokenizer" in only:
             tokens = _tokenizer(a, b)
@@ -193,7 +193,7 @@ def _hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDif
     return tuple(rows)
 
 
-def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ...], Beside]:
+def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ...], SideVerdicts]:
     """List what differs of the tokenizers, decisive where it counts; and what was not compared.
 
     The last is the verdict on them, the chat templates and the generation configs.

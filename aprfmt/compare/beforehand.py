@@ -13,13 +13,13 @@ from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.align import TensorPair
 from aprfmt.errors import AprfmtError
 from aprfmt.formats.mapped import in_mapped_file
-from aprfmt.tensors.runs import Bytes, Run, differs, first_difference
+from aprfmt.tensors.runs import ByteRun, RunBytes, differs, first_difference
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    First = Callable[[Sequence[Run], Sequence[Run]], int | None]
+    First = Callable[[Sequence[ByteRun], Sequence[ByteRun]], int | None]
 
 LARGE = 1 << 20  # smaller tensors are compared when they are asked for: handing over costs as much
 SPAN = 32 << 20  # bytes of each side that a thread compares at a time, and has resident
@@ -30,8 +30,8 @@ MOST = 4  # threads: memory gives no more
 class _Pair:
     """The bytes of one pair: `left` spans are not compared yet, `at` is the first that differs."""
 
-    a: Bytes
-    b: Bytes
+    a: RunBytes
+    b: RunBytes
     left: int
     at: int | None = None
     error: BaseException | None = None
@@ -69,7 +69,7 @@ class Beforehand:
         It is to be asked once, for what `compare_pair` compares first.
         """
 
-        def first(a: Sequence[Run], b: Sequence[Run]) -> int | None:
+        def first(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
             while not self._settled(number) and self._one():
                 pass
             with self._done:
@@ -130,13 +130,14 @@ class Beforehand:
                 yield found, start, min(start + SPAN, size)
 
 
-def _sides(pair: TensorPair) -> tuple[Bytes, Bytes] | None:
+def _sides(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
     """Return what `compare_pair` compares first of a pair; None where it is to do that itself."""
     a, b = pair.a, pair.b
     if a is None or b is None or a.shape != b.shape or a.damage or b.damage:
         return None
     if not all(in_mapped_file(part) for side in (a, b) for part in side.stored):
         return None
+    runs: tuple[Sequence[ByteRun], Sequence[ByteRun]]
     try:
         if not pair.layout and a.steps == b.steps and same_meaning(a, b):
             runs = a.stored_runs(), b.stored_runs()
@@ -146,7 +147,7 @@ def _sides(pair: TensorPair) -> tuple[Bytes, Bytes] | None:
             return None
     except AprfmtError:  # said when the pair's turn comes
         return None
-    sides = Bytes(runs[0]), Bytes(runs[1])
+    sides = RunBytes(runs[0]), RunBytes(runs[1])
     return sides if LARGE <= len(sides[0]) == len(sides[1]) else None
 
 

@@ -6,10 +6,10 @@ from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.compare.texts import Beside, KeyDiff
+from aprfmt.compare.texts import KeyDiff, SideVerdicts
 
 # Worst first: the order of human output.
-Verdict = Literal[
+TensorVerdict = Literal[
     "UNREADABLE",
     "SHAPE_DIFFERS",
     "DIFFERENT",
@@ -19,10 +19,10 @@ Verdict = Literal[
     "SAME_VALUES",
     "SAME_BYTES",
 ]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+VERDICTS: tuple[TensorVerdict, ...] = get_args(TensorVerdict)
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
-EQUAL: frozenset[Verdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
+EQUAL: frozenset[TensorVerdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class TensorDiff:
     """
 
     key: str
-    verdict: Verdict
+    verdict: TensorVerdict
     name_a: str = ""
     name_b: str = ""
     encoding_a: str = ""
@@ -186,7 +186,7 @@ class DiffReport:
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
     generation: tuple[KeyDiff, ...] = ()
-    beside: Beside | None = None  # verdicts on tokenizer, template and generation config
+    beside: SideVerdicts | None = None  # verdicts on tokenizer, template and generation config
 
     @property
     def counts(self) -> Mapping[str, int]:

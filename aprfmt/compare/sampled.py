@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.protocols import ByteSource
 from aprfmt.compare.align import TensorPair, align
 from aprfmt.model import open_model
-from aprfmt.tensors.runs import Bytes, published_equal
+from aprfmt.tensors.runs import RunBytes, published_equal
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -123,7 +123,7 @@ def sample_models(
         names = [pair.spellings for pair in pairs]
         pairs = [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    sides: list[tuple[str, Bytes, Bytes]] = []
+    sides: list[tuple[str, RunBytes, RunBytes]] = []
     unlike: list[Unsampled] = []
     unsampled: list[Unsampled] = []
     settled = 0
@@ -166,18 +166,18 @@ def _objection(pair: TensorPair) -> tuple[str, bool]:
     return "", False
 
 
-def _bytes(view: "View") -> Bytes | None:
+def _bytes(view: "View") -> RunBytes | None:
     """Return a tensor's stored bytes in its own order; None where there are none."""
     if view.data is not None or view.layout:
         return view.data
-    return Bytes(view.stored_runs())
+    return RunBytes(view.stored_runs())
 
 
 def _places(
     drawn: Sequence[int],
     ends: Sequence[int],
     counts: Sequence[int],
-    sides: Sequence[tuple[str, Bytes, Bytes]],
+    sides: Sequence[tuple[str, RunBytes, RunBytes]],
 ) -> Iterator[tuple[int, int, int]]:
     """Yield (number of the tensor, start, stop) of every drawn range."""
     for number in drawn:
@@ -187,7 +187,7 @@ def _places(
 
 
 def _compared(
-    places: Sequence[tuple[int, int, int]], sides: Sequence[tuple[str, Bytes, Bytes]]
+    places: Sequence[tuple[int, int, int]], sides: Sequence[tuple[str, RunBytes, RunBytes]]
 ) -> Iterator[DifferingRange]:
     for first in range(0, len(places), BATCH):
         batch = places[first : first + BATCH]
@@ -199,7 +199,7 @@ def _compared(
                 yield DifferingRange(sides[at][0], start, stop, start + byte)
 
 
-def _read(wanted: Sequence[tuple[Bytes, int, int]]) -> list[bytes]:
+def _read(wanted: Sequence[tuple[RunBytes, int, int]]) -> list[bytes]:
     """Return the bytes of ranges; of one file all are asked for together."""
     files: dict[int, tuple[ByteSource, list[tuple[int, int]]]] = {}
     parts: list[list[bytes | tuple[int, int]]] = []

@@ -43,7 +43,7 @@ class KeyDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class SideVerdicts:
     """A verdict on each of what two models have beside their tensors, and how much of it differs.
 
     Verdicts: equal, different, only in A, only in B, none, not compared.
@@ -77,7 +77,7 @@ class Beside:
         return f" ({', '.join(rows)})" if rows else ""
 
 
-def beside(a: "Model", b: "Model", tokens: "TokensReport") -> Beside:
+def beside(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
     """Return the verdicts on tokenizer, chat template and generation config of two models."""
     lines, keys = template_lines(a, b)[2:], generation(a, b)
     counts = {
@@ -95,7 +95,7 @@ def beside(a: "Model", b: "Model", tokens: "TokensReport") -> Beside:
     x, y = _template(a), _template(b)
     texts = "different" if x != y else "equal"
     mine, theirs = bool(_generation(a)), bool(_generation(b))
-    return Beside(
+    return SideVerdicts(
         judged,
         texts if x is not None and y is not None else _one_sided(x is not None, y is not None),
         ("different" if keys else "equal") if mine and theirs else _one_sided(mine, theirs),

@@ -199,7 +199,7 @@ def ratio_band(point: str) -> tuple[float, float]:
 
 # --- keyed by backend pair, weight encoding and point -------------------------------------------
 
-Weights = Literal["exact", "half", "quantized"]
+WeightClass = Literal["exact", "half", "quantized"]
 UNIT = "relative L2 distance of the point's values"
 MAX_UNIT = "largest absolute difference over the root mean square of the reference"
 # A point's largest difference against its L2: measured up to 60 where activations are massive.
@@ -268,7 +268,7 @@ class Measured:
     evidence: str
 
 
-def weights_class(encodings: Sequence[str]) -> Weights:
+def weights_class(encodings: Sequence[str]) -> WeightClass:
     """Return the class of a model's matrices: the coarsest that has a tenth of them."""
     exact = [name for name in encodings if name in ("F32", "F64")]
     half = [name for name in encodings if name in ("F16", "BF16")]

@@ -17,7 +17,7 @@ from aprfmt.model.hf_folder import ours
 
 if TYPE_CHECKING:
     from aprfmt.conversion.accounted import Account
-    from aprfmt.conversion.metadata import Carried
+    from aprfmt.conversion.metadata import CarriedMetadata
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
     from aprfmt.conversion.source_hash import SourceHash
@@ -139,13 +139,13 @@ def _converted(
     )  # fmt: skip
 
 
-def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "Carried":
+def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "CarriedMetadata":
     """Return the metadata and texts of the output, and the record of what was left out."""
     from aprfmt.conversion.accounted import RECORD, REMOVED, check_files, record_text
-    from aprfmt.conversion.metadata import Carried, bare, carry
+    from aprfmt.conversion.metadata import CarriedMetadata, bare, carry
 
     if options.arch == "none" and model.format != target.name:
-        carried = Carried(bare(model, target, marked=options.generic))
+        carried = CarriedMetadata(bare(model, target, marked=options.generic))
     else:
         carried = carry(model, target.name, plan, options)
     check_files(model, plan.left_out)
@@ -206,7 +206,7 @@ def _in_order(target: FormatSpec, sink: Sink, plan: "Plan") -> list[TensorInfo]:
 
 
 def _planned(
-    model: Model, target: FormatSpec, dst: Path, plan: "Plan", carried: "Carried",
+    model: Model, target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
     options: Options,
 ) -> dict[Path, int]:  # fmt: skip
     """Return every file that would be written and its size in bytes; writes nothing."""
@@ -221,7 +221,7 @@ def _planned(
 
 
 def _resumed(
-    model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "Carried",
+    model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
     asked: Options,
 ) -> "ResumedSet":  # fmt: skip
     """Return the files of a run that may be continued, and what an earlier one left of them."""
@@ -244,7 +244,7 @@ def _write(
     target: FormatSpec,
     dst: Path,
     plan: "Plan",
-    carried: "Carried",
+    carried: "CarriedMetadata",
     written: "list[Written]",
     options: Options,
     digest: "SourceHash | None",

@@ -12,7 +12,7 @@ from aprfmt.model import Model
 from aprfmt.model.completeness import RECORD, accepted_text, record, refuse_incomplete
 
 if TYPE_CHECKING:
-    from aprfmt.conversion.metadata import Carried
+    from aprfmt.conversion.metadata import CarriedMetadata
     from aprfmt.conversion.outputs import Plan
     from aprfmt.model.resolve import Resolution
 
@@ -75,7 +75,7 @@ def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
 
 
 def record_absent(
-    carried: "Carried", model: Model, plan: "Plan", options: Options
+    carried: "CarriedMetadata", model: Model, plan: "Plan", options: Options
 ) -> tuple[str, ...]:
     """Record in the output's metadata the roles missing on purpose; return them.
 

@@ -37,7 +37,7 @@ PIECE = CHUNK // 4  # elements of a piece
 
 
 @dataclass(frozen=True)
-class Made:
+class EncodedPiece:
     """One piece, encoded; or how many codes of one do not come back, None where it has none."""
 
     data: bytes = b""
@@ -53,7 +53,7 @@ class Ahead:
         self._options = options
         self._pool = ThreadPoolExecutor(options.jobs, "aprfmt-jobs")
         self._tasks = self._every(outputs)
-        self._waiting: deque[tuple[str, int, Future[Made]]] = deque()
+        self._waiting: deque[tuple[str, int, Future[EncodedPiece]]] = deque()
         self._held = 0
 
     def __enter__(self) -> Self:
@@ -93,7 +93,9 @@ class Ahead:
             self._waiting.append((name, cost, self._pool.submit(work)))
             self._held += cost
 
-    def _every(self, outputs: Sequence[Output]) -> Iterator[tuple[str, int, Callable[[], Made]]]:
+    def _every(
+        self, outputs: Sequence[Output]
+    ) -> Iterator[tuple[str, int, Callable[[], EncodedPiece]]]:
         """Yield each output's tasks in order: its name, bytes that one holds, and the work."""
         for output in outputs:
             if not encodes(output):
@@ -110,22 +112,22 @@ class Ahead:
 
     def _work(
         self, output: Output, first: int, values: Callable[[], Any], parts: int
-    ) -> Callable[[], Made]:
+    ) -> Callable[[], EncodedPiece]:
         """Return the work on a piece: one thread's, or every worker's on a tensor that is one."""
         options = replace(self._options, threads=1 if parts > 1 else self._options.jobs)
 
-        def work() -> Made:
+        def work() -> EncodedPiece:
             importance = importance_of(output, options)
             data, counts = encode_piece(output, options, importance, first, values())
-            return Made(data, counts, crc32(data))
+            return EncodedPiece(data, counts, crc32(data))
 
         return work
 
 
-def _lost(band: "PackedWeight", stored: str) -> Made:
+def _lost(band: "PackedWeight", stored: str) -> EncodedPiece:
     from aprfmt.codecs.way_back import lost_codes
 
-    return Made(lost_codes=lost_codes(band, stored))
+    return EncodedPiece(lost_codes=lost_codes(band, stored))
 
 
 def encodes(output: Output) -> bool:

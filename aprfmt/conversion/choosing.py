@@ -16,7 +16,7 @@ from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
 from aprfmt.conversion.packed import (
     DTYPES,
     Claimed,
-    Latest,
+    LatestParts,
     Packed,
     PackedPart,
     has_companions,
@@ -193,7 +193,7 @@ def in_parts(
     outputs: list[Output], model: Model, target: FormatSpec, options: Options
 ) -> list[Output]:
     """Replace every weight whose encoding has companions by its stored parts."""
-    latest, sources, writer = Latest(), Sources(), writer_of(options)
+    latest, sources, writer = LatestParts(), Sources(), writer_of(options)
     found: list[Output] = []
     for output in outputs:
         packed: Packed
@@ -213,7 +213,7 @@ def in_parts(
 
 
 def _claimed(
-    output: Output, model: Model, target: FormatSpec, options: Options, latest: Latest
+    output: Output, model: Model, target: FormatSpec, options: Options, latest: LatestParts
 ) -> Claimed:
     dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
     output, name = _turned(output, model, target), output.info.encoding

@@ -18,12 +18,12 @@ from aprfmt.conversion.packed import Packed, has_companions
 from aprfmt.conversion.repacking import ScaledTensor
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.quantizing.mixture import EMBEDDINGS, base_name
-from aprfmt.tensors.runs import Bytes
+from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.codecs.grids import Source
-    from aprfmt.codecs.repacks import Judged
+    from aprfmt.codecs.grids import GridWeight
+    from aprfmt.codecs.repacks import GroupCounts
     from aprfmt.codecs.writer import Settings, Writer
     from aprfmt.model import Model
 
@@ -38,7 +38,7 @@ class Sources:
     """The weight whose grid was made last, so that only one's is in memory."""
 
     name: str = ""
-    source: "Source | None" = None
+    source: "GridWeight | None" = None
 
 
 @dataclass(eq=False)
@@ -63,13 +63,13 @@ class InDialect(Packed):
             self._count()
         return made
 
-    def source(self) -> "Source":
+    def source(self) -> "GridWeight":
         """Return the weight's codes and numbers as they will be stored."""
         if self.latest.name != self.name or self.latest.source is None:
             self.latest.name, self.latest.source = self.name, self._made()
         return self.latest.source
 
-    def _made(self) -> "Source":
+    def _made(self) -> "GridWeight":
         found = kept_codes(self.output, self.writer, self.settings)
         if not isinstance(found, str):
             self.judged = found[1]
@@ -167,7 +167,7 @@ def _beside(output: Output, writer: "Writer") -> Mapping[str, bytes]:
 
 def kept_codes(
     output: Output, writer: "Writer", settings: "Settings"
-) -> "tuple[Source, Judged] | str":
+) -> "tuple[GridWeight, GroupCounts] | str":
     """Return a weight's own codes laid out anew and how exact that is, or why it cannot be."""
     from aprfmt.codecs.writers import PAIRS, READS
 
@@ -206,7 +206,7 @@ def _check_alone(
             )
 
 
-def _of_runs(output: Output) -> "Source":
+def _of_runs(output: Output) -> "GridWeight":
     import numpy as np
 
     from aprfmt.codecs.repack_blocks import of_blocks
@@ -214,7 +214,7 @@ def _of_runs(output: Output) -> "Source":
     row = encoding(output.source_encoding).row_bytes(output.info.shape)
     if output.runs is None or row is None:
         raise CodecError("its rows are laid out anew")
-    data, size = Bytes(output.runs), row
+    data, size = RunBytes(output.runs), row
     scales = {one.beside.get("scale", b"") for one in output.sources
               if isinstance(one, ScaledTensor)}  # fmt: skip
     if len(scales) > 1 or (scales and len(output.sources) > 1):
@@ -238,7 +238,7 @@ def keep_codes(
     writer, path = writer_of(options), model.path
     if writer is not None:
         _check_alone(outputs, model, writer, options)
-    kept: dict[str, Judged] = {}
+    kept: dict[str, GroupCounts] = {}
     reasons: dict[str, str] = {}
     for output in outputs if writer is not None else ():
         assert writer is not None

@@ -29,7 +29,7 @@ _LONGEST = 60  # characters of a value in a message
 
 
 @dataclass(frozen=True)
-class Change:
+class KeyChange:
     """One key before and after, for a report; a long array is shown as its length."""
 
     key: str
@@ -279,12 +279,14 @@ def changes(
     keys: Sequence[str],
     before: Mapping[str, tuple[Value, str]],
     after: Mapping[str, tuple[Value, str]],
-) -> list[Change]:
+) -> list[KeyChange]:
     """Return the change of every key, in the given order."""
     found = []
     for key in keys:
         old, old_type = before.get(key, (None, ""))
         new, new_type = after.get(key, (None, ""))
         how: Literal["set", "added", "removed"] = "set" if key in before else "added"
-        found.append(Change(key, how if key in after else "removed", old, new, old_type, new_type))
+        found.append(
+            KeyChange(key, how if key in after else "removed", old, new, old_type, new_type)
+        )
     return found

@@ -10,7 +10,7 @@ from aprfmt.conversion import ConversionReport, arch_name
 from aprfmt.errors import ConversionError, FormatError, OutputError
 from aprfmt.formats import FORMATS, open_source
 from aprfmt.formats.mapped import open_bytes
-from aprfmt.formats.patched import Piece, identity_of, patch
+from aprfmt.formats.patched import Patch, identity_of, patch
 from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, combine
 from aprfmt.remote.paths import RemotePath
 
@@ -50,7 +50,7 @@ def change(model: "Model", options: "Options") -> tuple["ConversionReport", int]
     return report, sum(len(data) for _, data in pieces)
 
 
-def _changed(model: "Model", program: Program) -> Iterator[Piece]:
+def _changed(model: "Model", program: Program) -> Iterator[Patch]:
     """Yield what has to be written where."""
     file = open_bytes(_one_file(model))
     try:
@@ -161,7 +161,7 @@ def _checksum(file: "ByteSource", head: bytes, at: int) -> bytes:
     return combine(crc32(head), rest, length).to_bytes(4, "little")
 
 
-def _differing(file: "ByteSource", offset: int, data: bytes) -> Iterator[Piece]:
+def _differing(file: "ByteSource", offset: int, data: bytes) -> Iterator[Patch]:
     """Yield the pieces of `data` that are not in the file already."""
     for start in range(0, len(data), _BLOCK):
         piece = data[start : start + _BLOCK]

@@ -48,7 +48,7 @@ HASH_KEY = "aprfmt.source.sha256"
 
 
 @dataclass
-class Carried:
+class CarriedMetadata:
     """Metadata for the sink, and text files to write beside the weights (HF folders)."""
 
     metadata: dict[str, Value | Typed]
@@ -61,10 +61,10 @@ class Carried:
         return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
 
 
-def carry(model: Model, target: str, plan: Plan, options: Options) -> Carried:
+def carry(model: Model, target: str, plan: Plan, options: Options) -> CarriedMetadata:
     """Return the target's metadata and texts; same-format conversions keep metadata verbatim."""
     if model.format == target:
-        carried = Carried(
+        carried = CarriedMetadata(
             {key: value for key, value in model.typed.items() if not key.startswith("split.")},
             _folder_texts(model),
         )
@@ -96,7 +96,7 @@ def _quantization_record(model: Model) -> dict[str, Value | Typed]:
 
 
 def _claim_packing(
-    carried: Carried, model: Model, outputs: Sequence[Output], options: Options
+    carried: CarriedMetadata, model: Model, outputs: Sequence[Output], options: Options
 ) -> None:
     """Make every written config.json say whether, and how, the weights are packed."""
     packed = {output.part.packed.encoding for output in outputs if output.part is not None}
@@ -180,7 +180,7 @@ def _typed_like(model: Model, key: str, value: Value | Typed) -> Value | Typed:
     return Typed(value, types[key]) if key in types and not isinstance(value, Typed) else value
 
 
-def _update_claims(carried: Carried, outputs: Sequence[Output], target: str) -> None:
+def _update_claims(carried: CarriedMetadata, outputs: Sequence[Output], target: str) -> None:
     """Update keys that re-encoding made wrong: a GGUF's file type."""
     if target == "gguf":
         carried.metadata["general.file_type"] = Typed(file_type(outputs), "uint32")
@@ -276,7 +276,7 @@ def _carried_gguf(model: Model) -> dict[str, Typed]:
     return found
 
 
-def _to_gguf(model: Model, plan: Plan) -> Carried:
+def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     spec, hyper = model.spec, model.hyper
     found: dict[str, Value | Typed] = {
         "general.architecture": spec.called["gguf"][0],
@@ -305,7 +305,7 @@ def _to_gguf(model: Model, plan: Plan) -> Carried:
     if files:
         found[FILES_KEY] = json.dumps(files, ensure_ascii=False)
     found.update(_source_metadata(model))
-    return Carried(found)
+    return CarriedMetadata(found)
 
 
 def _source_metadata(model: Model) -> dict[str, Value]:
@@ -317,7 +317,7 @@ def _source_metadata(model: Model) -> dict[str, Value]:
     return {SAFETENSORS: json.dumps(plain)} if plain else {}
 
 
-def _to_apr(model: Model, plan: Plan) -> Carried:
+def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     config = model.config
     found: dict[str, Value | Typed] = {
         "model_type": model.spec.name,
@@ -341,10 +341,10 @@ def _to_apr(model: Model, plan: Plan) -> Carried:
         if kept is not None:
             found[GGUF_KEY] = kept
     found.update(_source_metadata(model))
-    return Carried(found)
+    return CarriedMetadata(found)
 
 
-def _to_safetensors(model: Model, plan: Plan) -> Carried:
+def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
     texts = dict(model.carried.texts)
     text = config_text(model)
     if text is None:
@@ -360,10 +360,10 @@ def _to_safetensors(model: Model, plan: Plan) -> Carried:
     foreign = _foreign_gguf(model) if model.source.types else model.metadata.get(GGUF_KEY)
     if isinstance(foreign, str):
         metadata[GGUF_KEY] = foreign
-    return Carried(metadata, texts)
+    return CarriedMetadata(metadata, texts)
 
 
-CARRIERS: Mapping[str, Callable[[Model, Plan], Carried]] = {
+CARRIERS: Mapping[str, Callable[[Model, Plan], CarriedMetadata]] = {
     "gguf": _to_gguf,
     "apr": _to_apr,
     "safetensors": _to_safetensors,

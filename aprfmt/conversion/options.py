@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-Outcome = Literal["bytes", "values", "lossy"]
-OUTCOMES: tuple[Outcome, ...] = ("bytes", "values", "lossy")
+Fidelity = Literal["bytes", "values", "lossy"]
+OUTCOMES: tuple[Fidelity, ...] = ("bytes", "values", "lossy")
 
 
 Drops = Sequence[Callable[[str], bool]]  # over one spelling: is the tensor left out?
@@ -94,7 +94,7 @@ class TensorOutcome:
     """
 
     name: str
-    how: Outcome
+    how: Fidelity
     source_encoding: str
     encoding: str
     shape: tuple[int, ...]
@@ -139,7 +139,7 @@ class ConversionReport:
     resumed_tensors: int = 0
     estimate: Mapping[str, Any] | None = None
 
-    def count(self, how: Outcome) -> int:
+    def count(self, how: Fidelity) -> int:
         """Count the tensors with one outcome."""
         return sum(tensor.how == how for tensor in self.tensors)
 

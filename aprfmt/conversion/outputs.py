@@ -9,7 +9,7 @@ from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
 from aprfmt.conversion.packed import PackedPart
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.tensors.restore import Restoration
-from aprfmt.tensors.runs import Run
+from aprfmt.tensors.runs import ByteRun
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -30,14 +30,14 @@ class Output:
 
     info: TensorInfo
     source_encoding: str
-    runs: Sequence[Run] | None
+    runs: Sequence[ByteRun] | None
     make: "Callable[[], Array]"
     spellings: tuple[str, ...]
     steps: tuple[str, ...] = ()
     sources: tuple[LazyTensor, ...] = ()
     role: str = ""  # the role, if the tensor holds exactly one
     part: PackedPart | None = None  # set if the target stores the weight in several tensors
-    rows: Sequence[Run] | None = None  # as `runs`, of [out, in] where the target turns a matrix
+    rows: Sequence[ByteRun] | None = None  # as `runs`, of [out, in] where the target turns a matrix
     # Set if `make` only decodes this packed weight, which can then be done by rows.
     decodes: "Callable[[], PackedWeight] | None" = None
 

@@ -17,7 +17,7 @@ from aprfmt.errors import ConversionError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.codecs.repacks import Judged
+    from aprfmt.codecs.repacks import GroupCounts
 
 
 DTYPES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -30,7 +30,7 @@ def has_companions(name: str) -> bool:
 
 
 @dataclass
-class Latest:
+class LatestParts:
     """The parts of the weight that was encoded last; one object per plan."""
 
     name: str = ""
@@ -52,7 +52,7 @@ class Packed:
     counts: Counts = field(default_factory=Counts, kw_only=True)
     nbytes: int = field(default=0, kw_only=True)  # sum over all parts
     counted: bool = field(default=False, kw_only=True)
-    judged: "Judged | None" = field(default=None, kw_only=True)
+    judged: "GroupCounts | None" = field(default=None, kw_only=True)
 
     def part(self, suffix: str) -> bytes:
         """Return one part's bytes; "" is the one that holds the codes."""
@@ -71,7 +71,7 @@ class Claimed(Packed):
     """A weight beside which one of its parts claims it; `encode(values)` gives them by suffix."""
 
     encode: "Callable[[Array], Mapping[str, bytes]]"
-    latest: Latest
+    latest: LatestParts
     kept: dict[str, bytes] = field(default_factory=dict)
 
     def part(self, suffix: str) -> bytes:

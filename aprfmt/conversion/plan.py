@@ -39,7 +39,7 @@ from aprfmt.model.packing import packing_said
 from aprfmt.model.patterns import matchers
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.tensors.restore import Restoration, restore_bits
-from aprfmt.tensors.runs import Run, element_runs
+from aprfmt.tensors.runs import ByteRun, element_runs
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _output(
         decodes = one.stored[0].packed if not steps else None
     if bits is not None and not group.binding.steps:
         # Restored bits are copied: encoding the widened values would make NaNs quiet.
-        runs = [Run(MemoryTensor(info, bits), 0, info.nbytes)]
+        runs = [ByteRun(MemoryTensor(info, bits), 0, info.nbytes)]
     return Output(
         info, source_encoding, runs, _maker(logical, group, model.hyper, index, patch),
         (name, *group.roles, *(s.info.name for s in sources)),

@@ -21,11 +21,11 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import leading
-from aprfmt.tensors.runs import Run
+from aprfmt.tensors.runs import ByteRun
 from aprfmt.tensors.view import decode_tensor
 
 if TYPE_CHECKING:
-    from aprfmt.codecs.repacks import Judged, Repacked
+    from aprfmt.codecs.repacks import GroupCounts, Repacked
 
 # Numbers beside a weight's blocks: name after the weight's -> the parts that hold it, by dialect.
 BESIDE: Mapping[str, tuple[str, ...]] = {"input_scale": (".input_scale", "_input_scale")}
@@ -33,7 +33,7 @@ _WHOLE = "scale"
 
 
 @dataclass
-class Latest:
+class LatestBlocks:
     """The weight whose blocks were made last, so that only one's numbers are in memory."""
 
     name: str = ""
@@ -50,7 +50,7 @@ class RepackedTensor(LazyTensor):
 
     info: TensorInfo
 
-    def __init__(self, origin: LazyTensor, made: "Repacked", latest: Latest) -> None:
+    def __init__(self, origin: LazyTensor, made: "Repacked", latest: LatestBlocks) -> None:
         name, row = origin.info.name, ENCODINGS[made.row.target]
         shape = made.shape
         self.info = TensorInfo(
@@ -146,7 +146,7 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
     """
     from aprfmt.codecs.repacks import Repacked, pairs_of, repacked
 
-    latest, asked = Latest(), _asked(model, options)
+    latest, asked = LatestBlocks(), _asked(model, options)
     blocks = _chosen(model, options)
     every = {name for name in ENCODINGS if target.holds(ENCODINGS[name])}
     found: dict[str, Substitute] = {}
@@ -216,7 +216,7 @@ def numbers_beside(outputs: Sequence[Output]) -> Iterator[Output]:
             info = make_info(f"{stem}.{name}", shape, "F32")
             tensor = MemoryTensor(info, data)
             yield Output(
-                info, "F32", [Run(tensor, 0, info.nbytes)], partial(decode_tensor, tensor),
+                info, "F32", [ByteRun(tensor, 0, info.nbytes)], partial(decode_tensor, tensor),
                 (info.name, *output.spellings[:1]),
             )  # fmt: skip
 
@@ -261,18 +261,18 @@ def check_exact(
     )
 
 
-def judged_of(output: Output) -> "tuple[str, Judged | None]":
+def judged_of(output: Output) -> "tuple[str, GroupCounts | None]":
     """Return the encoding that an output had before it was repacked, and how exact that was.
 
     ("", None) for an output that was not repacked.
     """
-    from aprfmt.codecs.repacks import Judged
+    from aprfmt.codecs.repacks import GroupCounts
 
     held = [one for one in output.sources if isinstance(one, RepackedTensor)]
     if not held:
         return "", None
     said = [one.judged for one in held]
-    total = Judged(
+    total = GroupCounts(
         sum(one.groups for one in said),
         sum(one.inexact for one in said),
         max(one.largest for one in said),

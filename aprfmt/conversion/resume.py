@@ -9,7 +9,7 @@ from aprfmt.base.version import __version__
 from aprfmt.conversion.counts import Counts
 from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats.mapped import open_bytes
-from aprfmt.formats.resumed import Kept, ResumedSet
+from aprfmt.formats.resumed import KeptTensor, ResumedSet
 from aprfmt.formats.sequential import SequentialSink
 from aprfmt.tensors.digest import file_sha256
 
@@ -85,7 +85,7 @@ def note(begun: ResumedSet, name: str, record: "Written") -> None:
     begun.kept += 1
 
 
-def kept_of(record: "Written") -> Kept:
+def kept_of(record: "Written") -> KeptTensor:
     """Return what the journal says of a tensor that was written."""
     counts = record.counts
-    return Kept(record.crc, (counts.changed, counts.overflowed, counts.underflowed))
+    return KeptTensor(record.crc, (counts.changed, counts.overflowed, counts.underflowed))

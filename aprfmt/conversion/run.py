@@ -16,12 +16,12 @@ from aprfmt.codecs import codec, decode
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
-from aprfmt.conversion.options import Options, Outcome, TensorOutcome
+from aprfmt.conversion.options import Fidelity, Options, TensorOutcome
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.repacking import judged_of
 from aprfmt.errors import ConversionError
 from aprfmt.quantizing.rows import encode_rows
-from aprfmt.tensors.runs import Bytes, Run, all_runs, first_difference, windows
+from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, first_difference, windows
 from aprfmt.tensors.view import decode_rows
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
         yield chunk
 
 
-def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
+def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
     """Yield stored bytes in windows and release mapped pages; small runs are joined."""
     if isinstance(runs, Columns):  # rows in another order
         for window in windows(runs, WINDOW // 4):
@@ -99,9 +99,9 @@ def _copied(runs: Sequence[Run]) -> Iterator[memoryview]:
         tensor.drop()
 
 
-def _made(runs: Sequence[Run], written: Written) -> Iterator[memoryview]:
+def _made(runs: Sequence[ByteRun], written: Written) -> Iterator[memoryview]:
     """Yield bytes of runs that make them, in bands that stay in the cache; counts the checksum."""
-    data, dropped = Bytes(runs), 0
+    data, dropped = RunBytes(runs), 0
     for start in range(0, len(data), BAND):
         stop = min(start + BAND, len(data))
         band = memoryview(data.window(start, stop))
@@ -218,7 +218,7 @@ def pieces(output: Output, chunk: int) -> "Iterator[tuple[int, Callable[[], Arra
     if output.runs is None or not cut or flat:
         yield 0, lambda: output.make().reshape(shape)
         return
-    data, step = Bytes(output.runs), max(1, chunk // columns)
+    data, step = RunBytes(output.runs), max(1, chunk // columns)
     for start in range(0, rows, step):
         yield start, partial(decode_rows, name, data, start, min(start + step, rows), columns)
 
@@ -227,7 +227,7 @@ def outcome(output: Output, written: Written) -> TensorOutcome:
     """Return how one output tensor was written."""
     counts = written.counts
     lossy = counts.changed or counts.overflowed or counts.underflowed
-    how: Outcome = "bytes" if output.copies else "lossy" if lossy else "values"
+    how: Fidelity = "bytes" if output.copies else "lossy" if lossy else "values"
     packed = output.part.packed if output.part is not None else None
     before, judged = judged_of(output) if output.copies else ("", None)
     if packed is not None:
@@ -244,7 +244,7 @@ def outcome(output: Output, written: Written) -> TensorOutcome:
     )  # fmt: skip
 
 
-def equal_bytes(runs: Sequence[Run], stored: LazyTensor) -> int | None:
+def equal_bytes(runs: Sequence[ByteRun], stored: LazyTensor) -> int | None:
     """Compare source runs with a stored tensor; return the first differing byte, or None."""
     return first_difference(runs, all_runs(stored))
 

@@ -14,7 +14,7 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import leading
-from aprfmt.tensors.runs import Run
+from aprfmt.tensors.runs import ByteRun
 from aprfmt.tensors.view import decode_tensor
 
 
@@ -23,7 +23,7 @@ def stored_output(tensor: LazyTensor, name: str = "") -> Output:
     info = tensor.info
     name = name or info.name
     out = TensorInfo(name, info.shape, info.encoding, 0, info.nbytes, info.row_bytes)
-    runs = None if tensor.parts else [Run(tensor, 0, info.nbytes)]
+    runs = None if tensor.parts else [ByteRun(tensor, 0, info.nbytes)]
     return Output(
         out,
         info.encoding,

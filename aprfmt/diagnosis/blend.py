@@ -12,7 +12,7 @@ from aprfmt.arch.spec import HyperParams
 from aprfmt.arch.values import same_value
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.diagnosis.parts import Touched
-from aprfmt.inference.rows import Rows, StoredRows
+from aprfmt.inference.rows import RowSource, StoredRows
 from aprfmt.inference.weights import Holder, Weights
 from aprfmt.model import Model
 
@@ -63,7 +63,7 @@ class Blend:
             values = {name: a.hyper[name] for name in part.hyper if name in a.hyper}
             self.hp = self.hp.replaced(**values)
             taken |= set(part.keys)
-        rows: dict[str, Rows] = {}
+        rows: dict[str, RowSource] = {}
         for key in a.roles if parts is None else dict.fromkeys((*b.roles, *taken)):
             side = a if key in taken else b
             if key in side.roles:

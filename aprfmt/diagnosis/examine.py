@@ -18,7 +18,7 @@ from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.rejudge import judged_again
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
-from aprfmt.diagnosis.search import Purse, Search, Step, is_wide, spanned
+from aprfmt.diagnosis.search import Purse, Search, SearchStep, is_wide, spanned
 from aprfmt.diagnosis.shadow import Pass, ShadowView, plain, shadow
 from aprfmt.diagnosis.world import MOVES, World
 
@@ -169,7 +169,7 @@ def _searched(
 
 
 def _reaching(
-    case: Case, steps: Sequence[Step], residual: float, known: set[str],
+    case: Case, steps: Sequence[SearchStep], residual: float, known: set[str],
     order: Mapping[str, int], here: int,
 ) -> Solution | None:  # fmt: skip
     """Return these steps as an answer, in the layers in which the pass agrees furthest."""

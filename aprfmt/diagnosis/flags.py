@@ -22,7 +22,7 @@ from aprfmt.diagnosis.prompt import chosen_ids
 from aprfmt.diagnosis.shadow import plain
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.rows import Rows, StoredRows
+from aprfmt.inference.rows import RowSource, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.model import Model
 
@@ -116,7 +116,7 @@ def _read(
     model: Model, values: Mapping[str, Value], drop: tuple[str, ...], ids: tuple[int, ...]
 ) -> World:
     """Return a model's World with a flag believed and the tensors that it denies left out."""
-    rows: dict[str, Rows] = {
+    rows: dict[str, RowSource] = {
         key: StoredRows(tensor) for key, tensor in model.roles.items() if key not in drop
     }
     weights = Weights(rows, free_budget(), str(model.path))

@@ -13,12 +13,12 @@ Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
 # Whether passes reached a difference: beyond the bound, inside it, not at all; "": not measured.
 Exercised = Literal["", "shows", "below_rounding", "not_exercised"]
 # The class of an answer, finer than its verdict: the first words of the report.
-Kind = Literal["same", "precision", "derived", "not_exercised", "bug", "not_comparable"]
-KINDS: Mapping[Kind, str] = {
+DivergenceKind = Literal["same", "precision", "derived", "not_exercised", "bug", "not_comparable"]
+KINDS: Mapping[DivergenceKind, str] = {
     "same": "same", "precision": "precision", "derived": "derived",
     "not_exercised": "differs, not exercised", "bug": "bug", "not_comparable": "not comparable",
 }  # fmt: skip
-EXIT: Mapping[Kind, int] = {
+EXIT: Mapping[DivergenceKind, int] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
 DERIVED = "derived"  # the cause of a fine-tune, an adapter or a merge
@@ -156,7 +156,7 @@ class Diagnosis:
         return "confirmed" if self.lead is None else self.lead.confidence
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> DivergenceKind:
         """The class: the verdict, or that of derived models and of what no probe reached."""
         if self.verdict == "not_comparable":
             derived = self.lead is not None and self.lead.cause == DERIVED

@@ -48,7 +48,7 @@ SCALES = ("embedding_scale", "residual_scale", "logit_scale")  # numbers that ar
 
 
 @dataclass(frozen=True)
-class Level:
+class Arithmetic:
     """An arithmetic: the dtype that its errors are those of, and the reference rounded like it."""
 
     dtype: str
@@ -115,11 +115,11 @@ def _sums(world: World, dtype: str) -> World:
 
 
 # From the finest to the coarsest. `_results` is what a dtype means where it is known.
-LEVELS: tuple[Level, ...] = (
-    Level("tf32", "the factors of its products in TF32", _factors),
-    Level("float16", "all of its operations in float16", _results),
-    Level("bfloat16", "all of its operations in bfloat16", _results),
-    Level("bfloat16", "its sums in bfloat16 too", _sums),
+LEVELS: tuple[Arithmetic, ...] = (
+    Arithmetic("tf32", "the factors of its products in TF32", _factors),
+    Arithmetic("float16", "all of its operations in float16", _results),
+    Arithmetic("bfloat16", "all of its operations in bfloat16", _results),
+    Arithmetic("bfloat16", "its sums in bfloat16 too", _sums),
 )
 
 
@@ -249,11 +249,11 @@ def _nudged(world: World) -> Iterator[World]:
             yield world.with_hyper(**{name: float(world.hp[name]) * (1 + NUDGE)})
 
 
-def _twin(world: World, recorded: Recorded, level: Level) -> Pass:
+def _twin(world: World, recorded: Recorded, level: Arithmetic) -> Pass:
     return shadow(level.make(world, level.dtype), recorded.within({}))
 
 
-def _fits(view: ShadowView, twin: Pass, level: Level) -> bool:
+def _fits(view: ShadowView, twin: Pass, level: Arithmetic) -> bool:
     """Say whether a point is as far off as an arithmetic makes it: as a whole, and every row."""
     if not is_long(view):
         return (view.residual or 0.0) <= one_operation(level.dtype, level.dtype).rel_l2

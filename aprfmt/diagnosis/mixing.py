@@ -13,7 +13,7 @@ from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.traced import weights_between
 from aprfmt.compare.traces import Between, PointDiff
 from aprfmt.diagnosis.parts import Touched as Touched
-from aprfmt.diagnosis.passes import SAME, Outcome, Probe, Twins
+from aprfmt.diagnosis.passes import SAME, PassResult, Probe, Twins
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.engines.collect import weights_of
@@ -62,7 +62,7 @@ class Mixed:
     """What every part does, all points with no part taken over, and what all parts leave."""
 
     shares: tuple[Share, ...]
-    bare: Outcome
+    bare: PassResult
     rest: float
     points: Mapping[str, PointDiff] = field(default_factory=dict)
 
@@ -73,9 +73,9 @@ class Measuring:
     def __init__(self, twins: Twins, parts: Sequence[Touched], probes: Sequence[Probe]) -> None:
         self.twins, self.parts, self.probes = twins, parts, probes
         self.live = [i for i, part in enumerate(parts) if part.hyper or part.keys]
-        self.known: dict[frozenset[int], Outcome] = {}
+        self.known: dict[frozenset[int], PassResult] = {}
 
-    def without(self, chosen: Sequence[int]) -> Outcome:
+    def without(self, chosen: Sequence[int]) -> PassResult:
         """Return the worst outcome over the probes with these parts replaced by A's."""
         which = frozenset(chosen) & frozenset(self.live)
         if which not in self.known:
@@ -84,7 +84,7 @@ class Measuring:
             self.known[which] = max(found, key=_badness, default=SAME)
         return self.known[which]
 
-    def bare(self, still: Sequence[int]) -> Outcome:
+    def bare(self, still: Sequence[int]) -> PassResult:
         """Return the outcome with only `still` replaced, the first probe's points with it."""
         which = frozenset(still) & frozenset(self.live)
         blend = self.twins.blend([self.parts[i] for i in sorted(which)])
@@ -122,12 +122,12 @@ class Measuring:
             ))  # fmt: skip
         return Mixed(tuple(found), bare, rest.distance, bare.points)
 
-    def peeled(self, still: Sequence[int], order: Sequence[int]) -> list[tuple[int, Outcome]]:
+    def peeled(self, still: Sequence[int], order: Sequence[int]) -> list[tuple[int, PassResult]]:
         """Return what is left after each of these parts is replaced too, one after the other.
 
         Steps between the first and the last are left out where passes are too long.
         """
-        steps: list[tuple[int, Outcome]] = []
+        steps: list[tuple[int, PassResult]] = []
         for at, i in enumerate(order):
             which = [*still, *order[: at + 1]]
             made = frozenset(which) & frozenset(self.live) in self.known
@@ -136,6 +136,6 @@ class Measuring:
         return steps
 
 
-def _badness(found: Outcome) -> tuple[bool, float]:
+def _badness(found: PassResult) -> tuple[bool, float]:
     endless = not math.isfinite(found.distance)
     return endless, 0.0 if endless else found.distance

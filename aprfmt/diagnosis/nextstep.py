@@ -46,7 +46,7 @@ class StepParts:
         return shlex.quote(f"{stem}-fixed{suffix}")
 
 
-Step = Callable[[StepParts, CauseFound], str]
+StepText = Callable[[StepParts, CauseFound], str]
 
 
 def again(asked: StepParts, finding: CauseFound) -> str:
@@ -137,11 +137,11 @@ def nothing(asked: StepParts, finding: CauseFound) -> str:
 
 
 # By cause; what has no row goes by its level.
-STEPS: Mapping[str, Step] = {
+STEPS: Mapping[str, StepText] = {
     "capture_point": nothing, "capture_rows": nothing, "none": nothing, "extra_tensor": nothing,
     "missing_bias": stored, "tied_embedding": again, "derived": distances, "nonfinite": look,
 }  # fmt: skip
-LEVELS: Mapping[str, Step] = {
+LEVELS: Mapping[str, StepText] = {
     "identity": tokens, "config": settings, "tensor": stored, "forward": closer, "capture": nothing,
 }  # fmt: skip
 

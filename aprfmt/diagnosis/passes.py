@@ -47,7 +47,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PassResult:
     """The logits of a pass beside A's.
 
     `distance` is relative L2, 0 where both are nothing but zeros, infinite where one side alone is
@@ -64,7 +64,7 @@ class Outcome:
 
 
 MISFIT = object()  # in place of a pass whose weights do not fit together
-SAME = Outcome(0.0, 0.0, exact=True)
+SAME = PassResult(0.0, 0.0, exact=True)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Twins:
             self.flops += self.cost(probe)
         return self._streams[probe]
 
-    def together(self, blend: Blend, probe: Probe) -> Outcome:
+    def together(self, blend: Blend, probe: Probe) -> PassResult:
         """Run A and a blend side by side and compare every point."""
         streams: list[Any] = [None]
         y: Any = None
@@ -196,10 +196,10 @@ class Twins:
         self._streams[probe] = streams
         first = next((point.key for point in points.values() if point.beyond), "")
         if y is MISFIT:
-            return Outcome(math.inf, first=first, points=points)
+            return PassResult(math.inf, first=first, points=points)
         return self._outcome(streams[-1], y, first, points)
 
-    def alone(self, blend: Blend, probe: Probe) -> Outcome:
+    def alone(self, blend: Blend, probe: Probe) -> PassResult:
         """Run a blend from where it differs on; infinitely far if its parts do not fit."""
         if not blend.own:
             return SAME
@@ -212,7 +212,7 @@ class Twins:
             try:
                 x, theirs = self.step(blend, probe, stage, x, not first)
             except (ValueError, IndexError):
-                return Outcome(math.inf, first=first)  # these parts alone do not fit together
+                return PassResult(math.inf, first=first)  # these parts alone do not fit together
             if not first and self._apart(x, streams[stage + 1], looks > 0):
                 looks -= 1
                 _, mine = self.step(self.mine, probe, stage, streams[stage], True)
@@ -230,16 +230,16 @@ class Twins:
 
     def _outcome(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
-    ) -> Outcome:
+    ) -> PassResult:
         mine, theirs = of_both(mine, theirs)
         if mine.shape != theirs.shape:
-            return Outcome(math.inf, first=first, points=points)
+            return PassResult(math.inf, first=first, points=points)
         found = points.get("logits") or self.pair.compare(
             "logits", (self.dtype, self.dtype), mine, theirs
         )
         odd = found.nonfinite
         alone = odd is not None and odd.alone > 0
-        return Outcome(
+        return PassResult(
             math.inf if alone else found.rel_l2 or 0.0,
             None if odd is not None else divergence(mine, theirs),
             first, odd, np.array_equal(mine, theirs), points,

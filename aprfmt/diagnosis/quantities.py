@@ -17,7 +17,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.numpy_backend import ACTIVATIONS
 from aprfmt.inference.rope import BY_LENGTH, kind_of, make
 
-Numbers = Mapping[str, Value]
+ByName = Mapping[str, Value]
 ROUNDED = 1e-6  # some roundings of float32: two ways to compute one frequency
 STEP = 4096  # points at which an activation is compared, and
 REACH = 12.0  # how far from zero
@@ -47,7 +47,7 @@ class Quantity:
         return 0 if self.position is None else self.position + 1
 
 
-def compare(name: str, a: Numbers, b: Numbers, *, rotates: bool = True) -> Quantity | None:
+def compare(name: str, a: ByName, b: ByName, *, rotates: bool = True) -> Quantity | None:
     """Compare what a hyperparameter comes to; None if no quantity of the table belongs to it.
 
     `rotates`: the architecture has rope.
@@ -63,7 +63,7 @@ def compare(name: str, a: Numbers, b: Numbers, *, rotates: bool = True) -> Quant
     return None
 
 
-def context(a: Numbers, b: Numbers) -> int:
+def context(a: ByName, b: ByName) -> int:
     """Return the longer of both contexts: no position lies beyond."""
     return max(int(a["context_length"]), int(b["context_length"]))
 
@@ -71,7 +71,7 @@ def context(a: Numbers, b: Numbers) -> int:
 # --- rope ----------------------------------------------------------------------------------------
 
 
-def frequencies(a: Numbers, b: Numbers) -> Quantity:
+def frequencies(a: ByName, b: ByName) -> Quantity:
     """Compare the inverse frequencies and factors of every layer, at every length that counts."""
     longest = context(a, b)
     found: dict[int, list[int]] = {}
@@ -98,7 +98,7 @@ def frequencies(a: Numbers, b: Numbers) -> Quantity:
     )  # fmt: skip
 
 
-def _lengths(a: Numbers, b: Numbers, longest: int) -> list[int]:
+def _lengths(a: ByName, b: ByName, longest: int) -> list[int]:
     """Return the lengths at which the frequencies may change, shortest first."""
     found = {1}
     for hp in (a, b):
@@ -111,7 +111,7 @@ def _lengths(a: Numbers, b: Numbers, longest: int) -> list[int]:
     return sorted(length for length in found if 0 < length <= max(longest, 1))
 
 
-def _ropes_apart(a: Numbers, b: Numbers, layer: int, length: int) -> float:
+def _ropes_apart(a: ByName, b: ByName, layer: int, length: int) -> float:
     """Return how far two layers' frequencies are apart, relative; infinite if in kind or factor."""
     kinds = [kind_of(hp, layer) for hp in (a, b)]
     if kinds[0] is None or kinds[1] is None:
@@ -125,7 +125,7 @@ def _ropes_apart(a: Numbers, b: Numbers, layer: int, length: int) -> float:
 # --- masks ---------------------------------------------------------------------------------------
 
 
-def masks(a: Numbers, b: Numbers) -> Quantity:
+def masks(a: ByName, b: ByName) -> Quantity:
     """Compare how far every layer looks back: a window hides nothing up to its own size."""
     longest = context(a, b)
     reach = [_windows(hp, longest) for hp in (a, b)]
@@ -140,7 +140,7 @@ def masks(a: Numbers, b: Numbers) -> Quantity:
                     first, layers)  # fmt: skip
 
 
-def _windows(hp: Numbers, longest: int) -> list[int]:
+def _windows(hp: ByName, longest: int) -> list[int]:
     window = hp["sliding_window"]
     size = longest if window is None else min(int(window), longest)
     return [size if windowed else longest for windowed in hp["window_layers"]]
@@ -149,7 +149,7 @@ def _windows(hp: Numbers, longest: int) -> list[int]:
 # --- functions and factors -----------------------------------------------------------------------
 
 
-def activations(a: Numbers, b: Numbers) -> Quantity:
+def activations(a: ByName, b: ByName) -> Quantity:
     """Compare the activations as functions."""
     x = np.linspace(-REACH, REACH, 2 * STEP + 1, dtype=np.float32)
     names = [str(hp["activation"]) for hp in (a, b)]
@@ -164,7 +164,7 @@ def activations(a: Numbers, b: Numbers) -> Quantity:
     return Quantity("activation", says if apart[at] else "the clamps of the gate differ", 0)
 
 
-def scales(a: Numbers, b: Numbers) -> Quantity:
+def scales(a: ByName, b: ByName) -> Quantity:
     """Compare the factor on the scores of every layer."""
     rows = [_scales(hp) for hp in (a, b)]
     apart = [i for i, pair in enumerate(zip(*rows, strict=True))
@@ -178,12 +178,12 @@ def scales(a: Numbers, b: Numbers) -> Quantity:
     )  # fmt: skip
 
 
-def _scales(hp: Numbers) -> Sequence[float]:
+def _scales(hp: ByName) -> Sequence[float]:
     own = float(hp["attn_scale"])
     return [own / (i + 1 if hp["attn_scale_by_layer"] else 1) for i in range(int(hp["n_layers"]))]
 
 
-def routing(a: Numbers, b: Numbers) -> Quantity | None:
+def routing(a: ByName, b: ByName) -> Quantity | None:
     """Without experts no rule of routing counts; with them only a pass can tell."""
     if not a["n_experts"] and not b["n_experts"]:
         return Quantity("routing", "no layer routes to experts", None)
@@ -196,7 +196,7 @@ def _count(layers: Iterable[str]) -> str:
     return f"{len(names)} layer{'s' if more else ''} ({names[0]}{more})"
 
 
-TABLE: tuple[tuple[tuple[str, ...], Callable[[Numbers, Numbers], Quantity | None]], ...] = (
+TABLE: tuple[tuple[tuple[str, ...], Callable[[ByName, ByName], Quantity | None]], ...] = (
     (("rope_theta", "rope_theta_local", "rope_scaling", "rope_scaling_layers", "rope_layers",
       "context_length"), frequencies),
     (("sliding_window", "window_layers"), masks),

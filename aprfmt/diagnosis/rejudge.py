@@ -16,7 +16,7 @@ from aprfmt.diagnosis.world import MOVES, World
 
 MOST = 16  # passes
 _COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
-Steps = list[tuple[Change, Layers]]
+LayerChanges = list[tuple[Change, Layers]]
 
 
 def judged_again(
@@ -33,7 +33,7 @@ def judged_again(
     bound = {view.key for view in final.flagged}
     left = MOST
 
-    def agrees(steps: Steps) -> bool:
+    def agrees(steps: LayerChanges) -> bool:
         nonlocal left
         left -= 1
         found = shadow(*_applied(world, recorded, steps))
@@ -69,11 +69,11 @@ def _doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool
     )
 
 
-def _steps(divergences: Sequence[Divergence]) -> Steps:
+def _steps(divergences: Sequence[Divergence]) -> LayerChanges:
     return [(d.answer.change, d.answer.layers) for d in divergences if d.answer is not None]
 
 
-def _applied(world: World, recorded: Recorded, steps: Steps) -> tuple[World, Recorded]:
+def _applied(world: World, recorded: Recorded, steps: LayerChanges) -> tuple[World, Recorded]:
     """Return the pass with changes made one after the other, and the trace without their keys."""
     without = set(recorded.without)
     for change, layers in steps:

@@ -26,7 +26,7 @@ WIDEST = 64  # tokens at the start that may all see each other
 AGREES = 2.0  # times the tolerance of a point, for one of its rows
 
 # Returns the residual of every row of the point under a change; None if it cannot be run.
-Measure = Callable[[Change, Layers], Array | None]
+MeasureChange = Callable[[Change, Layers], Array | None]
 Make = Callable[[Array], Change]
 Tries = Callable[[int, int], Iterator[int]]  # of a token, and the step of the one before it
 
@@ -82,7 +82,7 @@ def _steps(where: Array) -> Tries:
 
 
 def solved(
-    solver: Solver, measure: Measure, layers: Layers, rows: Array, bound: float
+    solver: Solver, measure: MeasureChange, layers: Layers, rows: Array, bound: float
 ) -> Change | None:
     """Return the change that makes every row agree, token by token; None if a token has none.
 

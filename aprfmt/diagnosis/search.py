@@ -41,7 +41,7 @@ CLEAR = 0.3  # a residual that does not fall below this share of the first one p
 
 
 @dataclass(frozen=True)
-class Step:
+class SearchStep:
     """One change in some layers."""
 
     change: Change
@@ -55,10 +55,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedSteps:
     """Steps made together, the point's residual then, and how near the rows are (see above)."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[SearchStep, ...]
     residual: float
     nearness: float
 
@@ -80,7 +80,7 @@ class Search:
     allowed: int = 0
     most: int = 1
     tried: int = 0
-    singles: list[Tried] = field(default_factory=list)
+    singles: list[TriedSteps] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Find out how many passes the model's size allows."""
@@ -93,14 +93,14 @@ class Search:
 
     # --- one pass ---------------------------------------------------------------------------
 
-    def measure(self, steps: tuple[Step, ...]) -> Tried | None:
+    def measure(self, steps: tuple[SearchStep, ...]) -> TriedSteps | None:
         """Run the pass with these steps; None if that is not possible, or the budget is spent."""
         view = self.view(steps)
         if view is None or view.residual is None or not math.isfinite(view.residual):
             return None
-        return Tried(steps, view.residual, self.nearness(view))
+        return TriedSteps(steps, view.residual, self.nearness(view))
 
-    def view(self, steps: tuple[Step, ...]) -> ShadowView | None:
+    def view(self, steps: tuple[SearchStep, ...]) -> ShadowView | None:
         """Return the point's view with these steps."""
         if self.runs <= 0:
             return None
@@ -114,7 +114,7 @@ class Search:
         rows = self.case.by_row(view)[self.case.rows]
         return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))
 
-    def solves(self, tried: Tried) -> bool:
+    def solves(self, tried: TriedSteps) -> bool:
         """Say whether steps remove the difference, and not only because it was small."""
         assert self.case.view.residual is not None
         bound = min(self.case.view.tolerance, CLEAR * self.case.view.residual)
@@ -129,7 +129,7 @@ class Search:
 
     # --- the search -------------------------------------------------------------------------
 
-    def run(self, joined: bool = True) -> list[Tried]:
+    def run(self, joined: bool = True) -> list[TriedSteps]:
         """Return all single changes that remove the difference; else joined ones, the first."""
         self.singles = list(self._measured(self._usual()))
         found = [one for one in self.singles if self.solves(one)]
@@ -143,18 +143,18 @@ class Search:
             found = [one for one in fitted if self.solves(one)]
         return found or (self._joined() if joined else [])
 
-    def _measured(self, steps: Iterator[Step]) -> Iterator[Tried]:
+    def _measured(self, steps: Iterator[SearchStep]) -> Iterator[TriedSteps]:
         for step in steps:
             tried = self.measure((step,))
             if tried is not None:
                 yield tried
 
-    def _usual(self) -> Iterator[Step]:
+    def _usual(self) -> Iterator[SearchStep]:
         here, world = spanned(self.case), self.case.world
         for usual in self._changes():
             for layers in groups(world, usual):
                 if (layers is None or layers & here) and acts(self.case, usual.change, layers):
-                    yield Step(usual.change, layers, layers == usual.layers)
+                    yield SearchStep(usual.change, layers, layers == usual.layers)
 
     def _changes(self) -> list[Usual]:
         world, found = self.case.world, usual_changes(self.case.world)
@@ -163,22 +163,22 @@ class Search:
             found.append(window_change(world, int(late[0])))
         return found
 
-    def _in_one_layer(self) -> Iterator[Step]:
+    def _in_one_layer(self) -> Iterator[SearchStep]:
         """Yield changes of single layers; every change in each layer, if several lie between."""
         here = sorted(spanned(self.case))
         for usual in single_layers(self.case.world):
             if usual.layers is not None and usual.layers & {*here}:
                 if acts(self.case, usual.change, usual.layers):
-                    yield Step(usual.change, usual.layers, False)
+                    yield SearchStep(usual.change, usual.layers, False)
         if len(here) < 2:
             return
         for usual in self._changes():
             if usual.change.scoped:
                 for layer in here:
                     if usual.layers is None or layer in usual.layers:
-                        yield Step(usual.change, frozenset({layer}))
+                        yield SearchStep(usual.change, frozenset({layer}))
 
-    def _by_rows(self) -> Iterator[Step]:
+    def _by_rows(self) -> Iterator[SearchStep]:
         """Yield masks, cached rows and positions that are solved from the rows that differ."""
         case = self.case
         ops = {call.op for call in case.view.calls}
@@ -193,19 +193,19 @@ class Search:
         if "probs" in ops:
             for change in masks(np.flatnonzero(rows > bound), case.tokens):
                 for layers in scopes:
-                    yield Step(change, layers)
+                    yield SearchStep(change, layers)
         for op, solver in solvers(case):
             for layers in scopes:
                 if op in ops and (layers is None or op != "rope"):
                     found = solved(solver, self._rows_of, layers, rows, bound)
                     if found is not None:
-                        yield Step(found, layers)
+                        yield SearchStep(found, layers)
 
     def _rows_of(self, change: Change, layers: Layers) -> np.ndarray | None:
-        tried = self.view((Step(change, layers),))
+        tried = self.view((SearchStep(change, layers),))
         return None if tried is None else self.case.by_row(tried)
 
-    def _fitted(self) -> Iterator[Step]:
+    def _fitted(self) -> Iterator[SearchStep]:
         """Yield changes with numbers that are improved until they fit."""
         case, world = self.case, self.case.world
         for kind, layers in kinds_of_layers(world).items():
@@ -220,7 +220,9 @@ class Search:
             near = [one for one in self.singles if one.steps[0].change.cause == cause]
             yield from self._fit(near, lambda v, make=make: make(case.world, v), None)
 
-    def _fit(self, near: Sequence[Tried], make: object, layers: Layers) -> Iterator[Step]:
+    def _fit(
+        self, near: Sequence[TriedSteps], make: object, layers: Layers
+    ) -> Iterator[SearchStep]:
         case = self.case
         assert case.view.residual is not None and callable(make)
         numbers = {}
@@ -237,10 +239,10 @@ class Search:
 
         before = self.tried
         for change in case.best_number(placed, numbers):
-            yield Step(change, layers)
+            yield SearchStep(change, layers)
         self.runs -= max(0, 90 - (self.tried - before))
 
-    def _joined(self) -> list[Tried]:
+    def _joined(self) -> list[TriedSteps]:
         """Join changes: those that bring the rows nearest are continued first, up to DEEPEST."""
         start = self.nearness(self.case.view)
         whole = [one for one in self.singles if one.steps[0].whole]
@@ -267,7 +269,7 @@ class Search:
                     front.append(found)
         return []
 
-    def _settled(self, tried: Tried, steps: Sequence[Step]) -> Tried:
+    def _settled(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
         """Return joined changes with the best of the other values for each but the last one."""
         best = tried
         for at, step in enumerate(tried.steps[:-1]):
@@ -281,10 +283,10 @@ class Search:
 
     # --- proving each of several ------------------------------------------------------------
 
-    def needed(self, answer: Tried) -> list[tuple[Step, float]]:
+    def needed(self, answer: TriedSteps) -> list[tuple[SearchStep, float]]:
         """Return the steps that the agreement needs, and the residual without each."""
         steps, left = list(answer.steps), list(answer.steps)
-        found: list[tuple[Step, float]] = []
+        found: list[tuple[SearchStep, float]] = []
         self.runs = max(self.runs, 2 * len(steps))
         for step in steps:
             rest = tuple(other for other in left if other is not step)
@@ -296,7 +298,7 @@ class Search:
             found.append((step, self.case.view.residual if without is None else without.residual))
         return found
 
-    def alike(self, steps: Sequence[Step], step: Step) -> list[Step]:
+    def alike(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
         """Return other steps of the same cause that remove the difference in the place of one."""
         rest = tuple(other for other in steps if other is not step)
         self.runs = max(self.runs, OTHERS // 10)
@@ -306,10 +308,10 @@ class Search:
         ]  # fmt: skip
         return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
 
-    def instead(self, steps: Sequence[Step], step: Step) -> list[Step]:
+    def instead(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
         """Return steps of another cause that, in the place of one, remove the difference too."""
         rest = tuple(other for other in steps if other is not step)
-        found: dict[str, Step] = {}
+        found: dict[str, SearchStep] = {}
         self.runs = max(self.runs, min(OTHERS, self.allowed // 4))
         for one in self.singles:
             other = one.steps[0]

@@ -13,7 +13,7 @@ from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
 
-Kind = Literal["model", "run", "trace"]
+SideKind = Literal["model", "run", "trace"]
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Side:
 
     label: str
     text: str
-    kind: Kind
+    kind: SideKind
     path: Path
     model: Model | None = None
     request: RunRequest | None = None
@@ -43,7 +43,7 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
         return Side(label, text, "trace", path)
     request = requested(text, arch=arch, allow_missing=ANY)
     model = stack.enter_context(open_model(request.model, arch=arch, allow_missing=ANY))
-    kind: Kind = "model" if str(request.model) == text else "run"
+    kind: SideKind = "model" if str(request.model) == text else "run"
     return Side(label, text, kind, Path(request.model), model, request)
 
 

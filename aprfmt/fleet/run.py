@@ -17,7 +17,7 @@ from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
 from aprfmt.remote.traffic import TRAFFIC
 
-Progress = Callable[[int, int], None]  # units done, units in all
+UnitProgress = Callable[[int, int], None]  # units done, units in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ScanReport:
 class _Meter:
     """Counts what is asked, and says when the budget is used up."""
 
-    def __init__(self, budget: ScanBudget, total: int, progress: Progress | None) -> None:
+    def __init__(self, budget: ScanBudget, total: int, progress: UnitProgress | None) -> None:
         self._budget, self._total, self._progress = budget, total, progress
         self._began = time.monotonic()
         self._bytes = 0
@@ -135,7 +135,7 @@ class _Gathered:
         self.summary.add(answer.facts)
 
 
-def scan(request: ScanRequest, progress: Progress | None = None) -> ScanReport:
+def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanReport:
     """Ask every question of every model that has no answer yet; return what all answers say.
 
     Raises UsageError for a root or a check that does not exist, FormatError for a results file that

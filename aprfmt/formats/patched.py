@@ -40,7 +40,7 @@ _MAX_LINE = 1 << 20
 _MAX_BYTES = 1 << 30
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
-Piece = tuple[int, bytes]  # offset, new bytes
+Patch = tuple[int, bytes]  # offset, new bytes
 
 
 def patch_of(path: Path) -> Path:
@@ -77,7 +77,7 @@ def complete(folder: Path) -> None:
                 _finish(lock, folder / name)
 
 
-def patch(path: Path, pieces: Sequence[Piece], identity: str) -> None:
+def patch(path: Path, pieces: Sequence[Patch], identity: str) -> None:
     """Write pieces over what a file has, all of them or, after a kill, by the next run.
 
     Raises OutputError where the file is not the one of `identity`, or cannot be written; it is
@@ -118,7 +118,7 @@ def identity_of(path: Path) -> str:
     return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}"
 
 
-def parse_patch(data: bytes, where: str) -> tuple[str, list[Piece]]:
+def parse_patch(data: bytes, where: str) -> tuple[str, list[Patch]]:
     """Return (identity, pieces) of a patch. Raises FormatError."""
     line, newline, payload = data.partition(b"\n")
     value: Any = jsonio.loads(line, where, max_bytes=_MAX_LINE) if newline else None
@@ -154,7 +154,7 @@ def _target(name: str) -> str:
     return name[1 : -len(SUFFIX)] if name.startswith(".") and name.endswith(SUFFIX) else ""
 
 
-def _pieces(path: Path, record: Path) -> list[Piece] | None:
+def _pieces(path: Path, record: Path) -> list[Patch] | None:
     """Return what a patch still has to write into a file; None if it is another file's."""
     try:
         fd = os.open(record, os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0))
@@ -178,7 +178,7 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | _FLAGS)
 
 
-def _write(path: Path, pieces: Sequence[Piece]) -> None:
+def _write(path: Path, pieces: Sequence[Patch]) -> None:
     fd = _open(path)
     try:
         for offset, data in pieces:

@@ -38,7 +38,7 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getatt
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensor:
     """A tensor that an earlier run wrote: its CRC-32, and how many values changed in it."""
 
     crc: int
@@ -51,7 +51,7 @@ class Begun:
 
     sources: Mapping[str, str]
     plan: str
-    tensors: Mapping[str, Kept]
+    tensors: Mapping[str, KeptTensor]
     moves: Sequence[tuple[str, str, str]]
 
 
@@ -74,7 +74,7 @@ def parse_begun(data: bytes, where: str) -> Begun | None:
             f"{where}: its first line is not that of a journal of {SCHEMA}; remove it, and begin "
             "anew"
         )
-    tensors: dict[str, Kept] = {}
+    tensors: dict[str, KeptTensor] = {}
     moves: list[tuple[str, str, str]] = []
     for line in lines[1:]:
         value = _line(line, where)
@@ -95,7 +95,7 @@ def _texts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
-def _kept(value: Mapping[str, Any], where: str) -> tuple[str, Kept]:
+def _kept(value: Mapping[str, Any], where: str) -> tuple[str, KeptTensor]:
     name, crc, counts = value.get("tensor"), value.get("crc"), value.get("counts")
     if not (
         isinstance(name, str)
@@ -105,7 +105,7 @@ def _kept(value: Mapping[str, Any], where: str) -> tuple[str, Kept]:
         and all(type(each) is int and each >= 0 for each in counts)
     ):
         raise FormatError(f"{where}: a line is not that of a tensor; remove it, and begin anew")
-    return name, Kept(crc, (counts[0], counts[1], counts[2]))
+    return name, KeptTensor(crc, (counts[0], counts[1], counts[2]))
 
 
 def _moves(value: object, where: str) -> list[tuple[str, str, str]]:
@@ -195,7 +195,7 @@ class ResumedSet(FileSet):
         self.output = output
         self.hidden = staging_of(output)
         self.published = False  # an earlier run put everything in place
-        self.tensors: Mapping[str, Kept] = {}  # what an earlier run says that it wrote
+        self.tensors: Mapping[str, KeptTensor] = {}  # what an earlier run says that it wrote
         self.kept = 0  # how many of them were right
         self._home = Path(os.path.realpath(folder)) if folder else self.hidden.parent
         self._journal = self.hidden.with_name(f"{self.hidden.name}.jsonl")
@@ -236,7 +236,7 @@ class ResumedSet(FileSet):
         self.published = self._settle(begun.moves)
         self.tensors, self._worth = begun.tensors, True
 
-    def done(self, name: str, kept: Kept) -> None:
+    def done(self, name: str, kept: KeptTensor) -> None:
         """Note that a tensor is written."""
         self._worth = True
         self._add({"tensor": name, "crc": kept.crc, "counts": kept.counts})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.bind import groups_for
-from aprfmt.arch.draft import Renamed, head_hyper, head_spec, inner
+from aprfmt.arch.draft import HeadNames, head_hyper, head_spec, inner
 from aprfmt.arch.required import coverage
 from aprfmt.arch.spec import ArchSpec, HyperParams, split_key
 from aprfmt.errors import ArchError
@@ -43,7 +43,7 @@ def draft_head(model: "Model") -> DraftHead:
         )
     spec, hyper = head_spec(model.spec), head_hyper(model.spec, model.hyper)
     count = int(model.hyper["n_layers"])
-    renamed = Renamed(spec, style, count)
+    renamed = HeadNames(spec, style, count)
     roles = {inner(key): view for key, view in model.roles.items() if split_key(key)[0] == count}
     if not roles:
         raise ArchError(f"{model.path}: {_absent(model, spec, style, renamed)}")
@@ -89,14 +89,14 @@ def _shared(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
 
 
 def _names(
-    spec: ArchSpec, style: str, renamed: Renamed, keys: Sequence[str], hyper: HyperParams
+    spec: ArchSpec, style: str, renamed: HeadNames, keys: Sequence[str], hyper: HyperParams
 ) -> tuple[str, ...]:
     """Return what a file would call the tensors of these roles."""
     groups = groups_for(spec, style, keys, hyper)
     return tuple(renamed.stored(name) for group in groups for name in group.stored)
 
 
-def _absent(model: "Model", spec: ArchSpec, style: str, renamed: Renamed) -> str:
+def _absent(model: "Model", spec: ArchSpec, style: str, renamed: HeadNames) -> str:
     """Return that no tensor of the head is there, and whether the file says there is one."""
     own = renamed.own
     stated = _stated(model, spec)

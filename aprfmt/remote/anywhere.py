@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aprfmt.errors import BackendUnavailableError, RemoteError, UsageError
-from aprfmt.remote.site import FIRST, Facts, missing
+from aprfmt.remote.site import FIRST, FileFacts, missing
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -55,13 +55,13 @@ class AnySite:
         except Exception as error:
             raise RemoteError(f"{self._where(inner)}: cannot be read: {error}") from None
 
-    def facts(self, inner: str) -> Facts | None:
+    def facts(self, inner: str) -> FileFacts | None:
         """Ask the file system about a file."""
         info = self._info(inner)
         if info is None or info.get("type") != "file" or type(info.get("size")) is not int:
             return None
         tags = [str(info[key]) for key in ("ETag", "etag", "checksum", "mtime") if info.get(key)]
-        return Facts(info["size"], tags[0] if tags else "")
+        return FileFacts(info["size"], tags[0] if tags else "")
 
     def is_folder(self, inner: str) -> bool:
         """Say whether files lie below that name."""
@@ -77,14 +77,14 @@ class AnySite:
         """Say yes."""
         return True
 
-    def first(self, inner: str) -> tuple[Facts, bytes]:
+    def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return what is known of a file, and its first bytes."""
         facts = self.facts(inner)
         if facts is None:
             raise missing(self._where(inner))
         return facts, bytes(self.fetch(inner, facts, 0, min(FIRST, facts.size)))
 
-    def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
+    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop)."""
         where = self._where(inner)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from aprfmt.errors import BackendUnavailableError, RemoteError, UsageError
 from aprfmt.remote.guard import POLICY
-from aprfmt.remote.site import FIRST, Facts, changed, known
+from aprfmt.remote.site import FIRST, FileFacts, changed, known
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -60,7 +60,7 @@ class BucketSite:
     def __init__(self, root: Sequence[str]) -> None:
         self._shown = f"{root[0]}//{root[1]}"
         self._store = _store(root)
-        self._first: dict[str, tuple[Facts, bytes] | None] = {}
+        self._first: dict[str, tuple[FileFacts, bytes] | None] = {}
         self._folders: dict[str, list[str]] = {}
 
     def _where(self, inner: str) -> str:
@@ -77,7 +77,7 @@ class BucketSite:
         text = re.sub(r"(?i)(https?://[^\s?\"]*)\?[^\s\"]*", r"\1", str(error).split("\n")[0])
         return RemoteError(f"{self._where(inner)}: cannot be read: {text[:300]}")
 
-    def _get(self, inner: str, start: int, stop: int) -> tuple[Facts, tuple[int, int], bytes]:
+    def _get(self, inner: str, start: int, stop: int) -> tuple[FileFacts, tuple[int, int], bytes]:
         import obstore
 
         with TRAFFIC.request():
@@ -87,10 +87,10 @@ class BucketSite:
         meta = answer.meta
         tag = str(meta.get("e_tag") or meta["last_modified"])
         identity = f"{self._where(inner)} {tag} {meta['size']}"
-        facts = Facts(int(meta["size"]), tag, identity if meta.get("e_tag") else "")
+        facts = FileFacts(int(meta["size"]), tag, identity if meta.get("e_tag") else "")
         return facts, (int(answer.range[0]), int(answer.range[1])), data
 
-    def _asked(self, inner: str) -> tuple[Facts, bytes] | None:
+    def _asked(self, inner: str) -> tuple[FileFacts, bytes] | None:
         if inner not in self._first:
             try:
                 facts, _, head = self._get(inner, 0, FIRST)
@@ -102,7 +102,7 @@ class BucketSite:
                 self._first[inner] = facts, head
         return self._first[inner]
 
-    def _empty(self, inner: str, error: Exception) -> tuple[Facts, bytes]:
+    def _empty(self, inner: str, error: Exception) -> tuple[FileFacts, bytes]:
         """Return an empty object, which has no range; raise what another error was."""
         import obstore
 
@@ -112,9 +112,9 @@ class BucketSite:
             raise self._error(inner, error) from None
         if size:
             raise self._error(inner, error) from None
-        return Facts(0), b""
+        return FileFacts(0), b""
 
-    def facts(self, inner: str) -> Facts | None:
+    def facts(self, inner: str) -> FileFacts | None:
         """Ask for the first bytes of a file, which opening it will want anyway."""
         if self.lists(_folder(inner)) and _name(inner) not in self.names(_folder(inner)):
             return None
@@ -145,11 +145,11 @@ class BucketSite:
         """Say whether the folder has been listed."""
         return inner in self._folders
 
-    def first(self, inner: str) -> tuple[Facts, bytes]:
+    def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return what is known of a file, and its first bytes."""
         return known(self._asked(inner), self._where(inner))
 
-    def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
+    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the file that `facts` describe."""
         try:
             now, found, data = self._get(inner, start, stop)

@@ -20,7 +20,7 @@ from urllib.parse import urljoin
 from aprfmt.base.version import __version__
 from aprfmt.errors import RemoteError
 from aprfmt.remote import guard
-from aprfmt.remote.guard import Target
+from aprfmt.remote.guard import RequestTarget
 from aprfmt.remote.traffic import TRAFFIC
 
 TIMEOUT = 30.0  # seconds without a byte
@@ -39,7 +39,7 @@ class Cut(Exception):
 
 
 @dataclass
-class Answer:
+class Response:
     """A status, headers by lower-case name, the body, and where they came from at last."""
 
     status: int
@@ -57,7 +57,7 @@ Wanted = Callable[[int, Headers], int]
 class _Reply:
     """An answer whose body has not been read."""
 
-    to: Target
+    to: RequestTarget
     connection: http.client.HTTPConnection
     response: http.client.HTTPResponse
     headers: Headers
@@ -89,7 +89,7 @@ class Client:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: int = 0  # how often
 
-    def get(self, url: str, where: str, headers: Headers, wanted: Wanted) -> Answer:
+    def get(self, url: str, where: str, headers: Headers, wanted: Wanted) -> Response:
         """Return the answer to a GET; `where` begins messages.
 
         Answers that may pass (429, 500, a cut body) are asked for again, after as long as the
@@ -124,9 +124,9 @@ class Client:
         for connection in idle:
             connection.close()
 
-    def _once(self, url: str, where: str, headers: Headers, wanted: Wanted) -> Answer:
+    def _once(self, url: str, where: str, headers: Headers, wanted: Wanted) -> Response:
         """Send a request and follow its redirects."""
-        before: tuple[Target, Sequence[str]] | None = None
+        before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
         for _ in range(MAX_STEPS + 1):
             to = guard.target(url, where)
@@ -149,17 +149,21 @@ class Client:
             url = urljoin(url, location)
         raise RemoteError(f"{where}: is redirected more than {MAX_STEPS} times; check the address")
 
-    def _body(self, reply: _Reply, url: str, wanted: Wanted) -> Answer:
+    def _body(self, reply: _Reply, url: str, wanted: Wanted) -> Response:
         status = reply.response.status
         size = _length(reply, 0, _DRAINED)
         if status not in _LATER:
             size = wanted(status, reply.headers)
         body: bytes | bytearray = _read(reply, size) if size >= 0 else _read_all(reply, -size)
         self._finish(reply)
-        return Answer(status, reply.headers, memoryview(body).toreadonly(), url)
+        return Response(status, reply.headers, memoryview(body).toreadonly(), url)
 
     def _ask(
-        self, to: Target, before: tuple[Target, Sequence[str]] | None, where: str, sent: Headers
+        self,
+        to: RequestTarget,
+        before: tuple[RequestTarget, Sequence[str]] | None,
+        where: str,
+        sent: Headers,
     ) -> _Reply:
         addresses = self._addresses(to)
         guard.judge(to, addresses, before, where)
@@ -185,7 +189,7 @@ class Client:
             return _Reply(to, connection, response, found, addresses, closed)
         raise Cut("kept connections were closed")
 
-    def _addresses(self, to: Target) -> Sequence[str]:
+    def _addresses(self, to: RequestTarget) -> Sequence[str]:
         """Resolve a host once: a name that changes its address would pass the judge twice."""
         key = to.host, to.port
         with self._lock:
@@ -195,12 +199,12 @@ class Client:
         with self._lock:
             return self._known.setdefault(key, found)
 
-    def _kept(self, to: Target) -> http.client.HTTPConnection | None:
+    def _kept(self, to: RequestTarget) -> http.client.HTTPConnection | None:
         with self._lock:
             idle = self._idle.get(to.server)
             return idle.pop() if idle else None
 
-    def _connect(self, to: Target, addresses: Sequence[str]) -> http.client.HTTPConnection:
+    def _connect(self, to: RequestTarget, addresses: Sequence[str]) -> http.client.HTTPConnection:
         error: OSError | None = None
         for address in addresses:
             try:

@@ -24,7 +24,7 @@ POLICY = Policy()
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RequestTarget:
     """Where a request goes. `line` is what stands in its first line: path and query."""
 
     scheme: str
@@ -45,7 +45,7 @@ class Target:
         return self.scheme, self.host, self.port
 
 
-def target(url: str, where: str) -> Target:
+def target(url: str, where: str) -> RequestTarget:
     """Take a URL apart. Raises RemoteError for text that is not a URL, or not http or https."""
     try:
         parts = urlsplit(url)
@@ -61,7 +61,7 @@ def target(url: str, where: str) -> Target:
             f"{where}: its address holds blanks, control characters or characters beyond ASCII; "
             "percent-encode them"
         )
-    return Target(parts.scheme, host, port or PORTS[parts.scheme], line)
+    return RequestTarget(parts.scheme, host, port or PORTS[parts.scheme], line)
 
 
 def resolve(host: str, port: int) -> Sequence[str]:
@@ -83,7 +83,10 @@ def is_loopback(address: str) -> bool:
 
 
 def judge(
-    to: Target, addresses: Sequence[str], before: tuple[Target, Sequence[str]] | None, where: str
+    to: RequestTarget,
+    addresses: Sequence[str],
+    before: tuple[RequestTarget, Sequence[str]] | None,
+    where: str,
 ) -> None:
     """Raise RemoteError for a connection that must not be made.
 

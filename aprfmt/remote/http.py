@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from aprfmt.errors import UsageError
 from aprfmt.remote.ranges import Denied, Gone, Ranges
-from aprfmt.remote.site import Facts, known
+from aprfmt.remote.site import FileFacts, known
 from aprfmt.remote.sites import SiteSpec
 
 # (scheme, host) -> what a user's address said that must not be shown: queries by path, a password
@@ -44,7 +44,7 @@ class HttpSite:
         if self._key in _PASSWORDS:
             login = b64encode(_PASSWORDS[self._key].encode()).decode("ascii")
             self._headers["Authorization"] = f"Basic {login}"
-        self._first: dict[str, tuple[Facts, bytes] | None] = {}
+        self._first: dict[str, tuple[FileFacts, bytes] | None] = {}
 
     def _url(self, inner: str) -> str:
         query = _QUERIES.get(self._key, {}).get(inner, "")
@@ -53,7 +53,7 @@ class HttpSite:
     def _where(self, inner: str) -> str:
         return f"{self._key[0]}//{self._key[1]}/{inner}"
 
-    def _asked(self, inner: str) -> tuple[Facts, bytes] | None:
+    def _asked(self, inner: str) -> tuple[FileFacts, bytes] | None:
         if inner not in self._first:
             try:
                 found = self._ranges.first(self._url(inner), self._where(inner), self._headers)
@@ -65,7 +65,7 @@ class HttpSite:
                 self._first[inner] = found
         return self._first[inner]
 
-    def facts(self, inner: str) -> Facts | None:
+    def facts(self, inner: str) -> FileFacts | None:
         """Ask for the first bytes of a file, which opening it will want anyway."""
         found = None if self.is_folder(inner) else self._asked(inner)
         return None if found is None else found[0]
@@ -82,11 +82,11 @@ class HttpSite:
         """Say whether files of the folder may be asked for by name."""
         return self.is_folder(inner)
 
-    def first(self, inner: str) -> tuple[Facts, bytes]:
+    def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return what is known of a file, and its first bytes."""
         return known(self._asked(inner), self._where(inner))
 
-    def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
+    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the file that `facts` describe."""
         return self._ranges.fetch(
             self._url(inner), self._where(inner), self._headers, facts, start, stop

@@ -19,7 +19,7 @@ from aprfmt.errors import RemoteError, UsageError
 from aprfmt.remote.cache import hub_cache, hub_home
 from aprfmt.remote.client import Headers
 from aprfmt.remote.ranges import Denied, Gone, Ranges
-from aprfmt.remote.site import FIRST, Facts, missing
+from aprfmt.remote.site import FIRST, FileFacts, missing
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -183,12 +183,12 @@ class HubSite:
     def _row(self, inner: str) -> _Row | None:
         return self._listing()[1].get(inner)
 
-    def facts(self, inner: str) -> Facts | None:
+    def facts(self, inner: str) -> FileFacts | None:
         """Return what the listing says of a file."""
         row = self._row(inner)
         if row is None:
             return None
-        return Facts(
+        return FileFacts(
             row.size, "", f"hf {self._owner}/{self._name} {self.commit} {inner}", row.sha256
         )
 
@@ -213,7 +213,7 @@ class HubSite:
         where = f"{self._owner}/{self._name}/resolve/{self.commit}/{quote(inner)}"
         return f"{endpoint()}/{where}"
 
-    def first(self, inner: str) -> tuple[Facts, bytes]:
+    def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return what is known of a file, and its first bytes; a small text whole."""
         row, told = self._row(inner), self.facts(inner)
         if row is None or told is None:
@@ -229,7 +229,7 @@ class HubSite:
                 f"{self._where(inner)}: has {seen.size} bytes, the hub's list says {row.size}; "
                 "try again later"
             )
-        return Facts(seen.size, seen.tag, told.identity, told.sha256), head
+        return FileFacts(seen.size, seen.tag, told.identity, told.sha256), head
 
     def _whole(self, inner: str, row: _Row) -> bytes:
         if inner not in self._wholes:
@@ -242,7 +242,7 @@ class HubSite:
             self._wholes[inner] = found
         return self._wholes[inner]
 
-    def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
+    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the file that `facts` describe."""
         row = self._row(inner)
         if row is not None and not row.apart:

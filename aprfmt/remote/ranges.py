@@ -8,7 +8,7 @@ from aprfmt.base.text import shorten
 from aprfmt.errors import RemoteError
 from aprfmt.remote import client
 from aprfmt.remote.client import Headers
-from aprfmt.remote.site import FIRST, Facts, changed, missing
+from aprfmt.remote.site import FIRST, FileFacts, changed, missing
 
 _RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19})")
 _DENIED = (401, 403)
@@ -35,7 +35,7 @@ class Ranges:
 
     def first(
         self, url: str, where: str, headers: Mapping[str, str], count: int = FIRST
-    ) -> tuple[Facts, bytes]:
+    ) -> tuple[FileFacts, bytes]:
         """Return what the answer says of a file, and its first bytes. Raises RemoteError."""
         size = 0
 
@@ -53,10 +53,10 @@ class Ranges:
             self._final[url] = answer.url
         tag = _tag(answer.headers)
         identity = f"{url} {tag} {size}" if tag and not tag.startswith("W/") else ""
-        return Facts(size, tag, identity), bytes(answer.body)
+        return FileFacts(size, tag, identity), bytes(answer.body)
 
     def fetch(
-        self, url: str, where: str, headers: Mapping[str, str], facts: Facts,
+        self, url: str, where: str, headers: Mapping[str, str], facts: FileFacts,
         start: int, stop: int,
     ) -> memoryview:  # fmt: skip
         """Return bytes [start, stop) of a file that is still the one `facts` describe."""

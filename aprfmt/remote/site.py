@@ -9,7 +9,7 @@ FIRST = 128 << 10  # bytes of a file's first answer: most headers, and all small
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FileFacts:
     """What a site says of a file.
 
     `tag` is compared on every answer ("" where the site gives none). `identity` names these very
@@ -26,7 +26,7 @@ class Facts:
 class Site(Protocol):
     """A root under which files have names."""
 
-    def facts(self, inner: str) -> Facts | None:
+    def facts(self, inner: str) -> FileFacts | None:
         """Return what is known of a file, None if the site has no file of that name."""
         ...
 
@@ -42,11 +42,11 @@ class Site(Protocol):
         """Say whether a folder's files are known, or were named by the user as a folder's."""
         ...
 
-    def first(self, inner: str) -> tuple[Facts, bytes]:
+    def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return what is known of a file, and its first FIRST bytes; RemoteError without it."""
         ...
 
-    def fetch(self, inner: str, facts: Facts, start: int, stop: int) -> memoryview:
+    def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop); one request. RemoteError where the file has changed."""
         ...
 
@@ -56,7 +56,7 @@ def missing(where: str) -> RemoteError:
     return RemoteError(f"{where}: the site has no such file; check the address")
 
 
-def known(found: tuple[Facts, bytes] | None, where: str) -> tuple[Facts, bytes]:
+def known(found: tuple[FileFacts, bytes] | None, where: str) -> tuple[FileFacts, bytes]:
     """Return a first answer; RemoteError where there was none."""
     if found is None:
         raise missing(where)

@@ -26,7 +26,7 @@ _SPLIT = 4  # rows that a run is taken for on average: neighbours that stay toge
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteRun:
     """`nbytes` stored bytes of `tensor` from byte `start`."""
 
     tensor: LazyTensor
@@ -34,12 +34,12 @@ class Run:
     nbytes: int
 
 
-class Bytes:
+class RunBytes:
     """The concatenated bytes of runs, any window of them at the cost of that window."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._rows = _Rows.of(runs) if isinstance(runs, Columns) else None
-        self._runs: Sequence[Run] = runs
+    def __init__(self, runs: Sequence[ByteRun]) -> None:
+        self._rows = _OrderedRows.of(runs) if isinstance(runs, Columns) else None
+        self._runs: Sequence[ByteRun] = runs
         if isinstance(runs, Columns):  # made of moves, of which none is empty
             sizes = runs.columns[2]
         else:
@@ -48,20 +48,20 @@ class Bytes:
         self._ends = array("q", accumulate(sizes))
 
     @classmethod
-    def of(cls, tensor: LazyTensor) -> "Bytes":
+    def of(cls, tensor: LazyTensor) -> "RunBytes":
         """Return all bytes of a stored tensor."""
-        return cls([Run(tensor, 0, tensor.info.nbytes)])
+        return cls([ByteRun(tensor, 0, tensor.info.nbytes)])
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def runs(self, start: int, stop: int) -> Iterator[Run]:
+    def runs(self, start: int, stop: int) -> Iterator[ByteRun]:
         """Yield the runs that bytes [start, stop) are made of."""
         i = bisect_right(self._ends, start)
         while start < stop and i < len(self._runs):
             run, began = self._runs[i], self._ends[i] - self._runs[i].nbytes
             end = min(stop, self._ends[i])
-            yield Run(run.tensor, run.start + start - began, end - start)
+            yield ByteRun(run.tensor, run.start + start - began, end - start)
             start, i = end, i + 1
 
     def window(self, start: int, stop: int) -> bytes | memoryview:
@@ -93,7 +93,7 @@ _NEAR = 4  # rows made for one that is used, at most
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _OrderedRows:
     """Rows of one tensor in another order: of `width` bytes, each at a multiple of it.
 
     The tensor is mapped, or makes its rows when they are asked for.
@@ -104,7 +104,7 @@ class _Rows:
     width: int
 
     @classmethod
-    def of(cls, runs: "Columns[Run]") -> "_Rows | None":
+    def of(cls, runs: "Columns[ByteRun]") -> "_OrderedRows | None":
         """Return runs as rows, long ones as several; None where that is no gain, or of several."""
         import numpy as np
 
@@ -146,19 +146,19 @@ class _Rows:
         return np.frombuffer(held, np.uint8).reshape(-1, self.width)
 
 
-def all_runs(tensor: LazyTensor) -> list[Run]:
+def all_runs(tensor: LazyTensor) -> list[ByteRun]:
     """Return the runs of everything a stored tensor consists of, companions in suffix order."""
     parts = [tensor.parts[key] for key in sorted(tensor.parts)] or [tensor]
-    return [Run(part, 0, part.info.nbytes) for part in parts]
+    return [ByteRun(part, 0, part.info.nbytes) for part in parts]
 
 
-def expect(runs: Sequence[Run]) -> None:
+def expect(runs: Sequence[ByteRun]) -> None:
     """Say that the bytes of runs will be read in windows; only the first large ones count."""
     for run in runs[:2]:
         run.tensor.expect(run.start, run.start + run.nbytes)
 
 
-def published_equal(a: Sequence[Run], b: Sequence[Run]) -> bool:
+def published_equal(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> bool:
     """Say whether two sets of runs are the same places of files with one published SHA-256.
 
     Then their bytes are equal, and none has to be fetched to know it.
@@ -166,7 +166,7 @@ def published_equal(a: Sequence[Run], b: Sequence[Run]) -> bool:
     return bool(a) and len(a) == len(b) and all(map(_one_place, a, b))
 
 
-def _one_place(a: Run, b: Run) -> bool:
+def _one_place(a: ByteRun, b: ByteRun) -> bool:
     mine, theirs = a.tensor.lies(a.start), b.tensor.lies(b.start)
     if mine is None or theirs is None or a.nbytes != b.nbytes or mine[1] != theirs[1]:
         return False
@@ -186,12 +186,14 @@ def same_file(a: ByteSource, b: ByteSource) -> bool:
     return a.sha256 == b.sha256
 
 
-def windows(runs: Sequence[Run], size: int = WINDOW) -> Generator[bytes | memoryview, None, None]:
+def windows(
+    runs: Sequence[ByteRun], size: int = WINDOW
+) -> Generator[bytes | memoryview, None, None]:
     """Yield the concatenated bytes of the runs in windows of `size`, the last one shorter.
 
     Pages behind a window are dropped when the next one is asked for, or the generator closed.
     """
-    data = Bytes(runs)
+    data = RunBytes(runs)
     if len(data) > size:
         expect(runs)
     for start in range(0, len(data), size):
@@ -202,7 +204,7 @@ def windows(runs: Sequence[Run], size: int = WINDOW) -> Generator[bytes | memory
             data.drop(start, stop)
 
 
-def first_difference(a: Sequence[Run], b: Sequence[Run]) -> int | None:
+def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
     """Return the offset of the first differing byte, or None if all are equal.
 
     Streams of different length differ at the end of the shorter one at the latest.
@@ -235,7 +237,7 @@ def differs(a: bytes | memoryview, b: bytes | memoryview) -> int | None:
     return None if x.size == y.size else shorter
 
 
-def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Run] | None:
+def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
     """Turn runs of elements into runs of bytes; None where a block would be cut.
 
     Many (of rows that change places) are kept as numbers only.
@@ -257,10 +259,10 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
             rows[-1] = move.source, rows[-1][1], rows[-1][2] + size
         else:
             rows.append((move.source, start, size))
-    return [Run(stored[i], start, nbytes) for i, start, nbytes in rows]
+    return [ByteRun(stored[i], start, nbytes) for i, start, nbytes in rows]
 
 
-def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Run] | None:
+def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
     """Return the runs of many moves, found for all of them at once; see `element_runs`."""
     import numpy as np
 
@@ -279,7 +281,7 @@ def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Run
     joined = (source[1:] == source[:-1]) & (start[:-1] + size[:-1] == start[1:])
     heads = np.flatnonzero(np.append(True, ~joined))
     rows = source[heads], start[heads], np.add.reduceat(size, heads)
-    made = Columns(lambda i, start, nbytes: Run(stored[i], start, nbytes),
+    made = Columns(lambda i, start, nbytes: ByteRun(stored[i], start, nbytes),
                    [array("q", row.tobytes()) for row in rows])  # fmt: skip
     return list(made) if len(made) <= FEW else made
 

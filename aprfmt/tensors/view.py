@@ -9,7 +9,7 @@ from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, Value, damage_of, raw_parts
 from aprfmt.base.shapes import matrix
 from aprfmt.errors import ArchError, CodecError, FormatError, UnsupportedError
-from aprfmt.tensors.runs import Bytes, Run, all_runs, element_runs
+from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, element_runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +37,7 @@ def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
 
 
 def decode_rows(
-    encoding: str, data: Bytes, start: int, stop: int, columns: int, row_bytes: int | None = None
+    encoding: str, data: RunBytes, start: int, stop: int, columns: int, row_bytes: int | None = None
 ) -> "NDArray[Any]":
     """Return rows [start, stop) of bytes that hold rows of `columns` elements, decoded.
 
@@ -177,7 +177,7 @@ class View:
         return tensor if moves[0].count == math.prod(tensor.info.shape) else None
 
     @cached_property
-    def runs(self) -> Sequence[Run] | None:
+    def runs(self) -> Sequence[ByteRun] | None:
         """Byte runs that make up this tensor undecoded, or None.
 
         None where a step changes values or would cut blocks, and where there are several parts.
@@ -185,13 +185,13 @@ class View:
         if len(self.encodings) != 1 or any(tensor.parts for tensor in self.stored):
             return None
         if not self.layout and len(self.stored) == 1:
-            return [Run(self.stored[0], 0, self.nbytes)]
+            return [ByteRun(self.stored[0], 0, self.nbytes)]
         return None if self.moves is None else element_runs(self.stored, self.moves)
 
     @cached_property
-    def data(self) -> Bytes | None:
+    def data(self) -> RunBytes | None:
         """The bytes of `runs`, in one row."""
-        return None if self.runs is None else Bytes(self.runs)
+        return None if self.runs is None else RunBytes(self.runs)
 
     @cached_property
     def row_bytes(self) -> int | None:
@@ -205,7 +205,7 @@ class View:
         same = whole is not None and whole.info.shape == self.shape
         return whole.info.row_bytes if whole is not None and same else self.row_bytes
 
-    def stored_runs(self) -> list[Run]:
+    def stored_runs(self) -> list[ByteRun]:
         """Return the runs of everything it is stored in: all tensors, all their parts."""
         return [run for tensor in self.stored for run in all_runs(tensor)]
 

@@ -17,8 +17,8 @@ from aprfmt.errors import ConversionError, UnsupportedError
 
 # One step of splitting, (kind, argument): ("split", regex), ("digits", one by one?),
 # ("punctuation", ""), ("bytes", "") and ("gpt2", ""), which is GPT-2's regex followed by "bytes".
-Step = tuple[str, str | bool]
-Splitting = tuple[tuple[Step, ...], bool]  # the steps, and whether whole pieces are not merged
+SplitStep = tuple[str, str | bool]
+Splitting = tuple[tuple[SplitStep, ...], bool]  # the steps, and whether whole pieces are not merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PreTokenizer:
     spelling (spaces as U+2581, bytes as `<0x41>`) with merges and no splitting.
     """
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SplitStep, ...] = ()
     normalizer: Literal["", "NFC"] = ""
     ignore_merges: bool = False
     add_bos: bool = False
@@ -82,9 +82,9 @@ def _characters(ranges: str) -> str:
     )
 
 
-_DIGITS: Step = ("digits", True)
-_GPT2: Step = ("gpt2", "")
-_BYTES: Step = ("bytes", "")
+_DIGITS: SplitStep = ("digits", True)
+_GPT2: SplitStep = ("gpt2", "")
+_BYTES: SplitStep = ("bytes", "")
 
 
 def _split(*regexes: str, **options: Any) -> PreTokenizer:
@@ -204,7 +204,7 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _step_json(step: Step) -> dict[str, Any]:
+def _step_json(step: SplitStep) -> dict[str, Any]:
     kind, argument = step
     if kind == "split":
         pattern = {"Regex": argument}
@@ -252,7 +252,7 @@ def _plain_regex(regex: str) -> str:
     return regex.replace("\r", r"\r").replace("\n", r"\n")
 
 
-def _step_of(node: Mapping[str, Any]) -> Step:
+def _step_of(node: Mapping[str, Any]) -> SplitStep:
     """Return a comparable step; an unknown kind gives a step that equals no row's."""
     kind = node.get("type")
     if kind == "Split":
@@ -277,7 +277,7 @@ def _normalizer_of(node: Any) -> tuple[str, ...]:
     return tuple(str(step.get("type")) for step in flatten(node, "normalizers"))
 
 
-def _signature(row: PreTokenizer) -> tuple[Step, ...]:
+def _signature(row: PreTokenizer) -> tuple[SplitStep, ...]:
     return tuple((kind, _plain_regex(x) if isinstance(x, str) else x) for kind, x in row.steps)
 
 
@@ -328,6 +328,6 @@ def row_splitting(name: str) -> Splitting | None:
     return None if row is None else (_signature(row), row.ignore_merges)
 
 
-def known_steps(steps: Sequence[Step]) -> bool:
+def known_steps(steps: Sequence[SplitStep]) -> bool:
     """Say whether every step is one that the table can express."""
     return all(kind != "unknown" for kind, _ in steps)

@@ -149,8 +149,8 @@ def _other_template(node: Any, defined: set[str]) -> Iterator[str]:
     yield f"loads another template ({type(node).__name__.lower()})"
 
 
-Check = Callable[[Any, set[str]], Iterator[str]]
-CHECKS: Mapping[str, Check] = {
+NodeCheck = Callable[[Any, set[str]], Iterator[str]]
+CHECKS: Mapping[str, NodeCheck] = {
     "Getattr": _getattr, "Getitem": _getitem, "Filter": _filter, "Call": _call, "Name": _name,
     "Const": _text, "Concat": _text, "Add": _text, "Mul": _repeat, "Pow": _power,
     "Include": _other_template, "Import": _other_template, "FromImport": _other_template,

@@ -23,7 +23,7 @@ from aprfmt.model import Model
 
 Numbers = NDArray[Any]
 Mask = NDArray[np.bool_]
-Columns = NDArray[np.int64] | None
+CellColumns = NDArray[np.int64] | None
 _NODE = re.compile(r"(.*?)-(\d{1,6})")
 _WEIGHT = re.compile(r"(?:blk\.(\d{1,6})\.)?([\w.]+\.(?:weight|bias))")
 # Operations that only repeat another node's result; a later view must not replace the node itself.
@@ -31,7 +31,7 @@ VIEWS = ("VIEW", "PERMUTE", "TRANSPOSE", "RESHAPE")
 
 
 @dataclass(frozen=True)
-class Node:
+class GraphNode:
     """One evaluated node: `shape` outermost first, `scale` of a SOFT_MAX if known."""
 
     name: str
@@ -48,7 +48,7 @@ class NodePoint:
     point: str
     layer: int
     rank: int
-    columns: Columns = None
+    columns: CellColumns = None
 
 
 @dataclass
@@ -59,7 +59,7 @@ class GraphReader:
     model: Model | None
     tokens: int
     outputs: Sequence[int] | None = None  # positions with logits, None: all
-    _roles: Mapping[str, list[tuple[str, Columns]]] = field(default_factory=dict)
+    _roles: Mapping[str, list[tuple[str, CellColumns]]] = field(default_factory=dict)
     _routed: dict[int, dict[str, Numbers]] = field(default_factory=dict)
     _scaled_q: set[int] = field(default_factory=set)
     _scores: dict[int, tuple[Numbers, Mask | None]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class GraphReader:
         if self.model is not None:
             self._roles = stored_roles(self.model)
 
-    def places(self, node: Node) -> list[NodePoint]:
+    def places(self, node: GraphNode) -> list[NodePoint]:
         """Return the points of a node, by the table's llama.cpp names."""
         text, layer = self._split(node.name)
         weights = [place for source in node.sources for place in self._weights(source)]
@@ -88,7 +88,7 @@ class GraphReader:
         match = _NODE.fullmatch(name)
         return (match[1], int(match[2])) if match else (name, WHOLE)
 
-    def _weights(self, source: str) -> list[tuple[str, int, Columns]]:
+    def _weights(self, source: str) -> list[tuple[str, int, CellColumns]]:
         """Return (role, layer, columns) of a weight's name; [] for an activation."""
         match = _WEIGHT.fullmatch(source)
         if match is None:
@@ -100,24 +100,24 @@ class GraphReader:
 
     def _by_weight(
         self, point: str, name: Name, rank: int,
-        weights: list[tuple[str, int, Columns]],
+        weights: list[tuple[str, int, CellColumns]],
     ) -> list[NodePoint]:  # fmt: skip
         return [
             NodePoint(point, layer, rank, cut) for role, layer, cut in weights if role == name.role
         ]
 
-    def wants(self, node: Node) -> bool:
+    def wants(self, node: GraphNode) -> bool:
         """Say whether a node's values are needed."""
         return bool(self.places(node)) or self._scales_q(node) is not None
 
-    def _scales_q(self, node: Node) -> int | None:
+    def _scales_q(self, node: GraphNode) -> int | None:
         """Return the layer whose queries a SCALE node scales; None for any other node."""
         if node.op != "SCALE" or not node.sources:
             return None
         text, layer = self._split(node.sources[0])
         return layer if text == "Qcur" else None
 
-    def add(self, node: Node, values: Numbers, seen: Mask | None = None) -> None:
+    def add(self, node: GraphNode, values: Numbers, seen: Mask | None = None) -> None:
         """Record a node's values, given in its own shape (outermost first)."""
         scaled = self._scales_q(node)
         if scaled is not None:
@@ -228,9 +228,9 @@ class GraphReader:
         return halves(values) if permuted or adjacent else values
 
 
-def stored_roles(model: Model) -> dict[str, list[tuple[str, Columns]]]:
+def stored_roles(model: Model) -> dict[str, list[tuple[str, CellColumns]]]:
     """Return the roles of each stored tensor in order, with their rows if it holds several."""
-    found: dict[str, list[tuple[str, Columns]]] = {}
+    found: dict[str, list[tuple[str, CellColumns]]] = {}
     for tensor in model.roles.values():
         if len(tensor.stored) != 1:
             continue  # experts and split heads: no one node is the role's

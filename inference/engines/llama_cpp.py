@@ -21,7 +21,7 @@ from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import AprfmtError, ArchError, BackendUnavailableError, UsageError
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.collect import Collector, weights_of
-from aprfmt.inference.engines.graph import GraphReader, Node
+from aprfmt.inference.engines.graph import GraphNode, GraphReader
 from aprfmt.inference.engines.llama_library import Callback, Library
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.trace import Positions, Trace
@@ -152,7 +152,7 @@ def evaluate(
     return calls
 
 
-def _node(pointer: Any, base: Any) -> Node:
+def _node(pointer: Any, base: Any) -> GraphNode:
     t = pointer.contents
     op = base.ggml_op_desc(pointer).decode(errors="replace")
     shape = tuple(int(size) for size in reversed(t.ne))
@@ -160,7 +160,7 @@ def _node(pointer: Any, base: Any) -> Node:
     scale = None
     if op == "SOFT_MAX":
         (scale,) = struct.unpack("<f", struct.pack("<i", t.op_params[0]))
-    return Node(t.name.decode(errors="replace"), op, shape, sources, scale)
+    return GraphNode(t.name.decode(errors="replace"), op, shape, sources, scale)
 
 
 def _values(pointer: Any, base: Any) -> Numbers | None:

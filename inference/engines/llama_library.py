@@ -38,7 +38,7 @@ _MINUS_ONE = 0xBF800000  # -1.0: "from the model", or off
 _ONE, _THIRTY_TWO = 0x3F800000, 0x42000000
 
 
-class Params(ctypes.Structure):
+class ParamBlock(ctypes.Structure):
     """A block for llama_model_params or llama_context_params."""
 
     _fields_ = [("words", ctypes.c_uint32 * WORDS)]
@@ -79,13 +79,13 @@ _CALLS: tuple[tuple[str, str, Any, list[Any]], ...] = (
     ("base", "ggml_nelements", ctypes.c_int64, [_Node]),
     ("base", "ggml_get_name", _Pointer, [_Node]),
     ("base", "ggml_backend_tensor_get", None, [_Node, _Pointer, ctypes.c_size_t, ctypes.c_size_t]),
-    ("llama", "llama_model_default_params", Params, []),
-    ("llama", "llama_context_default_params", Params, []),
-    ("llama", "llama_model_load_from_file", _Pointer, [ctypes.c_char_p, Params]),
+    ("llama", "llama_model_default_params", ParamBlock, []),
+    ("llama", "llama_context_default_params", ParamBlock, []),
+    ("llama", "llama_model_load_from_file", _Pointer, [ctypes.c_char_p, ParamBlock]),
     ("llama", "llama_model_free", None, [_Pointer]),
     ("llama", "llama_model_get_vocab", _Pointer, [_Pointer]),
     ("llama", "llama_vocab_n_tokens", ctypes.c_int32, [_Pointer]),
-    ("llama", "llama_init_from_model", _Pointer, [_Pointer, Params]),
+    ("llama", "llama_init_from_model", _Pointer, [_Pointer, ParamBlock]),
     ("llama", "llama_free", None, [_Pointer]),
     ("llama", "llama_n_ctx", ctypes.c_uint32, [_Pointer]),
     ("llama", "llama_n_ubatch", ctypes.c_uint32, [_Pointer]),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped import open_regular
 from aprfmt.inference.engines.collect import Collector
-from aprfmt.inference.engines.graph import GraphReader, Mask, Node
+from aprfmt.inference.engines.graph import GraphNode, GraphReader, Mask
 from aprfmt.inference.trace import Positions, Trace
 from aprfmt.inference.trace_file import Spool
 from aprfmt.model import Model
@@ -158,7 +158,7 @@ class _Lines:
             raise FormatError(f"{self.path}: line {self.number} is over {MAX_LINE} characters")
         return _plain(line) if line else None
 
-    def nodes(self) -> Iterator[tuple[Node, Numbers | None, Mask | None]]:
+    def nodes(self) -> Iterator[tuple[GraphNode, Numbers | None, Mask | None]]:
         line = self._next()
         while line is not None:
             counted = _counted(line)
@@ -171,7 +171,7 @@ class _Lines:
                 continue
             shape = tuple(int(size) for size in reversed(match.groups()[5:9]))
             sources = tuple(s[1].strip().lstrip(", ") for s in _SOURCE.finditer(match[5]))
-            node = Node(match[2], match[4], shape, sources)
+            node = GraphNode(match[2], match[4], shape, sources)
             line, values, seen = self._values(node)
             yield node, values, seen
 
@@ -188,7 +188,7 @@ class _Lines:
             self.ids = found
         return line
 
-    def _values(self, node: Node) -> tuple[str | None, Numbers | None, Mask | None]:
+    def _values(self, node: GraphNode) -> tuple[str | None, Numbers | None, Mask | None]:
         """Return the line after a node, its values, and the mask of printed ones."""
         rows: list[list[float]] = []
         line = self._next()
@@ -232,7 +232,9 @@ class _Lines:
             raise FormatError(f"{self.path}: line {self.number}: {error}") from None
 
 
-def _spread(node: Node, shown: list[list[int]], rows: list[list[float]]) -> tuple[Numbers, Mask]:
+def _spread(
+    node: GraphNode, shown: list[list[int]], rows: list[list[float]]
+) -> tuple[Numbers, Mask]:
     """Return a node's values and the mask of printed ones; `shown` has the printed indices."""
     values = np.zeros(node.shape, np.float32)
     seen = np.zeros(node.shape, np.bool_)

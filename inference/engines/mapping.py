@@ -34,7 +34,7 @@ from aprfmt.model import Model
 
 MARK, SCHEMA = "aprfmt_mapping", 1
 BESIDE = "aprfmt-map.json"  # the mapping of the folder it stands in
-Rows = Literal["all", "last"] | tuple[int, ...]
+RowsHeld = Literal["all", "last"] | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Mapped:
 
     key: str
     layout: tuple[str, ...] = ("unbatch", "reshape")
-    rows: Rows = "all"
+    rows: RowsHeld = "all"
     certainty: str = ""
     distance: float | None = None
     why: str = ""

@@ -37,7 +37,7 @@ from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import section_of
 
 Numbers = NDArray[Any]
-Take = Callable[[str, Any], None]
+TakeValue = Callable[[str, Any], None]
 DTYPES = {
     "float32": torch.float32, "float64": torch.float64,
     "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -186,7 +186,7 @@ def _numbers(values: Any) -> Numbers:
 
 
 @contextlib.contextmanager
-def hooked(network: Any, known: Modules, take: Take) -> Iterator[None]:
+def hooked(network: Any, known: Modules, take: TakeValue) -> Iterator[None]:
     """Pass every module's result, and the inputs of layers and output projections, to `take`."""
     paths = {id(module): name for name, module in network.named_modules()}
     handles = []
@@ -207,7 +207,7 @@ def hooked(network: Any, known: Modules, take: Take) -> Iterator[None]:
             handle.remove()
 
 
-def _hook(name: str, known: Modules, take: Take) -> Callable[..., None]:
+def _hook(name: str, known: Modules, take: TakeValue) -> Callable[..., None]:
     def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
         before = args[0] if args else kwargs.get("hidden_states")
         if before is not None and known.read(f"{name}#in"):
@@ -224,7 +224,7 @@ def _hook(name: str, known: Modules, take: Take) -> Callable[..., None]:
     return hook
 
 
-def _routed(name: str, result: Any, take: Take) -> None:
+def _routed(name: str, result: Any, take: TakeValue) -> None:
     """Pass the chosen experts and their weights to `take`, largest weight first."""
     layer = name.rpartition(".")[0].rpartition(".")[0]
     weights, experts = result[1], result[2]
@@ -235,7 +235,7 @@ def _routed(name: str, result: Any, take: Take) -> None:
     take(f"{layer}#experts", experts.gather(-1, order))
 
 
-def _chosen(name: str, result: Any, take: Take) -> Any:
+def _chosen(name: str, result: Any, take: TakeValue) -> Any:
     """Return a router's logits; pass the experts whose weight is not zero to `take`."""
     weights, logits = result
     if weights.shape != logits.shape:
@@ -248,7 +248,9 @@ def _chosen(name: str, result: Any, take: Take) -> Any:
     return logits
 
 
-def _watched(original: Callable[..., Any], paths: dict[int, str], take: Take) -> Callable[..., Any]:
+def _watched(
+    original: Callable[..., Any], paths: dict[int, str], take: TakeValue
+) -> Callable[..., Any]:
     """Wrap eager attention to record rotated q and k, the softmax's input, and probabilities."""
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:

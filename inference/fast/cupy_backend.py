@@ -18,7 +18,7 @@ from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.loader import cache_folder
 from aprfmt.inference.fast.cuda.ops import Ops
 from aprfmt.inference.fast.cuda.pending import CupyPending, Workspace
-from aprfmt.inference.fast.cuda.placed import Dense, Encoded, Placed, Placer
+from aprfmt.inference.fast.cuda.placed import Dense, Placed, PlacedBlocks, Placer
 from aprfmt.inference.fast.cupy_recurrent import CupyRecurrent
 from aprfmt.inference.weights import FREE_SHARE, Weight
 from aprfmt.tensors.stats import Stats
@@ -143,10 +143,10 @@ class CupyBackend(CupyRecurrent):
         """Multiply by the encoded weight, or panel by panel decoded."""
         x = _whole(x)
         placed = self._placer.place(w)
-        encoded = isinstance(placed, Encoded) and placed.encoding in MATVEC
+        encoded = isinstance(placed, PlacedBlocks) and placed.encoding in MATVEC
         few = len(x) <= MATVEC_TOKENS and self.dtype != "float64" and not self.deterministic
         if encoded and few and len(x):
-            assert isinstance(placed, Encoded)
+            assert isinstance(placed, PlacedBlocks)
             y = self._empty(len(x), w.n_rows)
             raw = Flat(memory.pointer(placed.raw), int(placed.raw.size), "uint8")
             matvec(placed.encoding, raw, self._flat(x), self._flat(y))

@@ -32,7 +32,7 @@ PINNED = 2 * (32 << 20)  # host memory that uploads go through
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundGpus:
     """The GPUs a name means: each one's free bytes, None where it is not here; and the kernels."""
 
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class Found:
     kernels: bool
 
 
-def found(device: str) -> Found:
+def found(device: str) -> FoundGpus:
     """Return the GPUs of `cuda`, `cuda:N` or `cuda:all`; BackendUnavailableError without any."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
@@ -56,16 +56,16 @@ def found(device: str) -> Found:
             raise BackendUnavailableError(
                 f"device {device!r}: no GPU is here to be counted; expected cuda or cuda:N"
             )
-        return Found((f"cuda:{int(number or 0)}",), (None,), kernels=True)
+        return FoundGpus((f"cuda:{int(number or 0)}",), (None,), kernels=True)
     from aprfmt.inference.backends.torch_device import torch_devices
     from aprfmt.inference.fast.torch_cuda import kernels_problem
 
     devices = torch_devices(device)
     free = tuple(int(torch.cuda.mem_get_info(one)[0]) for one in devices)
-    return Found(tuple(map(str, devices)), free, kernels=not kernels_problem())
+    return FoundGpus(tuple(map(str, devices)), free, kernels=not kernels_problem())
 
 
-class Kept:
+class EncodedOnGpu:
     """A weight that stays encoded on a device; `step` is the distance of rows it is cut at."""
 
     def __init__(self, encoding: str, arrays: Sequence[Ghost], step: int) -> None:
@@ -175,11 +175,11 @@ class DryCuda(DryTorch):
             return Ghost(w.shape, self.itemsize, numbers.memory)
         return self.new(w.shape)
 
-    def _kept(self, w: Weight) -> Kept | None:
+    def _kept(self, w: Weight) -> EncodedOnGpu | None:
         """Return a weight that stays encoded on the device; None for a decoded one."""
         if not (self._decodes and keeps(w.encoding, self.dtype)):
             return None
-        there: Kept | None = w.encoded_on(self)
+        there: EncodedOnGpu | None = w.encoded_on(self)
         if there is not None:
             return there
         prepared = self._prepared(w)
@@ -187,11 +187,11 @@ class DryCuda(DryTorch):
             return None
         size, parts, step = prepared
 
-        def make() -> Kept:
-            return Kept(w.encoding, [self._uploaded(Ghost.new(self.host, (n,), 1)) for n in parts],
-                        step)  # fmt: skip
+        def make() -> EncodedOnGpu:
+            uploaded = [self._uploaded(Ghost.new(self.host, (n,), 1)) for n in parts]
+            return EncodedOnGpu(w.encoding, uploaded, step)
 
-        held: Kept | None = w.kept(self, size, make)
+        held: EncodedOnGpu | None = w.kept(self, size, make)
         return make() if held is None else held
 
     def _prepared(self, w: Weight) -> tuple[int, list[int], int] | None:
@@ -207,7 +207,7 @@ class DryCuda(DryTorch):
         step = next(steps, w.n_rows)
         return coded.packed + coded.absmax, [coded.packed, coded.absmax, 64], step
 
-    def _panels(self, w: Weight, kept: Kept) -> Iterator[Ghost]:
+    def _panels(self, w: Weight, kept: EncodedOnGpu) -> Iterator[Ghost]:
         """Yield the pieces that a weight is decoded in."""
         step = SCRATCH // (w.n_columns * self.itemsize) // kept.step * kept.step
         for start in range(0, w.n_rows, max(step, 1)):

@@ -22,7 +22,7 @@ from aprfmt.inference.weights import Weight
 
 
 @dataclass(slots=True)
-class _Stored:
+class _CountedStored:
     """Stored bytes that a kernel multiplies with, and how often it has."""
 
     rows: Ghost
@@ -42,7 +42,7 @@ class Products:
             return False
         if self not in w.notes:
             w.notes[self] = self._look(w)
-        stored: _Stored | None = w.notes[self]
+        stored: _CountedStored | None = w.notes[self]
         if stored is None:
             return False
         stored.uses += 1
@@ -50,15 +50,15 @@ class Products:
             self._move(w, stored)
         return True
 
-    def _look(self, w: Weight) -> _Stored | None:
+    def _look(self, w: Weight) -> _CountedStored | None:
         if w.encoding not in self._native.KERNELS or len(w.shape) != 2:
             return None
         raw: Any = None if encoding_row(w.encoding).numpy in FREE else w.stored()
         if raw is not None and w.part is None and raw.memory.nbytes:
             self._copies.append(raw)
-        return None if raw is None else _Stored(raw)
+        return None if raw is None else _CountedStored(raw)
 
-    def _move(self, w: Weight, stored: _Stored) -> None:
+    def _move(self, w: Weight, stored: _CountedStored) -> None:
         raw = stored.rows
         copy = w.kept(self, raw.nbytes, lambda: raw.like(raw.shape))
         if copy is not None:

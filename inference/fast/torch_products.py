@@ -13,8 +13,8 @@ from aprfmt.inference.fast.cuda import layers
 from aprfmt.inference.fast.kept import SCRATCH, keeps
 from aprfmt.inference.fast.torch_weights import (
     HALVES,
-    Coded,
-    Encoded,
+    BlocksOnTorch,
+    Bnb4OnTorch,
     NotRecordable,
     Uploader,
     current,
@@ -66,11 +66,11 @@ class TorchProducts(TorchBackend):
         self._go(device)
         return x.to(device)
 
-    def _kept(self, w: Weight) -> Encoded | Coded | None:
+    def _kept(self, w: Weight) -> BlocksOnTorch | Bnb4OnTorch | None:
         """Return a weight that stays encoded on the device; None for a decoded one."""
         if not (self._decodes and keeps(w.encoding, self.dtype)):
             return None
-        kept: Encoded | Coded | None = w.encoded_on(self)
+        kept: BlocksOnTorch | Bnb4OnTorch | None = w.encoded_on(self)
         if kept is not None:
             return kept
         found = prepared(w, self._upload)
@@ -81,10 +81,12 @@ class TorchProducts(TorchBackend):
         kept = w.kept(self, size, make)
         return make() if kept is None else kept  # over budget: for this use only
 
-    def _decoded(self, w: Weight, kept: Encoded | Coded) -> Iterator[tuple[int, torch.Tensor]]:
+    def _decoded(
+        self, w: Weight, kept: BlocksOnTorch | Bnb4OnTorch
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, rows) of a weight, decoded piece by piece into the scratch buffer."""
         step = SCRATCH // (w.n_columns * self.itemsize)
-        if isinstance(kept, Coded):
+        if isinstance(kept, Bnb4OnTorch):
             step = step // kept.step * kept.step if kept.step else w.n_rows
         for start in range(0, w.n_rows, max(step, 1)):
             stop = min(start + step, w.n_rows)
@@ -109,7 +111,7 @@ class TorchProducts(TorchBackend):
         if len(self._devices) > 1:
             self._go(self._devices[0])
         kept = self._kept(table)
-        if isinstance(kept, Encoded):
+        if isinstance(kept, BlocksOnTorch):
             out = torch.empty((len(ids), table.n_columns), dtype=self._type, device=self._device)
             kept.rows(self._index(ids), out)
             return out

@@ -56,7 +56,7 @@ class Uploader:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class BlocksOnTorch:
     """Stored bytes [n_rows, row_bytes] of an encoding with a kernel."""
 
     encoding: str
@@ -92,7 +92,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Coded:
+class Bnb4OnTorch:
     """A whole 4-bit weight of bitsandbytes: packed nibbles, absmax and code in float32."""
 
     packed: torch.Tensor
@@ -138,7 +138,7 @@ def current() -> int:
 
 def prepared(
     w: Weight, upload: Callable[[Any], torch.Tensor]
-) -> tuple[int, Callable[[], Encoded | Coded]] | None:
+) -> tuple[int, Callable[[], BlocksOnTorch | Bnb4OnTorch]] | None:
     """Return (bytes, function that places it) of a weight that stays encoded, or None."""
     if w.encoding not in CODED:
         stored = w.stored()
@@ -146,24 +146,24 @@ def prepared(
             return None
         raw, size = stored, memoryview(stored).nbytes
 
-        def encoded() -> Encoded:
+        def encoded() -> BlocksOnTorch:
             placed = upload(raw).view(w.n_rows, -1)
             w.drop()
-            return Encoded(w.encoding, placed, w.n_columns)
+            return BlocksOnTorch(w.encoding, placed, w.n_columns)
 
         return size, encoded
     parts = w.coded()
     if parts is None:
         return None
 
-    def coded() -> Coded:
+    def coded() -> Bnb4OnTorch:
         absmax, code = (
             upload(np.ascontiguousarray(x).view(np.uint8)).view(torch.float32)
             for x in (parts.absmax, parts.code)
         )
         placed = upload(np.ascontiguousarray(parts.packed))
         w.drop()
-        return Coded(placed, absmax, code, parts.blocksize, parts.dtype, w.n_columns)
+        return Bnb4OnTorch(placed, absmax, code, parts.blocksize, parts.dtype, w.n_columns)
 
     return parts.packed.nbytes + parts.absmax.nbytes, coded
 

@@ -36,7 +36,7 @@ from aprfmt.formats.jsonio import dumps, loads
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice, parse_run
 from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, Cell
-from aprfmt.inference.rows import ArrayRows, Rows
+from aprfmt.inference.rows import ArrayRows, RowSource
 from aprfmt.inference.trace_file import windows
 
 Numbers = NDArray[Any]
@@ -168,7 +168,7 @@ def _kept(x: Numbers) -> Numbers:
     return x.astype(np.int64 if x.dtype.kind in "iub" else np.float32)
 
 
-def _weight(rows: Rows) -> tuple[Numbers, str]:
+def _weight(rows: RowSource) -> tuple[Numbers, str]:
     """Return a weight's stored bytes and encoding, or its numbers where bytes are not enough."""
     if isinstance(rows, BundledRows):
         return np.frombuffer(rows.stored, np.uint8), rows.encoding
@@ -262,7 +262,7 @@ def _bundle(header: Any, source: Source, path: Path) -> Bundle:
         name.removeprefix("input/"): array(name)
         for name in source.tensors if name.startswith("input/")
     }  # fmt: skip
-    weights: dict[str, Rows] = {}
+    weights: dict[str, RowSource] = {}
     for role, row in header["weights"].items():
         name, shape = f"weight/{role}", tuple(int(size) for size in row["shape"])
         tensor = source.tensors[name]

@@ -23,7 +23,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import WHOLE, instances, key_name, parse_key
 from aprfmt.inference.context import PassFacts
-from aprfmt.inference.rows import ArrayRows, Rows, StoredRows
+from aprfmt.inference.rows import ArrayRows, RowSource, StoredRows
 from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights
 from aprfmt.model import Model
@@ -82,7 +82,7 @@ class Cell:
     layer: int
     ids: tuple[int, ...]
     inputs: Mapping[str, Numbers]
-    weights: Mapping[str, Rows]
+    weights: Mapping[str, RowSource]
     shapes: Mapping[str, tuple[int, ...]]
     rows: tuple[int, ...] = ()  # of the vocabulary, where only some were kept
 
@@ -90,7 +90,7 @@ class Cell:
         """Return what the operation gives on a backend, from the cell's inputs."""
         spec = ARCHS[self.architecture]
         hp = HyperParams({n: HyperParam(v, "config") for n, v in self.hyper.items()}, self.key)
-        rows: dict[str, Rows] = {
+        rows: dict[str, RowSource] = {
             key: self.weights.get(key) or ZeroRows(shape) for key, shape in self.shapes.items()
         }
         weights = Weights(rows, _BUDGET, f"cell of {self.key}")
@@ -212,7 +212,7 @@ def _roles(model: Model, layer: int) -> dict[str, str]:
     return found
 
 
-def _rows(model: Model, key: str, weights: Weights | None) -> Rows:
+def _rows(model: Model, key: str, weights: Weights | None) -> RowSource:
     if weights is not None and weights[key].encoding != model.roles[key].encoding:
         return ArrayRows(weights[key].numpy())
     return StoredRows(model.roles[key])
@@ -278,7 +278,7 @@ def _own_rows(cell: Cell) -> Cell:
     )  # fmt: skip
 
 
-def _take(rows: Rows, chosen: Sequence[int]) -> Numbers:
+def _take(rows: RowSource, chosen: Sequence[int]) -> Numbers:
     if len(rows.shape) == 1:
         return np.array(rows.numpy()[list(chosen)])
     return np.concatenate([rows.decode_rows(i, i + 1) for i in chosen])
@@ -312,7 +312,7 @@ def _smallest(cell: Cell, backend: Backend) -> Cell:
 
 def _owned(cell: Cell) -> Cell:
     """Return the cell with copies of its weights, stored bytes where they are whole rows."""
-    weights: dict[str, Rows] = {}
+    weights: dict[str, RowSource] = {}
     for role, rows in cell.weights.items():
         count = int(np.prod(rows.shape[:-1])) if rows.shape else 1
         plain = rows.encoding in ("F32", "F64") or len(rows.shape) < 2

@@ -36,7 +36,7 @@ def test_only_a_terminal_sees_it_and_it_is_erased(
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setattr("aprfmt.cli.render.time.monotonic", lambda: float(next(now)))
     monkeypatch.setattr(render, "wanted", lambda flag: quiet and flag == "quiet")
-    with render.Progress("convert", "bytes") as progress:
+    with render.ProgressLine("convert", "bytes") as progress:
         progress(1_000_000, 4_000_000)
         progress(4_000_000, 4_000_000)
     if not terminal or quiet:
@@ -51,11 +51,11 @@ def test_only_a_terminal_sees_it_and_it_is_erased(
 def test_an_interrupted_conversion_says_what_was_undone(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(self: render.Progress, done: int, total: int) -> None:
+    def interrupt(self: render.ProgressLine, done: int, total: int) -> None:
         assert list(tmp_path.iterdir()), "nothing had been begun"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(render.Progress, "__call__", interrupt)
+    monkeypatch.setattr(render.ProgressLine, "__call__", interrupt)
     done = aprfmt("convert", demo_model, tmp_path / "a.gguf")
     assert (done.code, done.out) == (130, "")
     (line,) = done.err.split("\n")[1:-1]  # click ends the line of ^C first

@@ -13,7 +13,7 @@ import pytest
 
 from aprfmt.codecs import fp8, laid_out
 from aprfmt.codecs.bits import pairs_to_halves
-from aprfmt.codecs.laid_out import Codes, LaidOut, Numbers, codes_of
+from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, codes_of
 from aprfmt.errors import CodecError
 from tests.codecs.levels import level as level
 from tests.codecs.levels import native, same_bits
@@ -22,7 +22,7 @@ Array = Any
 MATRICES, ROWS, COLUMNS = 2, 48, 96  # rows and columns are whole units of every order and width
 
 
-def codes(order: str, bits: int, columns: int = COLUMNS) -> Codes:
+def codes(order: str, bits: int, columns: int = COLUMNS) -> LaidCodes:
     rng = np.random.default_rng(bits)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
         "rows": (np.uint8, (ROWS, -(-columns * bits // 8))),
@@ -33,16 +33,16 @@ def codes(order: str, bits: int, columns: int = COLUMNS) -> Codes:
     }  # fmt: skip
     kind, shape = shapes[order]
     held = rng.integers(0, 1 << 32, (MATRICES, *shape)).astype(kind)
-    return Codes(bits, "columns" if order == "bytes" else order, held)
+    return LaidCodes(bits, "columns" if order == "bytes" else order, held)
 
 
-def numbers(down: int, across: int, *, small: bool = False) -> Numbers:
+def numbers(down: int, across: int, *, small: bool = False) -> GroupNumbers:
     rng = np.random.default_rng(down + across)
     shape = (MATRICES, down, across)
     if small:
         table = rng.standard_normal((MATRICES, 256)).astype(np.float32)
-        return Numbers(rng.integers(0, 256, shape).astype(np.uint8), table)
-    return Numbers(rng.standard_normal(shape).astype(np.float32))
+        return GroupNumbers(rng.integers(0, 256, shape).astype(np.uint8), table)
+    return GroupNumbers(rng.standard_normal(shape).astype(np.float32))
 
 
 def values_of(kind: str, bits: int) -> Array:
@@ -113,7 +113,7 @@ def test_columns_may_be_odd_where_rows_share_words(
 @pytest.mark.parametrize("kind", fp8.OF_TWO_SIGNS, ids=lambda kind: kind.name)
 def test_every_code_of_eight_bits(level: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held = np.arange(512).astype(np.uint8).reshape(1, 2, 256)
-    weight = LaidOut((2, 256), Codes(8, "rows", held), kind.values, (1, 256))
+    weight = LaidOut((2, 256), LaidCodes(8, "rows", held), kind.values, (1, 256))
     found = weight.decode()
     same_bits(found, by_numpy(weight, monkeypatch))
     assert np.array_equal(found.view(np.uint32)[0], kind.values.view(np.uint32))
@@ -132,8 +132,8 @@ def test_memory_in_use_is_stored_to_past_the_cache(monkeypatch: pytest.MonkeyPat
     wide, rows = 4096, 512
     held = np.random.default_rng(0).integers(0, 256, (1, rows, wide // 2)).astype(np.uint8)
     weight = LaidOut(
-        (rows, wide), Codes(4, "rows", held), values_of("integers", 4), (1, 32),
-        Numbers(np.random.default_rng(1).random((1, rows, wide // 32), np.float32)),
+        (rows, wide), LaidCodes(4, "rows", held), values_of("integers", 4), (1, 32),
+        GroupNumbers(np.random.default_rng(1).random((1, rows, wide // 32), np.float32)),
     )  # fmt: skip
     expected = by_numpy(weight, monkeypatch)
     room = np.empty(rows * wide + 16, np.float32)

@@ -19,7 +19,7 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import codec, decode
 from aprfmt.codecs.bits import halves_to_pairs, pairs_to_halves
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
-from aprfmt.codecs.grids import Groups, Source
+from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repack_blocks import BLOCKS, of_blocks
 from aprfmt.codecs.writer import Settings, Writer
@@ -87,7 +87,7 @@ def test_every_writer_is_held_to_a_library() -> None:
     assert all(writer in held for writer in every if not writer.stacked)  # that: test_repacked
 
 
-def stored(writer: Writer, source: Source, how: Settings) -> PackedWeight:
+def stored(writer: Writer, source: GridWeight, how: Settings) -> PackedWeight:
     """Return what a writer stores of a grid, with what config.json says of it.
 
     One for stacks stores it as two experts.
@@ -184,7 +184,7 @@ def blocks(draw: st.DrawFn, encoding: str) -> tuple[bytes, Array, Array | None]:
     return raw, decode(encoding, parts, (ROWS, COLUMNS)), whole
 
 
-def anew(read: Source, target: str) -> Iterator[tuple[Source, Any, PackedWeight]]:
+def anew(read: GridWeight, target: str) -> Iterator[tuple[GridWeight, Any, PackedWeight]]:
     """Yield a grid as every writer of an encoding takes and stores it."""
     for name in WRITERS:
         writer = WRITERS[name]
@@ -322,7 +322,7 @@ def test_what_cannot_be_written_is_said() -> None:
     weight[2, 3] = 1e30
     with pytest.raises(CodecError, match=r"scale .* at \[2, 0\] is beyond F16"):
         writer.rounded(weight, Settings(32, "F16"))
-    read = Source(
+    read = GridWeight(
         (8, 64), Groups(32, np.ones((8, 2), np.float32)), lambda a, b: np.zeros((0, 32), np.uint8)
     )
     with pytest.raises(CodecError, match="groups are of 32 inputs, expected 64"):

@@ -14,7 +14,7 @@ from aprfmt.compare.align import TensorPair, align
 from aprfmt.compare.beforehand import Beforehand
 from aprfmt.formats.mapped import StoredTensor
 from aprfmt.model import open_model
-from aprfmt.tensors.runs import Bytes, differs
+from aprfmt.tensors.runs import RunBytes, differs
 from tests.conversion.folders import write_safetensors
 
 SIZE = 3000
@@ -91,10 +91,10 @@ def test_a_fault_of_a_thread_reaches_who_asks(
 ) -> None:
     path = written(tmp_path / "a.safetensors")
 
-    def broken(self: Bytes, start: int, stop: int) -> bytes:
+    def broken(self: RunBytes, start: int, stop: int) -> bytes:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(Bytes, "window", broken)
+    monkeypatch.setattr(RunBytes, "window", broken)
     with open_model(path) as a, open_model(path) as b:
         with pytest.raises(MemoryError, match="no more"):
             diff_models(a, b)

@@ -10,7 +10,7 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import DiffReport
-from aprfmt.compare.diffs import VERDICTS, FieldDiff, TensorDiff, Verdict
+from aprfmt.compare.diffs import VERDICTS, FieldDiff, TensorDiff, TensorVerdict
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.formats.gguf_files import File
@@ -19,14 +19,14 @@ from tests.qa.faults import copied, other_template, swapped_tokens
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
-def report(*verdicts: Verdict, **facts: tuple[FieldDiff, ...]) -> DiffReport:
+def report(*verdicts: TensorVerdict, **facts: tuple[FieldDiff, ...]) -> DiffReport:
     tensors = tuple(TensorDiff(f"t{i}", verdict) for i, verdict in enumerate(verdicts))
     hyper, tokenizer = facts.get("hyperparameters", ()), facts.get("tokenizer", ())
     return DiffReport("a", "b", tensors, hyper, tokenizer, facts.get("metadata", ()))
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)
-def test_every_verdict_has_its_exit_code(verdict: Verdict) -> None:
+def test_every_verdict_has_its_exit_code(verdict: TensorVerdict) -> None:
     found = report("SAME_BYTES", verdict, "SAME_VALUES")
     expected = {"SAME_BYTES": 0, "SAME_VALUES": 0, "UNREADABLE": 2}.get(verdict, 1)
     assert found.exit_code() == expected

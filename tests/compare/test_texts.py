@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.compare import diff
-from aprfmt.compare.texts import Beside
+from aprfmt.compare.texts import SideVerdicts
 from tests.cli.run import aprfmt
 
 
@@ -73,10 +73,10 @@ def test_a_verdict_says_how_much_of_it_differs(demo_model: Path, edited: Path) -
         "chat template different (1 lines only in A, 1 lines only in B); "
         "generation config different (1 keys changed)"
     ) in done.out
-    assert found(demo_model, edited) == Beside("different", "different", "different", counts)
+    assert found(demo_model, edited) == SideVerdicts("different", "different", "different", counts)
 
 
-def found(a: Path, b: Path) -> Beside:
+def found(a: Path, b: Path) -> SideVerdicts:
     made = diff(a, b, only=["tokenizer"]).beside
     assert made is not None
     return made
@@ -90,9 +90,9 @@ def test_what_one_side_lacks_is_said(demo_model: Path, tmp_path: Path) -> None:
     for name in ("chat_template.jinja", "generation_config.json"):
         (tmp_path / "b" / name).unlink()
     for a, b, word in ((demo_model, tmp_path / "b", "A"), (tmp_path / "b", demo_model, "B")):
-        assert found(a, b) == Beside("equal", f"only in {word}", f"only in {word}")
+        assert found(a, b) == SideVerdicts("equal", f"only in {word}", f"only in {word}")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "b" / name).unlink()
     assert found(tmp_path / "b", demo_model).tokenizer == "only in B"
-    assert found(tmp_path / "b", tmp_path / "b") == Beside("none", "none", "none")
+    assert found(tmp_path / "b", tmp_path / "b") == SideVerdicts("none", "none", "none")
     assert diff(demo_model, demo_model, only=["tensors"]).beside is None

@@ -14,7 +14,7 @@ from aprfmt.arch.spec import Move
 from aprfmt.base.columns import Columns
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.formats.mapped import MappedFile, MemoryTensor, StoredTensor
-from aprfmt.tensors.runs import Bytes, element_runs, windows
+from aprfmt.tensors.runs import RunBytes, element_runs, windows
 
 ROWS, COLUMNS, AT = 60, 10, 3  # F16: rows of 20 bytes, behind three others
 
@@ -41,6 +41,9 @@ class Made(LazyTensor):
     @property
     def makes(self) -> bool:
         return True
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        return
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         stop = self.info.nbytes if stop is None else stop
@@ -70,7 +73,7 @@ def test_windows_of_rows(kind: str, where: str, tensor: StoredTensor) -> None:
     expected = b"".join(held[2 * m.start : 2 * (m.start + m.count)] for m in wanted)
     runs = element_runs([stored], wanted)
     assert isinstance(runs, Columns)
-    data = Bytes(runs)
+    data = RunBytes(runs)
     gathered = where == "file" or (where == "made" and kind != "halves")
     assert (data._rows is not None) == gathered
     assert len(data) == len(expected)
@@ -87,7 +90,7 @@ def test_made_rows_are_made_together_where_they_lie_together(tensor: StoredTenso
         order = [row for first in range(step) for row in range(first, ROWS, step)]
         runs = element_runs([made], [Move(0, row * COLUMNS, COLUMNS) for row in order])
         assert runs is not None
-        window = Bytes(runs).window(0, 2 * COLUMNS * 8)
+        window = RunBytes(runs).window(0, 2 * COLUMNS * 8)
         rows = [made.held[2 * COLUMNS * row :][: 2 * COLUMNS] for row in order[:8]]
         assert bytes(window) == b"".join(rows)
         assert (len(made.asked) == 1) == at_once

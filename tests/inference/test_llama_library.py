@@ -16,7 +16,7 @@ from aprfmt.inference.engines.llama_library import (
     WORDS,
     Fields,
     Library,
-    Params,
+    ParamBlock,
     context_fields,
 )
 from tests.cli.run import aprfmt
@@ -77,8 +77,8 @@ class Altered:
     """A libllama whose defaults stand elsewhere."""
 
     @staticmethod
-    def llama_context_default_params() -> Params:
-        return Params((ctypes.c_uint32 * WORDS)(*filled([7, *NOW])))
+    def llama_context_default_params() -> ParamBlock:
+        return ParamBlock((ctypes.c_uint32 * WORDS)(*filled([7, *NOW])))
 
 
 def test_a_library_with_another_layout_is_refused_in_one_line() -> None:

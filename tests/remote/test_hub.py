@@ -10,7 +10,7 @@ import aprfmt
 from aprfmt.errors import RemoteError, UsageError
 from aprfmt.remote import hub
 from aprfmt.remote.paths import RemotePath, place
-from aprfmt.tensors.runs import Run, all_runs, published_equal
+from aprfmt.tensors.runs import ByteRun, all_runs, published_equal
 from tests.cli.run import aprfmt as command
 from tests.remote.conftest import forget
 from tests.remote.server import RangeServer
@@ -236,7 +236,7 @@ def test_other_places_of_one_file_are_not_equal_by_its_digest(served: RangeServe
         runs = [all_runs(tensor) for tensor in model.source.tensors.values()]
         a, b = next((a, b) for a in runs for b in runs if a != b and a[0].nbytes == b[0].nbytes)
         assert published_equal(a, a) and not published_equal(a, b)
-        half = [Run(a[0].tensor, 0, a[0].nbytes // 2)]
+        half = [ByteRun(a[0].tensor, 0, a[0].nbytes // 2)]
         assert not published_equal(a, half) and not published_equal(a, [])
 
 

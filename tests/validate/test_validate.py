@@ -17,7 +17,7 @@ from aprfmt.checks import table, validate
 from aprfmt.checks.file import scales
 from aprfmt.checks.file.census import WINDOW, windows
 from aprfmt.checks.file.claims import file_types
-from aprfmt.checks.file.writers import FAULTS, Fault
+from aprfmt.checks.file.writers import FAULTS, WriterFault
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
@@ -371,7 +371,7 @@ def _fault(id: str) -> File | AprFile:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
-def test_every_faulty_writer_is_known_by_its_files(fault: Fault, tmp_path: Path) -> None:
+def test_every_faulty_writer_is_known_by_its_files(fault: WriterFault, tmp_path: Path) -> None:
     path = tmp_path / f"x.{fault.formats[0]}"
     path.write_bytes(_fault(fault.id).build())
     report = validate(path)

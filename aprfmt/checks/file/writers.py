@@ -14,7 +14,7 @@ from aprfmt.model import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class WriterFault:
     """A writer that wrote wrong files: who and when, what is wrong, where that is known from.
 
     `formats` are those it wrote; `made(model)` says whether a file is one of its.
@@ -58,26 +58,26 @@ def _no_pre(model: Model) -> bool:
     return kind == "gpt2" and tokens and "tokenizer.ggml.pre" not in model.metadata
 
 
-FAULTS: tuple[Fault, ...] = (
-    Fault(
+FAULTS: tuple[WriterFault, ...] = (
+    WriterFault(
         "apr-gguf-order", ("apr",), "realizar's GGUF converter, to early 2026",
         "matrices have their dimensions in GGUF's order, so rows and columns are exchanged",
         "layout of its files against the reference writer's: flags 0x0020, no footer, GGUF names",
         "import the GGUF again", _realizar_converter,
     ),
-    Fault(
+    WriterFault(
         "apr-checkpoint", ("apr",), "entrenar, training checkpoints",
         "linear weights are stored [in, out], and its own loader transposes them by name",
         "metadata format entrenar-checkpoint",
         "export the checkpoint with the tool that made it", _checkpoint,
     ),
-    Fault(
+    WriterFault(
         "apr-codes", ("apr",), "APR writers of January and February 2026",
         "dtype codes meant other encodings then; sizes decide here, and 8 and 9 can mislead",
         "aprender GH-187, GH-191, GH-438",
         "compare values with the source, or import again", _legacy_codes, "warning",
     ),
-    Fault(
+    WriterFault(
         "gguf-no-pre", ("gguf",), "llama.cpp's converter before May 2024",
         "tokenizer.ggml.pre is missing, so nobody knows how the text is to be split",
         "llama.cpp pull request 6920 and issue 7476", "convert again, or set the key", _no_pre,

@@ -224,7 +224,7 @@ def explained(
     made = list(results)
     late: list[int] = []
     with np.errstate(all="ignore"):  # misread values may overflow
-        tried = Tries(results)
+        tried = VainTries(results)
         for i, (pair, row) in enumerate(zip(pairs, results, strict=True)):
             if tried.enough(row):
                 late.append(i)
@@ -238,7 +238,7 @@ def explained(
         return _together(context, pairs, made) if left else made
 
 
-class Tries:
+class VainTries:
     """Counts, by role, the pairs that were tried alone and in vain."""
 
     def __init__(self, rows: Sequence[TensorDiff]) -> None:

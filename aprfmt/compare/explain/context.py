@@ -18,7 +18,7 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.compare.explain.sources import Joined
+    from aprfmt.compare.explain.sources import JoinedRows
 
 SPOTS = 4  # rows of every tensor in the index
 WIDTH = 64  # values read of each such row
@@ -65,7 +65,7 @@ class Surroundings:
         self.results: Mapping[str, TensorDiff] = results or {}
         self._readers: dict[tuple[str, str], Reader] = {}
         self._shelves: dict[str, dict[tuple[int, ...], Shelf]] = {}
-        self.pools: dict[int, Joined | None] = {}  # all rows of A by their number of columns
+        self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
 
     @cached_property
     def pairs(self) -> Mapping[str, TensorPair]:

@@ -20,7 +20,7 @@ from aprfmt.compare.explain.places import alignment, in_file, numbered, told
 from aprfmt.compare.explain.reading import SomeRows
 from aprfmt.compare.explain.stored import ANCHOR, bytes_of, layouts
 from aprfmt.compare.numbers import wide
-from aprfmt.tensors.runs import Bytes
+from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -43,7 +43,7 @@ class ByteSpan:
 
 def ranges(case: Case) -> Iterator[Explanation]:
     """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
-    best: tuple[list[ByteSpan], Bytes, Bytes | bytes] | None = None
+    best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
     for a, b, _ in layouts(case):
         found = _spans(a, b)
         if found and (best is None or len(found) < len(best[0])):
@@ -139,13 +139,13 @@ def _columns(case: Case) -> Iterator[Explanation]:
     )  # fmt: skip
 
 
-def _line(case: Case, span: ByteSpan, b: Bytes) -> str:
+def _line(case: Case, span: ByteSpan, b: RunBytes) -> str:
     logical = b is case.b.bytes or len(case.b.side.layout) == 0
     where = told(case.b, span.start, span.stop) if logical else _stored_place(b, span)
     return where + (f", {span.holds}" if span.holds else "")
 
 
-def _stored_place(b: Bytes, span: ByteSpan) -> str:
+def _stored_place(b: RunBytes, span: ByteSpan) -> str:
     tensor, at = b.locate(span.start)
     begin = tensor.info.offset + at
     even = alignment(begin, begin + span.stop - span.start)
@@ -156,7 +156,7 @@ def _stored_place(b: Bytes, span: ByteSpan) -> str:
     )
 
 
-def _spans(a: Bytes | bytes, b: Bytes) -> list[ByteSpan]:
+def _spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
     """Return the ranges of differing bytes; [] if they are too many or too much."""
 
     def apart() -> "Iterator[Array]":
@@ -167,7 +167,7 @@ def _spans(a: Bytes | bytes, b: Bytes) -> list[ByteSpan]:
             at = np.flatnonzero(x != y) + start
             del x, y
             for side in (a, b):
-                if isinstance(side, Bytes):
+                if isinstance(side, RunBytes):
                     side.drop(start, stop)
             yield at
 
@@ -201,7 +201,7 @@ def stretches(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] 
     return found if len(found) <= most else None
 
 
-def _with_content(case: Case, spans: list[ByteSpan], b: Bytes) -> list[ByteSpan]:
+def _with_content(case: Case, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
     """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
     made, unknown = [], []
     for span in spans:
@@ -231,7 +231,7 @@ def _simple(data: bytes) -> str:
 
 
 def _elsewhere(
-    case: Case, searched: dict[int, bytes], b: Bytes, spans: list[ByteSpan]
+    case: Case, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
 ) -> dict[int, str]:
     """Return where in either file these bytes stand a second time."""
     needles = {}
@@ -294,7 +294,7 @@ def _stored(context: "Surroundings", label: str) -> list[LazyTensor]:
     return list(found.values())
 
 
-def _no_weights(case: Case, span: ByteSpan, b: Bytes) -> bool:
+def _no_weights(case: Case, span: ByteSpan, b: RunBytes) -> bool:
     """Say whether a range of unknown origin must be damage: disk pages, or values no weight has."""
     if b is case.b.bytes:
         place = in_file(case.b, span.start, span.stop)

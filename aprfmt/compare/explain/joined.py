@@ -20,7 +20,7 @@ from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.permutation import FOUND
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.sources import Joined, runs, sources
+from aprfmt.compare.explain.sources import JoinedRows, runs, sources
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SHOWN = 6  # runs of rows named
 
 
 @dataclass(frozen=True)
-class Family:
+class FusedRoles:
     """Roles that writers fuse: name of each part, and whether query heads are grouped."""
 
     roles: tuple[tuple[str, str], ...]  # (role, short name)
@@ -42,9 +42,9 @@ class Family:
 
 
 FAMILIES = (
-    Family((("attn_q", "q"), ("attn_k", "k"), ("attn_v", "v")), True),
-    Family((("ffn_gate", "gate"), ("ffn_up", "up"))),
-    Family((("ffn_gate_exps", "gate"), ("ffn_up_exps", "up"))),
+    FusedRoles((("attn_q", "q"), ("attn_k", "k"), ("attn_v", "v")), True),
+    FusedRoles((("ffn_gate", "gate"), ("ffn_up", "up"))),
+    FusedRoles((("ffn_gate_exps", "gate"), ("ffn_up_exps", "up"))),
 )
 # Explanations of a single tensor that give way to an order of all rows.
 WEAK = ("row_offset", "stale_tensor", "byte_offset", "bit_rot", "head_order", "wrong_rows")
@@ -82,7 +82,7 @@ def _of_layer(
     context: Surroundings,
     pairs: Mapping[str, TensorPair],
     rows: Mapping[str, TensorDiff],
-    family: Family,
+    family: FusedRoles,
     layer: int,
 ) -> dict[str, Explanation]:
     weights = _case(context, pairs, family.of("weight"), layer)
@@ -124,24 +124,24 @@ def _case(
         readers.append((Reader(pair.a), Reader(pair.b)))
     if len({(row.columns, len(row.shape)) for row, _ in readers}) != 1:
         return None
-    first, second = (Joined(keys, [pair[side] for pair in readers]) for side in (0, 1))
+    first, second = (JoinedRows(keys, [pair[side] for pair in readers]) for side in (0, 1))
     case = Case(keys[0], first, second, context)
     case.known = False
     return case
 
 
 def _keys(case: Case) -> tuple[str, ...]:
-    assert isinstance(case.a, Joined)
+    assert isinstance(case.a, JoinedRows)
     return case.a.keys
 
 
 def _order(
-    context: Surroundings, rows: Mapping[str, TensorDiff], family: Family, case: Case | None
+    context: Surroundings, rows: Mapping[str, TensorDiff], family: FusedRoles, case: Case | None
 ) -> RowOrder | None:
     """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
     if case is None or not any(rows[key].unexplained(WEAK) for key in _keys(case)):
         return None
-    assert isinstance(case.a, Joined)
+    assert isinstance(case.a, JoinedRows)
     at = sources(case.a, case.b, 0, case.slack())
     if at is None or (at < 0).mean() > 1 - FOUND:
         return None
@@ -156,8 +156,8 @@ def _order(
     return _named(context, family, case, at)
 
 
-def _named(context: Surroundings, family: Family, case: Case, at: "Array") -> RowOrder | None:
-    assert isinstance(case.a, Joined)
+def _named(context: Surroundings, family: FusedRoles, case: Case, at: "Array") -> RowOrder | None:
+    assert isinstance(case.a, JoinedRows)
     parts = [(name, reader.rows) for (_, name), reader in
              zip(family.of("weight"), case.a.readers, strict=True)]  # fmt: skip
     shape = case.a.readers[0].shape
@@ -185,7 +185,7 @@ def _named(context: Surroundings, family: Family, case: Case, at: "Array") -> Ro
     return None
 
 
-def _slid(pool: Joined, at: "Array") -> int:
+def _slid(pool: JoinedRows, at: "Array") -> int:
     """Return k if every part that moved is cut k rows further on; 0 if not."""
     away = at - np.arange(len(at))
     parts = [np.unique(away[start:stop]) for start, stop in zip(pool.starts, pool.starts[1:],
@@ -196,7 +196,7 @@ def _slid(pool: Joined, at: "Array") -> int:
     return moved.pop() if len(moved) == 1 else 0
 
 
-def _crossing(pool: Joined, at: "Array") -> list[tuple[int, int]]:
+def _crossing(pool: JoinedRows, at: "Array") -> list[tuple[int, int]]:
     """Return the (part of the place, part of the row) pairs where they are not the same."""
     places = np.searchsorted(pool.starts, np.arange(len(at)), side="right")
     owners = np.searchsorted(pool.starts, at, side="right")
@@ -204,13 +204,13 @@ def _crossing(pool: Joined, at: "Array") -> list[tuple[int, int]]:
     return sorted(set(zip(places[apart].tolist(), owners[apart].tolist(), strict=True)))
 
 
-def _inside(pool: Joined, part: int, at: "Array") -> bool:
+def _inside(pool: JoinedRows, part: int, at: "Array") -> bool:
     start, stop = pool.starts[part], pool.starts[part + 1]
     here = at[start:stop]
     return bool(((here >= start) & (here < stop)).all())
 
 
-def segments(pool: Joined, at: "Array") -> str:
+def segments(pool: JoinedRows, at: "Array") -> str:
     """Return which rows stand where, run by run; runs at their own place are left out."""
     said = []
     moved = [run for run in runs(at) if run[0] != run[1]]
@@ -226,7 +226,7 @@ def segments(pool: Joined, at: "Array") -> str:
 
 def _explained(case: Case, order: RowOrder, more: tuple[str, ...]) -> dict[str, Explanation]:
     """Return an explanation for every part that the order changes; {} if it does not fit."""
-    assert isinstance(case.a, Joined) and isinstance(case.b, Joined)
+    assert isinstance(case.a, JoinedRows) and isinstance(case.b, JoinedRows)
     found: dict[str, Explanation] = {}
     if len(order.at) != case.a.rows:
         return {}

@@ -12,7 +12,7 @@ from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess
 from aprfmt.compare.explain.places import numbered
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.sources import Joined, runs, sources
+from aprfmt.compare.explain.sources import JoinedRows, runs, sources
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -101,7 +101,7 @@ def _line(case: Case, run: RowRun) -> str:
     return f"{name}: A's {numbered('row', run.there, run.there + run.count)}{of}"
 
 
-def _pool(context: "Surroundings", like: Reader, key: str) -> Joined | None:
+def _pool(context: "Surroundings", like: Reader, key: str) -> JoinedRows | None:
     """Return all rows of A with so many columns, made once; None where they are too many."""
     held = context.pools
     if like.columns not in held:
@@ -112,6 +112,6 @@ def _pool(context: "Surroundings", like: Reader, key: str) -> Joined | None:
                 chosen[name] = reader
         total = sum(reader.size for reader in chosen.values())
         small = 0 < total <= POOL
-        held[like.columns] = Joined(list(chosen), list(chosen.values())) if small else None
+        held[like.columns] = JoinedRows(list(chosen), list(chosen.values())) if small else None
     pool = held[like.columns]
     return pool if pool is not None and key in pool.keys else None

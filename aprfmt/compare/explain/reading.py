@@ -8,7 +8,7 @@ import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs import decode
-from aprfmt.tensors.runs import Bytes
+from aprfmt.tensors.runs import RunBytes
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class Reader:
         return self.columns > 1 and self.row_bytes is not None
 
     @cached_property
-    def bytes(self) -> Bytes:
+    def bytes(self) -> RunBytes:
         """The bytes of the logical tensor; empty where it has none of its own."""
-        return self.side.data or Bytes([])
+        return self.side.data or RunBytes([])
 
     @cached_property
     def whole(self) -> "Array":

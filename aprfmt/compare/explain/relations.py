@@ -22,7 +22,7 @@ LEAST = 4  # values below which a function proves nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ValueFunction:
     """One function: what its values are called, and the function (float64 to float64)."""
 
     says: str
@@ -34,18 +34,18 @@ def _softplus(x: "Array") -> "Array":
     return found
 
 
-def _functions() -> tuple[Function, ...]:
+def _functions() -> tuple[ValueFunction, ...]:
     return (
-        Function("the reciprocals of", lambda x: 1.0 / x),
-        Function("the absolute values of", np.abs),
-        Function("the squares of", np.square),
-        Function("the exponentials of", np.exp),
-        Function("the negated exponentials of", lambda x: -np.exp(x)),
-        Function("the negated exponentials, taken twice, of", lambda x: -np.exp(-np.exp(x))),
-        Function("softplus of", _softplus),
-        Function("the sigmoid of", lambda x: 1.0 / (1.0 + np.exp(-x))),
-        Function("the hyperbolic tangent of", np.tanh),
-        Function("1 minus", lambda x: 1.0 - x),
+        ValueFunction("the reciprocals of", lambda x: 1.0 / x),
+        ValueFunction("the absolute values of", np.abs),
+        ValueFunction("the squares of", np.square),
+        ValueFunction("the exponentials of", np.exp),
+        ValueFunction("the negated exponentials of", lambda x: -np.exp(x)),
+        ValueFunction("the negated exponentials, taken twice, of", lambda x: -np.exp(-np.exp(x))),
+        ValueFunction("softplus of", _softplus),
+        ValueFunction("the sigmoid of", lambda x: 1.0 / (1.0 + np.exp(-x))),
+        ValueFunction("the hyperbolic tangent of", np.tanh),
+        ValueFunction("1 minus", lambda x: 1.0 - x),
     )
 
 

@@ -10,7 +10,7 @@ from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.stored import ANCHOR, STORED, bytes_of, layouts
-from aprfmt.tensors.runs import Bytes
+from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -35,7 +35,7 @@ def byte_offset(case: Case) -> Iterator[Explanation]:
             return
 
 
-def _shift_inside(a: Bytes | bytes, b: Bytes) -> tuple[int, int] | None:
+def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
     """Return (first differing byte, k): B[i] == A[i+k] from there on; None where it is not so."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
@@ -57,7 +57,7 @@ def _shift_inside(a: Bytes | bytes, b: Bytes) -> tuple[int, int] | None:
     return (first, shift) if same else None
 
 
-def _heads_turned(case: Case, a: Bytes | bytes, b: Bytes, shift: int) -> bool:
+def _heads_turned(case: Case, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
     """Say whether whole heads or experts moved and came round at the end: an order (moves.py)."""
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
@@ -91,7 +91,7 @@ def _offset(case: Case, shift: int, total: int, name: str) -> Explanation:
     return Explanation(cause, (case.key,), (text, more), case.before.relative, 0.0, True)
 
 
-def _shift(a: Bytes | bytes, b: Bytes) -> int | None:
+def _shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
     """Return k with B[i] == A[i+k] wherever both are, k not 0; None where there is none."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR:
@@ -115,7 +115,7 @@ def _shift(a: Bytes | bytes, b: Bytes) -> int | None:
     return None
 
 
-def _overlap_equal(a: Bytes | bytes, b: Bytes, shift: int) -> bool:
+def _overlap_equal(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
     start, stop = max(0, -shift), min(len(b), len(b) - shift)
     for at in range(start, stop, 1 << 20):
         end = min(stop, at + (1 << 20))

@@ -23,7 +23,7 @@ WINDOW = 1 << 20  # elements hashed at a time
 _ODD = 0x9E3779B97F4A7C15  # multipliers of a row's values are odd numbers of 64 bits
 
 
-class Joined(Computed):
+class JoinedRows(Computed):
     """The rows of several tensors of equal columns, one tensor after the other."""
 
     def __init__(self, keys: Sequence[str], readers: Sequence[Reader]) -> None:
@@ -88,7 +88,7 @@ def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None
     """
     expected = own + np.arange(rows.rows)
     if slack == 0:
-        theirs = pool.hashes if isinstance(pool, Joined) else hashes(pool)
+        theirs = pool.hashes if isinstance(pool, JoinedRows) else hashes(pool)
         return _by_hash(hashes(rows), theirs, expected)
     if max(pool.rows, rows.rows) > MATCHED:
         return None

@@ -13,7 +13,7 @@ from aprfmt.compare.explain.guesses import Explanation, Guess, Take
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.places import told
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.tensors.runs import Bytes
+from aprfmt.tensors.runs import RunBytes
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def bit_rot(case: Case) -> Iterator[Explanation]:
         yield found
 
 
-def _bytes_apart(case: Case, a: Bytes | bytes, b: Bytes) -> Explanation | None:
+def _bytes_apart(case: Case, a: RunBytes | bytes, b: RunBytes) -> Explanation | None:
     """Compare the streams; None where more than FEW_BYTES differ, unless they are one lost run."""
     first = last = -1
     places: list[int] = []
@@ -177,7 +177,7 @@ def _never_filled(case: Case, start: int, stop: int) -> bool:
     return bool(size) and start % size < size // 8 and -stop % size < size // 8
 
 
-def _zeros(data: Bytes, start: int, stop: int) -> bool:
+def _zeros(data: RunBytes, start: int, stop: int) -> bool:
     return not any(bytes(data.window(start, stop)))
 
 
@@ -272,7 +272,7 @@ def _patterns_apart(case: Case) -> Explanation | None:
 # --- bytes of both sides in one order ------------------------------------------------------
 
 
-def layouts(case: Case) -> Iterator[tuple[Bytes | bytes, Bytes, str]]:
+def layouts(case: Case) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
     """Yield (A's bytes, B's bytes, B's stored name): in logical order, then as B stores them."""
     a, b = case.a, case.b
     if a.encoding != b.encoding or a.row_bytes is None or a.row_bytes != b.row_bytes:
@@ -281,7 +281,7 @@ def layouts(case: Case) -> Iterator[tuple[Bytes | bytes, Bytes, str]]:
     if b.side.whole is None:
         laid = _as_stored(case, b.side)
         if laid is not None:
-            yield laid, Bytes.of(b.side.stored[0]), b.name
+            yield laid, RunBytes.of(b.side.stored[0]), b.name
 
 
 def _as_stored(case: Case, side: View) -> bytes | None:
@@ -302,6 +302,6 @@ def _as_stored(case: Case, side: View) -> bytes | None:
     return np.ascontiguousarray(arrays[0]).tobytes()
 
 
-def bytes_of(data: Bytes | bytes, start: int, stop: int) -> bytes:
+def bytes_of(data: RunBytes | bytes, start: int, stop: int) -> bytes:
     """Return bytes [start, stop), copied."""
-    return bytes(data.window(start, stop) if isinstance(data, Bytes) else data[start:stop])
+    return bytes(data.window(start, stop) if isinstance(data, RunBytes) else data[start:stop])

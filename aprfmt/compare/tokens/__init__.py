@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from aprfmt.base.text import shorten
 from aprfmt.compare.tokens import ends, listed, split
 from aprfmt.compare.tokens.counts import counts
-from aprfmt.compare.tokens.effect import ENGINE, Bench, Effect, Label, effects, split_effect
+from aprfmt.compare.tokens.effect import ENGINE, Bench, Effect, SideLabel, effects, split_effect
 from aprfmt.compare.tokens.listed import Difference
-from aprfmt.compare.tokens.parts import Parts, parts_of, without_merges
+from aprfmt.compare.tokens.parts import TokenizerParts, parts_of, without_merges
 from aprfmt.compare.tokens.probes import piece_texts, plain_text, special_texts_of, texts_for
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -206,7 +206,7 @@ def _measured(a: Stated, b: Stated, found: Sequence[Difference]) -> list[TokenFi
 # --- what a probe shows, in words ------------------------------------------------------------
 
 
-def _example(bench: Bench, a: Parts, b: Parts, effect: Effect) -> tuple[str, ...]:
+def _example(bench: Bench, a: TokenizerParts, b: TokenizerParts, effect: Effect) -> tuple[str, ...]:
     """Return what both sides make of the first probe that shows a difference; () without one."""
     for label in sorted(effect.labels, key=_telling):
         kind, text = label
@@ -226,20 +226,20 @@ def _example(bench: Bench, a: Parts, b: Parts, effect: Effect) -> tuple[str, ...
     return ()
 
 
-def _answer(bench: Bench, parts: Parts, name: str) -> str:
+def _answer(bench: Bench, parts: TokenizerParts, name: str) -> str:
     every = bench.chats(parts)
     status, text = every.get(name) or next(iter(every.values()), ("none", "no template"))
     return text if status == "ok" else f"({status}: {text})"
 
 
-def _telling(label: Label) -> tuple[int, int]:
+def _telling(label: SideLabel) -> tuple[int, int]:
     """Return the order of labels: texts before chats, short ones first."""
     kinds = ("text", "as text", "words", "chat", "tokenizer")
     rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
     return rank, len(label[1]) if rank < 3 else 0
 
 
-def _splits(bench: Bench, parts: Parts, text: str, parse_special: bool) -> str:
+def _splits(bench: Bench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
     engine = bench.engine(parts)
     if engine is None:
         return "nothing"
@@ -248,7 +248,7 @@ def _splits(bench: Bench, parts: Parts, text: str, parse_special: bool) -> str:
     return f"{shown}{'|...' if len(ids) > 40 else ''} ({len(ids)} ids: {_few(ids)})"
 
 
-def _words(bench: Bench, parts: Parts, text: str) -> str:
+def _words(bench: Bench, parts: TokenizerParts, text: str) -> str:
     engine = bench.engine(parts)
     assert isinstance(engine, HfEngine)
     found = engine.words(text)

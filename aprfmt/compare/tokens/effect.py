@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.compare.tokens.ends import SAMPLING
-from aprfmt.compare.tokens.parts import SCORED, Parts, control_ids, exchanged, vocabulary_of
+from aprfmt.compare.tokens.parts import (
+    SCORED,
+    TokenizerParts,
+    control_ids,
+    exchanged,
+    vocabulary_of,
+)
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.conversations import rendered
@@ -16,9 +22,9 @@ from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.vocabulary import stop_ids
 
 ENGINE = ("pieces", "merges", "scores", "added", "normalizer", "pre_tokenizer", "options")
-Label = tuple[str, str]
-Readings = dict[Label, Any]
-_Encoded = tuple[Engine | None, Readings, Parts]
+SideLabel = tuple[str, str]
+Readings = dict[SideLabel, Any]
+_Encoded = tuple[Engine | None, Readings, TokenizerParts]
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Bench:
     _engines: dict[tuple[int, ...], _Encoded] = field(default_factory=dict)
     _rendered: dict[tuple[Any, ...], Mapping[str, tuple[str, str]]] = field(default_factory=dict)
 
-    def read(self, parts: Parts) -> Readings:
+    def read(self, parts: TokenizerParts) -> Readings:
         """Return every reading by its label."""
         engine, found = self._encoded(parts)
         found = found | _plain(parts)
@@ -48,11 +54,11 @@ class Bench:
                 found["chat ids", name] = tuple(engine.encode(text, False, True))
         return found
 
-    def engine(self, parts: Parts) -> Engine | None:
+    def engine(self, parts: TokenizerParts) -> Engine | None:
         """Return the engine made of parts; None where none can be made."""
         return self._encoded(parts)[0]
 
-    def chats(self, parts: Parts) -> Mapping[str, tuple[str, str]]:
+    def chats(self, parts: TokenizerParts) -> Mapping[str, tuple[str, str]]:
         """Return the conversations as the template renders them; one error if it renders none."""
         template = parts["template"]
         if template is None:
@@ -69,7 +75,7 @@ class Bench:
                 self._rendered[key] = {"every conversation": ("broken", str(error))}
         return self._rendered[key]
 
-    def _encoded(self, parts: Parts) -> tuple[Engine | None, Readings]:
+    def _encoded(self, parts: TokenizerParts) -> tuple[Engine | None, Readings]:
         if not self.encodes:
             return None, {}
         key = tuple(id(parts[name]) for name in ENGINE)
@@ -90,7 +96,7 @@ class Bench:
         return found
 
 
-def made(parts: Parts, where: str) -> Engine:
+def made(parts: TokenizerParts, where: str) -> Engine:
     """Return the engine of parts. Raises FormatError if the library refuses them."""
     if parts["options"]["type"] == SCORED:
         return SpmEngine(vocabulary_of(parts), where)
@@ -108,7 +114,7 @@ def made(parts: Parts, where: str) -> Engine:
     return HfEngine.from_text(json.dumps(data), where)
 
 
-def _plain(parts: Parts) -> Readings:
+def _plain(parts: TokenizerParts) -> Readings:
     """Return the readings that need no text: ids, ends, what is put around a text, settings."""
     found: Readings = {
         (role, ""): parts[f"role:{role}"][0] for role in IDS if role not in ("unk", "sep", "mask")
@@ -132,7 +138,7 @@ def _plain(parts: Parts) -> Readings:
     return found
 
 
-def apart(mine: Readings, theirs: Readings) -> list[Label]:
+def apart(mine: Readings, theirs: Readings) -> list[SideLabel]:
     """Return the labels of readings that are not equal, in the order of `mine`."""
     return [
         label for label in dict.fromkeys((*mine, *theirs)) if mine.get(label) != theirs.get(label)
@@ -143,7 +149,7 @@ def apart(mine: Readings, theirs: Readings) -> list[Label]:
 class Effect:
     """What one difference does: readings with everything else as in A, and with all as in A."""
 
-    labels: tuple[Label, ...]
+    labels: tuple[SideLabel, ...]
     before: float
     after: float
 
@@ -153,7 +159,9 @@ class Effect:
         return bool(self.labels) and self.after == 0.0
 
 
-def effects(bench: Bench, a: Parts, b: Parts, groups: Sequence[Sequence[str]]) -> list[Effect]:
+def effects(
+    bench: Bench, a: TokenizerParts, b: TokenizerParts, groups: Sequence[Sequence[str]]
+) -> list[Effect]:
     """Return the effect of each group of parts on the readings."""
     reference = bench.read(a)
     every = [name for group in groups for name in group]
@@ -165,7 +173,9 @@ def effects(bench: Bench, a: Parts, b: Parts, groups: Sequence[Sequence[str]]) -
     return found
 
 
-def split_effect(bench: Bench, a: Parts, b: Parts, group: Sequence[str]) -> Effect:
+def split_effect(
+    bench: Bench, a: TokenizerParts, b: TokenizerParts, group: Sequence[str]
+) -> Effect:
     """Return the effect of a group on what texts are split into before merging.
 
     With a vocabulary of short pieces another splitting may leave the ids of every probe as they
@@ -176,7 +186,7 @@ def split_effect(bench: Bench, a: Parts, b: Parts, group: Sequence[str]) -> Effe
     return Effect(tuple(labels), _share(labels, read[0]), _share(rest, read[0]))
 
 
-def words(bench: Bench, parts: Parts) -> Readings:
+def words(bench: Bench, parts: TokenizerParts) -> Readings:
     """Return every probe text's words; none where the engine of these parts has no words."""
     engine = bench.engine(parts)
     if not isinstance(engine, HfEngine):
@@ -184,5 +194,5 @@ def words(bench: Bench, parts: Parts) -> Readings:
     return {("words", text): tuple(engine.words(text)) for text in bench.texts}
 
 
-def _share(labels: Sequence[Label], reference: Readings) -> float:
+def _share(labels: Sequence[SideLabel], reference: Readings) -> float:
     return len(labels) / max(1, len(reference))

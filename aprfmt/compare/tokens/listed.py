@@ -12,7 +12,7 @@ from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_D
 from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import BLANK
 
-Rows = Mapping[str, Mapping[str, object]]  # added tokens by their text, with their flags
+AddedTokens = Mapping[str, Mapping[str, object]]  # added tokens by their text, with their flags
 _FILLER = re.compile(r"\[PAD\d+\]|<\|pad_\d+\|>|<dummy\d+>")
 _OTHER_SHARE = 0.5  # of the pieces: with more of them apart it is the tokenizer of another model
 _TYPE_NAMES = {NORMAL: "normal", UNKNOWN: "unknown", CONTROL: "control", BYTE: "byte",
@@ -284,7 +284,9 @@ def added(a: Stated, b: Stated) -> Iterator[Difference]:
     )  # fmt: skip
 
 
-def _normalized_alone(a: Stated, b: Stated, left: Rows, right: Rows, other: Sequence[str]) -> bool:
+def _normalized_alone(
+    a: Stated, b: Stated, left: AddedTokens, right: AddedTokens, other: Sequence[str]
+) -> bool:
     """Say whether only the flag `normalized` differs, where nothing is normalised."""
     if any(side.data and side.data.get("normalizer") for side in (a, b)):
         return False

@@ -14,18 +14,20 @@ from aprfmt.tokenizer.keys import CONTROL, IDS, NORMAL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.stated import Stated, id_list
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
-Parts = dict[str, Any]
+TokenizerParts = dict[str, Any]
 
 
-def parts_of(side: Stated, other: Stated, *, engine: bool = True) -> Parts:
+def parts_of(side: Stated, other: Stated, *, engine: bool = True) -> TokenizerParts:
     """Return a side's parts; what lists beside a tokenizer.json cannot say is the other side's.
 
     Without `engine`, those only that encoding does not need, and the added tokens. Raises
     FormatError or UnsupportedError where the vocabulary cannot be built.
     """
     if not engine:
-        made: Parts = {"pieces": side.vocabulary.tokens, "merges": None,
-                       "added": side.vocabulary.types, "options": {"type": SCORED}}  # fmt: skip
+        made: TokenizerParts = {
+            "pieces": side.vocabulary.tokens, "merges": None, "added": side.vocabulary.types,
+            "options": {"type": SCORED},
+        }  # fmt: skip
     elif side.data is not None:
         made = _from_json(side)
     elif other.data is not None:
@@ -44,7 +46,7 @@ def _merge_pairs(merges: Sequence[str] | None) -> list[tuple[str, str]]:
     return found
 
 
-def _from_json(side: Stated) -> Parts:
+def _from_json(side: Stated) -> TokenizerParts:
     assert side.data is not None
     model = side.data["model"]
     raw = model.get("merges")
@@ -63,7 +65,7 @@ def _from_json(side: Stated) -> Parts:
     }  # fmt: skip
 
 
-def _from_lists(side: Stated) -> Parts:
+def _from_lists(side: Stated) -> TokenizerParts:
     """Return the parts of lists beside other lists, as llama.cpp reads them: not normalised."""
     if side.vocabulary.kind == "spm" and side.vocabulary.merges is None:
         return _scored(side)
@@ -83,7 +85,7 @@ def _from_lists(side: Stated) -> Parts:
 SCORED = "scores"  # the type of a vocabulary that joins by scores; SpmEngine reads it as it is
 
 
-def _scored(side: Stated) -> Parts:
+def _scored(side: Stated) -> TokenizerParts:
     own = side.vocabulary
     return {
         "pieces": own.tokens, "merges": None, "scores": own.scores, "added": own.types,
@@ -92,7 +94,7 @@ def _scored(side: Stated) -> Parts:
     }  # fmt: skip
 
 
-def vocabulary_of(parts: Parts) -> Vocabulary:
+def vocabulary_of(parts: TokenizerParts) -> Vocabulary:
     """Return the vocabulary of parts that join by scores; types are cut or filled to the pieces."""
     count = len(parts["pieces"])
     kinds = [*parts["added"][:count], *[NORMAL] * (count - len(parts["added"]))]
@@ -106,7 +108,7 @@ def vocabulary_of(parts: Parts) -> Vocabulary:
     )  # fmt: skip
 
 
-def control_ids(parts: Parts) -> dict[str, int]:
+def control_ids(parts: TokenizerParts) -> dict[str, int]:
     """Return the ids of control tokens by their text."""
     if parts["options"]["type"] == SCORED:
         rows = zip(parts["pieces"], parts["added"], strict=False)
@@ -117,7 +119,7 @@ def control_ids(parts: Parts) -> dict[str, int]:
 # --- lists beside a tokenizer.json ---------------------------------------------------------------
 
 
-def _beside(side: Stated, other: Stated) -> Parts:
+def _beside(side: Stated, other: Stated) -> TokenizerParts:
     like = _from_json(other)
     vocabulary = side.vocabulary
     made = dict(like)
@@ -207,10 +209,10 @@ def _prefixed(node: object, want: bool) -> object:
 # --- ids, frame, template, generation -----------------------------------------------------------
 
 
-def _ends(side: Stated, other: Stated) -> Parts:
+def _ends(side: Stated, other: Stated) -> TokenizerParts:
     """Return special ids with texts, what is put around a text, the template, and settings."""
     crossed = side.lists and not other.lists
-    made: Parts = {}
+    made: TokenizerParts = {}
     for role in IDS:
         i = side.vocabulary.ids.get(role)
         text = side.texts.get(f"{role}_token")
@@ -232,7 +234,7 @@ def _ends(side: Stated, other: Stated) -> Parts:
     return made
 
 
-def exchanged(mine: Parts, theirs: Parts, names: Sequence[str]) -> Parts:
+def exchanged(mine: TokenizerParts, theirs: TokenizerParts, names: Sequence[str]) -> TokenizerParts:
     """Return `mine` with the named parts of `theirs`; merges of pieces it lacks are left out."""
     made = mine | {name: theirs[name] for name in names if name in theirs}
     vocab = made["pieces"]

@@ -8,11 +8,11 @@ import numpy as np
 from aprfmt.diagnosis.case import Layers
 from aprfmt.diagnosis.world import World
 
-Make = Callable[[World, Layers], World]
+MakeWorld = Callable[[World, Layers], World]
 NORMS = ("rms_norm", "layer_norm")
 
 
-def with_eps(eps: float, point: str = "") -> Make:
+def with_eps(eps: float, point: str = "") -> MakeWorld:
     """Return a maker: every norm adds this epsilon; or the one behind a point alone."""
 
     def make(world: World, layers: Layers) -> World:
@@ -25,7 +25,7 @@ def with_eps(eps: float, point: str = "") -> Make:
     return make
 
 
-def offset_by(plus: int) -> Make:
+def offset_by(plus: int) -> MakeWorld:
     """Return a maker: every norm's weight is larger by this number."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
@@ -45,7 +45,7 @@ def behind(world: World, at: Any) -> str:
     return str(at.point)
 
 
-def passed_by(points: Collection[str]) -> Make:
+def passed_by(points: Collection[str]) -> MakeWorld:
     """Return a maker: norms right after these points give their input back."""
 
     def make(world: World, layers: Layers) -> World:
@@ -95,7 +95,7 @@ def normed_after_rope(world: World, layers: Layers) -> World:
     return world.with_ops(NORMS, norm, layers).with_op("rope", rope, layers)
 
 
-def normed_otherwise(whole: bool) -> Make:
+def normed_otherwise(whole: bool) -> MakeWorld:
     """Return a maker: q and k are normalised over all heads together (`whole`), or over each."""
 
     def make(world: World, layers: Layers) -> World:
@@ -132,7 +132,7 @@ def rounded_to(x: Any, dtype: str) -> Any:
     return kept.view(np.float32).reshape(values.shape)
 
 
-def op_rounded(ops: Collection[str], dtype: str) -> Make:
+def op_rounded(ops: Collection[str], dtype: str) -> MakeWorld:
     """Return a maker: the results of these operations are rounded to a 16-bit type."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ def op_rounded(ops: Collection[str], dtype: str) -> Make:
     return lambda world, layers: world.with_ops(ops, override, layers)
 
 
-def table_rounded(dtype: str) -> Make:
+def table_rounded(dtype: str) -> MakeWorld:
     """Return a maker: rope's cos and sin are rounded to a 16-bit type."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
@@ -152,7 +152,7 @@ def table_rounded(dtype: str) -> Make:
     return lambda world, layers: world.with_op("rope", override, layers)
 
 
-def of_normed(halves: Collection[str]) -> Make:
+def of_normed(halves: Collection[str]) -> MakeWorld:
     """Return a maker: a sublayer is added to the norm's result in place of the stream.
 
     `halves` are `attn` and `ffn`: behind which sublayers. A norm right before a sublayer is the

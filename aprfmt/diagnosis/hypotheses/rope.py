@@ -22,7 +22,7 @@ from aprfmt.diagnosis.hypotheses.turning import (
     unturned,
 )
 from aprfmt.diagnosis.world import World
-from aprfmt.inference.rope import Kind, kind_of, make
+from aprfmt.inference.rope import RopeKind, kind_of, make
 
 Array = NDArray[Any]
 # Bases in use, for traces that show no angles.
@@ -222,7 +222,7 @@ def partial(case: Case) -> Iterator[Change]:
             return
 
 
-def partial_change(world: World, kind: Kind, n: int) -> Change:
+def partial_change(world: World, kind: RopeKind, n: int) -> Change:
     """Return the change to another number of rotated elements, for one kind of rope."""
     rope = make(world.hp.replaced(rope_dim=n), kind, length_of(world))
     told = int(world.hp["rope_dim"])
@@ -232,7 +232,7 @@ def partial_change(world: World, kind: Kind, n: int) -> Change:
     )  # fmt: skip
 
 
-def theta_change(world: World, kind: Kind, theta: float) -> Change:
+def theta_change(world: World, kind: RopeKind, theta: float) -> Change:
     """Return the change that gives one kind of rope another base."""
     local = kind[0] != world.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
@@ -276,7 +276,7 @@ def theta(case: Case) -> Iterator[Change]:
     yield from case.rounded(lambda t: theta_change(case.world, kind, t), value)
 
 
-def unscaled(world: World, kind: Kind) -> Iterator[Change]:
+def unscaled(world: World, kind: RopeKind) -> Iterator[Change]:
     """Yield the changes that leave a kind's scaling out, or only its factor on cos and sin."""
     if not kind[1]:
         return
@@ -295,7 +295,7 @@ def unscaled(world: World, kind: Kind) -> Iterator[Change]:
         )  # fmt: skip
 
 
-def divided_change(world: World, kind: Kind, factor: float) -> Change:
+def divided_change(world: World, kind: RopeKind, factor: float) -> Change:
     """Return the change that divides positions by a factor, in place of the model's own scaling."""
     plain = make(world.hp, (kind[0], False), length_of(world))
     model = f"; the model says {_said(world.hp['rope_scaling'])}" if kind[1] else (

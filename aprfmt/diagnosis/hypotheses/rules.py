@@ -19,7 +19,7 @@ from aprfmt.inference.moe import Routing
 Array = NDArray[Any]
 Scores = Literal["softmax", "sigmoid"]
 Ranking = Literal["none", "best", "two", "mean"]
-Weights = Literal["scores", "biased", "logits", "softmax of the chosen", "softmax of the scores"]
+MixedBy = Literal["scores", "biased", "logits", "softmax of the chosen", "softmax of the scores"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Rule:
     scores: Scores
     biased: bool
     groups: Ranking
-    weights: Weights
+    weights: MixedBy
     sums: bool
     scaled: bool
 

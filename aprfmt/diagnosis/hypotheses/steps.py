@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.case import Layers, heads_changed
-from aprfmt.diagnosis.hypotheses.reordered import NORMS, Make
+from aprfmt.diagnosis.hypotheses.reordered import NORMS, MakeWorld
 from aprfmt.diagnosis.taps import STREAM, Tap
 from aprfmt.diagnosis.world import World
 
@@ -24,7 +24,7 @@ Sum = Callable[[Any, Any], Any]
 # --- the stream ----------------------------------------------------------------------------------
 
 
-def summed(half: str, how: Sum) -> Make:
+def summed(half: str, how: Sum) -> MakeWorld:
     """Return a maker: behind a half of a layer the stream becomes how(stream, result)."""
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
@@ -57,7 +57,7 @@ SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 }  # fmt: skip
 
 
-def normed_sum(halves: Collection[str]) -> Make:
+def normed_sum(halves: Collection[str]) -> MakeWorld:
     """Return a maker: the norm behind a sublayer reads its sum with the stream, and replaces it."""
 
     def make(world: World, layers: Layers) -> World:
@@ -89,7 +89,7 @@ def normed_sum(halves: Collection[str]) -> Make:
     return make
 
 
-def scaled_elsewhere(scale: float, whole: bool) -> Make:
+def scaled_elsewhere(scale: float, whole: bool) -> MakeWorld:
     """Return a maker: the factor on results is on the sum (`whole`), or on the stream alone."""
 
     def scaled(op: Any, at: Any, x: Any, value: Any) -> Any:
@@ -136,7 +136,7 @@ def by_length(world: World, layers: Layers) -> World:
 # --- rope ----------------------------------------------------------------------------------------
 
 
-def rotated(keys: int, queries: int) -> Make:
+def rotated(keys: int, queries: int) -> MakeWorld:
     """Return a maker: keys and queries are rotated so many times."""
 
     def make(world: World, layers: Layers) -> World:
@@ -173,7 +173,7 @@ def values_rotated(world: World, layers: Layers) -> World:
 # --- attention -----------------------------------------------------------------------------------
 
 
-def capped_after_mask(cap: float) -> Make:
+def capped_after_mask(cap: float) -> MakeWorld:
     """Return a maker: the cap is applied to the masked scores, so hidden keys count with -cap."""
 
     def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
@@ -188,7 +188,7 @@ def masked_with_zero(world: World, layers: Layers) -> World:
     return capped_after_mask(0.0)(world, layers)
 
 
-def window_in(size: int) -> Make:
+def window_in(size: int) -> MakeWorld:
     """Return a maker: attention reaches so many tokens, the query's own among them."""
 
     def make(world: World, layers: Layers) -> World:
@@ -199,7 +199,7 @@ def window_in(size: int) -> Make:
     return make
 
 
-def other_layers_cache(back: int) -> Make:
+def other_layers_cache(back: int) -> MakeWorld:
     """Return a maker: keys and values are those of an earlier layer (0: of the first one)."""
 
     def make(world: World, layers: Layers) -> World:
@@ -232,7 +232,7 @@ FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def function_of(name: str) -> Make:
+def function_of(name: str) -> MakeWorld:
     """Return a maker: the MLP's activation is one of FUNCTIONS."""
 
     def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.case import Case, Layers
 from aprfmt.diagnosis.world import World
-from aprfmt.inference.rope import Kind, Turning, kind_of, make
+from aprfmt.inference.rope import RopeKind, Turning, kind_of, make
 
 Array = NDArray[Any]
 
@@ -27,13 +27,13 @@ def length_of(world: World) -> int:
     return max(len(world.ids), max(world.positions or (0,)) + 1)
 
 
-def kinds(world: World) -> list[Kind]:
+def kinds(world: World) -> list[RopeKind]:
     """Return the kinds of rope in the model's layers, and the kind without scaling."""
     found = [kind_of(world.hp, layer) for layer in range(world.n_layers)]
     return list(dict.fromkeys([kind for kind in found if kind is not None]))
 
 
-def own_kind(case: Case) -> Kind | None:
+def own_kind(case: Case) -> RopeKind | None:
     """Return the kind of the divergence's layer; if that has no rope, the model's only kind."""
     if case.world.spec.block.position != "rope" or case.layer < 0:
         return None
@@ -42,7 +42,7 @@ def own_kind(case: Case) -> Kind | None:
     return kind if kind is not None else every[0] if every else None
 
 
-def rope_of(world: World, kind: Kind) -> Turning:
+def rope_of(world: World, kind: RopeKind) -> Turning:
     """Return the frequencies of a kind."""
     return make(world.hp, kind, length_of(world))
 

@@ -30,14 +30,14 @@ from aprfmt.diagnosis.hypotheses.turning import length_of, places, turned, untur
 from aprfmt.diagnosis.hypotheses.usual_blocks import BLOCKS, Usual, each, hyper, roundings
 from aprfmt.diagnosis.hypotheses.usual_steps import STEPS
 from aprfmt.diagnosis.world import World
-from aprfmt.inference.rope import Kind, kind_of, make
+from aprfmt.inference.rope import RopeKind, kind_of, make
 
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model states none
 
 
-def kinds_of_layers(world: World) -> dict[Kind, Layers]:
+def kinds_of_layers(world: World) -> dict[RopeKind, Layers]:
     """Return the layers of each kind of rope; None for all layers of the model."""
-    found: dict[Kind, set[int]] = {}
+    found: dict[RopeKind, set[int]] = {}
     for layer in range(world.n_layers):
         kind = kind_of(world.hp, layer)
         if kind is not None and world.spec.block.position == "rope":

@@ -14,7 +14,7 @@ JOBS = reduce.THREADS  # arrays per launch; one thread reads each
 PIECES = 1 << 15  # per launch, so that its buffer stays at 4 MiB
 KEPT = 1 << 29  # largest sum of bytes of arrays waiting for their launch
 
-Job = tuple[int, int, int, int, int]  # place, count, size of a piece, result, first piece
+PieceJob = tuple[int, int, int, int, int]  # place, count, size of a piece, result, first piece
 
 
 class Workspace:
@@ -32,7 +32,7 @@ class Workspace:
             self._kernels[key] = reduce.kernel(name, dtype)
         return self._kernels[key]
 
-    def stats(self, dtype: str, jobs: list[Job], pieces: int) -> None:
+    def stats(self, dtype: str, jobs: list[PieceJob], pieces: int) -> None:
         """Write the statistics of arrays of one dtype into their results."""
         if len(jobs) == 1:
             place, count, size, result, _ = jobs[0]
@@ -53,7 +53,7 @@ class _NotEnqueued:
     """Arrays of one dtype whose statistics are not enqueued yet."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[PieceJob] = []
         self.held: list[Any] = []
         self.pieces = self.size = 0
 

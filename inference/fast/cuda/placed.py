@@ -37,7 +37,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class PlacedBlocks:
     """Whole rows of blocks."""
 
     encoding: str
@@ -95,7 +95,7 @@ class CodedWeight:
         return self.blocksize // int(np.gcd(self.blocksize, self.columns))
 
 
-Placed = Dense | Encoded | CodedWeight
+Placed = Dense | PlacedBlocks | CodedWeight
 
 
 @dataclass
@@ -200,7 +200,7 @@ class Placer:
         else:
             row = ENCODINGS[w.encoding]
             size = w.n_columns // row.block_size * row.type_size
-            placed = Encoded(w.encoding, memory.put(data), size)
+            placed = PlacedBlocks(w.encoding, memory.put(data), size)
         w.drop()
         return placed
 

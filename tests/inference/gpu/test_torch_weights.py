@@ -11,7 +11,7 @@ import torch
 import aprfmt
 from aprfmt.inference.fast.kept import keeps
 from aprfmt.inference.fast.torch_products import TorchProducts
-from aprfmt.inference.fast.torch_weights import Coded, Encoded
+from aprfmt.inference.fast.torch_weights import BlocksOnTorch, Bnb4OnTorch
 from aprfmt.inference.session import Session
 from aprfmt.inference.weights import Weights
 from aprfmt.model import open_model
@@ -67,7 +67,7 @@ def test_encoded_weights_stay_encoded_and_decode_exactly(kind: str, dtype: str) 
     if not keeps(kind, dtype):
         assert kept is None
         return
-    assert isinstance(kept, Encoded)
+    assert isinstance(kept, BlocksOnTorch)
     out = torch.full((70, 512), torch.nan, dtype=b._type, device="cuda")
     for start, panel in b._decoded(w, kept):
         out[start : start + len(panel)] = panel
@@ -144,7 +144,7 @@ def test_models_of_every_encoding(kind: str, dtype: str, models: dict[str, Path]
             assert memory is None or used <= memory
             if memory is None and kind == "NF4":
                 w = session.weights["L0.ffn_up.weight"]
-                assert isinstance(w.encoded_on(b), Coded)
+                assert isinstance(w.encoded_on(b), Bnb4OnTorch)
 
 
 def test_memory_on_the_gpu_is_what_the_file_takes(models: dict[str, Path]) -> None:
