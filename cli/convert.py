@@ -1,12 +1,12 @@
 """`aprfmt convert`: any format to any; import, export, split, merge are mappings onto it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import run
+from aprfmt.cli.convert_run import Wishes, run
 
 
 @click.command("convert")
@@ -36,7 +36,10 @@ from aprfmt.cli.convert_run import run
               help="Threads that encode (default: all processors).")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say sizes, memory, disk and time; write nothing.")
 @options.writing
-def command(src: Path, dst: Path, to: str | None, **wishes: Any) -> int:
+def command(
+    src: Path, dst: Path, to: str | None, adapter: Path | None, base: Path | None,
+    **wishes: Unpack[Wishes],
+) -> int:  # fmt: skip
     """Convert SRC to DST, by DST's extension or --to.
 
     Every tensor keeps its encoding and bytes unless the target's rules or a flag say otherwise;
@@ -44,4 +47,4 @@ def command(src: Path, dst: Path, to: str | None, **wishes: Any) -> int:
     --generic needs no known architecture: names and bytes go from container to container, and the
     output is marked, so that no loader takes it for a model.
     """
-    return run(src, dst, to, **wishes)
+    return run(src, dst, to, adapter, base, **wishes)

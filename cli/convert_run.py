@@ -1,9 +1,9 @@
 """How every command that converts does it: the way by its options, the warnings, the report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import click
 
@@ -14,26 +14,62 @@ if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
 
 
-def run(src: Path, dst: Path, to: str | None, **wishes: Any) -> int:
-    """Convert and report; every conversion command but `set` ends here.
+class Wishes(TypedDict, total=False):
+    """What commands that convert take: fields of conversion's Options.
 
-    `wishes` are fields of conversion's Options: what the commands call their options, and what
-    `convert` has of adapters.
+    Each command has some of them; one that is absent has the default of Options.
     """
+
+    arch: str | None
+    generic: bool
+    encoding: str | None
+    tensor_encodings: Sequence[tuple[str, str]]
+    quantize: str | None
+    pure: bool
+    imatrix: Path | None
+    allow_requantize: bool
+    fma: Literal["fused", "strict"]
+    threads: int | None
+    jobs: int
+    allow_overflow: bool
+    allow_inexact: bool
+    drop: Sequence[str]
+    allow_missing: Sequence[str]
+    complete: bool
+    metadata: Mapping[str, object]
+    remove: Sequence[str]
+    max_shard_size: int | None
+    alignment: int | None
+    force: bool
+    verify: bool
+    source_hash: bool
+    carry: bool
+    dry_run: bool
+    resume: bool
+
+
+def run(
+    src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
+    **wishes: Unpack[Wishes],
+) -> int:  # fmt: skip
+    """Convert and report; every conversion command but `set` ends here."""
     dry_run = bool(wishes.get("dry_run"))
-    report = converted(src, dst, to, **wishes)
+    report = converted(src, dst, to, adapter, base, **wishes)
     show = partial(convert_show.show, report, dry_run)
     return render.emit(report.to_json(), 0, show, written=True)
 
 
-def converted(src: Path, dst: Path, to: str | None, **wishes: Any) -> "ConversionReport":
+def converted(
+    src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
+    **wishes: Unpack[Wishes],
+) -> "ConversionReport":  # fmt: skip
     """Convert, warn of what the target cannot say, and return the report."""
     from aprfmt.conversion import NoFormatError
 
     command = click.get_current_context()
     try:
         with render.ProgressLine(command.info_name or "", "bytes") as progress:
-            report = _way(wishes)(src, dst, to=to, progress=progress, **wishes)
+            report = _way(adapter, base, wishes)(src, dst, to=to, progress=progress)
     except NoFormatError as error:
         named = any(each.name == "to" for each in command.command.params)
         raise UsageError(f"{error}" + (", or its name with --to" if named else "")) from None
@@ -43,24 +79,26 @@ def converted(src: Path, dst: Path, to: str | None, **wishes: Any) -> "Conversio
     return report
 
 
-def _way(wishes: dict[str, Any]) -> "Callable[..., ConversionReport]":
+def _way(
+    adapter: Path | None, base: Path | None, wishes: Wishes
+) -> "Callable[..., ConversionReport]":
     """Return the function that converts: plainly, with an adapter merged, or an adapter itself.
 
-    What it alone takes is taken out of `wishes`. Raises UsageError for both at once.
+    Raises UsageError for both at once.
     """
-    adapter, base = wishes.pop("adapter", None), wishes.pop("base", None)
     if adapter is not None and base is not None:
         raise UsageError("--adapter merges into SRC, --base says SRC is an adapter: give one")
     if adapter is not None:
         from aprfmt.adapters import convert_merged
 
-        return partial(convert_merged, adapter=adapter)
+        return partial(convert_merged, adapter=adapter, **wishes)
     if base is not None:
         from aprfmt.adapters import convert_adapter
 
-        kept = {name: wishes[name] for name in ("force", "dry_run")}
-        wishes.clear()
-        return lambda src, dst, to, progress: convert_adapter(src, dst, base, **kept)
+        force, dry_run = wishes["force"], wishes["dry_run"]
+        return lambda src, dst, to, progress: convert_adapter(
+            src, dst, base, force=force, dry_run=dry_run
+        )
     from aprfmt.conversion import convert
 
-    return convert
+    return partial(convert, **wishes)

@@ -1,11 +1,9 @@
 """`aprfmt doctor`: what works here, and why the rest does not."""
 
-from typing import Any
-
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.doctor_facts import facts
+from aprfmt.cli.doctor_facts import Devices, DoctorFacts, facts
 
 
 @click.command("doctor")
@@ -16,7 +14,7 @@ def command() -> int:
     return render.emit(body, 0, lambda: show(body))
 
 
-def show_devices(found: dict[str, Any]) -> None:
+def show_devices(found: Devices) -> None:
     """Print the GPUs, and what each backend says of them."""
     render.line("devices", style="head")
     render.line("  cpu")
@@ -27,15 +25,17 @@ def show_devices(found: dict[str, Any]) -> None:
         render.line(f"  no GPU: {render.escape(found['why'])}")
     else:
         render.line(f"  driver {found['driver'] or 'unknown'}, CUDA up to {found['cuda']}")
-    for name in ("torch", "cupy"):
-        why = found[name]
+    for name, why in (("torch", found["torch"]), ("cupy", found["cupy"])):
         text = f"  {name}: {render.escape(why) if why else 'can use the GPU'}"
         render.line(text, style="warn" if why and found["gpus"] else "")
 
 
-def show(body: dict[str, Any]) -> None:
+def show(body: DoctorFacts) -> None:
     """Print the facts for people."""
-    render.pairs((key, body[key]) for key in ("aprfmt", "python", "system", "cpus"))
+    render.pairs([
+        ("aprfmt", body["aprfmt"]), ("python", body["python"]), ("system", body["system"]),
+        ("cpus", body["cpus"]),
+    ])  # fmt: skip
     render.line("packages", style="head")
     render.table(
         [
@@ -51,7 +51,8 @@ def show(body: dict[str, Any]) -> None:
     if found["why"]:
         render.line(f"  {render.escape(found['why'])}", style="warn" if found["folder"] else "")
     else:
-        render.line(f"  {render.escape(found['folder'])}: {render.escape(found['version'])}")
+        said = f"{found['folder']}: {found['version']}"
+        render.line(f"  {render.escape(said)}")
     kernels = body["native"]
     render.line("native kernels", style="head")
     if not kernels["built"]:

@@ -3,9 +3,9 @@
 import os
 import platform
 import sys
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import NotRequired, TypedDict
 
 from aprfmt.base.version import __version__
 from aprfmt.errors import BackendUnavailableError
@@ -27,6 +27,63 @@ PACKAGES: tuple[tuple[str, str, str], ...] = (
     ("obstore", "s3://, gs:// and az:// addresses", "pip install obstore"),
     ("fsspec", "addresses of other schemes", "pip install fsspec"),
 )
+
+
+Package = TypedDict("Package", {"name": str, "version": str | None, "for": str, "get": str})
+
+
+class Kernels(TypedDict):
+    """Whether the C extension is built, or why not; for which processor, and what is off."""
+
+    built: bool
+    why: NotRequired[str]
+    cpu: NotRequired[str]
+    kernels: NotRequired[list[str]]
+    disabled: NotRequired[dict[str, str]]
+
+
+class GpuRow(TypedDict):
+    """One GPU of the driver; `memory` in bytes."""
+
+    index: int
+    name: str
+    memory: int
+    compute: str
+
+
+class Devices(TypedDict):
+    """What the driver offers, and for each backend why it cannot use it ("" if it can)."""
+
+    driver: str | None
+    cuda: str | None
+    gpus: list[GpuRow]
+    why: str
+    torch: str
+    cupy: str
+
+
+class LlamaCpp(TypedDict):
+    """The folder of llama.cpp's libraries, their version, and why they do not load."""
+
+    folder: str | None
+    version: str | None
+    why: str
+
+
+class DoctorFacts(TypedDict):
+    """Everything `aprfmt doctor` says."""
+
+    aprfmt: str
+    python: str
+    system: str
+    byteorder: str
+    cpus: int | None
+    packages: list[Package]
+    native: Kernels
+    devices: Devices
+    llama_cpp: LlamaCpp
+
+
 _DISTRIBUTIONS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
 
 # What pyproject's user extras install.
@@ -43,7 +100,7 @@ def installed(name: str) -> str | None:
     return "unknown" if find_spec(name) is not None else None
 
 
-def native() -> dict[str, object]:
+def native() -> Kernels:
     """Say whether the C extension is built, for which processor, and what is switched off."""
     if os.environ.get("APRFMT_NATIVE") == "0":
         return {"built": False, "why": "APRFMT_NATIVE=0 is set"}
@@ -59,7 +116,7 @@ def native() -> dict[str, object]:
     }
 
 
-def facts() -> dict[str, object]:
+def facts() -> DoctorFacts:
     """Return everything `doctor` says, as plain data."""
     return {
         "aprfmt": __version__,
@@ -79,7 +136,7 @@ def facts() -> dict[str, object]:
     }
 
 
-def llama_cpp() -> dict[str, str | None]:
+def llama_cpp() -> LlamaCpp:
     """Say which of llama.cpp's libraries the engine loads, or why it has none ("" if it does)."""
     from aprfmt.inference.engines.llama_library import Library, library_folder
 
@@ -91,7 +148,7 @@ def llama_cpp() -> dict[str, str | None]:
         return {"folder": folder, "version": None, "why": str(error)}
 
 
-def devices() -> dict[str, object]:
+def devices() -> Devices:
     """Say what the NVIDIA driver offers, and for each backend why it cannot use it ("" if it can).
 
     torch is asked itself, as only it knows what it was built for; cupy's package and the driver
@@ -101,7 +158,10 @@ def devices() -> dict[str, object]:
     return {
         "driver": cuda_driver.driver_version(),
         "cuda": None if found.cuda is None else ".".join(map(str, found.cuda)),
-        "gpus": [asdict(gpu) for gpu in found.gpus],
+        "gpus": [
+            GpuRow(index=gpu.index, name=gpu.name, memory=gpu.memory, compute=gpu.compute)
+            for gpu in found.gpus
+        ],
         "why": found.why,
         "torch": torch_on_gpu(found),
         "cupy": cuda_driver.cupy_problem(found),

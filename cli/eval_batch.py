@@ -4,17 +4,47 @@ import math
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from aprfmt.cli import render, running
+from aprfmt.cli import eval_show, render, running
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
     from aprfmt.inference.batch import Batch
     from aprfmt.inference.reported import LossVerdict
     from aprfmt.inference.running import Run
+
+
+class BatchFacts(TypedDict):
+    """What a batch holds; `loss_of_logits` where it has the trainer's logits."""
+
+    path: str
+    samples: int
+    tokens: int
+    padding: int
+    labels: int
+    shift: int
+    loss_of_logits: float | None
+
+
+class Reported(TypedDict):
+    """The loss that was reported, the one recomputed, and which mistakes give it."""
+
+    value: float
+    recomputed: float
+    within: float
+    verdict: str
+    mistakes: list[list[str]]
+    guesses: list[dict[str, object]]
+
+
+class BatchScored(eval_show.LossFacts):
+    """What `aprfmt eval --batch` says."""
+
+    run: running.WhereRan
+    batch: BatchFacts
 
 
 def parse_reported(
@@ -37,7 +67,7 @@ def parse_reported(
 
 def measure(
     run: "Run", path: Path, reported: tuple[float, float] | None, within: float
-) -> "tuple[dict[str, Any], list[Check]]":
+) -> "tuple[BatchScored, Reported | None, list[Check]]":
     """Score the batch and judge the reported loss; return the JSON and the checks."""
     from aprfmt.inference.batch import read_batch, score
     from aprfmt.inference.loss import judge, mean_loss
@@ -51,7 +81,10 @@ def measure(
             scored.append(one)
             progress(len(scored), len(batch.mask))
     loss = mean_loss(given(batch, scored), vocab)
-    body: dict[str, Any] = {"loss": loss, "batch": batch_to_json(batch)}
+    body: BatchScored = {
+        "run": running.run_facts(run), "batch": batch_to_json(batch),
+        **eval_show.loss_to_json(loss),
+    }  # fmt: skip
     checks = [shift_check(batch)]
     theirs = None
     if batch.logits is not None:
@@ -60,11 +93,10 @@ def measure(
         body["batch"]["loss_of_logits"] = other.nats
         checks.append(logits_check(batch, loss.nats, other.nats, within))
     if reported is None:
-        return body, [*checks, *judge(loss, "trained", str(run.model.path))]
+        return body, None, [*checks, *judge(loss, "trained", str(run.model.path))]
     number, digit = reported
     answer = explain(batch, scored if theirs is None else theirs, number, within, digit)
-    body["reported"] = answer_to_json(answer)
-    return body, [*checks, reported_check(batch, answer)]
+    return body, answer_to_json(answer), [*checks, reported_check(batch, answer)]
 
 
 def shift_check(batch: "Batch") -> "Check":
@@ -134,7 +166,7 @@ def todo(answer: "LossVerdict") -> str:
     return "compare the forward passes: save the trainer's logits as `logits` in the batch"
 
 
-def batch_to_json(batch: "Batch") -> dict[str, object]:
+def batch_to_json(batch: "Batch") -> BatchFacts:
     """Return what the file holds."""
     samples, tokens = batch.mask.shape
     return {
@@ -144,7 +176,7 @@ def batch_to_json(batch: "Batch") -> dict[str, object]:
     }  # fmt: skip
 
 
-def answer_to_json(answer: "LossVerdict") -> dict[str, object]:
+def answer_to_json(answer: "LossVerdict") -> Reported:
     """Return the verdict with every guess that gives the number."""
     return {
         "value": answer.reported, "recomputed": answer.right, "within": answer.within,
@@ -155,7 +187,7 @@ def answer_to_json(answer: "LossVerdict") -> dict[str, object]:
     }  # fmt: skip
 
 
-def show(body: dict[str, Any]) -> None:
+def show(body: BatchScored, reported: Reported | None) -> None:
     """Print what the batch holds and both losses."""
     loss, batch = body["loss"], body["batch"]
     render.line(running.headline(body["run"]), style="head")
@@ -166,6 +198,6 @@ def show(body: dict[str, Any]) -> None:
     ]  # fmt: skip
     if batch["loss_of_logits"] is not None:
         rows.append(("of its logits", f"{batch['loss_of_logits']:.6f} nats per token"))
-    if "reported" in body:
-        rows.append(("reported", f"{body['reported']['value']:.6g}"))
+    if reported is not None:
+        rows.append(("reported", f"{reported['value']:.6g}"))
     render.pairs(rows)

@@ -1,10 +1,10 @@
 """What `aprfmt eval` scores: texts, or a trainer's batch; and the model it is held against."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from aprfmt.cli import checks_show, eval_batch, eval_show, render, running
 from aprfmt.cli.eval_windows import read_samples, window_tokens, windows_to_json
@@ -13,6 +13,7 @@ from aprfmt.errors import UsageError
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
     from aprfmt.inference.evaluation import Sample
+    from aprfmt.inference.loss import KlDivergence
     from aprfmt.inference.running import Run
 
 
@@ -65,28 +66,42 @@ def of_texts(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
             measured = measure(run.session, planned, skipped, twin, progress, draft=draft)
         kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
         checks = judge(measured.loss, kind, str(run.model.path))
-        body: dict[str, Any] = {
+        scored: eval_show.EvalFacts = {
             "run": running.run_facts(run),
             **eval_show.loss_to_json(measured.loss),
             **windows_to_json(run.model, planned, *cut),
         }
+        draft_found: eval_show.Drafts | None = None
+        against: eval_show.Against | None = None
         if measured.acceptance is not None:
             least = ALIVE if asked.least_accepted is None else asked.least_accepted
             checks.insert(0, measured.acceptance.judged(least, str(run.model.path)))
             found_drafts = measured.acceptance
-            body["draft"] = eval_show.Drafts(
+            draft_found = eval_show.Drafts(
                 drafts=found_drafts.drafts, accepted=found_drafts.accepted,
                 acceptance=found_drafts.rate, least=least,
             )  # fmt: skip
         if other is not None and measured.other is not None:
             checks += judge(measured.other, kind, str(other.model.path))
-            difference = measured.divergence
-            body["against"] = {
+            against = {
                 "run": running.run_facts(other),
                 **eval_show.loss_to_json(measured.other),
-                "divergence": None if difference is None else asdict(difference),
+                "divergence": kl_facts(measured.divergence),
             }
-        return finish(run, body, checks, eval_show.show)
+        body: dict[str, object] = {**scored}
+        body |= {} if draft_found is None else {"draft": draft_found}
+        body |= {} if against is None else {"against": against}
+        return finish(run, body, checks, lambda: eval_show.show(scored, draft_found, against))
+
+
+def kl_facts(found: "KlDivergence | None") -> "eval_show.KlFacts | None":
+    """Return how far two models are apart as JSON has it; None where that was not measured."""
+    if found is None:
+        return None
+    return {
+        "kl": found.kl, "max_kl": found.max_kl, "top1": found.top1,
+        "correct_change": found.correct_change, "tokens": found.tokens,
+    }  # fmt: skip
 
 
 def of_batch(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
@@ -102,26 +117,24 @@ def of_batch(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
         raise UsageError(f"--batch is scored as it is; found {found[0]} beside it")
     assert asked.batch is not None
     with running.session(model, where) as run:
-        body, checks = eval_batch.measure(run, asked.batch, asked.reported, asked.within)
-        body = {"run": running.run_facts(run), **body, **eval_show.loss_to_json(body["loss"])}
-        return finish(run, body, checks, eval_batch.show)
+        body, verdict, checks = eval_batch.measure(run, asked.batch, asked.reported, asked.within)
+        said = {**body} if verdict is None else {**body, "reported": verdict}
+        return finish(run, said, checks, lambda: eval_batch.show(body, verdict))
 
 
 def finish(
-    run: "Run", body: dict[str, object], checks: "list[Check]",
-    show: Callable[[dict[str, object]], None],
+    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None],
 ) -> int:  # fmt: skip
     """Judge the checks, print what was found and return the exit code."""
     from aprfmt.base.outcome import Report
 
     report = Report(str(run.model.path), tuple(checks))
-    body["gate"] = report.to_json()
 
     def show_all() -> None:
-        show(body)
+        show()
         checks_show.show_checks(report.checks)
 
-    return render.emit(body, report.exit_code, show_all)
+    return render.emit({**body, "gate": report.to_json()}, report.exit_code, show_all)
 
 
 @contextmanager

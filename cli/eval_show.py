@@ -1,16 +1,29 @@
 """What `aprfmt eval` says of a loss: as JSON, and printed."""
 
 import math
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from aprfmt.cli import render, running
-from aprfmt.cli.eval_windows import window_rows
+from aprfmt.cli.eval_windows import WindowFacts, window_rows
 
 if TYPE_CHECKING:
     from aprfmt.inference.loss import MeanLoss
 
 
-def loss_to_json(loss: "MeanLoss") -> dict[str, object]:
+class LossFacts(TypedDict):
+    """A mean loss with its unit, and what it was measured on."""
+
+    loss: float
+    unit: str
+    perplexity: float
+    uniform_loss: float
+    vocab_size: int
+    loss_tokens: int
+    samples: int
+    skipped: list[str]
+
+
+def loss_to_json(loss: "MeanLoss") -> LossFacts:
     """Return the numbers with their unit."""
     return {
         "loss": loss.nats,
@@ -33,6 +46,29 @@ class Drafts(TypedDict):
     least: float
 
 
+class KlFacts(TypedDict):
+    """How far two models' predictions are apart: KL in nats per token, shares of 1."""
+
+    kl: float
+    max_kl: float
+    top1: float
+    correct_change: float
+    tokens: int
+
+
+class Against(LossFacts):
+    """The other model's loss, and how far its predictions are from the first's."""
+
+    run: running.WhereRan
+    divergence: KlFacts | None
+
+
+class EvalFacts(LossFacts, WindowFacts):
+    """What `aprfmt eval` says of texts."""
+
+    run: running.WhereRan
+
+
 def draft_verdict(draft: Drafts) -> str:
     """Return what is said of a draft head first."""
     if not draft["drafts"]:
@@ -41,16 +77,13 @@ def draft_verdict(draft: Drafts) -> str:
     return f"{state}: {100 * draft['acceptance']:.1f} % of {draft['drafts']} drafts accepted"
 
 
-def show(body: dict[str, Any]) -> None:
+def show(body: EvalFacts, draft: Drafts | None, against: Against | None) -> None:
     """Print the losses, and how far the two distributions are apart; of drafts, that first."""
-    draft = body.get("draft")
     if draft is not None:
         render.line(f"draft head {draft_verdict(draft)}")
-    for found in (body, body.get("against")):
-        if found is None:
-            continue
-        where = found["run"]
-        render.line(running.headline(where), style="head")
+    both: list[EvalFacts | Against] = [body] if against is None else [body, against]
+    for found in both:
+        render.line(running.headline(found["run"]), style="head")
         render.pairs([
             *(window_rows(body) if found is body else ()),
             ("loss", f"{found['loss']:.6f} nats per token"),
@@ -59,7 +92,7 @@ def show(body: dict[str, Any]) -> None:
             ("scored", f"{found['loss_tokens']} labels of {found['samples']} samples"
              + (f", {len(found['skipped'])} skipped" if found["skipped"] else "")),
         ])  # fmt: skip
-    difference = (body.get("against") or {}).get("divergence")
+    difference = None if against is None else against["divergence"]
     if difference is not None:
         render.line("this model against the other", style="head")
         render.pairs([

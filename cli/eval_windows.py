@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from aprfmt.cli import options, render, running
 from aprfmt.errors import FormatError
@@ -109,9 +109,27 @@ def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
     return asked if asked is not None else window_size(context, convention)
 
 
+class LeadingTokens(TypedDict):
+    """What stands before windows: its ids, their tokens, and before how many windows."""
+
+    ids: list[int]
+    tokens: list[str]
+    windows: int
+
+
+class WindowFacts(TypedDict):
+    """How texts were cut into windows; sizes in tokens."""
+
+    convention: str
+    max_seq_len: int
+    overlap: int
+    windows: int
+    bos: LeadingTokens
+
+
 def windows_to_json(
     model: "Model", planned: "Planned", capacity: int, overlap: int, convention: str
-) -> dict[str, object]:
+) -> WindowFacts:
     """Return how the texts were cut: sizes in tokens, what stands before windows, and how many."""
     behind = [(sample, windows) for sample, windows in planned if sample.prefix]
     ids = list(behind[0][0].ids[: behind[0][0].prefix]) if behind else []
@@ -128,7 +146,7 @@ def windows_to_json(
     }
 
 
-def window_rows(body: dict[str, Any]) -> list[tuple[str, str]]:
+def window_rows(body: WindowFacts) -> list[tuple[str, str]]:
     """Return what is printed of the windows, and of what stands before them."""
     from aprfmt.inference.loss import CONVENTIONS
 

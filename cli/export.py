@@ -1,12 +1,12 @@
 """`aprfmt export`: a model to GGUF or a loadable Hugging Face folder."""
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import run
+from aprfmt.cli.convert_run import Wishes, run
 from aprfmt.cli.import_ import stem
 from aprfmt.errors import UsageError
 
@@ -20,7 +20,7 @@ from aprfmt.errors import UsageError
 @options.tensor_encodings
 @options.leaving
 @options.writing
-def command(model: Path, to: str | None, output: Path | None, **wishes: Any) -> int:
+def command(model: Path, to: str | None, output: Path | None, **wishes: Unpack[Wishes]) -> int:
     """Convert MODEL to GGUF, or to safetensors in a folder that transformers loads."""
     from aprfmt.formats import FORMATS
 

@@ -1,12 +1,12 @@
 """`aprfmt hash`: ordered SHA-256 of every tensor; a manifest to find damage by."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
+from aprfmt.cli.hash_show import Hashes, show
 from aprfmt.errors import UsageError
 
 
@@ -45,28 +45,10 @@ def command(
     with open_model(model, arch=arch, damaged=not write) as opened:
         with render.ProgressLine("hash") as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
-        body: dict[str, Any] = {"model": str(opened.path), "tensors": rows}
+        body: Hashes = {"model": str(opened.path), "tensors": rows}
         if write:
             body["written"] = str(manifest.write(opened, rows, force=force, blocks=blocks))
         if expected is not None:
             body["failures"] = manifest.compare(expected, opened, rows, selected=bool(patterns))
         body["damage"], damaged = told(opened.damage)
     return render.emit(body, damaged or int(bool(body.get("failures"))), lambda: show(body))
-
-
-def show(body: dict[str, Any]) -> None:
-    """Print the hashes, or the verdict of a check."""
-    if "failures" in body:
-        for row in body["failures"]:
-            render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
-        if not body["failures"]:
-            render.line(f"all {len(body['tensors'])} tensors match", style="good")
-        return
-    for row in body["tensors"]:
-        render.say(
-            f"{row.get('decoded') or '-':64}  {(row['raw'] or ['-'])[0][:16]:16}  "
-            f"{row['encoding']:8} "
-            f"{row['key']}"
-        )
-    if "written" in body:
-        render.line(f"wrote {render.escape(body['written'])}")

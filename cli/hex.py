@@ -1,12 +1,17 @@
 """`aprfmt hex`: header fields or decoded blocks beside their bytes."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from aprfmt.cli import complete, options, render
 from aprfmt.cli.damage import told
 from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.base.protocols import Damage
 
 
 @click.command("hex")
@@ -38,11 +43,13 @@ def command(
     name = named if name is None else name
     if name is not None and offset is not None:
         raise UsageError(f"tensor {name!r} and --offset; give one of them")
+    body: hex_read.TensorBlocks | hex_read.PlainBytes | hex_read.HeaderRows
+    damage: Sequence[Damage] = ()
     if name is not None:
-        body = hex_read.tensor_blocks(model, name, block, blocks)
+        body, damage = hex_read.tensor_blocks(model, name, block, blocks)
     elif offset is not None:
         body = hex_read.plain_bytes(model, offset, length)
     else:
-        body = hex_read.header(model, limit)
-    body["damage"], code = told(body.get("damage", ()))
+        body, damage = hex_read.header(model, limit)
+    body["damage"], code = told(damage)
     return render.emit(body, code, lambda: hex_show.show(body))

@@ -1,8 +1,9 @@
 """What `aprfmt hex` shows, as plain data: header fields, blocks of a tensor, or plain bytes."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, final
 
 import numpy as np
 
@@ -17,15 +18,77 @@ from aprfmt.model.patterns import select_one
 from aprfmt.model.resolve import spellings_by_name
 
 
-def header(model: Path, limit: int) -> dict[str, object]:
-    """Return the header's fields with their bytes."""
+class FieldRow(TypedDict):
+    """A field of a header: its first 16 bytes in hex, and what they say."""
+
+    offset: int
+    nbytes: int
+    bytes: str
+    name: str
+    value: str
+
+
+@final
+class HeaderRows(TypedDict):
+    """The fields of a file's header; `count` of all, also those that are not shown."""
+
+    path: str
+    format: str
+    fields: list[FieldRow]
+    count: int
+    damage: list[dict[str, object]]
+
+
+class BlockField(TypedDict):
+    """A field of a block; of the values at most eight."""
+
+    name: str
+    bytes: str
+    value: list[object]
+
+
+class BlockRow(TypedDict):
+    """A block: its bytes in hex, its fields, its decoded values where it has some by itself."""
+
+    block: int
+    offset: int
+    bytes: str
+    fields: list[BlockField]
+    values: list[float] | None
+
+
+@final
+class TensorBlocks(TypedDict):
+    """Blocks of a tensor; `count` of all that it has."""
+
+    path: str
+    tensor: str
+    encoding: str
+    shape: list[int]
+    count: int
+    blocks: list[BlockRow]
+    damage: list[dict[str, object]]
+
+
+@final
+class PlainBytes(TypedDict):
+    """Bytes of a file as they stand, in hex."""
+
+    path: str
+    offset: int
+    bytes: str
+    damage: list[dict[str, object]]
+
+
+def header(model: Path, limit: int) -> tuple[HeaderRows, Sequence[Damage]]:
+    """Return the header's fields with their bytes, and what is wrong with the file."""
     path, damage = model, None
     if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
         with open_model(model, partial=True, damaged=True) as opened:
             path, damage = opened.source.files[0], opened.damage
     spec = detect(path)
     with closing(open_bytes(path)) as file:
-        rows: list[dict[str, Any]] = []
+        rows: list[FieldRow] = []
         total = 0
         for field in spec.header_fields(file.view, str(path)):
             total += 1
@@ -35,8 +98,10 @@ def header(model: Path, limit: int) -> dict[str, object]:
                     {"offset": field.offset, "nbytes": field.nbytes, "bytes": raw.hex(),
                      "name": field.name, "value": field.value}
                 )  # fmt: skip
-        return {"path": str(path), "format": spec.name, "fields": rows, "count": total,
-                "damage": damage_of_file(path) if damage is None else damage}  # fmt: skip
+        body: HeaderRows = {
+            "path": str(path), "format": spec.name, "fields": rows, "count": total, "damage": [],
+        }  # fmt: skip
+        return body, damage_of_file(path) if damage is None else damage
 
 
 def damage_of_file(path: Path) -> list[Damage]:
@@ -48,17 +113,22 @@ def damage_of_file(path: Path) -> list[Damage]:
         return []
 
 
-def plain_bytes(model: Path, offset: int, length: int) -> dict[str, object]:
+def plain_bytes(model: Path, offset: int, length: int) -> PlainBytes:
     """Return bytes of the file as they stand."""
     with closing(open_bytes(model)) as file:
         if offset >= file.size:
             raise UsageError(f"{model}: --offset {offset}, the file has {file.size} bytes")
         raw = bytes(file.view[offset : offset + length])
-        return {"path": str(model), "offset": offset, "bytes": raw.hex()}
+        return {"path": str(model), "offset": offset, "bytes": raw.hex(), "damage": []}
 
 
-def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, Any]:
-    """Return blocks of a tensor: byte fields as the codec maps them, and decoded values."""
+def tensor_blocks(
+    model: Path, name: str, first: int, count: int
+) -> tuple[TensorBlocks, Sequence[Damage]]:
+    """Return blocks of a tensor: byte fields as the codec maps them, and decoded values.
+
+    Beside them stands what is wrong with the model's files.
+    """
     with open_model(model, damaged=True) as opened:
         stored = opened.source.tensors
         every = spellings_by_name(opened)
@@ -84,21 +154,19 @@ def tensor_blocks(model: Path, name: str, first: int, count: int) -> dict[str, A
             if line:
                 start = i // each * line + row.row_header + i % each * size
             raw = bytes(tensor.raw(start, min(start + size, info.nbytes)))
-            rows.append(
-                {"block": i, "offset": info.offset + start, **block_row(info.encoding, raw)}
-            )
-        return {
+            rows.append(block_row(info.encoding, raw, i, info.offset + start))
+        body: TensorBlocks = {
             "path": str(opened.path), "tensor": info.name, "encoding": info.encoding,
-            "shape": list(info.shape), "count": total, "blocks": rows,
-            "damage": opened.damage,
+            "shape": list(info.shape), "count": total, "blocks": rows, "damage": [],
         }  # fmt: skip
+        return body, opened.damage
 
 
-def block_row(encoding: str, raw: bytes) -> dict[str, Any]:
+def block_row(encoding: str, raw: bytes, block: int, offset: int) -> BlockRow:
     """Return one block's fields (name, bytes, values) and its decoded values."""
     reference = codec(encoding)
     layout = reference.layout
-    fields = []
+    fields: list[BlockField] = []
     if layout is not None and layout.names and layout.fields:
         record = np.frombuffer(raw[: layout.itemsize], layout)[0]
         for field in layout.names:
@@ -111,4 +179,6 @@ def block_row(encoding: str, raw: bytes) -> dict[str, Any]:
     if reference.parts == ("",) and not reference.row.row_header:
         count = len(raw) // reference.type_size * reference.block_size
         values = decode(encoding, {"": raw}, (count,)).tolist()
-    return {"bytes": raw.hex(), "fields": fields, "values": values}
+    return {
+        "block": block, "offset": offset, "bytes": raw.hex(), "fields": fields, "values": values,
+    }  # fmt: skip

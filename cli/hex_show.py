@@ -1,9 +1,12 @@
 """What `aprfmt hex` prints."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli import render
+
+if TYPE_CHECKING:
+    from aprfmt.cli.hex_read import HeaderRows, PlainBytes, TensorBlocks
 
 
 def hex_lines(raw: bytes, offset: int) -> Iterator[str]:
@@ -14,18 +17,18 @@ def hex_lines(raw: bytes, offset: int) -> Iterator[str]:
         yield f"{offset + start:08x}  {piece.hex(' '):47}  {text}"
 
 
-def show(body: dict[str, Any]) -> None:
+def show(body: "HeaderRows | TensorBlocks | PlainBytes") -> None:
     """Print fields, blocks or plain bytes."""
-    if "fields" in body:
-        _fields(body)
+    if "bytes" in body:
+        for text in hex_lines(bytes.fromhex(body["bytes"]), body["offset"]):
+            render.line(text)
     elif "blocks" in body:
         _blocks(body)
     else:
-        for text in hex_lines(bytes.fromhex(body["bytes"]), body["offset"]):
-            render.line(text)
+        _fields(body)
 
 
-def _fields(body: dict[str, Any]) -> None:
+def _fields(body: "HeaderRows") -> None:
     for row in body["fields"]:
         raw = bytes.fromhex(row["bytes"])
         dots = " .." if row["nbytes"] > len(raw) else ""
@@ -35,7 +38,7 @@ def _fields(body: dict[str, Any]) -> None:
         render.line(f"... {body['count'] - len(body['fields'])} more (--limit)", style="dim")
 
 
-def _blocks(body: dict[str, Any]) -> None:
+def _blocks(body: "TensorBlocks") -> None:
     what = f"{body['tensor']} {render.shape_text(body['shape'])} {body['encoding']}"
     render.say(f"{what}, {body['count']} blocks", style="head")
     for row in body["blocks"]:
@@ -51,6 +54,6 @@ def _blocks(body: dict[str, Any]) -> None:
             render.line(f"  values   {_values(row['values'])}")
 
 
-def _values(values: list[object]) -> str:
+def _values(values: list[float]) -> str:
     some = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in values[:16])
     return " ".join(some) + (" .." if len(values) > 16 else "")

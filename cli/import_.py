@@ -2,12 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import run
+from aprfmt.cli.convert_run import Wishes, run
 
 
 @click.command("import")
@@ -17,7 +17,7 @@ from aprfmt.cli.convert_run import run
 @options.tensor_encodings
 @options.leaving
 @options.writing
-def command(src: Path, output: Path | None, **wishes: Any) -> int:
+def command(src: Path, output: Path | None, **wishes: Unpack[Wishes]) -> int:
     """Convert SRC (safetensors, GGUF, a Hugging Face folder) to APR v2 and verify it."""
     dst = output if output is not None else Path(f"{stem(src)}.apr")
     return run(src, dst, "apr", **wishes)

@@ -89,7 +89,7 @@ def tensors(
 
     roles, rows = opened.roles_of, []
     for done, (name, tensor) in enumerate(opened.items()):
-        row = listed(name, tensor, roles.get(name, ()), stats=False)
+        row: dict[str, object] = {**listed(name, tensor, roles.get(name, ()), stats=False)}
         row |= {"nbytes": all_bytes(tensor), "damage": tensor.damage}
         if stats:
             row |= _measured(tensor)

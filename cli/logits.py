@@ -1,7 +1,7 @@
 """`aprfmt logits`: the logits of every token, as a file, and the gate a working model passes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
@@ -9,6 +9,19 @@ from aprfmt.cli import checks_show, options, render, running
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
+
+
+class LogitsFound(TypedDict):
+    """What `aprfmt logits` says; `top` of the last row."""
+
+    run: running.WhereRan
+    tokens: dict[str, object]
+    shape: list[int]
+    dtype: str
+    argmax: "running.TopToken | None"
+    top: "list[running.TopToken]"
+    gate: dict[str, object]
+    output: str | None
 
 
 @click.command("logits")
@@ -42,7 +55,7 @@ def command(
         found = run.session.logits(ids)
         top = running.top_tokens(found[-1], opened)
         report = Report(str(opened.path), tuple(rows_gate(found)))
-        body: dict[str, Any] = {
+        body: LogitsFound = {
             "run": running.run_facts(run),
             "tokens": {"ids": ids, "text": text},
             "shape": list(found.shape),
@@ -57,7 +70,7 @@ def command(
     return render.emit(body, report.exit_code, lambda: show(body, report.checks))
 
 
-def show(body: dict[str, Any], found: "tuple[Check, ...]") -> None:
+def show(body: LogitsFound, found: "tuple[Check, ...]") -> None:
     """Print where it ran, the best tokens of the last row, and the gate."""
     render.line(running.headline(body["run"]), style="head")
     if body["output"]:

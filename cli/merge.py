@@ -1,12 +1,12 @@
 """`aprfmt merge`: a sharded model in one file."""
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import run
+from aprfmt.cli.convert_run import Wishes, run
 
 
 @click.command("merge")
@@ -16,6 +16,7 @@ from aprfmt.cli.convert_run import run
 @options.resume
 @options.no_verify
 @options.common
-def command(src: Path, dst: Path, **wishes: Any) -> int:
+def command(src: Path, dst: Path, **wishes: Unpack[Wishes]) -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""
-    return run(src, dst, None, complete=False, **wishes)
+    wishes["complete"] = False  # a plain copy of the stored tensors
+    return run(src, dst, None, **wishes)

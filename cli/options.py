@@ -27,7 +27,7 @@ def gathered(**kinds: type[Any]) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         @wraps(function)
-        def command(**given: Any) -> object:
+        def command(**given: object) -> object:
             parts = {
                 name: kind(**{each: given[each] for each in names[name]})
                 for name, kind in kinds.items()
@@ -74,7 +74,7 @@ common = group(
 class Place(click.Path):
     """A path, or an address: a RemotePath."""
 
-    def coerce_path_result(self, value: object) -> Any:
+    def coerce_path_result(self, value: object) -> Path:
         """Return what a text names."""
         from aprfmt.remote.paths import place
 

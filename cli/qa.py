@@ -1,12 +1,24 @@
 """`aprfmt qa`: the gates together, to find out whether a file can be trusted."""
 
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 import click
 
 from aprfmt.cli import checks_html, checks_show, options, render, running
 from aprfmt.cli.html import add_page
+
+
+class QaAsked(TypedDict):
+    """What is handed on to `aprfmt.qa.run` as it was given."""
+
+    against: Path | None
+    golden: Path | None
+    random_weights: bool
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    min_run: int
+    baseline: Path | None
 
 
 @click.command("qa")
@@ -35,7 +47,7 @@ from aprfmt.cli.html import add_page
 @options.common
 def command(
     model: str, also: tuple[str, ...], save_baseline: Path | None, html: Path | None, force: bool,
-    where: running.WhereOptions, **asked: Any,
+    where: running.WhereOptions, **asked: Unpack[QaAsked],
 ) -> int:  # fmt: skip
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 

@@ -2,12 +2,12 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import run
+from aprfmt.cli.convert_run import Wishes, run
 from aprfmt.errors import UsageError
 
 
@@ -44,7 +44,7 @@ class TypesInHelp(click.Command):
 @options.writing
 def command(
     src: Path, dst: Path, to: str | None, calibrate: Path | None, chunks: int | None,
-    **wishes: Any,
+    **wishes: Unpack[Wishes],
 ) -> int:  # fmt: skip
     """Quantize SRC to DST, by DST's extension or --to.
 

@@ -32,7 +32,7 @@ def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[s
     }
 
 
-def traffic() -> dict[str, Any]:
+def traffic() -> dict[str, object]:
     """Return what went over the network, under its key; {} where nothing did."""
     loaded = sys.modules.get("aprfmt.remote.traffic")  # nothing is imported for a local file
     if loaded is None or not (loaded.TRAFFIC.requests or loaded.TRAFFIC.cached):
@@ -40,12 +40,12 @@ def traffic() -> dict[str, Any]:
     return {"remote": loaded.TRAFFIC.facts()}
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON object; NaN and infinities become strings, surrogates their escapes."""
     sys.stdout.write(json.dumps(plain(value), ensure_ascii=True) + "\n")
 
 
-def plain(value: Any) -> object:
+def plain(value: object) -> object:
     """Return plain JSON data; NaN and infinities as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -95,7 +95,8 @@ def from_elsewhere() -> Iterable[str]:
     """Yield what a user is told of files that do not lie where the command said."""
     loaded = sys.modules.get("aprfmt.remote.traffic")
     yield from loaded.TRAFFIC.told if loaded is not None else ()
-    if (remote := traffic().get("remote")) is not None:
+    if loaded is not None and traffic():
+        remote = loaded.TRAFFIC.facts()
         kept = remote["cached_bytes"]
         cached = f", {size_text(kept)} from the cache" if kept else ""
         count = f"{remote['requests']} request{'s' * (remote['requests'] != 1)}"

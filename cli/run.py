@@ -30,7 +30,8 @@ from aprfmt.cli import options, render, running
 @options.common
 def command(
     model: str, max_tokens: int, ignore_stop: bool, dry_run: bool,
-    tokens: running.Tokens, where: running.WhereOptions, **drawn: Any,
+    tokens: running.Tokens, where: running.WhereOptions,
+    temperature: float, top_k: int, top_p: float, seed: int,
 ) -> int:  # fmt: skip
     """Generate text, greedily unless --temperature says otherwise.
 
@@ -42,7 +43,7 @@ def command(
     from aprfmt.inference.generating import MadeBeside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
 
-    sampling = Sampling(**drawn)
+    sampling = Sampling(temperature, top_k, top_p, seed)
     began = time.perf_counter()
     with running.session(model, where) as run:
         opened = run.model

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import click
 
@@ -230,7 +230,22 @@ def check_ids(model: "Model", ids: list[int]) -> list[int]:
     return ids
 
 
-def run_facts(run: "Run", trace: "Trace | None" = None) -> dict[str, object]:
+class WhereRan(TypedDict):
+    """Where a model ran; `backend` the backend's own facts, `via` how an engine was reached."""
+
+    model: str
+    format: str
+    architecture: str
+    requested: str
+    ran: str
+    why: str
+    allowed_missing: list[str]
+    backend: NotRequired[dict[str, object]]
+    via: NotRequired[object]
+    peak_rss_bytes: NotRequired[int | None]
+
+
+def run_facts(run: "Run", trace: "Trace | None" = None) -> WhereRan:
     """Return what JSON says of where it ran: requested, ran, why, backend facts, peak memory.
 
     An engine's facts are those of its trace.
@@ -238,7 +253,7 @@ def run_facts(run: "Run", trace: "Trace | None" = None) -> dict[str, object]:
     from aprfmt.inference.session import peak_rss
 
     model, choice = run.model, run.choice
-    facts: dict[str, Any] = {
+    facts: WhereRan = {
         "model": str(model.path),
         "format": model.format,
         "architecture": model.spec.name,
@@ -250,12 +265,13 @@ def run_facts(run: "Run", trace: "Trace | None" = None) -> dict[str, object]:
     if run.own is not None:
         facts["backend"] = dict(run.own.backend.facts())
     elif trace is not None:
-        backend: Any = trace.run["backend"]
-        facts |= {"backend": dict(backend), "via": trace.run.get("via")}
-    return facts | {"peak_rss_bytes": peak_rss()}
+        facts["backend"] = dict(trace.run["backend"])
+        facts["via"] = trace.run.get("via")
+    facts["peak_rss_bytes"] = peak_rss()
+    return facts
 
 
-def headline(run: dict[str, Any]) -> str:
+def headline(run: WhereRan) -> str:
     """Return what ran where, and the memory it took, of what `run_facts` says."""
     peak = run.get("peak_rss_bytes")
     took = f", peak memory {render.size_text(peak)}" if peak else ""

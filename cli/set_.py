@@ -55,7 +55,10 @@ def command(
         before = edits.snapshot(opened, keys)
         resolved = set_edit.trouble(opened) is None
         form = opened.format
-        body = set_edit.changed_in_place(opened, values, remove) if in_place else {}
+        body: dict[str, object] = {}
+        patched = None
+        if in_place:
+            body, patched = set_edit.changed_in_place(opened, values, remove)
     target = output or model
     if output is not None:
         report = converted(
@@ -71,7 +74,7 @@ def command(
     def show() -> None:
         if output is not None:
             convert_show.show(report)
-        set_edit.show(found, model, body.get("patched_bytes"))
+        set_edit.show(found, model, patched)
 
     body |= {"changes": [asdict(change) for change in found]}
     return render.emit(body, 0, show, written=True)

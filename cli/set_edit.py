@@ -29,13 +29,13 @@ def finish(model: Path) -> None:
 
 def changed_in_place(
     opened: "Model", values: dict[str, object], remove: tuple[str, ...]
-) -> dict[str, Any]:
-    """Change the file of an open model, which closes it; return the body of the JSON."""
+) -> tuple[dict[str, object], int]:
+    """Change the file of an open model, which closes it; return the JSON, and how many bytes."""
     from aprfmt.conversion import Options
     from aprfmt.conversion.in_place import change
 
     report, patched = change(opened, Options(metadata=values, remove=remove, complete=False))
-    return report.to_json() | {"in_place": True, "patched_bytes": patched}
+    return report.to_json() | {"in_place": True, "patched_bytes": patched}, patched
 
 
 def parsed(

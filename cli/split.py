@@ -1,12 +1,12 @@
 """`aprfmt split`: the same model in several shards."""
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import run
+from aprfmt.cli.convert_run import Wishes, run
 
 
 @click.command("split")
@@ -18,6 +18,7 @@ from aprfmt.cli.convert_run import run
 @options.resume
 @options.no_verify
 @options.common
-def command(src: Path, dst: Path, **wishes: Any) -> int:
+def command(src: Path, dst: Path, **wishes: Unpack[Wishes]) -> int:
     """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""
-    return run(src, dst, None, complete=False, **wishes)
+    wishes["complete"] = False  # a plain copy of the stored tensors
+    return run(src, dst, None, **wishes)

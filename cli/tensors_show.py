@@ -1,6 +1,6 @@
 """What `aprfmt tensors` says of a tensor: its row as plain data, and the table of all rows."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from aprfmt.cli import render
 from aprfmt.errors import AprfmtError
@@ -11,9 +11,23 @@ if TYPE_CHECKING:
 STATS = ("mean", "std", "min", "max", "zeros", "nan", "inf")  # columns of --stats
 
 
-def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> dict[str, object]:
+class TensorListed(TypedDict):
+    """A tensor's row: `damage` where its bytes cannot be trusted, `stats` where asked for."""
+
+    name: str
+    role: str
+    shape: list[int]
+    encoding: str
+    nbytes: int
+    offset: int | None
+    parts: dict[str, str]
+    damage: NotRequired[str]
+    stats: NotRequired[dict[str, object]]
+
+
+def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> TensorListed:
     """Return one tensor's row."""
-    row: dict[str, Any] = {
+    row: TensorListed = {
         "name": name,
         "role": " ".join(roles),
         "shape": list(tensor.shape),
@@ -40,7 +54,7 @@ def tensor_stats(tensor: "View") -> dict[str, object]:
         return {"error": str(error)}
 
 
-def show(rows: list[dict[str, Any]], total: int, stats: bool) -> None:
+def show(rows: list[TensorListed], total: int, stats: bool) -> None:
     """Print the table for people."""
     damaged = any("damage" in row for row in rows)
     table = []

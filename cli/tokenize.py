@@ -1,11 +1,23 @@
 """`aprfmt tokenize`: text to token ids, or ids back to text."""
 
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import click
 
 from aprfmt.cli import options, render, running
+
+
+class TokensFound(TypedDict):
+    """What `aprfmt tokenize` says; `tokens` in the vocabulary's spelling, `pieces` as text."""
+
+    model: str
+    tokenizer: str
+    text: str
+    count: int
+    ids: list[int]
+    tokens: list[str]
+    pieces: list[str]
 
 
 @click.command("tokenize")
@@ -23,7 +35,6 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
     text = options.text_of(text, "TEXT")
     with open_model(model) as opened:
         tokenizer = opened.tokenizer
-        body: dict[str, Any] = {"model": str(opened.path), "tokenizer": tokenizer.origin}
         if decode:
             ids = running.numbers_of(text.replace(",", " ").split(), "--decode")
             text = tokenizer.decode(ids)
@@ -35,13 +46,16 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
             ids = tokenizer.encode(
                 text, add_special=not no_special, parse_special=not no_parse_special
             )
-        body.update(text=text, count=len(ids), ids=ids, tokens=[tokenizer.token(i) for i in ids])
-        body["pieces"] = [tokenizer.piece(i) for i in ids]
+        body: TokensFound = {
+            "model": str(opened.path), "tokenizer": tokenizer.origin, "text": text,
+            "count": len(ids), "ids": ids, "tokens": [tokenizer.token(i) for i in ids],
+            "pieces": [tokenizer.piece(i) for i in ids],
+        }  # fmt: skip
         running.warn_of_bos(tokenizer, ids)
     return render.emit(body, 0, lambda: show(body, decode))
 
 
-def show(body: dict[str, Any], decode: bool) -> None:
+def show(body: TokensFound, decode: bool) -> None:
     """Print ids for people: one line of numbers, then one token a line."""
     if decode:
         render.say(body["text"])

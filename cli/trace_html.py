@@ -1,7 +1,7 @@
 """The page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from aprfmt.compare.traces import TraceDiff, position_axis
 from aprfmt.inference.capture import POINTS
 from aprfmt.inference.trace import Trace
 
+T = TypeVar("T")
 STATISTICS = ("std", "mean", "min", "max", "absmax", "l2", "zeros", "nan", "inf")
 
 
@@ -76,7 +77,7 @@ def heats(
     ], names  # fmt: skip
 
 
-def _grouped(values: Sequence[object], size: int) -> list[Sequence[Any]]:
+def _grouped(values: Sequence[T], size: int) -> list[Sequence[T]]:
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 

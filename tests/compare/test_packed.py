@@ -221,6 +221,12 @@ def test_plain_values_betray_no_scheme(values: Array) -> None:
     assert lattices.found(values + 1e-3 * rng.standard_normal(values.shape), "F32") is None
 
 
+def test_zeros_betray_no_scheme(values: Array) -> None:
+    """Seen red: values clipped to zero were five bits above a minimum."""
+    clipped = np.maximum(values[:16], 0).astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert lattices.found(clipped, "BF16") is None
+
+
 # --- requantizing the base ------------------------------------------------------------------------
 
 Write = Callable[[str, Array], packing.Rows]

@@ -290,7 +290,8 @@ def _improbable(cells: "Array", scale: "Array", code: Code, unit: Unit, loose: "
     # Zero is stored as it is: what is only small beside the scale is not zero.
     may = (2 * unit.relative * np.abs(entries[near]) + 1e-9) * (entries[near] != 0) + 1e-30
     may = may + ((2 * loose + unit.least) / np.abs(scale))[:, None]
-    telling = ~np.isnan(cells) & (may < TELLING * gap)
+    # Zero is an entry of every code: what was pruned or clipped to it fits any scheme.
+    telling = ~np.isnan(cells) & (cells != 0) & (may < TELLING * gap)
     bits = np.where(telling, np.log2(gap / (2 * may)), 0.0)
     found: Array = np.where((telling & (off > may)).any(1), -np.inf, np.minimum(bits, 8).sum(1))
     return found

@@ -1,0 +1,36 @@
+"""What `aprfmt hash` prints."""
+
+from typing import TYPE_CHECKING, NotRequired, TypedDict
+
+from aprfmt.cli import render
+
+if TYPE_CHECKING:
+    from aprfmt.checks.file.manifest import Failure, TensorRow
+
+
+class Hashes(TypedDict):
+    """What `aprfmt hash` says; `written` and `failures` where it wrote or compared."""
+
+    model: str
+    tensors: "list[TensorRow]"
+    damage: NotRequired[list[dict[str, object]]]
+    written: NotRequired[str]
+    failures: NotRequired["list[Failure]"]
+
+
+def show(body: Hashes) -> None:
+    """Print the hashes, or the verdict of a check."""
+    if "failures" in body:
+        for row in body["failures"]:
+            render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
+        if not body["failures"]:
+            render.line(f"all {len(body['tensors'])} tensors match", style="good")
+        return
+    for row in body["tensors"]:
+        render.say(
+            f"{row.get('decoded') or '-':64}  {(row['raw'] or ['-'])[0][:16]:16}  "
+            f"{row['encoding']:8} "
+            f"{row['key']}"
+        )
+    if "written" in body:
+        render.line(f"wrote {render.escape(body['written'])}")
