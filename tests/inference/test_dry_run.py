@@ -101,6 +101,24 @@ def test_the_peak_is_that_of_the_run(large: Model, run: str, traced: Any) -> Non
     assert abs(found / taken - 1) < 0.1, (found, taken)
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_the_peak_of_torch_is_what_its_profiler_counts(arch: str, tmp_path: Path) -> None:
+    """Its attention over 400 tokens makes all scores at once; in blocks it would be half."""
+    from torch.profiler import ProfilerActivity, profile
+
+    save_tiny(arch, tmp_path / "m", "bfloat16", **SIZES)
+    asked = RunRequest(ids=tuple(range(3, 403)), choice=parse_run("torch::float32"))
+    with open_model(tmp_path / "m") as model:
+        found = estimate_run(model, asked, 1).devices[0]
+        with opened(asked, model) as run:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+                run.session.extend(list(asked.ids))
+    rows = [row for row in seen.profiler.kineto_results.events() if row.name() == "[memory]"]
+    sizes = [row.nbytes() for row in sorted(rows, key=lambda row: row.start_ns())]
+    peak = int(np.cumsum(sizes).max())
+    assert abs((found.peak_bytes - found.weights_bytes) / peak - 1) < 0.15
+
+
 def test_the_peak_of_a_trace_is_that_of_the_run(large: Model, traced: Any) -> None:
     asked = request("numpy")
     found = estimate_trace(large, asked)
