@@ -14,9 +14,11 @@ import pytest
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import UsageError
+from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.estimate import Estimate, estimate_run, estimate_trace, together
 from aprfmt.inference.fast import encoded, pages
+from aprfmt.inference.masks import causal_mask
 from aprfmt.inference.running import RunRequest, opened
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
@@ -186,6 +188,21 @@ def test_layers_are_split_over_gpus_as_a_run_splits_them(
     assert one.devices[0].cache_bytes == first.cache_bytes + second.cache_bytes
     assert first.cache_bytes == 2 * second.cache_bytes  # of three layers
     assert one.devices[0].free_bytes is None and one.devices[0].fits
+
+
+def test_as_many_masks_are_counted_as_a_gpu_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aprfmt.inference.fast import dry_cuda
+
+    one = dry_cuda.Found(("cuda:0",), (None,), kernels=True)
+    monkeypatch.setattr(dry_cuda, "found", lambda device: one)
+    gpu = dry_cuda.DryCuda("cuda", "float32")
+    x, held = gpu.new((20, 2, 8)), []
+    before = gpu.account.live
+    for window in range(1, 10):
+        heads = Heads(causal_mask(0, 20, 20, window), 1.0, None, None, "float32", (0, window))
+        gpu.attention(x, x, x, heads)
+        held.append((gpu.account.live - before) // 20**2)
+    assert held == [1, 2, 3, 4, 5, 6, 7, 8, 1]
 
 
 def test_no_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
