@@ -71,6 +71,8 @@ def test_a_step_is_no_less_than_the_gaps_of_its_block(name: str, judged: dict[st
     bound = found if not isinstance(found, RowCodec) else found.of_rows(expected.shape[1])
     steps = bound.steps({"": raw.tobytes()}, expected.size)
     assert steps is not None and steps.shape == (expected.size,) and (steps > 0).all()
+    alone = [bound.steps({"": row.tobytes()}, expected.shape[1]) for row in raw]
+    np.testing.assert_array_equal(steps.reshape(expected.shape), alone)
     for values, step in zip(expected, steps.reshape(expected.shape), strict=True):
         block = ENCODINGS[name].block_size
         for start in range(0, len(values), block):

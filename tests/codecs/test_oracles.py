@@ -73,6 +73,32 @@ def test_decoded_as_the_library_decodes(library: str, case: str) -> None:
     assert found.astype(DTYPES[judged.encoding]).tobytes() == bytes(judged.raw)
 
 
+def _swizzled(row: int, column: int) -> int:
+    """Return where torchao has a scale of a matrix with 6 scales in a row: two tiles of 128 x 4."""
+    tile, row = 2 * (row // 128) + column // 4, row % 128
+    return tile * 512 + row % 32 * 16 + row // 32 * 4 + column % 4
+
+
+def test_swizzled_scales_of_more_rows_than_a_tile_has() -> None:
+    """The 16 rows that torchao packed, ten times over."""
+    rows = {n.partition("|")[2]: row for n, row in rows_of("torchao").items() if "nvfp4|" in n}
+    said = dialects_at(
+        json.loads(header("torchao")["__metadata__"]["nvfp4"]), "model.layers.0.mlp.up_proj"
+    )
+    assert said is not None
+    held, made = rows["._weight_scale"][2], bytearray(4 * 512)
+    for row in range(160):
+        for column in range(6):
+            made[_swizzled(row, column)] = held[_swizzled(row % 16, column)]
+    parts = {
+        "._weight_qdata": StoredPart(10 * rows["._weight_qdata"][2], "U8", (160, 48)),
+        "._weight_scale": StoredPart(bytes(made), "F8_E4M3", (64, 32)),
+        "._weight_per_tensor_scale": StoredPart(rows["._weight_per_tensor_scale"][2], "F32", ()),
+    }
+    found = decode_weight(said[0][0], parts, said[1])
+    assert found.astype(ml_dtypes.bfloat16).tobytes() == 10 * rows["="][2]
+
+
 def test_every_library_has_its_file() -> None:
     assert FILES == [
         "auto_gptq", "auto_round", "awq", "compressed_tensors", "mlx", "modelopt", "torchao",

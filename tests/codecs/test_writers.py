@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import codec, decode
+from aprfmt.codecs import codec, decode, repack_blocks
 from aprfmt.codecs.bits import halves_to_pairs, pairs_to_halves
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.grids import GridWeight, Groups
@@ -213,6 +213,10 @@ def test_blocks_are_laid_out_anew(encoding: str, data: st.DataObject) -> None:
     row = ENCODINGS[encoding].row_bytes((ROWS, COLUMNS)) or 0
     read = of_blocks(encoding, (ROWS, COLUMNS), lambda a, b: raw[a * row : b * row], whole)
     np.testing.assert_array_equal(read.values(0, ROWS), values)
+    with pytest.MonkeyPatch.context() as without:
+        made = read.codes(1, ROWS)
+        without.setattr(repack_blocks, "native_kernels", lambda: None)
+        np.testing.assert_array_equal(read.codes(1, ROWS), made)
     for target in PAIRS[encoding]:
         for _, said, packed in anew(read, target):
             check(values, packed.decode(), said)

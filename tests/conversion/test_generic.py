@@ -88,3 +88,15 @@ def test_no_loader_believes_more(demo_model: Path, tmp_path: Path) -> None:
     with open_model(marked) as copy:
         assert copy.metadata["architecture"] == "aprfmt-generic"
         assert "aprfmt.generic" in copy.metadata
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (2, 0, 4), (0,)])
+def test_a_tensor_without_elements_is_stored_in_another_encoding(
+    shape: tuple[int, ...], unknown: Path, tmp_path: Path
+) -> None:
+    save_file({"empty": np.zeros(shape, np.float32)}, unknown / "model.safetensors")
+    assert run("convert", unknown, tmp_path / "e", "--to", "safetensors", "--encoding",
+               "BF16").code == 0  # fmt: skip
+    with safe_open(tmp_path / "e" / "model.safetensors", "np") as file:
+        told = file.get_slice("empty")
+        assert (told.get_dtype(), tuple(told.get_shape())) == ("BF16", shape)

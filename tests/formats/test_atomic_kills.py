@@ -112,7 +112,7 @@ def test_handlers_that_somebody_set_stay() -> None:
             signal.signal(number, handler)
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGKILL", -9)])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
 def test_a_whole_command_is_interrupted_and_run_again(
     name: str, code: int, demo_model: Path, tmp_path: Path
 ) -> None:

@@ -14,9 +14,11 @@ import pytest
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.errors import UsageError
+from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.estimate import Estimate, estimate_run, estimate_trace, together
 from aprfmt.inference.fast import encoded, pages
+from aprfmt.inference.masks import causal_mask
 from aprfmt.inference.running import RunRequest, opened
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
@@ -101,6 +103,24 @@ def test_the_peak_is_that_of_the_run(large: Model, run: str, traced: Any) -> Non
     assert abs(found / taken - 1) < 0.1, (found, taken)
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_the_peak_of_torch_is_what_its_profiler_counts(arch: str, tmp_path: Path) -> None:
+    """Its attention over 400 tokens makes all scores at once; in blocks it would be half."""
+    from torch.profiler import ProfilerActivity, profile
+
+    save_tiny(arch, tmp_path / "m", "bfloat16", **SIZES)
+    asked = RunRequest(ids=tuple(range(3, 403)), choice=parse_run("torch::float32"))
+    with open_model(tmp_path / "m") as model:
+        found = estimate_run(model, asked, 1).devices[0]
+        with opened(asked, model) as run:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+                run.session.extend(list(asked.ids))
+    rows = [row for row in seen.profiler.kineto_results.events() if row.name() == "[memory]"]
+    sizes = [row.nbytes() for row in sorted(rows, key=lambda row: row.start_ns())]
+    peak = int(np.cumsum(sizes).max())
+    assert abs((found.peak_bytes - found.weights_bytes) / peak - 1) < 0.15
+
+
 def test_the_peak_of_a_trace_is_that_of_the_run(large: Model, traced: Any) -> None:
     asked = request("numpy")
     found = estimate_trace(large, asked)
@@ -168,6 +188,21 @@ def test_layers_are_split_over_gpus_as_a_run_splits_them(
     assert one.devices[0].cache_bytes == first.cache_bytes + second.cache_bytes
     assert first.cache_bytes == 2 * second.cache_bytes  # of three layers
     assert one.devices[0].free_bytes is None and one.devices[0].fits
+
+
+def test_as_many_masks_are_counted_as_a_gpu_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aprfmt.inference.fast import dry_cuda
+
+    one = dry_cuda.Found(("cuda:0",), (None,), kernels=True)
+    monkeypatch.setattr(dry_cuda, "found", lambda device: one)
+    gpu = dry_cuda.DryCuda("cuda", "float32")
+    x, held = gpu.new((20, 2, 8)), []
+    before = gpu.account.live
+    for window in range(1, 10):
+        heads = Heads(causal_mask(0, 20, 20, window), 1.0, None, None, "float32", (0, window))
+        gpu.attention(x, x, x, heads)
+        held.append((gpu.account.live - before) // 20**2)
+    assert held == [1, 2, 3, 4, 5, 6, 7, 8, 1]
 
 
 def test_no_weight_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
