@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SAFETENSORS = "aprfmt.source.metadata"  # JSON: the `__metadata__` of a file that was converted
 _TORCHAO = "tensor_names"  # JSON list: the weights that the metadata describe
+_SIZE = "group_size"
 MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what config.json lacks}
 
 
@@ -34,23 +35,32 @@ def packing_said(config: Mapping[str, Value] | None, name: str) -> str:
 def packing_config(model: "Model") -> Mapping[str, Value] | None:
     """Return the model's configuration with what it says of quantization in one place.
 
-    config.json comes first, then `hf_quant_config.json`. Raises FormatError where that is read and
-    is damaged.
+    config.json comes first, then `hf_quant_config.json`, also for the size of groups alone. Raises
+    FormatError where that is read and is damaged.
     """
     config = model.config
     section = None if config is None else section_of(config)
-    if config is not None and section is not None:
-        if section.get("quant_method") != "torchao":
-            return config
-        return {**config, SECTIONS[0]: {**section, "tensors": dict(_described(model))}}
+    method = None if section is None else section.get("quant_method")
+    if section is not None and method == "torchao":
+        return {**(config or {}), SECTIONS[0]: {**section, "tensors": dict(_described(model))}}
+    said = _modelopt_said(model) if method in (None, "modelopt") else None
+    if said is None or (section is not None and (method is None or _SIZE not in said)):
+        return config
+    if section is not None:  # the section of W4A16_AWQ says no size of groups
+        return {**(config or {}), SECTIONS[0]: {_SIZE: said[_SIZE], **section}}
+    return {**(config or {}), SECTIONS[0]: {**said, "quant_method": "modelopt"}}
+
+
+def _modelopt_said(model: "Model") -> Mapping[str, Value] | None:
+    """Return what ModelOpt's own file says, None without one; FormatError where it is damaged."""
     text = _modelopt_text(model)
     if text is None:
-        return config
+        return None
     where = f"{model.path}: {MODELOPT_FILE}"
     said = json_object(text, where).get(SECTIONS[1])
     if not isinstance(said, Mapping):
         raise FormatError(f"{where}: has no object {SECTIONS[1]!r}; expected the quantization")
-    return {**(config or {}), SECTIONS[0]: {**said, "quant_method": "modelopt"}}
+    return said
 
 
 def _described(model: "Model") -> Iterator[tuple[str, Value]]:

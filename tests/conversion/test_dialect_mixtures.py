@@ -53,6 +53,16 @@ def holds(folder: Path, expected: Mapping[str, Any], *encodings: str) -> None:
     assert aprfmt.diff(folder, plain).equal
 
 
+def test_a_size_of_groups_that_only_modelopts_own_file_says(tmp_path: Path) -> None:
+    """So is W4A16_AWQ exported: config.json says no size, and no weight could be read."""
+    make, size = floats.MODELOPT["W4A16_AWQ"]
+    section = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}
+    expected = written(tmp_path / "m", {"_proj": make}, section)
+    own = {"quantization": {"quant_algo": "W4A16_AWQ", "group_size": size}}
+    (tmp_path / "m" / "hf_quant_config.json").write_text(json.dumps(own))
+    holds(tmp_path / "m", expected, "MODELOPT")
+
+
 @pytest.mark.parametrize("algorithm", floats.MODELOPT)
 def test_algorithms_of_modelopt(algorithm: str, tmp_path: Path) -> None:
     make, size = floats.MODELOPT[algorithm]

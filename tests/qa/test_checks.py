@@ -18,6 +18,7 @@ from aprfmt.checks.gates.subject import QaRequest, Subject
 from aprfmt.compare.thresholds import Tolerance
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session
+from tests.conversion.dialect_folders import write_folder
 from tests.models import VOCAB, save_tiny
 from tests.qa.faults import config, copied, swapped_tokens, tensors
 
@@ -150,6 +151,15 @@ def test_shapes_of_another_configuration_are_said_with_those_it_gives(
     assert one.name == "tensors-shaped" and one.expected == "[64, 256]; [64]"
     assert "; shape [128, 256] 8: L0.attn_k.weight, L0.attn_v.weight, " in one.found
     assert "; shape [128] 8: L0.attn_k.bias, " in one.found
+
+
+@pytest.mark.parametrize("dialect", ["gptq", "compressed_packed", "modelopt"])
+def test_packed_weights_that_decode_are_known(dialect: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", dialect)
+    package.convert(tmp_path / "m", tmp_path / "m.apr")
+    for path in (tmp_path / "m", tmp_path / "m.apr"):
+        report = qa.run(path, only=("tensor-contract",), against=tmp_path / "m")
+        assert report.gate("tensor-contract").outcome == "PASS"
 
 
 def test_a_checksum_that_is_wrong_fails_and_one_that_is_absent_is_no_pass(
