@@ -104,19 +104,22 @@ class _Rows:
 
     @classmethod
     def of(cls, runs: "Columns[Run]") -> "_Rows | None":
-        """Return runs as rows; None where they are not of one size, or of several tensors."""
+        """Return runs as rows; None where they are no whole rows, or of several tensors."""
         import numpy as np
 
         which, starts, sizes = (np.frombuffer(column, np.int64) for column in runs.columns)
-        tensor, width = runs[0].tensor, int(sizes[0])
+        tensor, width = runs[0].tensor.held, int(sizes.min())
         lies = tensor.lies() if type(tensor) is StoredTensor else None
         mapped = lies is not None and isinstance(lies[0], MappedFile)
-        made = tensor.makes and tensor.info.row_bytes == width
+        made = tensor.makes and width % (tensor.info.row_bytes or width + 1) == 0
         if not (mapped or made) or tensor.info.nbytes % width:
             return None
-        if (which != which[0]).any() or (sizes != width).any() or (starts % width).any():
+        if (which != which[0]).any() or (sizes % width).any() or (starts % width).any():
             return None
-        return cls(tensor, starts // width, width)
+        count = sizes // width  # neighbours are one run
+        before = np.cumsum(count) - count
+        numbers = np.repeat(starts // width - before, count) + np.arange(int(count.sum()))
+        return cls(tensor, numbers, width)
 
     def window(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of the rows one after the other, copied."""
