@@ -128,6 +128,11 @@ class LazyTensor(Protocol):
         return False
 
     @property
+    def held(self) -> "LazyTensor":
+        """The tensor whose bytes it has: itself, or the one that it adds something to."""
+        return self
+
+    @property
     def decode(self) -> Callable[[], "NDArray[Any]"] | None:
         """What decodes it (to `info.shape`) where its codec cannot do so from bytes alone."""
         return None

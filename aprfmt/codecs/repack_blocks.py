@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aprfmt.codecs import codec, native_kernels
+from aprfmt.codecs import codec, decode, native_kernels
 from aprfmt.codecs.base import F32, U8, Array, Blocks
 from aprfmt.codecs.bits import halves_to_pairs
 from aprfmt.codecs.grids import GridWeight, Groups
@@ -29,7 +29,8 @@ class BlockSource:
 
 
 def _scale(held: Array) -> F32:
-    found: F32 = held.astype(np.float32)
+    raw = np.ascontiguousarray(held).reshape(-1).view(np.uint8)
+    found: F32 = decode("F16", raw.data, held.shape)
     wrong = ~np.isfinite(found)
     if wrong.any():
         at = [int(index) for index in np.argwhere(wrong)[0]]
@@ -39,8 +40,12 @@ def _scale(held: Array) -> F32:
 
 def _small(held: Blocks, whole: F32 | None) -> Groups:
     # Bit 7 is none that ggml reads, and 0x7F it reads as 0.
-    d = held["d"].reshape(len(held), -1) & 0x7F
-    return Groups(16, np.where(d == 0x7F, np.uint8(0), d), whole=whole, codes="e2m1")
+    four = np.ascontiguousarray(held["d"].view("<u4")) & np.uint32(0x7F7F7F7F)
+    d = four.view(np.uint8).reshape(len(held), -1)
+    wrong = d == 0x7F
+    if wrong.any():
+        d[wrong] = 0
+    return Groups(16, d, whole=whole, codes="e2m1")
 
 
 def _powers(held: Blocks, whole: F32 | None) -> Groups:

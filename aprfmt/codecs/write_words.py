@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.codecs import native_kernels
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.rounding import grouped, integer_codes, largest
@@ -65,7 +66,7 @@ def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
 def _zeros(source: GridWeight) -> Array:
     """Return the zero points [groups, outputs] as uint8."""
     groups = source.groups
-    held = np.full(groups.scale.shape, 8) if groups.zeros is None else groups.zeros
+    held = np.full(groups.scale.shape, 8, np.uint8) if groups.zeros is None else groups.zeros
     return np.ascontiguousarray(held.T.astype(np.uint8))
 
 
@@ -78,9 +79,14 @@ def _along_inputs(source: GridWeight, settings: Settings) -> Array:
     """Return qweight int32 [in / 8, out]: the words of rows of codes, turned."""
     outputs, inputs = source.shape
     made = np.empty((inputs // 8, outputs), "<i4")
+    native = native_kernels()
     for start in range(0, outputs, _ROWS):
         stop = min(start + _ROWS, outputs)
-        made[:, start:stop] = source.codes(start, stop).view("<i4").T
+        words = source.codes(start, stop).view("<i4")
+        if native is None:
+            made[:, start:stop] = words.T
+        else:
+            native.turn("columns", words, 0, made.view(np.uint8)[:, 4 * start : 4 * stop])
     return made
 
 

@@ -114,6 +114,11 @@ class ScaledTensor(LazyTensor):
         self.info = replace(self.main.info, name=origin.info.name)
         self.beside = {name: bytes(part.raw()) for name, part in origin.parts.items() if name}
 
+    @property
+    def held(self) -> LazyTensor:
+        """The blocks."""
+        return self.main
+
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return stored bytes [start, stop)."""
         return self.main.raw(start, stop)

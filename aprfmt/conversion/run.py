@@ -62,7 +62,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
             return
         source = _copied(output.runs)
     else:
-        source = _encoded(output, options, written.counts)
+        source = overlapped(_encoded(output, options, written.counts))
         written.lost_codes = lost_codes_of(output)
     for chunk in source:
         written.crc = crc32(chunk, written.crc)

@@ -109,11 +109,11 @@ class _OrderedRows:
         import numpy as np
 
         which, starts, sizes = (np.frombuffer(column, np.int64) for column in runs.columns)
-        tensor = runs[0].tensor
+        tensor = runs[0].tensor.held
         width = int(np.gcd.reduce([np.gcd.reduce(starts), np.gcd.reduce(sizes)]))
         lies = tensor.lies() if type(tensor) is StoredTensor else None
         mapped = lies is not None and isinstance(lies[0], MappedFile)
-        made = tensor.makes and tensor.info.row_bytes == width
+        made = tensor.makes and width % (tensor.info.row_bytes or width + 1) == 0
         if not (mapped or made) or tensor.info.nbytes % width:
             return None
         counts = sizes // width

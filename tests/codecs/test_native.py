@@ -12,6 +12,7 @@ import pytest
 
 from aprfmt import codecs
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.conversion.counts import Counts
 from aprfmt.errors import CodecError
 from tests.codecs.levels import golden, level, misaligned, native
 from tests.patience import PATIENCE
@@ -219,6 +220,28 @@ def test_moments_of_encoded_bytes_are_those_of_the_decoded(name: str) -> None:
     assert native.stats_of(name, raw, count, threads=2) == native.stats(decoded)
     with pytest.raises(CodecError, match=f"{name}: found"):
         native.stats_of(name, raw, count + row.block_size)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 4095, 4099, 20_000])
+def test_changes_are_counted_as_numpy_does(count: int) -> None:
+    rng = np.random.default_rng(count)
+    special = np.array([0, -0.0, 1, 1 + 2.0**-23, np.nan, -np.nan, np.inf, -np.inf, 1e-45, 3e38],
+                       np.float32)  # fmt: skip
+    before, after = (rng.choice(special, count) for _ in range(2))
+    with np.errstate(all="ignore"):
+        differ = (before != after) & ~(np.isnan(before) & np.isnan(after))
+    over = np.isfinite(before) & ~np.isfinite(after)
+    under = (before != 0) & (after == 0)
+    assert native.changes(before, after) == (differ.sum(), over.sum(), under.sum())
+    for kind in (np.float32, np.float64):  # by the kernel, and by numpy
+        counts = Counts()
+        with np.errstate(all="ignore"):
+            counts.add(before.astype(kind), after.astype(kind))
+        assert counts == Counts(int(differ.sum()), int(over.sum()), int(under.sum()))
+    if count > 1:
+        with pytest.raises(CodecError, match="changes: found"):
+            native.changes(before[1:], after)
 
 
 @pytest.mark.usefixtures("level")

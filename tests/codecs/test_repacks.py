@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from aprfmt.codecs import repack_sources
+from aprfmt.codecs import fp8, repack_sources
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repacks import REPACKS, Repack, Repacked, repacked
-from aprfmt.codecs.way_back import lost_codes
+from aprfmt.codecs.way_back import all_come_back, lost_codes
 from aprfmt.errors import CodecError
 from tests.codecs.data import Array, by_gguf
 from tests.codecs.packing import pack
@@ -279,6 +279,9 @@ def test_fp8_codes_come_back_over_all_scales(stored: str, data: st.DataObject) -
         nearest = np.nanargmin(np.where(np.isnan(off), np.inf, off), axis=1)
         lost = (table[nearest] != table) & ~(np.isnan(kept) & np.isnan(table))
     assert lost_codes(weight, stored) == lost.sum()
+    laid = weight.laid_out()
+    assert laid is not None
+    assert all_come_back(laid, 0, 2, stored, fp8.E4M3.values) == (not lost.any())
     smallest, largest = {"BF16": (-126, 127), "F16": (-14, 15)}[stored]
     if smallest + 9 <= power <= largest - 10:
         assert not lost.any()

@@ -30,12 +30,12 @@ def tensor(tmp_path: Path) -> StoredTensor:
 class Made(LazyTensor):
     """A tensor that makes its rows; `asked` are the bytes asked for at a time."""
 
-    __slots__ = ("asked", "held", "info")
+    __slots__ = ("asked", "data", "info")
 
     info: TensorInfo
 
     def __init__(self, tensor: StoredTensor) -> None:
-        self.info, self.held = tensor.info, bytes(tensor.raw())
+        self.info, self.data = tensor.info, bytes(tensor.raw())
         self.asked: list[int] = []
 
     @property
@@ -48,7 +48,7 @@ class Made(LazyTensor):
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         stop = self.info.nbytes if stop is None else stop
         self.asked.append(stop - start)
-        return memoryview(self.held)[start:stop]
+        return memoryview(self.data)[start:stop]
 
 
 def moves(kind: str) -> list[Move]:
@@ -91,6 +91,6 @@ def test_made_rows_are_made_together_where_they_lie_together(tensor: StoredTenso
         runs = element_runs([made], [Move(0, row * COLUMNS, COLUMNS) for row in order])
         assert runs is not None
         window = RunBytes(runs).window(0, 2 * COLUMNS * 8)
-        rows = [made.held[2 * COLUMNS * row :][: 2 * COLUMNS] for row in order[:8]]
+        rows = [made.data[2 * COLUMNS * row :][: 2 * COLUMNS] for row in order[:8]]
         assert bytes(window) == b"".join(rows)
         assert (len(made.asked) == 1) == at_once

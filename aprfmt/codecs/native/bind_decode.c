@@ -219,11 +219,39 @@ static PyObject *py_first_not_finite(PyObject *module, PyObject *x_object) {
     return PyLong_FromSsize_t(found);
 }
 
+PyDoc_STRVAR(changes_doc,
+             "changes(before, after)\n\n"
+             "Return how many numbers of two float32 buffers of one size differ, how many finite "
+             "ones are not\nany more, and how many others became zero. NaN is equal to NaN.");
+
+static PyObject *py_changes(PyObject *module, PyObject *args) {
+    buffers held = {.used = 0};
+    PyObject *before, *after, *result = NULL;
+    size_t count = 0, other = 0;
+    changes found = {0, 0, 0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &before, &after)) return NULL;
+    const float *x = aprfmt_hold_floats(&held, before, 0, "before", &count), *y = NULL;
+    if (x) y = aprfmt_hold_floats(&held, after, 0, "after", &other);
+    if (!y) goto done;
+    if (count != other) {
+        aprfmt_error("changes: found %zu numbers beside %zu", other, count);
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS aprfmt_level->add_changes(x, y, count, &found);
+    Py_END_ALLOW_THREADS result = Py_BuildValue("nnn", (Py_ssize_t)found.differ,
+                                                (Py_ssize_t)found.over, (Py_ssize_t)found.under);
+done:
+    aprfmt_release(&held);
+    return result;
+}
+
 PyMethodDef APRFMT_DECODING[] = {
     {"decode", py_decode, METH_VARARGS, decode_doc},
     {"decode_apr_q8", py_decode_apr_q8, METH_VARARGS, decode_apr_q8_doc},
     {"decode_coded", py_decode_coded, METH_VARARGS, decode_coded_doc},
     {"moments", py_moments, METH_VARARGS, moments_doc},
+    {"changes", py_changes, METH_VARARGS, changes_doc},
     {"first_not_finite", py_first_not_finite, METH_O, first_not_finite_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -170,9 +170,14 @@ TARGET static ptrdiff_t run_first_not_finite(const float *x, size_t n) {
     return -1;
 }
 
+TARGET static void run_add_changes(const float *x, const float *y, size_t n, changes *c) {
+    for (size_t i = 0; i < n; i += SEGMENT)
+        add_changes(x + i, y + i, n - i < SEGMENT ? n - i : SEGMENT, c);
+}
+
 const level LEVEL = {
     LEVEL_NAME,       DECODER_ROWS,    ENCODER_ROWS,         run_apr_q8,   run_coded,
-    run_encode_coded, run_add_moments, run_first_not_finite, run_products, run_stream_fill,
+    run_encode_coded, run_add_moments, run_first_not_finite, run_add_changes, run_products, run_stream_fill,
     run_activate,     run_rms_norm,    run_rope,             run_scores,   run_probs,
     run_mix,          run_packed,      run_turn,           run_halves,
 };

@@ -35,6 +35,11 @@ typedef struct {
     float least, most; /* infinity and -infinity if no element is finite */
 } moments;
 
+/* How a second rounding changed numbers. */
+typedef struct {
+    size_t differ, over, under;
+} changes;
+
 /* Activations; the order is that of step.py. */
 enum { SILU, GELU_TANH, RELU, GELU };
 
@@ -100,6 +105,7 @@ typedef struct {
                          const float *bounds, const uint8_t *order);
     void (*add_moments)(const float *x, size_t n, moments *m);
     ptrdiff_t (*first_not_finite)(const float *x, size_t n); /* -1: all are finite */
+    void (*add_changes)(const float *x, const float *y, size_t n, changes *c);
     /* out[t * stride + r] = row r of raw times row t of x [tokens, columns] */
     void (*products)(const decoder *kind, const uint8_t *raw, size_t rows, const float *x,
                      size_t tokens, size_t columns, float *out, size_t stride);

@@ -111,3 +111,31 @@ FN size_t not_finite(const float *x, size_t n) {
     }
     return n;
 }
+
+/* What a second rounding changed in x[n] to make it y[n], n <= SEGMENT: numbers that differ, finite
+ * ones that became infinite or NaN, and others that became zero. NaN stays equal to NaN. */
+FN void add_changes(const float *x, const float *y, size_t n, changes *c) {
+    vi differ = i_all(0), over = differ, under = differ;
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const vf a = f_load(x + i), b = f_load(y + i);
+        const vi lost = (vi)(((vi)a & 0x7fffffff) < 0x7f800000) & ~(vi)(((vi)b & 0x7fffffff) < 0x7f800000);
+        differ -= (vi)(a != b) & ~((vi)(a != a) & (vi)(b != b));
+        over -= lost;
+        under -= (vi)(a != f_all(0.0f)) & (vi)(b == f_all(0.0f));
+    }
+    int32_t lane[3][8];
+    i_store(lane[0], differ);
+    i_store(lane[1], over);
+    i_store(lane[2], under);
+    for (int k = 0; k < 8; k++) {
+        c->differ += (size_t)lane[0][k];
+        c->over += (size_t)lane[1][k];
+        c->under += (size_t)lane[2][k];
+    }
+    for (; i < n; i++) {
+        c->differ += x[i] != y[i] && !(isnan(x[i]) && isnan(y[i]));
+        c->over += isfinite(x[i]) && !isfinite(y[i]);
+        c->under += x[i] != 0 && y[i] == 0;
+    }
+}
