@@ -8,7 +8,8 @@ from aprfmt.model import Model
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
 
-AHEAD = 5  # pairs that are announced before they are read
+AHEAD = 5  # pairs that are announced before they are read, and more while they are small:
+AHEAD_BYTES, AHEAD_TENSORS = 192 << 20, 32  # of each side
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,19 @@ class TensorPair:
             for tensor in () if side is None else side.stored:
                 tensor.expect()
 
+    @property
+    def tensors(self) -> int:
+        """How many stored tensors the larger side is made of."""
+        return max(0 if side is None else len(side.stored) for side in (self.a, self.b))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the larger side is stored in, without companions."""
+        return max(
+            0 if side is None else sum(tensor.info.nbytes for tensor in side.stored)
+            for side in (self.a, self.b)
+        )
+
     def drop(self) -> None:
         """Release the mapped pages of both sides: mapped pages count as resident memory."""
         for side in (self.a, self.b):
@@ -45,11 +59,25 @@ class TensorPair:
 
 
 def in_turn(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPair]]:
-    """Yield every pair with its number from 1; the next ones are announced."""
+    """Yield every pair with its number from 1; the next ones are announced.
+
+    Each is announced when it comes near, and again when it is next: a read elsewhere made the file
+    forget it.
+    """
+    told, nbytes, tensors = 0, 0, 0
     for number, pair in enumerate(pairs, 1):
-        for soon in pairs[number - 1 : number - 1 + AHEAD]:
+        for soon in pairs[number - 1 : min(told, number - 1 + AHEAD)]:
             soon.expect()
+        while told < len(pairs) and (
+            told < number - 1 + AHEAD or (nbytes < AHEAD_BYTES and tensors < AHEAD_TENSORS)
+        ):
+            pairs[told].expect()
+            nbytes += pairs[told].nbytes
+            tensors += pairs[told].tensors
+            told += 1
         yield number, pair
+        nbytes -= pair.nbytes
+        tensors -= pair.tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,16 +38,22 @@ def endpoint() -> str:
 
 def token() -> str:
     """Return the user's token, from the environment or as `hf auth login` left it; "" without."""
+    return _token()[0]
+
+
+def _token() -> tuple[str, str]:
+    """Return the user's token and where it stands; both "" without one."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if found := os.environ.get(name, "").strip():
-            return found
+            return found, name
     if os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return ""
+        return "", ""
     path = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token").expanduser()
     try:
-        return path.read_text("utf-8").strip()
+        found = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
-        return ""
+        return "", ""
+    return (found, str(path)) if found else ("", "")
 
 
 def _settle(text: str) -> Sequence[str] | Path:
@@ -168,15 +174,17 @@ class HubSite:
 
     def _denied(self, headers: Headers) -> RemoteError:
         """Return the error of a repository that may not be read, with what would help."""
-        login = "set HF_TOKEN, or run `hf auth login`"
+        login, (_, place) = "set HF_TOKEN, or run `hf auth login`", _token()
         if headers.get("x-error-code") == "GatedRepo":
             todo = f"accept its terms at {endpoint()}/{self._owner}/{self._name}"
+            if place:
+                said = f"is gated, and the token of {place} has no access; {todo} with its account"
+                return RemoteError(f"{self._shown}: {said}, or use another token")
+            return RemoteError(f"{self._shown}: is gated; {todo}, then {login}")
+        if place:
             return RemoteError(
-                f"{self._shown}: is gated; {todo}, then {'try again' if token() else login}"
-            )
-        if token():
-            return RemoteError(
-                f"{self._shown}: does not exist, or your token may not read it; check the name"
+                f"{self._shown}: does not exist, or the token of {place} may not read it; check "
+                "the name and the token"
             )
         return RemoteError(f"{self._shown}: does not exist, or is private: {login}")
 
@@ -234,7 +242,12 @@ class HubSite:
     def _whole(self, inner: str, row: _Row) -> bytes:
         if inner not in self._wholes:
             most = min(row.size, MAX_PLAIN)
-            found = self._ranges.whole(self._url(inner), self._where(inner), self._headers, most)
+            try:
+                found = self._ranges.whole(
+                    self._url(inner), self._where(inner), self._headers, most
+                )
+            except Denied as error:
+                raise self._denied(error.headers) from None
             if len(found) != row.size:
                 raise RemoteError(
                     f"{self._where(inner)}: has {len(found)} bytes, the hub's list says {row.size}"

@@ -110,8 +110,9 @@ def test_a_signed_address_that_ran_out_is_asked_for_again(
 @pytest.mark.parametrize(("status", "code", "token", "said"), [
     (401, "RepoNotFound", "", "does not exist, or is private: set HF_TOKEN"),
     (403, "GatedRepo", "", "is gated; accept its terms at"),
-    (403, "GatedRepo", "hf_secret", "then try again"),
-    (401, "RepoNotFound", "hf_secret", "your token may not read it"),
+    (403, "GatedRepo", "hf_secret", "is gated, and the token of HF_TOKEN has no access; accept"),
+    (401, "RepoNotFound", "hf_secret", "the token of HF_TOKEN may not read it"),
+    (401, "", "hf_secret", "the token of HF_TOKEN may not read it"),
     (404, "RepoNotFound", "", "no such repository or revision"),
 ])  # fmt: skip
 def test_a_repository_that_may_not_be_read(
@@ -132,6 +133,37 @@ def test_a_gated_file_of_an_open_repository(served: RangeServer) -> None:
     served.denied[path] = 403, {"X-Error-Code": "GatedRepo"}, b""
     done = command("tensors", f"hf://{NAME}")
     assert done.code == 2 and "is gated" in done.err
+
+
+def test_small_files_of_a_gated_repository(served: RangeServer, files: Mapping[str, bytes]) -> None:
+    """The hub lists a gated repository for anybody; the index of shards is refused first."""
+    index = b'{"metadata": {}, "weight_map": {"a": "model-00001-of-00001.safetensors"}}'
+    path = f"/api/models/{NAME}/revision/main"
+    listed = json.loads(served.answers[path])
+    listed["siblings"] += [{"rfilename": "model.safetensors.index.json", "size": len(index)}]
+    listed["siblings"] = [
+        row for row in listed["siblings"] if row["rfilename"] != "model.safetensors"
+    ]
+    served.answers[path] = json.dumps(listed).encode()
+    for name in ("model.safetensors.index.json", "config.json", "tokenizer.json"):
+        at = f"/{NAME}/resolve/{COMMIT}/{name}"
+        served.denied[at] = 401, {"X-Error-Code": "GatedRepo"}, b""
+    for words in (("inspect",), ("tokenize", "x")):
+        done = command(*words[:1], f"hf://{NAME}", *words[1:])
+        assert done.code == 2 and "is gated; accept its terms at" in done.err, done.err
+        assert "set HF_TOKEN" in done.err and done.err.count("\n") == 1
+
+
+def test_a_token_that_was_left_is_named_by_its_file(
+    served: RangeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("hf_secret\n")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    path = f"/api/models/{NAME}/revision/main"
+    served.denied[path] = 403, {"X-Error-Code": "GatedRepo"}, b"{}"
+    done = command("inspect", f"hf://{NAME}")
+    assert done.code == 2 and f"the token of {tmp_path / 'token'} has no access" in done.err
+    assert "hf_secret" not in done.err
 
 
 def test_the_local_cache_is_taken_first(

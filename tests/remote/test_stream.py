@@ -197,3 +197,60 @@ def test_a_diff_moves_every_byte_once(
     assert [row["key"] for row in done.json["tensors"] if row["verdict"] == "DIFFERENT"] == [
         "l.13.w"
     ]
+
+
+def asked_of(tensors: list[tuple[int, int]], ahead: int) -> list[tuple[int, int]]:
+    """Return the requests that reading announced tensors in order makes."""
+    source, asked = Source(), []
+
+    def fetch(start: int, stop: int) -> memoryview:
+        with source.lock:
+            asked.append((start, stop))
+        return memoryview(DATA)[start:stop]
+
+    found = Stream(SIZE, fetch)
+    for number, (start, stop) in enumerate(tensors):
+        for soon in tensors[number : number + ahead]:
+            found.expect(*soon)
+        for at in range(start, stop, 1000):
+            end = min(at + 1000, stop)
+            assert bytes(found.get(at, end)) == DATA[at:end]
+    found.close()
+    return sorted(asked)
+
+
+def test_norms_between_weights_come_with_them() -> None:
+    """A weight's short end waits for the norm behind it, so that neither asks by itself."""
+    ends = [at + size for at in range(0, SIZE - 4800, 4800) for size in (4700, 4800)]
+    tensors = list(zip([0, *ends], ends, strict=False))
+    asked = asked_of(tensors, 9)
+    alone = [one for one in asked if one[1] - one[0] <= 100]
+    assert len(alone) <= 2  # the first ones: nothing else is under way to wait for
+    assert sum(stop - start for start, stop in asked) == ends[-1]
+
+
+def test_a_short_rest_is_no_request_of_its_own() -> None:
+    assert asked_of([(0, 4400)], 1) == [(0, 1000), (1000, 2000), (2000, 3000), (3000, 4400)]
+    assert asked_of([(0, 2600)], 1) == [(0, 1000), (1000, 2000), (2000, 2600)]
+
+
+def test_parts_that_wait_to_be_read_hold_no_other_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More parts are asked for than are under way at a time: one that is late stops none."""
+    late, others = threading.Event(), threading.Semaphore(0)
+
+    def fetch(start: int, stop: int) -> memoryview:
+        if start == 0:
+            assert late.wait(PATIENCE)
+        else:
+            others.release()
+        return memoryview(DATA)[start:stop]
+
+    found = Stream(SIZE, fetch)
+    for at in range(0, 40_000, 10_000):
+        found.expect(at, at + 10_000)
+    for _ in range(stream.AHEAD - 1):
+        assert others.acquire(timeout=PATIENCE)
+    assert stream.AHEAD >= stream._THREADS
+    late.set()
+    assert bytes(found.get(0, 1000)) == DATA[:1000]
+    found.close()

@@ -1,0 +1,42 @@
+"""Which pairs a comparison announces before it reads them: by bytes and by count.
+
+Seen red: five pairs only, of which half were norms, so that requests came in waves.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from aprfmt.compare.align import AHEAD, AHEAD_BYTES, AHEAD_TENSORS, TensorPair, in_turn
+
+
+@dataclass
+class Pair:
+    """What `in_turn` uses of a pair."""
+
+    nbytes: int
+    tensors: int = 1
+    told: int = 0
+
+    def expect(self) -> None:
+        self.told += 1
+
+
+def told_at_first(pairs: list[Pair]) -> int:
+    turns = in_turn(cast("list[TensorPair]", pairs))
+    assert next(turns)[0] == 1
+    return sum(bool(pair.told) for pair in pairs)
+
+
+def test_as_many_bytes_as_are_fetched_ahead() -> None:
+    assert told_at_first([Pair(AHEAD_BYTES // 8) for _ in range(30)]) == 8
+    assert told_at_first([Pair(AHEAD_BYTES) for _ in range(30)]) == AHEAD
+    assert told_at_first([Pair(1) for _ in range(99)]) == AHEAD_TENSORS
+    assert told_at_first([Pair(1, tensors=128) for _ in range(99)]) == AHEAD
+
+
+def test_every_pair_is_told_before_its_turn_and_again_when_it_is_next() -> None:
+    pairs: list[Any] = [Pair(1 + number % 3) for number in range(50)]
+    for number, pair in in_turn(pairs):
+        assert pair is pairs[number - 1]
+        assert all(one.told for one in pairs[number - 1 : number - 1 + AHEAD])
+        assert number == 1 or pair.told > 1
