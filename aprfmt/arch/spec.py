@@ -325,7 +325,8 @@ class ArchSpec:
     `buffers[style]` are name templates of stored tensors that are computed, not learned (masks,
     inverse frequencies). `derived` are hyperparameters that some styles keep in tensors. `level`:
     names where there is no forward pass; `block` says nothing then. `draft[style]` are the names of
-    its draft head (draft.py), none where it has none that is known.
+    its draft head (draft.py), none where it has none that is known. `section`: the object of a
+    multimodal config.json that describes it.
     """
 
     name: str
@@ -342,3 +343,4 @@ class ArchSpec:
     level: Literal["full", "names"] = "full"
     forward: str = ""  # "module:function" of its own forward pass; "": the common one
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
+    section: str = "text_config"
