@@ -107,6 +107,7 @@ ARCHS: "Registry[ArchSpec]" = Registry(
         "whisper": _HERE + "whisper:WHISPER",
         "clip_vision": _HERE + "vision:CLIP_VISION",
         "siglip_vision": _HERE + "vision:SIGLIP_VISION",
+        "gemma3_vision": _HERE + "gemma3_vision:GEMMA3_VISION",
         "gemma3n": _HERE + "gemma3n:GEMMA3N",
         "gemma4": _HERE + "gemma4:GEMMA4",
         "ministral3": _HERE + "ministral3:MINISTRAL3",

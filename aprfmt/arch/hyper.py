@@ -123,7 +123,9 @@ class _Reader:
 
     def __post_init__(self) -> None:
         inner = (
-            "text_config" if self.facts.style in KNOWN and KNOWN[self.facts.style].nested else ""
+            self.spec.section
+            if self.facts.style in KNOWN and KNOWN[self.facts.style].nested
+            else ""
         )
         self.watched = Watched(self.facts.values, inner=inner)
         arch_key = self.facts.arch_key or (self.spec.called.get("gguf") or ("",))[0]
@@ -227,7 +229,7 @@ class _Reader:
         keys = KNOWN.get(style)
         left = [key for key in self.watched.unseen() if keys is None or keys.counts(key, arch_key)]
         known = self.spec.ignored | IGNORED.get(style, frozenset())
-        ignored = tuple(key for key in left if _bare(key, arch_key) in known)
+        ignored = tuple(key for key in left if _bare(key, arch_key, self.spec.section) in known)
         defaulted = tuple(
             rule.name
             for rule in self.spec.hyper
@@ -260,9 +262,9 @@ def _shown(value: Value) -> str:
     return f"{value!r} is"
 
 
-def _bare(key: str, arch_key: str) -> str:
+def _bare(key: str, arch_key: str, section: str) -> str:
     """Return a key without the architecture's prefix and without the object it is nested in."""
-    return key.removeprefix(f"{arch_key}.").removeprefix("text_config.")
+    return key.removeprefix(f"{arch_key}.").removeprefix(f"{section}.")
 
 
 def _frozen(value: Value) -> Value:

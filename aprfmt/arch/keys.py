@@ -18,7 +18,7 @@ class KeyStyle:
     """One key style.
 
     `counts(key, arch_key)`: whether the key concerns the architecture at all. `heads(spec, hp)`:
-    the keys that name the architecture. `nested`: values may be inside `text_config`.
+    the keys that name the architecture. `nested`: values may be inside the spec's section.
     """
 
     counts: Callable[[str, str], bool]
@@ -35,7 +35,9 @@ def class_name(spec: "ArchSpec") -> str:
 
 
 def _hf_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
-    return {"architectures": [class_name(spec)], "model_type": spec.called["hf"][0]}
+    name = class_name(spec)
+    classes = {"architectures": [name]} if name else {}
+    return {**classes, "model_type": spec.called["hf"][0]}
 
 
 def _apr_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:

@@ -64,6 +64,15 @@ def _write_gguf(value: Value, hp: Params) -> Params:
     return {_PATTERN: steps[0] if steps else list(value)}
 
 
+def _unbiased(value: Value, facts: Facts, hp: Params) -> str:
+    """Raise ArchError for a model with biases, which no published one has."""
+    for key in ("norm_bias", "attention_bias", "mlp_bias"):
+        found = facts.first(key) if facts.style == "hf" else None
+        if found is not None and found[0]:
+            raise ArchError(f"{key}: is {found[0]}; expected False: such biases are not known")
+    return ""
+
+
 _WINDOWS = (
     HyperRule(
         "sliding_window",
@@ -99,7 +108,7 @@ MODERNBERT = encoder(
         ),
     ),
     encoder_hyper(
-        rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"),
+        replace(rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"), check=_unbiased),
         rules.activation("gelu", "hidden_activation"),
         # The width of the MLP is not a width of its first matrix.
         rules.size("ffn_size", "intermediate_size", "feed_forward_length", "intermediate_size"),

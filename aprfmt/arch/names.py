@@ -40,6 +40,8 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
     ),
     "hf": (
         *PREFIXES["hf"],
+        "vision_tower.",
+        "multi_modal_projector.",
         "gpt_neox.",
         "biogpt.",
         "rwkv.",

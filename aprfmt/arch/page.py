@@ -43,6 +43,11 @@ something that the model type does otherwise: the tiny model was made to suit it
 that. Files are refused for shapes that llama.cpp fixes; what a GGUF loses is the second table's
 last column.
 
+A vision tower with its projector is an architecture that `--arch` names: of a folder of gemma3,
+`convert FOLDER mmproj.gguf --arch gemma3_vision --drop 'language_model*'` writes what llama.cpp
+takes by `--mmproj`, and `--drop 'vision_tower*' --drop 'multi_modal_projector*'` the text. Files of
+other projectors are looked at, compared and copied by their tensors.
+
 """
 _DRAFTS = """
 ## Draft heads

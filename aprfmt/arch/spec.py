@@ -328,7 +328,8 @@ class ArchSpec:
     inverse frequencies). `derived` are hyperparameters that some styles keep in tensors. `level`:
     names where there is no forward pass; `block` says nothing then. `draft[style]` are the names of
     its draft head (draft.py), none where it has none that is known; `draft_layer` says by
-    `..._layers` what the head's layer is, where it is not what the model's last one is.
+    `..._layers` what the head's layer is, where it is not what the model's last one is. `section`:
+    the object of a multimodal config.json that describes it.
     """
 
     name: str
@@ -346,3 +347,4 @@ class ArchSpec:
     forward: str = ""  # "module:function" of its own forward pass; "": the common one
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
     draft_layer: Mapping[str, bool] = field(default_factory=dict)
+    section: str = "text_config"

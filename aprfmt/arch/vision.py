@@ -129,7 +129,7 @@ def _named(*parts: str) -> Any:
     return evidence
 
 
-_UNUSED = frozenset(
+UNUSED = frozenset(
     """has_vision_encoder use_gelu use_silu projector_type vision.projector_type
     vision.projection_dim vision.image_mean vision.image_std projection_dim
     vision_use_head""".split()
@@ -137,6 +137,24 @@ _UNUSED = frozenset(
 _POSITIONS = _once("v.position_embd.weight", "embeddings.position_embedding.weight",
                    ("image_positions", "hidden_size"))  # fmt: skip
 _PATCHES = _once("v.patch_embd.weight", "embeddings.patch_embedding.weight", _PATCH)
+
+
+def siglip_rows() -> Rows:
+    """Return the rows of siglip's tower without its pooling head."""
+    return (
+        _PATCHES,
+        _once("v.patch_embd.bias", "embeddings.patch_embedding.bias", _WIDTH),
+        _POSITIONS,
+        *_layers(),
+        *_around("v.post_ln", "post_layernorm"),
+    )
+
+
+def siglip_hyper() -> tuple[HyperRule, ...]:
+    """Return siglip's rules, one for every hyperparameter."""
+    return _hyper(1e-6, "gelu_tanh", class_token=False)
+
+
 CLIP_VISION = named(
     "clip_vision", ("clip_vision_model", "CLIPVisionModel"), "clip",
     tables((
@@ -148,18 +166,11 @@ CLIP_VISION = named(
         *_around("v.post_ln", "post_layernorm"),
     )),
     _hyper(1e-5, "gelu_quick", class_token=True),
-    evidence=_named("class_embd", "class_embedding"), ignored=_UNUSED,
+    evidence=_named("class_embd", "class_embedding"), ignored=UNUSED,
 )  # fmt: skip
 SIGLIP_VISION = named(
     "siglip_vision", ("siglip_vision_model", "SiglipVisionModel"), "clip",
-    tables((
-        _PATCHES,
-        _once("v.patch_embd.bias", "embeddings.patch_embedding.bias", _WIDTH),
-        _POSITIONS,
-        *_layers(),
-        *_around("v.post_ln", "post_layernorm"),
-        *_head(),
-    )),
-    _hyper(1e-6, "gelu_tanh", class_token=False),
-    ignored=_UNUSED,
+    tables((*siglip_rows(), *_head())),
+    siglip_hyper(),
+    ignored=UNUSED,
 )  # fmt: skip

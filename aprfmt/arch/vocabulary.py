@@ -103,6 +103,8 @@ SPECIAL_NAMES: dict[str, str] = {
     "image_channels": "colours of an image",
     "class_token": "a learned row stands before the patches",
     "image_positions": "rows of the position table: patches, and one for the class",
+    "image_tokens": "rows that stand for an image in the text (gemma3_vision)",
+    "projection_size": "width of the text model behind a projector",
     "own_kv_layers": "tuple of bool: has layer i keys and values of its own (gemma3n, gemma4)",
     "wide_layers": "tuple of bool: is the MLP of layer i twice as wide (gemma4)",
     "per_layer_size": "width of what every layer takes from its own token embedding, 0 without",

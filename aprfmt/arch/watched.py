@@ -11,7 +11,7 @@ class Watched(Mapping[str, Value]):
     """Values that record which of them were read, nested objects included.
 
     Listing the keys reads no value: in a GGUF that would decode the whole vocabulary.
-    Keys of `text_config` (multimodal configs) are seen before the outer ones.
+    Keys of `inner` (a section of multimodal configs) are seen before the outer ones.
     """
 
     def __init__(self, values: Mapping[str, Value], label: str = "", inner: str = "") -> None:

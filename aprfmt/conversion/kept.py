@@ -1,8 +1,10 @@
 """What a source has beside its tensors: files of its folder, or what a file keeps in its keys."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aprfmt.arch.spec import ArchSpec
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import json_object
@@ -65,3 +67,21 @@ def foreign(model: Model) -> Mapping[str, Any]:
     """Return the keys of a GGUF that a file in another format keeps, each with type and value."""
     text = model.metadata.get(FOREIGN)
     return json_object(text, f"{model.path}: {FOREIGN}") if isinstance(text, str) else {}
+
+
+def config_text(model: Model) -> str | None:
+    """Return config.json verbatim if its text is available, else the parsed object as JSON."""
+    if model.folder is not None and "config.json" in model.folder.texts:
+        return model.folder.texts["config.json"]
+    texts = model.carried.texts
+    if "config.json" in texts:
+        return texts["config.json"]
+    if model.config is None:
+        return None
+    return json.dumps(dict(model.config), indent=2, ensure_ascii=False) + "\n"
+
+
+def own_config(model: Model) -> bool:
+    """Say whether the config.json is not that of the model which a tower is cut out of."""
+    part = model.spec.section != ArchSpec.section
+    return not part or (model.config or {}).get("model_type") in model.spec.called["hf"]

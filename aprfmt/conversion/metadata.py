@@ -21,6 +21,7 @@ from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
 from aprfmt.conversion.dialects import InDialect, claims
 from aprfmt.conversion.kept import FOREIGN as GGUF_KEY
+from aprfmt.conversion.kept import config_text, own_config
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
@@ -224,18 +225,6 @@ def model_name(model: Model) -> str:
     return path.resolve().parent.name if model.folder is not None else path.stem
 
 
-def config_text(model: Model) -> str | None:
-    """Return config.json verbatim if its text is available, else the parsed object as JSON."""
-    if model.folder is not None and "config.json" in model.folder.texts:
-        return model.folder.texts["config.json"]
-    texts = model.carried.texts
-    if "config.json" in texts:
-        return texts["config.json"]
-    if model.config is None:
-        return None
-    return json.dumps(dict(model.config), indent=2, ensure_ascii=False) + "\n"
-
-
 def _folder_texts(model: Model) -> dict[str, str]:
     return dict(model.folder.texts) if model.folder is not None else {}
 
@@ -244,6 +233,8 @@ def _small_files(model: Model) -> dict[str, str]:
     texts = dict(model.carried.texts)
     if model.folder is not None:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
+    if not own_config(model):
+        texts.pop("config.json", None)
     return texts
 
 
@@ -297,7 +288,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     if any(encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
         found["general.quantization_version"] = Typed(2, "uint32")
     found.update(to_gguf(model))
-    text = config_text(model)
+    text = config_text(model) if own_config(model) else None
     if text is not None:
         found["aprfmt.hf_config"] = text
     files = _small_files(model)
@@ -331,7 +322,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     }
     found.update(write_hyper(model.spec, model.hyper, "apr"))
     found.update(to_apr(model))
-    if config is not None:
+    if config is not None and own_config(model):
         found["hf_config"] = dict(config)
     files = _small_files(model)
     if files:
@@ -346,7 +337,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
 
 def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
     texts = dict(model.carried.texts)
-    text = config_text(model)
+    text = config_text(model) if own_config(model) else None
     if text is None:
         spec, hyper = model.spec, model.hyper
         config = write_hyper(spec, hyper, "hf") | counted(spec, "hf", hyper, plan.names)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load_file, save_file
+
 SIZES: Mapping[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 40,
     "vocab_size": 56, "max_position_embeddings": 128,
@@ -136,6 +138,11 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
     }),
     "clip_vision": ("clip_vision", "clip_vision_model", BASE, _VISION),
     "siglip_vision": ("siglip_vision", "siglip_vision_model", BASE, _VISION),
+    "gemma3_vision": ("gemma3_vision", "gemma3", "AutoModelForImageTextToText", {
+        "text_config": {**_HYBRID, "head_dim": 6}, "mm_tokens_per_image": 4,
+        "vision_config": {**_VISION, "vision_use_head": False},
+        "image_token_index": 55, "boi_token_index": 53, "eoi_token_index": 54,
+    }),
     "gemma3n": ("gemma3n", "gemma3n_text", CAUSAL, {
         **_GEMMA, "intermediate_size": [40] * 4, "altup_num_inputs": 4, "laurel_rank": 5,
         "activation_sparsity_pattern": [0.0] * 4,
@@ -158,6 +165,12 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
 }  # fmt: skip
 # Models whose checkpoints bring their own code: transformers' class that computes the same.
 REMOTE = {"mimo": {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}}
+# The half of a model that an architecture is: what its names begin with, as published and as
+# transformers 5 writes them.
+CUT = {"gemma3_vision": {
+    "vision_tower.": "vision_tower.vision_model.",
+    "multi_modal_projector.": "multi_modal_projector.",
+}}  # fmt: skip
 # What a file of GGUF has no place for.
 HOMELESS = {
     "siglip_vision": "v.head",
@@ -196,4 +209,21 @@ def save(label: str, folder: Path) -> Any:
     if label in REMOTE:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | REMOTE[label]))
+    cut(label, folder)
     return model
+
+
+def cut(label: str, folder: Path) -> None:
+    """Leave the half of a model that the label's architecture is, under its published names."""
+    if label not in CUT:
+        return
+    path = folder / "model.safetensors"
+    kept = {
+        name.replace(now, published, 1): values
+        for name, values in load_file(path).items()
+        for now, published in CUT[label].items()
+        if name.startswith(now)
+    }
+    save_file(kept, path, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": LISTED[label][0]}))

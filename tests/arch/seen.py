@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch import ARCHS
-from tests.arch.listed import BASE, CAUSAL, HOMELESS, LISTED, MASKED
+from tests.arch.listed import BASE, CAUSAL, HOMELESS, LISTED, MASKED, cut
 from tests.models import MAKERS, save_tiny
 
 IDS = (3, 17, 5, 40, 22, 9, 31, 8)
@@ -115,6 +115,7 @@ def made(label: str, folder: Path) -> tuple[Any, str]:
                 tensor.copy_(torch.randn(tensor.shape) * (0.3 if matrix else 0.1) + shift)
     model = model.float().eval()
     model.save_pretrained(folder)
+    cut(label, folder)
     return model, loader
 
 

@@ -136,6 +136,16 @@ def test_forms_of_opt_that_are_not_known_are_refused(key: str) -> None:
         hf("opt", {**config, key: OTHER_FORMS[key]})
 
 
+@pytest.mark.parametrize("key", ["norm_bias", "attention_bias", "mlp_bias"])
+def test_modernbert_with_biases_is_refused(key: str) -> None:
+    """Its embedding came out without them."""
+    config = {"hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3,
+              "intermediate_size": 50, "vocab_size": 57, "norm_bias": False}  # fmt: skip
+    read_hyper(ARCHS["modernbert"], Facts("hf", config, {}), "config.json")
+    with pytest.raises(ArchError, match=f"{key}: is True; expected False"):
+        read_hyper(ARCHS["modernbert"], Facts("hf", config | {key: True}, {}), "config.json")
+
+
 def test_nested_text_config_is_read() -> None:
     text = {"hidden_size": 24, "num_hidden_layers": 3, "rope_scaling": None, "sliding_window": 9}
     config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 99}}

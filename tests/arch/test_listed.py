@@ -44,7 +44,8 @@ def drops(label: str) -> dict[str, Any]:
 
 def asked(name: str) -> str:
     """Return the name that the converter asks the map about."""
-    merged = converters_name(name.removeprefix("transformer."))
+    spelled = name.removeprefix("transformer.").replace("projection_weight", "projection.weight")
+    merged = converters_name(spelled)
     merged = re.sub(r"(altup_\w*projections)\.\d+", r"\1", merged)
     merged = re.sub(r"^backbone\.(layers\.\d+)\.mixer\.experts", r"model.\1.mlp.experts", merged)
     return re.sub(r"^model\.(layers\.\d+\.feed_forward\.experts\.w)", r"\1", merged)

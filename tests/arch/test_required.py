@@ -245,14 +245,15 @@ def test_which_losses_a_pass_survives(folders: Mapping[str, Path]) -> None:
 # or for biases the row's default, in a file without keys for them in which all are missing.
 INSISTED = {
     "attn_q.bias": {
+        "jais2",
         "qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2", "seed_oss", "glm4",
         "gpt_neox", "gpt_bigcode", "bloom", "opt",
     },
     "attn_output.bias": {
-        "gpt_oss", "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "bloom", "opt",
+        "gpt_oss", "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "bloom", "opt", "jais2",
     },
     "ffn_up.bias": {
-        "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "bloom", "opt",
+        "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "bloom", "opt", "jais2",
     },
     "ffn_norm.weight": set(arch_names()) - {
         "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2", "gptj", "falcon",

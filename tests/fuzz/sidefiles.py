@@ -169,7 +169,7 @@ def companions(data: bytes) -> None:
 
 def carried(data: bytes) -> None:
     """Use a JSON object of metadata as a GGUF and an APR file of ours carry it, and convert it."""
-    from aprfmt.conversion.metadata import config_text
+    from aprfmt.conversion.kept import config_text
     from aprfmt.model.carried_files import read_texts
     from tests.tokenizer.fake import fake
     from tests.tokenizer.test_hostile import JSON

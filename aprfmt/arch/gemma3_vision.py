@@ -1,0 +1,69 @@
+"""gemma3's vision tower and projector, which GGUF keeps in a file of its own (mmproj).
+
+The tower is siglip's without its head; the projector normalises the pooled patches (with 1 + w)
+and multiplies them into the text model's width. The folder is that of the whole model: what reads
+its config.json under this name looks into `vision_config`. Mean and deviation of the colours are
+those of the published preprocessors. Sources: transformers' modeling_gemma3; the converter's
+gemma.py.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from aprfmt.arch import rules
+from aprfmt.arch.gemma import PLUS_ONE
+from aprfmt.arch.named import named
+from aprfmt.arch.rows import RoleRow, tables
+from aprfmt.arch.spec import Binding, HyperRule
+from aprfmt.arch.vision import UNUSED, siglip_hyper, siglip_rows
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+KIND = "gemma3"  # the projector's type in a GGUF
+_TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
+_COLOURS = [0.5, 0.5, 0.5]
+
+
+def _is_one(names: Collection[str], values: Params) -> bool:
+    return values.get("clip.projector_type") == KIND
+
+
+def _write(value: Value, hp: Params) -> Params:
+    side = int(hp["image_size"]) // int(hp["patch_size"])
+    pooled = side // int(hp["image_tokens"] ** 0.5)
+    return {
+        "general.type": "mmproj",
+        "{arch}.projector_type": KIND,
+        "{arch}.vision.projection_dim": value,
+        "{arch}.vision.image_mean": _COLOURS,
+        "{arch}.vision.image_std": _COLOURS,
+        **({"{arch}.vision.projector.scale_factor": pooled} if pooled not in (0, 4) else {}),
+    }
+
+
+_SIGLIP = siglip_rows()
+_WIDTHS = ("hidden_size", "projection_size")
+_TENSORS, _BINDINGS = tables(
+    (
+        *(replace(row, hf=f"{_TOWER}vision_model.{row.hf}") for row in _SIGLIP),
+        RoleRow("mm.input_projection.weight", f"{_PROJECTOR}mm_input_projection_weight", _WIDTHS,
+            layered=False),
+        RoleRow("mm.soft_emb_norm.weight", f"{_PROJECTOR}mm_soft_emb_norm.weight",
+            ("hidden_size",), gguf_steps=PLUS_ONE, layered=False),
+    ),
+    hf_more=tuple(Binding((f"{_TOWER}{row.hf}",), (row.role,)) for row in _SIGLIP),
+)  # fmt: skip
+
+GEMMA3_VISION = named(
+    "gemma3_vision", ("gemma3_vision",), "clip", (_TENSORS, _BINDINGS),
+    rules.hyper_table(
+        *siglip_hyper(),
+        rules.size("image_tokens", "mm_tokens_per_image", default=256),
+        HyperRule(
+            "projection_size", {"gguf": ("{arch}.vision.projection_dim",)}, "size",
+            write={"gguf": _write}, shape=rules.axis("mm.input_projection.weight", 1),
+        ),
+    ),
+    evidence=_is_one, section="vision_config",
+    ignored=UNUSED | {"text_config", "vision.projector.scale_factor"},
+)  # fmt: skip

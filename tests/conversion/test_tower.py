@@ -1,0 +1,75 @@
+"""A model of two halves is written as two GGUF files: the text, and what sees (mmproj).
+
+The judge is the gguf package's reader. Seen red: the whole model's config.json carried along, by
+which the tower was taken for the text; the projector's norm without the one that llama.cpp expects.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from aprfmt.model import open_model
+from tests.arch.listed import LISTED
+from tests.cli.run import aprfmt as run
+
+TOWER = ("--drop", "vision_tower*", "--drop", "multi_modal_projector*")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of both halves, as transformers writes it."""
+    import torch
+    import transformers
+
+    auto: Any = transformers
+    _, kind, loader, values = LISTED["gemma3_vision"]
+    config = auto.AutoConfig.for_model(kind, **values)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = getattr(auto, loader).from_config(config)
+        with torch.no_grad():
+            for tensor in model.parameters():
+                tensor.copy_(torch.randn(tensor.shape))
+    folder = tmp_path_factory.mktemp("whole") / "model"
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_the_tower_and_its_projector_become_an_mmproj(whole: Path, tmp_path: Path) -> None:
+    target, how = tmp_path / "mmproj.gguf", ("--arch", "gemma3_vision")
+    refused = run("convert", whole, target, *how)
+    assert refused.code == 2 and "has no place in architecture 'gemma3_vision'" in refused.err
+    assert run("convert", whole, target, *how, "--drop", "language_model*").code == 0
+    theirs = gguf.GGUFReader(target)
+    said = {name: theirs.get_field(name).contents() for name in (  # type: ignore[union-attr]
+        "general.architecture", "general.type", "clip.projector_type", "clip.has_vision_encoder",
+        "clip.use_gelu", "clip.vision.projection_dim", "clip.vision.projector.scale_factor",
+    )}  # fmt: skip
+    assert list(said.values()) == ["clip", "mmproj", "gemma3", True, True, 24, 2]
+    tensors = {tensor.name: tensor.data for tensor in theirs.tensors}
+    source = load_file(whole / "model.safetensors")
+    plain, norm = "mm_input_projection_weight", "mm_soft_emb_norm.weight"
+    np.testing.assert_array_equal(
+        tensors["mm.input_projection.weight"], source[f"multi_modal_projector.{plain}"]
+    )
+    np.testing.assert_array_equal(
+        tensors["mm.soft_emb_norm.weight"], source[f"multi_modal_projector.{norm}"] + 1
+    )
+    assert run("inspect", target, "--json").json["level"] == "names"
+    assert run("convert", target, tmp_path / "back", "--to", "safetensors").code == 0
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert len(back) == sum(not name.startswith("language_model.") for name in source)
+    for name, values in back.items():
+        now = name.replace("vision_tower.vision_model.", "vision_tower.")
+        np.testing.assert_array_equal(values.view(np.uint8), source[now].view(np.uint8))
+
+
+def test_the_text_becomes_a_model_of_its_own(whole: Path, tmp_path: Path) -> None:
+    assert run("convert", whole, tmp_path / "m.gguf", *TOWER).code == 0
+    with open_model(tmp_path / "m.gguf") as model:
+        assert model.spec.name == "gemma3" and model.resolution.unbound == ()
+        assert model.config is not None and "vision_config" in model.config
