@@ -137,6 +137,7 @@ def _sides(pair: TensorPair) -> tuple[Bytes, Bytes] | None:
         return None
     if not all(in_mapped_file(part) for side in (a, b) for part in side.stored):
         return None
+    runs: tuple[Sequence[Run], Sequence[Run]]
     try:
         if not pair.layout and a.steps == b.steps and same_meaning(a, b):
             runs = a.stored_runs(), b.stored_runs()

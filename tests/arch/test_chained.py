@@ -24,7 +24,7 @@ def nothing_known() -> Iterator[None]:
     moves._chains.clear()
 
 
-def applied(runs: moves.Moves, values: Any) -> list[int]:
+def applied(runs: moves.Chain, values: Any) -> list[int]:
     return [int(x) for move in runs[0] for x in values[move.start : move.start + move.count]]
 
 

@@ -15,7 +15,7 @@ from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion import verifying
 from aprfmt.errors import ConversionError
 from aprfmt.formats import open_source
-from aprfmt.formats.mapped import BufferFile, MappedFile, MemoryTensor, StoredTensor
+from aprfmt.formats.mapped import BufferFile, MappedFile, MemoryTensor, StoredTensor, in_mapped_file
 from aprfmt.formats.output import OutputFile
 from tests.conversion.folders import llama_folder
 from tests.conversion.test_verified import UP, a_bit
@@ -124,5 +124,5 @@ def test_bytes_are_proven_in_one_place_of_one_file(tmp_path: Path) -> None:
 
 def test_only_mapped_bytes_are_read_by_another_thread(tmp_path: Path) -> None:
     info = TensorInfo("a", (4,), "U8", 0, 4, 4)
-    assert not verifying._mapped(MemoryTensor(info, b"abcd"))
-    assert verifying._mapped(StoredTensor(BufferFile(b"abcd", tmp_path), info))
+    assert not in_mapped_file(MemoryTensor(info, b"abcd"))
+    assert in_mapped_file(StoredTensor(BufferFile(b"abcd", tmp_path), info))
