@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from aprfmt.cli.commands import COMMANDS, GROUPS
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, FormatError
 
 SIGNALLED = (129, 143)  # SIGHUP, SIGTERM: what `install_signal_handlers` exits with
 INTERRUPTED = (
@@ -39,8 +39,12 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         from aprfmt.formats.atomic import install_signal_handlers
+        from aprfmt.formats.cut_short import end_by
 
         install_signal_handlers()  # SIGTERM must leave no half-written file behind
+        args = ctx.find_root().obj
+        if args is not None:  # not while a shell asks for completions
+            end_by(lambda text: _fail(args, "format", text, FormatError(text)))
         row = COMMANDS[cmd_name]
         command: click.Command = import_module(f"aprfmt.cli.{row.module}").command
         if row.example not in (command.epilog or ""):
@@ -102,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the code that carries the verdict."""
     args = sys.argv[1:] if argv is None else argv
     try:
-        code = group.main(args=args, prog_name="aprfmt", standalone_mode=False)
+        code = group.main(args=args, prog_name="aprfmt", standalone_mode=False, obj=args)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit) as stop:
         # Outside standalone mode click, like rich, exits by itself for one reason only: a closed

@@ -40,7 +40,9 @@ from aprfmt.formats.temporary import (
 )
 from aprfmt.remote.paths import RemotePath, is_address
 
-__all__ = ["FileSet", "OutputFile", "install_signal_handlers", "pending", "recover"]
+__all__ = [
+    "FileSet", "OutputFile", "discard_open", "install_signal_handlers", "pending", "recover",
+]  # fmt: skip
 
 _SPECIAL = {
     stat.S_IFDIR: "a folder",
@@ -59,7 +61,8 @@ _OPEN: set["FileSet"] = set()
 
 
 @atexit.register
-def _discard_open() -> None:
+def discard_open() -> None:
+    """Discard every set that is neither published nor discarded."""
     for files in list(_OPEN):
         if files._pid == os.getpid():  # a forked child must not remove its parent's files
             files.discard()

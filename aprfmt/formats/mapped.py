@@ -99,6 +99,7 @@ class MappedFile:
         finally:
             os.close(fd)
         self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
+        _mapped.add(self)
 
     def descriptor(self) -> int | None:
         """Return an open descriptor of the file; None where another lies at its path by now."""
@@ -165,6 +166,30 @@ class MappedFile:
             except BufferError:
                 pass  # a caller still holds a view: the file is unmapped with the last one
             self._map = None
+
+
+_mapped: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
+
+
+def cut_files() -> list[tuple[Path, int, int]]:
+    """Return the files that are mapped and shorter by now: their size then, and now."""
+    found = []
+    for file in list(_mapped):
+        try:
+            size = os.stat(file.path).st_size
+        except OSError:
+            continue
+        if size < file.size:
+            found.append((file.path, file.size, size))
+    return found
+
+
+def cut_line(path: Path, had: int, has: int) -> str:
+    """Return what is to be said of a file that is shorter by now."""
+    return (
+        f"{path}: was cut while it was read, from {had} to {has} bytes; start again when nothing "
+        "writes it"
+    )
 
 
 def identity_of(facts: os.stat_result) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aprfmt.errors import OutputError
-from aprfmt.formats.mapped import identity_of, origin
+from aprfmt.errors import FormatError, OutputError
+from aprfmt.formats.mapped import cut_files, cut_line, identity_of, origin
 from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
 from aprfmt.formats.writeback import begin_writing
@@ -122,12 +122,23 @@ class OutputFile:
         assert self._fd is not None
         with self._errors("cannot be written"):
             while view:
-                count = self._copied(view) or os.write(self._fd, view[:_WINDOW])
+                count = self._copied(view) or self._write(view[:_WINDOW])
                 view = view[count:]
                 self._unsynced += count
                 if self._unsynced >= _EARLY:
                     begin_writing(self._fd)
                     self._unsynced = 0
+
+    def _write(self, view: memoryview) -> int:
+        assert self._fd is not None
+        try:
+            return os.write(self._fd, view)
+        except OSError as error:
+            found = cut_files() if error.errno == errno.EFAULT else []
+            if not found:
+                raise
+            path, had, has = found[0]
+            raise FormatError(cut_line(path, had, has)) from error
 
     def _copied(self, view: memoryview) -> int:
         """Have the system copy the first bytes of a mapped file's; return how many it did."""

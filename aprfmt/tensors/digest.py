@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import ByteSource, LazyTensor
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats.mapped import Buffer, MappedFile, open_bytes
+from aprfmt.formats.mapped import Buffer, MappedFile, cut_line, open_bytes
 from aprfmt.tensors.runs import all_runs, windows
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ def _pieces(file: ByteSource) -> Iterator[memoryview]:
             said = f"{file.path}: cannot be read at byte {at}: {error.strerror}"
             raise FormatError(said) from error
         if not count:
-            raise FormatError(
-                f"{file.path}: ends at byte {at} now, it had {file.size}; start again when nothing "
-                "writes it"
-            )
+            raise FormatError(cut_line(file.path, file.size, at))
         yield buffer[:count]
         at += count
 

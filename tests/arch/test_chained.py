@@ -3,7 +3,7 @@
 Seen red: a key without the hyperparameters, one without the direction, one without the shapes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from aprfmt.arch import moves
-from aprfmt.arch.spec import Move
 from aprfmt.arch.steps import RowsPermuted
 
 STEPS = (RowsPermuted("n_heads"), RowsPermuted("n_kv_heads"))
@@ -25,7 +24,7 @@ def nothing_known() -> Iterator[None]:
     moves._chains.clear()
 
 
-def applied(runs: Sequence[Sequence[Move]], values: Any) -> list[int]:
+def applied(runs: moves.Chain, values: Any) -> list[int]:
     return [int(x) for move in runs[0] for x in values[move.start : move.start + move.count]]
 
 
