@@ -25,7 +25,8 @@ settings.load_profile("project")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# Slow tests: hostile files one by one, kills, examples and pages, builds, mutated copies.
+# Slow tests: hostile files one by one, kills, examples and pages, builds, mutated copies, what is
+# measured of memory, and whole models run again with one value changed.
 SLOW = (
     "tests/fuzz/", "tests/robustness/", "tests/docs/", "tests/mutations/", "tests/benchmarks/",
     "tests/formats/test_atomic_", "tests/cli/test_damage.py", "tests/cli/test_set.py",
@@ -33,6 +34,10 @@ SLOW = (
     "tests/cli/test_inspect_html.py", "tests/cli/test_pages.py",
     "tests/inference/gpu/", "tests/codecs/test_native_encode.py", "tests/test_packaging.py",
     "tests/validate/test_mutations.py", "tests/codecs/test_parallel.py", "tests/qa/",
+    "tests/conversion/test_estimate.py", "tests/conversion/test_plan_memory.py",
+    "tests/conversion/test_resume.py", "tests/field/test_rounded.py",
+    "tests/inference/test_nonfinite.py", "tests/inference/test_parity_text.py",
+    "tests/tokenizer/test_hostile.py",
 )  # fmt: skip
 
 

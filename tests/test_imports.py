@@ -5,11 +5,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# One process parses the product: each of these tests walks all of it.
+pytestmark = pytest.mark.xdist_group("imports")
 
 HEAVY = ("numpy", "torch", "cupy", "transformers", "numba", "gguf", "safetensors", "ml_dtypes")
 
@@ -45,7 +48,7 @@ FORBIDDEN = {
 
 def imported(path: Path) -> set[str]:
     """Return every module a file imports, wherever the statement stands."""
-    return {name for name in edges(path, set()) if name.startswith("aprfmt")}
+    return {name for name in edges(path, ()) if name.startswith("aprfmt")}
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
@@ -72,9 +75,11 @@ BY_NAME = {
     "aprfmt.base.registry", "aprfmt.cli.main", "aprfmt.inference.fast.cuda.gemm",
     "aprfmt.inference.fast.cuda.loader",
 }  # fmt: skip
+_BARE = (ast.Name, ast.expr_context, ast.operator, ast.cmpop)  # nothing stands below them
 _ROW = re.compile(r"(aprfmt(?:\.\w+)+):\w+")
 
 
+@cache
 def product() -> dict[str, Path]:
     """Return every module of the package by name."""
     found = {}
@@ -91,7 +96,13 @@ def product() -> dict[str, Path]:
 
 def edges(path: Path, modules: Collection[str], *, table: bool = False) -> set[str]:
     """Return the modules a file imports while it runs, imports inside functions included."""
-    return edges_of(ast.parse(path.read_text()), modules, table=table)
+    return edges_of(parsed(path), modules, table=table)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the tree of a file; the product's are asked for by several tests."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def edges_of(tree: ast.AST, modules: Collection[str], *, table: bool = False) -> set[str]:
@@ -104,7 +115,7 @@ def edges_of(tree: ast.AST, modules: Collection[str], *, table: bool = False) ->
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             for other in node.orelse:
                 visit(other)
             return
@@ -118,12 +129,14 @@ def edges_of(tree: ast.AST, modules: Collection[str], *, table: bool = False) ->
             row = _ROW.fullmatch(node.value)
             found.update([row[1]] if row else [])
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            if not isinstance(child, _BARE):
+                visit(child)
 
     visit(tree)
     return found
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Return what every module imports of ours."""
     modules = product()
@@ -172,7 +185,7 @@ def test_the_page_shows_the_rooms_in_the_order_of_their_imports() -> None:
 
 def at_start(path: Path, modules: Collection[str]) -> tuple[set[str], set[str]]:
     """Return what a file of ours imports as it is loaded, and what it imports in functions."""
-    whole = ast.parse(path.read_text())
+    whole = parsed(path)
     inner = [node for node in ast.walk(whole) if isinstance(node, ast.FunctionDef)]
     body = [node for node in whole.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
