@@ -3,11 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.spec import HyperRule
+from aprfmt.base.encodings import ENCODINGS, block
 from aprfmt.codecs import CODECS
+from aprfmt.codecs.base import F32, BlockCodec, Blocks
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.formats import FORMATS
 from aprfmt.inference.backends import BACKENDS
@@ -19,6 +22,38 @@ from tests.models import IDS, MAKERS, save_tiny
 @pytest.mark.parametrize("name", CODECS)
 def test_codecs(name: str) -> None:
     assert "row" in check_codec(name)
+
+
+def twelve() -> BlockCodec:
+    """Return a codec of blocks of 12, whose row stands in the table: a class asks for it."""
+
+    class Twelve(BlockCodec):
+        """12 signed bytes under one float32 scale: rows of powers of two are no whole blocks."""
+
+        name = "TWELVE"
+        step = "d"
+
+        def decode_blocks(self, block: Blocks, out: F32) -> None:
+            """Scale."""
+            out[:] = block["qs"] * block["d"][:, None]
+
+        def encode_blocks(
+            self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
+        ) -> None:
+            """Scale by the largest magnitude / 127, round to even."""
+            block["d"] = np.abs(x).max(axis=1) / np.float32(127)
+            d = np.where(block["d"] > 0, block["d"], np.float32(1))
+            block["qs"] = np.rint(x / d[:, None]).astype(np.int8)
+
+    return Twelve()
+
+
+def test_a_codec_of_blocks_that_are_no_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen red: the suite encoded rows of 256 numbers whatever the size of a block."""
+    monkeypatch.setitem(ENCODINGS, "TWELVE", block("TWELVE", 12, "d:f4 qs:12i1"))
+    monkeypatch.setitem(CODECS._rows, "TWELVE", ("", ""))
+    monkeypatch.setitem(CODECS._loaded, "TWELVE", twelve())
+    assert "encoder" in check_codec("TWELVE")
 
 
 @pytest.mark.parametrize("name", FORMATS)
