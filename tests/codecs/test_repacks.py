@@ -313,5 +313,5 @@ def test_what_is_no_such_grid_is_said() -> None:
     assert isinstance(repacked(weight, "GPTQ", {"Q4_0"}), Repacked)
     three = np.ones((ROWS, 3), E4M3)  # groups of 16, of which a block has four
     for source, short in small(codes[:, :48].astype(np.uint8), three, np.ones(2, np.float32)):
-        why = repacked(short, source, {"NVFP4"})
-        assert why == "NVFP4: rows of 48 are no whole number of NVFP4 blocks", source
+        told = repacked(short, source, {"NVFP4"})
+        assert told == "NVFP4: rows of 48 are no whole number of NVFP4 blocks", source

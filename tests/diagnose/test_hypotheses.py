@@ -19,9 +19,9 @@ from aprfmt.model import open_model
 from tests.diagnose import files
 from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace
 from tests.diagnose.faults import heads, left_out
+from tests.diagnose.faults_packed import INT4
 from tests.diagnose.faults_undecoded import (
     ALONE,
-    INT4,
     PLAIN4,
     SIXTEEN,
     of_scale,

@@ -109,12 +109,13 @@ def test_the_peak_of_torch_is_what_its_profiler_counts(arch: str, tmp_path: Path
     from torch.profiler import ProfilerActivity, profile
 
     save_tiny(arch, tmp_path / "m", "bfloat16", **SIZES)
-    asked = RunRequest(ids=tuple(range(3, 403)), choice=parse_run("torch::float32"))
+    ids = tuple(range(3, 403))
+    asked = RunRequest(ids=ids, choice=parse_run("torch::float32"))
     with open_model(tmp_path / "m") as model:
         found = estimate_run(model, asked, 1).devices[0]
         with opened(asked, model) as run:
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-                run.session.extend(list(asked.ids))
+                run.session.extend(list(ids))
     rows = [row for row in seen.profiler.kineto_results.events() if row.name() == "[memory]"]
     sizes = [row.nbytes() for row in sorted(rows, key=lambda row: row.start_ns())]
     peak = int(np.cumsum(sizes).max())
