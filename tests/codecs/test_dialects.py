@@ -224,3 +224,13 @@ def test_refusals_say_what_was_found(
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(UnsupportedError, match="'hqq'"):
         dialect_of({"quant_method": "hqq"})
+
+
+def test_an_unknown_algorithm_of_modelopt_is_named() -> None:
+    config = {"quant_method": "modelopt", "quant_algo": "W2A2_INT"}
+    stored = {
+        ".weight": part(np.zeros((8, 8), np.uint8)),
+        ".weight_scale": part(np.ones((), np.float32)),
+    }
+    with pytest.raises(UnsupportedError, match="'W2A2_INT' is not one we decode: FP8"):
+        decode_weight(DIALECTS["modelopt"], stored, config)

@@ -314,3 +314,7 @@ def test_what_is_no_such_grid_is_said() -> None:
     assert "another order" in str(repacked(mixed, "GPTQ", {"Q4_0"}))
     assert repacked(weight, "GPTQ", {"MXFP4"}) == ""
     assert isinstance(repacked(weight, "GPTQ", {"Q4_0"}), Repacked)
+    three = np.ones((ROWS, 3), E4M3)  # groups of 16, of which a block has four
+    for source, short in small(codes[:, :48].astype(np.uint8), three, np.ones(2, np.float32)):
+        told = repacked(short, source, {"NVFP4"})
+        assert told == "NVFP4: rows of 48 are no whole number of NVFP4 blocks", source

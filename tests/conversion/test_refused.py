@@ -4,6 +4,7 @@ Seen red: tensors without a place dropped silently, two tensors written under on
 with a wrong checksum converted without a warning, a damaged record used as a valid one.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import aprfmt
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.conversion.plan import _check_names
-from aprfmt.errors import CodecError, ConversionError
+from aprfmt.errors import CodecError, ConversionError, OutputError
 from aprfmt.formats import FORMATS
 from aprfmt.tensors.restore import restore_bits
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
@@ -30,6 +31,19 @@ def test_a_tensor_without_a_place_is_refused_until_it_is_dropped(tmp_path: Path)
     assert [(note.where, note.text) for note in report.notes if note.level == "warning"] == [
         (EXTRA, "left out, as --drop asks")
     ]
+
+
+def test_another_models_config_is_not_replaced(tmp_path: Path) -> None:
+    """It is said whose it may be, where a model lies beside it."""
+    source, target = llama_folder(tmp_path / "s", "BF16"), tmp_path / "t" / "m.safetensors"
+    target.parent.mkdir()
+    (target.parent / "config.json").write_text("{}")
+    with pytest.raises(OutputError, match=r"something else \(of another model\?\); give m"):
+        aprfmt.convert(source, target)
+    shutil.copy(source / "model.safetensors", target.with_name("other.safetensors"))
+    with pytest.raises(OutputError, match=r"something else \(that of other.safetensors\?\)"):
+        aprfmt.convert(source, target)
+    assert (target.parent / "config.json").read_text() == "{}" and not target.exists()
 
 
 def output(name: str, *shape: int) -> Output:

@@ -42,7 +42,9 @@ class Handler(BaseHTTPRequestHandler):
         if path in server.denied:
             self._plain(*server.denied[path])
         elif path in server.moved:
-            self._answer(302, {"Location": server.moved[path], "Content-Length": "0"}, b"")
+            self._answer(
+                server.redirect, {"Location": server.moved[path], "Content-Length": "0"}, b""
+            )
         elif path in server.answers:
             self._plain(200, {"Content-Type": "application/json"}, server.answers[path])
         elif path not in server.files:
@@ -109,6 +111,7 @@ class RangeServer(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.answers: dict[str, bytes] = {}
         self.moved: dict[str, str] = {}
+        self.redirect = 302
         self.denied: dict[str, tuple[int, Mapping[str, str], bytes]] = {}
         self.faults: dict[str, list[str]] = {}
         self.arrived = threading.Semaphore(0)  # released by every request

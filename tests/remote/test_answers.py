@@ -116,9 +116,11 @@ def test_a_local_file_is_asked_for_where_only_that_will_do(server: RangeServer) 
 # --- redirects and schemes ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_ranges_go_to_the_last_address_of_a_redirect(
-    server: RangeServer, made: Mapping[str, bytes]
+    status: int, server: RangeServer, made: Mapping[str, bytes]
 ) -> None:
+    server.redirect = status
     server.files["/cdn/abc"] = made["many.safetensors"]
     server.moved["/m.safetensors"] = "/cdn/abc?Signature=sigsecret"
     done = command("inspect", f"{server.url}/m.safetensors", "--json")

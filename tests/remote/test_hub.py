@@ -223,6 +223,13 @@ def test_an_address_without_a_repository(address: str) -> None:
         place(address)
 
 
+def test_a_file_that_the_list_has_not_is_missing(served: RangeServer) -> None:
+    path = place(f"hf://{NAME}/model-00002.safetensors")
+    assert isinstance(path, RemotePath) and path.site.facts(path.inner) is None
+    with pytest.raises(RemoteError, match="the site has no such file"):
+        path.site.first(path.inner)
+
+
 @pytest.mark.parametrize("body", [
     b"[]", b"{}", b'{"sha": "main", "siblings": []}', b"<html>", b'{"sha": 3}',
     b'{"sha": "%s", "siblings": [3, {"rfilename": 4}, {"rfilename": "x", "size": -1}]}'
