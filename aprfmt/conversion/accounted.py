@@ -192,7 +192,7 @@ class _Both:
         found = self._answers(weight)
         suffix = next(key for key, part in view.parts.items() if part.info.name == name)
         beside = suffix.lstrip("._")
-        if any(suffix in one.parts or beside in one.parts for one in found):
+        if any(part.lstrip("._") == beside for one in found for part in one.parts):
             return Entry(name, "scale", "copied")
         if any(other.info.name == name for one in found for other in one.parts.values()):
             return Entry(name, "scale", "copied")
@@ -270,7 +270,9 @@ class _Both:
             return "the copy's vocabulary"
         if name == "config.json" and (self.copy.config is not None or self.roles):
             return "the copy's hyperparameters"
-        if name == "hf_quant_config.json" and not any(v.parts for v in self.copy.values()):
+        if name == "hf_quant_config.json" and not any(
+            view.encoding.startswith("MODELOPT") for view in self.copy.values()
+        ):
             return "in the encodings of the copy"
         return ""
 
