@@ -213,8 +213,11 @@ MIMO_V2 = named(
     draft={
         "gguf": replace(
             draft.NEXTN["gguf"],
-            own=_head("blk.{N}.", (draft.EMBED_NORM, draft.HIDDEN_NORM, draft.JOIN),
-                "layer_output_norm") | draft.NEXTN["gguf"].own,
+            own={
+                **_head("blk.{N}.", (draft.EMBED_NORM, draft.HIDDEN_NORM, draft.JOIN),
+                    "layer_output_norm"),
+                **draft.NEXTN["gguf"].own,
+            },
         ),
         "hf": DraftNames(
             _V2,
