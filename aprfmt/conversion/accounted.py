@@ -196,6 +196,9 @@ class _Both:
             return Entry(name, "scale", "copied")
         if any(other.info.name == name for one in found for other in one.parts.values()):
             return Entry(name, "scale", "copied")
+        if all(one.encoding == view.encoding for one in found):
+            why = self.excused(name)
+            return Entry(name, "scale", "dropped" if why else "lost", why or "the copy has it not")
         if "input" in beside or "activation" in beside:
             return Entry(name, "scale", "dropped", f"of activations, which {main.how} has not")
         return Entry(name, "scale", "transformed", f"part of {main.how}")
@@ -334,9 +337,10 @@ def dropped_record(
     every = spellings_by_name(source) if drops else {}
     for name, view in source.items() if drops else ():
         spellings = (name, *view.names, *every.get(name, ()))
-        if any(match(each) for match in drops for each in spellings):
-            stored = view.parts.values() or view.stored
-            found.update({one.info.name: "--drop" for one in stored})
+        whole = any(match(each) for match in drops for each in spellings)
+        stored = [one.info.name for one in view.parts.values() or view.stored]
+        gone = (each for each in stored if whole or any(match(each) for match in drops))
+        found.update(dict.fromkeys(gone, "--drop"))
     for name in file_names(source):
         if any(match(name) for match in drops):
             found[name] = "--drop"

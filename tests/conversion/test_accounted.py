@@ -153,6 +153,15 @@ def test_what_modelopts_own_file_says_is_in_the_blocks_of_a_repack(tmp_path: Pat
         assert fates.get("hf_quant_config.json", "transformed") == "transformed"
         assert {fates[name] for name in fates if name.endswith("input_scale")} == {"copied"}
     assert tensors_of(tmp_path / "back") == rows
+    rows.pop("model.layers.1.mlp.up_proj.input_scale")
+    write_mixed(tmp_path / "back" / "model.safetensors", rows)
+    (one,) = (each for each in validate(tmp_path / "back", against=tmp_path / "m").checks
+              if each.name == "accounted")  # fmt: skip
+    assert one.outcome == "FAIL" and "layers.1.mlp.up_proj.input_scale" in str(one)
+    left = aprfmt.convert(
+        tmp_path / "m", tmp_path / "less", to="safetensors", drop=["*up_proj.input_scale"]
+    ).accounted
+    assert left is not None and (left.counts["dropped"], left.counts["lost"]) == (2, 0)
 
 
 def test_a_scale_that_is_lost_fails(tmp_path: Path) -> None:
