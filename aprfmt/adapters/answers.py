@@ -17,9 +17,15 @@ from aprfmt.model import Model
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from aprfmt.compare.diffs import DiffReport
 
+    Numbers = NDArray[np.float64]
+
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
+_FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23}  # bits of a significand behind its point
+_SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
 WORDS = {0: "not at all", 1: "once", 2: "twice"}
 
 
@@ -95,11 +101,27 @@ def _weight(key: str, merged: View, b: View, close: bool) -> ChangedWeight:
     times = float((off * change).sum() / size)
     left = off - round(times) * change
     rest = float(np.sqrt(np.square(left).sum() / size))
-    if close and round(times) == 1:
+    if round(times) == 1 and (close or _once_rounded(theirs, full, change, b.encoding)):
         return ChangedWeight(key, where, times, rest, "once")
     whole = abs(times - round(times)) < 0.05 and rest < 0.25 and round(times) != 1
     word = WORDS.get(round(times), f"{round(times)} times") if whole else "otherwise"
     return ChangedWeight(key, where, times, rest, word)
+
+
+def _once_rounded(theirs: "Numbers", full: "Numbers", change: "Numbers", encoding: str) -> bool:
+    """Say whether B's values are A's with the change, rounded to B's float type by some library.
+
+    That one may have rounded the product to the same type first, as PEFT does in half precision,
+    and its sums in float32 end elsewhere than ours: where a value lies halfway between two, it may
+    then be the other one.
+    """
+    fraction = _FRACTIONS.get(encoding)
+    if fraction is None:
+        return False
+    largest = np.maximum(np.abs(theirs), np.abs(full))
+    half = np.ldexp(0.5, np.frexp(largest)[1] - 1 - fraction)
+    product = np.ldexp(np.abs(change), -1 - fraction)
+    return bool((np.abs(theirs - full) <= half + product + _SUMS * largest.max()).all())
 
 
 def _side(merged: View, times: int) -> "np.ndarray[Any, Any]":

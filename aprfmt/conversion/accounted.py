@@ -192,10 +192,13 @@ class _Both:
         found = self._answers(weight)
         suffix = next(key for key, part in view.parts.items() if part.info.name == name)
         beside = suffix.lstrip("._")
-        if any(suffix in one.parts or beside in one.parts for one in found):
+        if any(part.lstrip("._") == beside for one in found for part in one.parts):
             return Entry(name, "scale", "copied")
         if any(other.info.name == name for one in found for other in one.parts.values()):
             return Entry(name, "scale", "copied")
+        if all(one.encoding == view.encoding for one in found):
+            why = self.excused(name)
+            return Entry(name, "scale", "dropped" if why else "lost", why or "the copy has it not")
         if "input" in beside or "activation" in beside:
             return Entry(name, "scale", "dropped", f"of activations, which {main.how} has not")
         return Entry(name, "scale", "transformed", f"part of {main.how}")
@@ -270,7 +273,9 @@ class _Both:
             return "the copy's vocabulary"
         if name == "config.json" and (self.copy.config is not None or self.roles):
             return "the copy's hyperparameters"
-        if name == "hf_quant_config.json" and not any(v.parts for v in self.copy.values()):
+        if name == "hf_quant_config.json" and not any(
+            view.encoding.startswith("MODELOPT") for view in self.copy.values()
+        ):
             return "in the encodings of the copy"
         return ""
 
@@ -332,9 +337,10 @@ def dropped_record(
     every = spellings_by_name(source) if drops else {}
     for name, view in source.items() if drops else ():
         spellings = (name, *view.names, *every.get(name, ()))
-        if any(match(each) for match in drops for each in spellings):
-            stored = view.parts.values() or view.stored
-            found.update({one.info.name: "--drop" for one in stored})
+        whole = any(match(each) for match in drops for each in spellings)
+        stored = [one.info.name for one in view.parts.values() or view.stored]
+        gone = (each for each in stored if whole or any(match(each) for match in drops))
+        found.update(dict.fromkeys(gone, "--drop"))
     for name in file_names(source):
         if any(match(name) for match in drops):
             found[name] = "--drop"

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import aprfmt
@@ -130,6 +131,37 @@ def test_scales_are_accounted_one_by_one(dialect: str, tmp_path: Path) -> None:
         for entry in scales:
             if entry.fate == "dropped":
                 assert entry.name.endswith("input_scale") and "of activations" in entry.how
+
+
+def test_what_modelopts_own_file_says_is_in_the_blocks_of_a_repack(tmp_path: Path) -> None:
+    """A folder as it is exported: beside config.json, and with scales of activations."""
+    write_folder(tmp_path / "m", "modelopt")
+    own = {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}
+    (tmp_path / "m" / "hf_quant_config.json").write_text(json.dumps(own))
+    rows = dict(tensors_of(tmp_path / "m"))
+    one = ("F32", (), np.float32(0.5).tobytes())
+    mine = [name for name in rows if name.endswith("weight_scale_2")]
+    rows |= {name.replace("weight_scale_2", "input_scale"): one for name in mine}
+    write_mixed(tmp_path / "m" / "model.safetensors", rows)
+    there = aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    back = aprfmt.convert(
+        tmp_path / "m.gguf", tmp_path / "back", to="safetensors", quantize="MODELOPT-NVFP4"
+    )
+    for found in (there.accounted, back.accounted):
+        assert found is not None and not found.lost
+        fates = {entry.name: entry.fate for entry in found.entries}
+        assert fates.get("hf_quant_config.json", "transformed") == "transformed"
+        assert {fates[name] for name in fates if name.endswith("input_scale")} == {"copied"}
+    assert tensors_of(tmp_path / "back") == rows
+    rows.pop("model.layers.1.mlp.up_proj.input_scale")
+    write_mixed(tmp_path / "back" / "model.safetensors", rows)
+    (one,) = (each for each in validate(tmp_path / "back", against=tmp_path / "m").checks
+              if each.name == "accounted")  # fmt: skip
+    assert one.outcome == "FAIL" and "layers.1.mlp.up_proj.input_scale" in str(one)
+    left = aprfmt.convert(
+        tmp_path / "m", tmp_path / "less", to="safetensors", drop=["*up_proj.input_scale"]
+    ).accounted
+    assert left is not None and (left.counts["dropped"], left.counts["lost"]) == (2, 0)
 
 
 def test_a_scale_that_is_lost_fails(tmp_path: Path) -> None:
