@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.codecs import fp8, laid_out
+from aprfmt.codecs import f4, f6, fp8, laid_out
 from aprfmt.codecs.bits import pairs_to_halves
 from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, codes_of
 from aprfmt.errors import CodecError
@@ -50,6 +50,7 @@ def values_of(kind: str, bits: int) -> Array:
     return {
         "integers": every - np.float32(1 << bits - 1),
         "signed": np.where(every < 1 << bits - 1, every, every - np.float32(1 << bits)),
+        "mirrored": np.concatenate([half := every[: len(every) // 2] * np.float32(0.3), -half]),
         "table": np.random.default_rng(bits).standard_normal(1 << bits).astype(np.float32),
     }[kind].astype(np.float32)
 
@@ -77,7 +78,7 @@ WEIGHTS: dict[str, Callable[[LaidOut], LaidOut]] = {
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("kind", ["integers", "signed", "table"])
+@pytest.mark.parametrize("kind", ["integers", "signed", "mirrored", "table"])
 def test_numbers_of_every_width(
     level: str, bits: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,22 @@ def test_numbers_of_every_width(
     for change in WEIGHTS.values():
         weight = change(made)
         same_bits(weight.decode(), by_numpy(weight, monkeypatch))
+
+
+@pytest.mark.parametrize("table", [f4.CODEC.values, f6.E2M3.values, f6.E3M2.values],
+                         ids=["E2M1", "E2M3", "E3M2"])  # fmt: skip
+def test_small_floats(level: str, table: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = {16: 4, 64: 6}[len(table)]
+    held = np.resize(np.arange(256, dtype=np.uint8), (MATRICES, ROWS, COLUMNS * bits // 8))
+    made = LaidOut((MATRICES, ROWS, COLUMNS), Codes(bits, "rows", held), table, (1, 32))
+    assert (made.codes_in(0, ROWS) == np.arange(1 << bits)[:, None, None]).any(axis=(1, 2)).all()
+    for change in WEIGHTS.values():
+        weight = change(made)
+        same_bits(weight.decode(), by_numpy(weight, monkeypatch))
+    almost = table.copy()
+    almost[-1] = 1.25  # one number differs: it is looked up
+    weight = replace(made, values=almost)
+    same_bits(weight.decode(), by_numpy(weight, monkeypatch))
 
 
 @pytest.mark.parametrize("order", ["rows", "columns", "bytes", "awq", "pairs"])

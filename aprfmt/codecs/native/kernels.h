@@ -19,6 +19,7 @@
 #include "dot.h"
 #include "step.h"
 #include "packed.h"
+#include "turn.h"
 
 #define ONE_MODE(fn, suffix, mode)                                                    \
     TARGET static void fn##_##suffix(const uint8_t *raw, float *out, size_t blocks) { \
