@@ -93,7 +93,7 @@ def test_numbers_of_every_width(
 def test_small_floats(level: str, table: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     bits = {16: 4, 64: 6}[len(table)]
     held = np.resize(np.arange(256, dtype=np.uint8), (MATRICES, ROWS, COLUMNS * bits // 8))
-    made = LaidOut((MATRICES, ROWS, COLUMNS), Codes(bits, "rows", held), table, (1, 32))
+    made = LaidOut((MATRICES, ROWS, COLUMNS), LaidCodes(bits, "rows", held), table, (1, 32))
     assert (made.codes_in(0, ROWS) == np.arange(1 << bits)[:, None, None]).any(axis=(1, 2)).all()
     for change in WEIGHTS.values():
         weight = change(made)

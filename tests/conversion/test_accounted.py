@@ -155,9 +155,9 @@ def test_what_modelopts_own_file_says_is_in_the_blocks_of_a_repack(tmp_path: Pat
     assert tensors_of(tmp_path / "back") == rows
     rows.pop("model.layers.1.mlp.up_proj.input_scale")
     write_mixed(tmp_path / "back" / "model.safetensors", rows)
-    (one,) = (each for each in validate(tmp_path / "back", against=tmp_path / "m").checks
+    (judged,) = (each for each in validate(tmp_path / "back", against=tmp_path / "m").checks
               if each.name == "accounted")  # fmt: skip
-    assert one.outcome == "FAIL" and "layers.1.mlp.up_proj.input_scale" in str(one)
+    assert judged.outcome == "FAIL" and "layers.1.mlp.up_proj.input_scale" in str(judged)
     left = aprfmt.convert(
         tmp_path / "m", tmp_path / "less", to="safetensors", drop=["*up_proj.input_scale"]
     ).accounted

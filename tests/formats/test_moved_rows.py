@@ -50,9 +50,6 @@ class Made(LazyTensor):
         self.asked.append(stop - start)
         return memoryview(self.data)[start:stop]
 
-    def drop(self, start: int = 0, stop: int | None = None) -> None:
-        return None
-
 
 def moves(kind: str) -> list[Move]:
     """Take every row, none beside its neighbour; one of them in halves, or two at once."""
