@@ -19,6 +19,7 @@ STEPS: Mapping[str, str] = {
     "Reshaped": "reshaped",
     "Split": "fused tensors apart or together",
     "Stacked": "experts apart or stacked",
+    "HalvesExchanged": "halves of a draft head's join exchanged",
     "KvB": "kv_b apart or together",
 }
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from aprfmt.compare.diffs import DiffReport
 
-    Numbers = NDArray[np.float64]
+    F64 = NDArray[np.float64]
 
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
 _FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23}  # bits of a significand behind its point
@@ -108,7 +108,7 @@ def _weight(key: str, merged: View, b: View, close: bool) -> ChangedWeight:
     return ChangedWeight(key, where, times, rest, word)
 
 
-def _once_rounded(theirs: "Numbers", full: "Numbers", change: "Numbers", encoding: str) -> bool:
+def _once_rounded(theirs: "F64", full: "F64", change: "F64", encoding: str) -> bool:
     """Say whether B's values are A's with the change, rounded to B's float type by some library.
 
     That one may have rounded the product to the same type first, as PEFT does in half precision,

@@ -67,9 +67,9 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     names = {window.kind: True, "full_attention": False}
 
     def hf_size(facts: Facts, hp: Params) -> Found:
+        on = facts.first("use_sliding_window") if window.switch else None
         listed = facts.first("layer_types") if window.listed_wins else None
         if window.switch and not (listed and window.kind in sequence(*listed)):
-            on = facts.first("use_sliding_window")
             if on is None or not boolean(*on):
                 facts.first(window.hf)  # a known key, but the window is switched off
                 return None if on is None else (None, on[1])

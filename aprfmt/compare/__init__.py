@@ -115,13 +115,7 @@ def diff_models(
             pair.drop()
             if progress is not None:
                 progress(number, len(pairs))
-    found: tuple[CauseGroup, ...] = ()
-    if explain and any(row.verdict in EXPLAINED for row in results):
-        from aprfmt.compare.explain import explained
-        from aprfmt.compare.explain.summary import findings
-
-        results = explained(a, b, None if oracle is None else oracle.base, pairs, results)
-        found = findings(results)
+    results, found = _explained(a, b, oracle, pairs, results) if explain else (results, ())
     pictures: tuple[Image, ...] = ()
     if images:
         from aprfmt.compare.image import images as made
@@ -145,6 +139,20 @@ def diff_models(
         generation(a, b) if spoken else (),
         verdicts,
     )
+
+
+def _explained(
+    a: Model, b: Model, oracle: "Oracle | None", pairs: Sequence[TensorPair],
+    results: list[TensorDiff],
+) -> tuple[list[TensorDiff], tuple[CauseGroup, ...]]:  # fmt: skip
+    """Return the rows with what made them differ, and the causes that they share."""
+    if not any(row.verdict in EXPLAINED for row in results):
+        return results, ()
+    from aprfmt.compare.explain import explained
+    from aprfmt.compare.explain.summary import findings
+
+    known = explained(a, b, None if oracle is None else oracle.base, pairs, results)
+    return known, findings(known)
 
 
 def _asked(a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]) -> list[TensorPair]:

@@ -23,7 +23,8 @@ STRICT = (
 )  # fmt: skip
 READING = frozenset(
     "curdir devnull error fsdecode fsencode fspath getpid getsid kill listdir lstat name path "
-    "readlink scandir stat stat_result strerror fstat pread read lseek SEEK_CUR SEEK_SET".split()
+    "readlink scandir stat stat_result strerror fstat pread read lseek SEEK_CUR SEEK_SET "
+    "urandom".split()
 )
 FLAGS = re.compile(r"O_[A-Z]+|[FRWX]_OK")
 
