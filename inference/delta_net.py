@@ -1,7 +1,5 @@
 """A layer that mixes tokens by a gated delta net, in place of attention."""
 
-import numpy as np
-
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.context import Context
 
@@ -36,8 +34,7 @@ def delta_net(c: Context, layer: int, x: Array) -> Array:
     )
     read, state = b.delta(q, k, v, decay, beta, state)
     if c.cache is not None:
-        last = np.arange(len(x), len(window))
-        c.cache.keep(layer, (b.take(window, last), state))
+        c.cache.keep(layer, (b.stack([window[len(x) :]]), state))  # a copy: no view of the pass
     read = c.tap("delta", layer, read.reshape(len(x), -1))
     normed = b.gated_norm(
         read.reshape(len(x), value_heads, -1), c.vector(layer, "ssm_norm.weight"),

@@ -8,6 +8,7 @@ stored rotated; if the frequencies depend on the length (dynamic, longrope), a l
 have to be run again from the start (`rope.same_ropes`).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.errors import UsageError
@@ -25,6 +26,7 @@ class KVCache:
         self._values: list[Any] = [None] * n_layers
         self._states: dict[int, State] = {}
         self._next: dict[int, State] = {}  # of the pass that is not committed yet
+        self._stateful: set[int] = set()  # layers without keys and values
         self.length = 0
         self._capacity, self._measured = 0, -1  # rows of the smallest buffer, its generation
         self.generation = 0  # counts new buffers: recordings made with old ones are invalid
@@ -43,6 +45,11 @@ class KVCache:
     def keep(self, layer: int, state: State) -> None:
         """Take a layer's state after the pass's last position; `commit` makes it valid."""
         self._next[layer] = state
+        self._stateful.add(layer)
+
+    def states(self) -> Mapping[int, State]:
+        """Return the layers' states after the last valid position."""
+        return dict(self._states)
 
     @property
     def cuttable(self) -> bool:
@@ -52,8 +59,11 @@ class KVCache:
     def fits(self, tokens: int) -> bool:
         """Say whether that many more positions fit without new buffers."""
         if self._measured != self.generation:
-            buffers = (*self._keys, *self._values)
-            sizes = [0 if buffer is None else int(buffer.shape[0]) for buffer in buffers]
+            sizes = [
+                0 if buffer is None else int(buffer.shape[0])
+                for layer, both in enumerate(zip(self._keys, self._values, strict=True))
+                for buffer in both if layer not in self._stateful
+            ]  # fmt: skip
             self._measured, self._capacity = self.generation, min(sizes, default=0)
         return self.length + tokens <= self._capacity
 
@@ -70,10 +80,13 @@ class KVCache:
         self.generation += 1
         return grown
 
-    def commit(self, tokens: int) -> None:
-        """Make the positions written last valid; called once all layers have written."""
+    def commit(self, tokens: int, states: Mapping[int, State] | None = None) -> None:
+        """Make the positions written last valid; called once all layers have written.
+
+        `states` are those of a pass that was replayed: it calls no `keep`.
+        """
         self.length += tokens
-        self._states.update(self._next)
+        self._states.update(self._next if states is None else states)
         self._next.clear()
 
     def truncate(self, length: int) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends.base import Array
+from aprfmt.inference.backends.hosted import Share
 from aprfmt.inference.context import Context
 
 Numbers = NDArray[Any]
@@ -188,46 +189,39 @@ def moe(c: Context, layer: int, x: Array) -> Array:
     weights = b.to_numpy(c.tap("expert_w", layer, applied))
     c.tap("router_margin", layer, routing.margin)
     total = b.zeros(x.shape)
-    for expert in np.unique(experts).tolist():
-        rows, ranks = np.nonzero(experts == expert)
-        total = _ADDED[c.block.expert_weights](
-            c, layer, expert, (total, x, rows, weights[rows, ranks])
-        )
+    for share in b.shares(experts, weights):
+        total = _ADDED[c.block.expert_weights](c, layer, share, total, x)
     if c.block.shared_expert != "none" and c.hp["shared_ffn_size"]:
         total = b.add(total, _shared(c, layer, x))
     return c.tap("moe_out", layer, total)
 
 
-# The sum so far, the MLP's input, which rows an expert gets, and its weights there.
-ExpertShare = tuple[Array, Array, NDArray[np.int64], Numbers]
-
-
-def _weighted_output(c: Context, layer: int, expert: int, share: ExpertShare) -> Array:
-    """Return the sum with an expert's output times its weights."""
-    total, x, rows, weights = share
+def _weighted_output(c: Context, layer: int, share: Share, total: Array, x: Array) -> Array:
+    """Return the sum so far with an expert's output times its weights."""
+    expert, rows, weights = share
     y = _expert(c, layer, expert, _rows(c, x, rows))
     return c.backend.add_weighted(total, rows, _own(c, y, rows), weights)
 
 
-def _weighted_input(c: Context, layer: int, expert: int, share: ExpertShare) -> Array:
-    """Return the sum with an expert's output for its input times its weights."""
-    b, (total, x, rows, weights) = c.backend, share
-    factors = np.zeros((len(x), 1), weights.dtype)
-    factors[rows, 0] = weights
-    scaled = b.mul(_rows(c, x, rows), b.array(factors if b.deterministic else weights[:, None]))
-    y = _expert(c, layer, expert, scaled)
-    return b.add_weighted(total, rows, _own(c, y, rows), np.ones_like(weights))
+def _weighted_input(c: Context, layer: int, share: Share, total: Array, x: Array) -> Array:
+    """Return the sum so far with an expert's output for its input times its weights."""
+    b, (expert, rows, weights) = c.backend, share
+    if b.deterministic:  # all rows: zeros where they are not the expert's
+        given, weights = weights, np.zeros(len(x), weights.dtype)
+        weights[rows] = given
+    y = _expert(c, layer, expert, b.mul(_rows(c, x, rows), b.column(weights)))
+    return b.add_rows(total, rows, _own(c, y, rows))
 
 
 _ADDED = {"output": _weighted_output, "input": _weighted_input}
 
 
-def _rows(c: Context, x: Array, rows: NDArray[np.int64]) -> Array:
+def _rows(c: Context, x: Array, rows: Any) -> Array:
     """Return an expert's rows; in deterministic mode all, so that each keeps its place."""
     return x if c.backend.deterministic else c.backend.take(x, rows)
 
 
-def _own(c: Context, y: Array, rows: NDArray[np.int64]) -> Array:
+def _own(c: Context, y: Array, rows: Any) -> Array:
     """Return the rows that are an expert's of those that were computed."""
     return c.backend.take(y, rows) if c.backend.deterministic else y
 

@@ -26,9 +26,10 @@ def attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads
     while start < tokens:
         aligned = b.query_block - (before + start) % b.query_block
         stop = tokens if whole else min(tokens, start + aligned)
-        part = replace(heads, mask=heads.mask[start:stop], causal=None)
+        seen = heads.causal and (heads.causal[0] + start, heads.causal[1])
+        part = replace(heads, mask=heads.mask[start:stop], causal=seen)
         b.at(before + start)
-        added = b.array(_BIASES[c.block.score_bias](c, np.arange(start, stop) + before, keys))
+        added = _BIASES[c.block.score_bias](c, before + start, stop - start, keys)
         scores = c.tap("scores", layer, b.add(b.scores(q[start:stop], k, part), added))
         parts.append(b.mix(c.tap("probs", layer, b.probs(scores, part)), v))
         start = stop
@@ -36,12 +37,10 @@ def attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads
     return parts[0] if len(parts) == 1 else b.stack(parts)
 
 
-def _alibi(c: Context, queries: Numbers, keys: int) -> Numbers:
+def _alibi(c: Context, start: int, queries: int, keys: int) -> Array:
     """Return slope times (key - query) [heads, queries, keys]."""
-    away = np.arange(keys)[None, :] - queries[:, None]
     slopes = alibi_slopes(int(c.hp["n_heads"]), float(c.hp["alibi_max_bias"]))
-    bias: Numbers = slopes[:, None, None] * away
-    return bias
+    return c.backend.sloped(slopes, start, queries, keys)
 
 
 def alibi_slopes(heads: int, most: float) -> Numbers:
@@ -52,12 +51,13 @@ def alibi_slopes(heads: int, most: float) -> Numbers:
     return np.array([2.0 ** (-most * step) for step in steps])
 
 
-def _relative(c: Context, queries: Numbers, keys: int) -> Numbers:
+def _relative(c: Context, start: int, queries: int, keys: int) -> Array:
     """Return each head's number of a table [rows, heads] for the distance."""
+    away = np.arange(keys)[None, :] - np.arange(start, start + queries)[:, None]
     weight = c.weights["attn_rel_b.weight"]
     table = np.asarray(weight.rows(0, weight.n_rows))
-    bias: Numbers = table[_rows(np.arange(keys)[None, :] - queries[:, None], len(table))]
-    return np.ascontiguousarray(bias.transpose(2, 0, 1))
+    bias: Numbers = table[_rows(away, len(table))]
+    return c.backend.array(np.ascontiguousarray(bias.transpose(2, 0, 1)))
 
 
 def _rows(away: Numbers, count: int) -> Numbers:

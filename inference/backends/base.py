@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.inference.backends.hosted import Hosted
 from aprfmt.inference.backends.recorded import Graphs, Pending
 from aprfmt.inference.backends.recurrent import Recurrent
 from aprfmt.inference.masks import Mask, causal_mask, chunk_mask, near_mask
@@ -62,7 +63,7 @@ class Heads:
     causal: tuple[int, int | None] | None = None
 
 
-class Backend(Recurrent, ABC):
+class Backend(Recurrent, Hosted, ABC):
     """One op per arithmetic of the forward pass; no graph, no autograd, no dispatcher.
 
     `device` is where the arrays really are (`cpu`, `cuda:0`), `dtype` the name of the arithmetic's
@@ -375,11 +376,11 @@ class Backend(Recurrent, ABC):
         return self.narrow(self.wide(x).sum(0) / len(x)).reshape(1, -1)
 
     @abstractmethod
-    def take(self, x: Array, rows: Numbers) -> Array:
-        """Return the rows of the first axis, in that order."""
+    def take(self, x: Array, rows: Any) -> Array:
+        """Return the rows of the first axis, in that order: numpy's numbers, or a share's."""
 
     @abstractmethod
-    def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
+    def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array:
         """Add y [n, width] times weights [n] to `rows` of total [tokens, width], in place.
 
         The product is computed in float32 at least and rounded once; the sum is rounded too.

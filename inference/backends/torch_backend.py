@@ -5,7 +5,7 @@ base.py states them for every operation.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast
+from aprfmt.inference.backends.hosted import Share
 from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.backends.torch_recurrent import TorchRecurrent
 from aprfmt.inference.weights import Weight
@@ -129,7 +130,9 @@ class TorchBackend(TorchRecurrent):
         """Call a row-wise function; block by block in deterministic mode."""
         return self.by_block(function, *xs) if self.deterministic else function(*xs)
 
-    def _index(self, x: Numbers) -> Array:
+    def _index(self, x: Numbers | Array) -> Array:
+        if isinstance(x, torch.Tensor):
+            return x
         return torch.from_numpy(np.ascontiguousarray(x, np.int64)).to(self._device)
 
     # products
@@ -280,13 +283,36 @@ class TorchBackend(TorchRecurrent):
         """Repeat the single head."""
         return x.expand(-1, n_heads, -1)
 
-    def take(self, x: Array, rows: Numbers) -> Array:
+    def take(self, x: Array, rows: Numbers | Array) -> Array:
         """Copy the rows."""
         return x[self._index(rows)]
 
-    def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
+    def shares(self, experts: Numbers, weights: Numbers) -> Iterable[Share]:
+        """Bring all rows and weights of a layer to the device at once."""
+        if self.deterministic:
+            return super().shares(experts, weights)
+        order = np.argsort(experts, axis=None, kind="stable")
+        chosen, counts = np.unique(experts, return_counts=True)
+        rows = self._index(order // experts.shape[1])
+        factors = torch.from_numpy(weights.reshape(-1)[order]).to(self._device, self._wide)
+        parts = (each.split(counts.tolist()) for each in (rows, factors))
+        return list(zip(chosen.tolist(), *parts, strict=True))
+
+    def column(self, weights: Numbers | Array) -> Array:
+        """Return a share's weights [n, 1], rounded."""
+        if isinstance(weights, np.ndarray):
+            return super().column(weights)
+        return self.narrow(weights[:, None])
+
+    def add_rows(self, total: Array, rows: Numbers | Array, y: Array) -> Array:
+        """Add rows in place; no row occurs twice."""
+        return total.index_add_(0, self._index(rows), y)
+
+    def add_weighted(
+        self, total: Array, rows: Numbers | Array, y: Array, weights: Numbers | Array
+    ) -> Array:
         """Add weighted rows in place; no row occurs twice."""
-        factors = torch.from_numpy(np.ascontiguousarray(weights)).to(self._device, self._wide)
+        factors = torch.as_tensor(weights).to(self._device, self._wide)
         return total.index_add_(0, self._index(rows), self.narrow(y * factors[:, None]))
 
     def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers:

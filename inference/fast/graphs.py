@@ -7,7 +7,7 @@ between (expert routing, weights streamed under a budget) is never recorded.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.fast.torch_weights import NotRecordable
-from aprfmt.inference.kv_cache import KVCache
+from aprfmt.inference.kv_cache import KVCache, State
 
 # Most graphs kept at the same time: each holds the memory of its activations.
 KEPT = 6
@@ -52,6 +52,7 @@ class _Graph:
     host: torch.Tensor  # the same, pinned
     logits: torch.Tensor
     best: torch.Tensor  # pinned: valid when the stream has finished
+    states: Mapping[int, State]  # that a replay leaves; overwritten by the next one
 
     def replay(self, ids: Numbers, cached: int) -> None:
         n = len(ids)
@@ -89,7 +90,8 @@ class TorchGraphs:
         cached = 0 if cache is None else cache.length
         kind: Hashable = (len(ids), rows, cache is not None)
         if cached:
-            kind = "step" if steps and len(ids) == 1 else None
+            whole = cache is not None and cache.cuttable  # a state is no fixed input
+            kind = "step" if steps and whole and len(ids) == 1 else None
         fits = cache is None or cache.fits(len(ids))
         if kind is None or kind in self._refused or kind not in self._seen or not fits:
             self._seen.add(kind)
@@ -110,7 +112,7 @@ class TorchGraphs:
         self._graphs.move_to_end(key)
         graph.replay(ids, cached)
         if cache is not None:
-            cache.commit(len(ids))
+            cache.commit(len(ids), graph.states)
         self.best = graph.best
         return graph.logits
 
@@ -131,7 +133,7 @@ class TorchGraphs:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         best = torch.zeros(2, dtype=torch.int64, pin_memory=True)
-        logits = None
+        logits, states = None, dict[int, State]()
         self._backend.recording = recording
         try:
             with torch.cuda.stream(side):
@@ -144,6 +146,7 @@ class TorchGraphs:
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     logits = run(ids, positions)
+                    states |= {} if cache is None else cache.states()
                     best.copy_(self._backend.best(logits[-1]), non_blocking=True)
                 finally:
                     graph.capture_end()
@@ -154,7 +157,9 @@ class TorchGraphs:
             self._backend.recording = None
             torch.cuda.synchronize(self._device)
             self._rewind(cache, cached)  # the replay advances the cache
-        return None if logits is None else _Graph(graph, inputs, host, logits, best)
+        return None if logits is None else _Graph(
+            graph, inputs, host, logits, best, states
+        )  # fmt: skip
 
     def _rewind(self, cache: KVCache | None, cached: int) -> None:
         if cache is not None and cache.length != cached:

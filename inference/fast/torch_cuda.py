@@ -140,8 +140,8 @@ class CudaBackend(TorchProducts):
         """Return logits whose argmax is computed on the device; they are copied only if needed."""
         return DeviceRow(self, x, self.best(x) if best is None else best)
 
-    def _index(self, x: Numbers) -> Array:
-        if self.recording is not None:
+    def _index(self, x: Numbers | Array) -> Array:
+        if self.recording is not None and isinstance(x, np.ndarray):
             found = self.recording.find(x)
             if found is None:
                 raise NotRecordable("rows are chosen on the host")
@@ -155,6 +155,17 @@ class CudaBackend(TorchProducts):
             self._needs_host("a constant is new")
             self._constants[key] = torch.from_numpy(x).to(self._device, self._wide)
         return self._constants[key]
+
+    def sloped(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
+        """Multiply on the device; a recorded step reads its position there."""
+        key = ("slopes", self._device, slopes.tobytes())
+        if key not in self._constants:
+            self._needs_host("slopes are new")
+            self._constants[key] = torch.from_numpy(slopes).to(self._device)[:, None, None]
+        cached = None if self.recording is None else self.recording.cached
+        places = torch.arange(max(queries, keys), device=self._device)
+        away = places[:keys] - (places[:queries, None] + (start if cached is None else cached))
+        return (self._constants[key] * away).to(self._type)
 
     # norms and rotary positions
 

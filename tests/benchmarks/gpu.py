@@ -22,9 +22,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.benchmarks.shapes import MADE, made_folder
+
+ROOT = Path(__file__).resolve().parents[2]
 PREFILL, DECODE = 512, 256
 IDS = [5 + 37 * i % 40000 for i in range(PREFILL)]
 CONFIG: dict[str, Any] = {
@@ -36,6 +38,7 @@ CONFIG: dict[str, Any] = {
     "max_window_layers": 24, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
 }  # fmt: skip
 # What is to be reached: unit, goal, whether less is better, and where the number comes from.
+MIXED = ("torch", "cupy")
 GOALS: dict[str, tuple[str, float, bool, str]] = {
     "prefill 512, float32, all rows": ("ms", 16.3, True, "torch.compile"),
     "prefill 512, float32, last row": ("ms", 16.3, True, "torch.compile, all rows"),
@@ -43,7 +46,10 @@ GOALS: dict[str, tuple[str, float, bool, str]] = {
     "start to first token": ("s", 5.0, True, "own limit"),
     "trace of all points": ("times the plain pass", 1.3, True, "own limit"),
     "trace of all points but scores and probs": ("times the plain pass", 1.3, True, "own limit"),
-}
+} | {
+    f"prefill 512, {name}, {backend}": ("times transformers", 1.2, True, "eager pass")
+    for name in MADE for backend in MIXED
+}  # fmt: skip
 
 
 def random_model(folder: Path, dtype: str) -> Path:
@@ -95,14 +101,14 @@ def median(work: Callable[[], Any], runs: int = 15) -> float:
     return statistics.median(times)
 
 
-def opened(path: Path, dtype: str, stack: Any, device: str = "cuda") -> Any:
+def opened(path: Path, dtype: str, stack: Any, device: str = "cuda", backend: str = "torch") -> Any:
     """Return a session on the GPU."""
     from aprfmt.inference.device import choose
     from aprfmt.inference.session import Session
     from aprfmt.model import open_model
 
     model = stack.enter_context(open_model(path))
-    return stack.enter_context(Session.of(model, choose(device, "torch", dtype).open()))
+    return stack.enter_context(Session.of(model, choose(device, backend, dtype).open()))
 
 
 def rel(found: Any, expected: Any) -> float:
@@ -285,6 +291,41 @@ def transformers(folder: Path) -> dict[str, Any]:
     return found
 
 
+def mixings(folder: Path) -> dict[str, Any]:
+    """Time 512 tokens through every way to mix, on both backends, as shares of transformers' time.
+
+    Float32, the last row of logits only; an encoder gives its pooled embedding, transformers all
+    hidden rows. Each model's first passes record what can be recorded and are not timed.
+    """
+    from contextlib import ExitStack
+
+    import torch
+    from transformers import AutoModel, AutoModelForCausalLM
+
+    found: dict[str, Any] = {}
+    ids = torch.tensor([IDS], device="cuda")
+    for name in MADE:
+        path = made_folder(name, folder / name)
+        encodes = name == "encoder"
+        kind: Any = AutoModel if encodes else AutoModelForCausalLM
+        model = kind.from_pretrained(path, dtype=torch.float32).cuda()
+        given: dict[str, Any] = {} if encodes else {"use_cache": True, "logits_to_keep": 1}
+        with torch.inference_mode():
+            theirs = median(partial(model, ids, **given))
+            theirs = median(partial(model, ids, **given))
+        del model
+        found[f"prefill 512, {name}, transformers, ms"] = 1e3 * theirs
+        for backend in MIXED:
+            with ExitStack() as stack:
+                session = opened(path, "float32", stack, backend=backend)
+                work = partial(session.embedding if encodes else session.prefill, IDS)
+                median(work, 4)
+                share = median(work) / theirs
+            found[f"prefill 512, {name}, {backend}"] = share
+        torch.cuda.empty_cache()
+    return found
+
+
 def kernels(folder: Path) -> dict[str, Any]:
     """Run gpu_kernels.py, which prints its own table; its rows go into the JSON."""
     import subprocess
@@ -301,7 +342,7 @@ def kernels(folder: Path) -> dict[str, Any]:
 
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "decode": decode, "process": process, "prefill": prefill, "trace": trace, "many": many,
-    "transformers": transformers, "kernels": kernels,
+    "transformers": transformers, "mixings": mixings, "kernels": kernels,
 }  # fmt: skip
 
 

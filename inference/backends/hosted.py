@@ -1,0 +1,48 @@
+"""Operations whose numbers are worked out on the host: defaults that bring them to the backend."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = Any  # the backend's own
+Numbers = NDArray[Any]  # numpy's
+# An expert's number, the rows that it gets, and their weights, as the backend takes them.
+Share = tuple[int, Any, Any]
+
+
+class _Operations(Protocol):
+    """What a backend gives to the defaults below."""
+
+    def array(self, x: Numbers) -> Array: ...
+    def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array: ...
+
+
+class Hosted:
+    """Who of the experts gets which rows, and what attention adds for a distance."""
+
+    def shares(self, experts: Numbers, weights: Numbers) -> Iterable[Share]:
+        """Return a share for every expert of [tokens, used] that is chosen, by their numbers.
+
+        Rows ascend. `take` and `add_weighted` take rows and weights as they come; numpy's here.
+        """
+        for expert in np.unique(experts).tolist():
+            rows, ranks = np.nonzero(experts == expert)
+            yield expert, rows, weights[rows, ranks]
+
+    def column(self: _Operations, weights: Any) -> Array:
+        """Return a share's weights [n] as [n, 1], rounded to the dtype."""
+        return self.array(weights[:, None])
+
+    def add_rows(self: _Operations, total: Array, rows: Any, y: Array) -> Array:
+        """Add y [n, width] to `rows` of total [tokens, width], in place; the sum is rounded."""
+        return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
+
+    def sloped(self: _Operations, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
+        """Return slope times (key - query) [heads, queries, keys], rounded once.
+
+        `slopes` [heads] are float64; the first query stands at `start`, the first key at 0.
+        """
+        away = np.arange(keys)[None, :] - np.arange(start, start + queries)[:, None]
+        return self.array(slopes[:, None, None] * away)
