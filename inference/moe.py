@@ -16,6 +16,7 @@ from aprfmt.errors import ArchError
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.backends.hosted import Share
 from aprfmt.inference.context import Context
+from aprfmt.inference.padded import lots, padded
 
 Numbers = NDArray[Any]
 
@@ -172,6 +173,9 @@ ROUTERS: Mapping[str, Callable[[Numbers, Numbers | None, Mapping[str, Value]], R
 }
 
 
+STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+
+
 def moe(c: Context, layer: int, x: Array) -> Array:
     """Return the routed experts' weighted sum plus the shared expert: point `moe_out`."""
     b = c.backend
@@ -188,9 +192,12 @@ def moe(c: Context, layer: int, x: Array) -> Array:
         applied = b.to_numpy(b.array(applied))
     weights = b.to_numpy(c.tap("expert_w", layer, applied))
     c.tap("router_margin", layer, routing.margin)
-    total = b.zeros(x.shape)
-    for share in b.shares(experts, weights):
-        total = _ADDED[c.block.expert_weights](c, layer, share, total, x)
+    if b.pads(experts, [c.weights.of(layer, f"{role}.weight") for role in STACKS]):
+        total = padded(c, layer, x, lots(experts, weights))
+    else:
+        total = b.zeros(x.shape)
+        for share in b.shares(experts, weights):
+            total = _ADDED[c.block.expert_weights](c, layer, share, total, x)
     if c.block.shared_expert != "none" and c.hp["shared_ffn_size"]:
         total = b.add(total, _shared(c, layer, x))
     return c.tap("moe_out", layer, total)

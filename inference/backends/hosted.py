@@ -1,10 +1,13 @@
 """Operations whose numbers are worked out on the host: defaults that bring them to the backend."""
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from aprfmt.inference.weights import Weight
 
 Array = Any  # the backend's own
 Numbers = NDArray[Any]  # numpy's
@@ -17,6 +20,10 @@ class _Operations(Protocol):
 
     def array(self, x: Numbers) -> Array: ...
     def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array: ...
+    def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array: ...
+    def stack(self, parts: Sequence[Array]) -> Array: ...
+    def take(self, x: Array, rows: Any) -> Array: ...
+    def zeros(self, shape: Sequence[int]) -> Array: ...
 
 
 class Hosted:
@@ -38,6 +45,29 @@ class Hosted:
     def add_rows(self: _Operations, total: Array, rows: Any, y: Array) -> Array:
         """Add y [n, width] to `rows` of total [tokens, width], in place; the sum is rounded."""
         return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
+
+    def pads(self, experts: Numbers, stacks: Sequence["Weight"]) -> bool:
+        """Say whether padding the experts of [tokens, used] to equal rows is quicker than a loop.
+
+        `stacks` are the layer's three weights of [n_experts, out, in].
+        """
+        return False
+
+    def linears(self: _Operations, x: Array, ws: Sequence["Weight"]) -> Array:
+        """Return `linear` of x[i] [n, rows, in] and the i-th weight: [n, rows, out]."""
+        ys = [self.linear(rows, w, None) for rows, w in zip(x, ws, strict=True)]
+        return self.stack([y[None] for y in ys])
+
+    def combine(self: _Operations, y: Array, places: Numbers, weights: Numbers) -> Array:
+        """Return for each token the sum of rows `places` [tokens, used] of y, weighed one by one.
+
+        Products and sums are rounded as `add_weighted` rounds them.
+        """
+        total, every = self.zeros((len(places), y.shape[-1])), np.arange(len(places))
+        for rank in range(places.shape[1]):
+            rows = self.take(y, places[:, rank])
+            total = self.add_weighted(total, every, rows, weights[:, rank])
+        return total
 
     def sloped(self: _Operations, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return slope times (key - query) [heads, queries, keys], rounded once.

@@ -298,6 +298,16 @@ class TorchBackend(TorchRecurrent):
         parts = (each.split(counts.tolist()) for each in (rows, factors))
         return list(zip(chosen.tolist(), *parts, strict=True))
 
+    def combine(self, y: Array, places: Numbers, weights: Numbers) -> Array:
+        """Weigh all rows at once, then add rank by rank."""
+        used = places.shape[1]
+        factors = torch.from_numpy(np.ascontiguousarray(weights.T)).to(self._device, self._wide)
+        rows = y[self._index(np.ascontiguousarray(places.T))]  # (used, tokens, width)
+        total, *others = self.narrow(rows * factors[:, :, None]).unbind()
+        for rank in range(used - 1):
+            total = total + others[rank]
+        return total
+
     def column(self, weights: Numbers | Array) -> Array:
         """Return a share's weights [n, 1], rounded."""
         if isinstance(weights, np.ndarray):

@@ -1,5 +1,6 @@
 """Products of the CUDA backend: with decoded weights, with encoded weights, and fused ones."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from aprfmt.inference.fast.torch_weights import (
     prepared,
 )
 from aprfmt.inference.weights import Weight
+
+MOST = 3  # rows computed for one that is wanted: beyond, experts are multiplied one by one
 
 
 class TorchProducts(TorchBackend):
@@ -200,6 +203,28 @@ class TorchProducts(TorchBackend):
             return [y if b is None else y + b for y, b in zip(ys, biases, strict=True)]
         y = self._product(x, joined, torch.cat(given) if given else None)
         return list(torch.split(y, sizes, dim=-1))
+
+    # experts
+
+    def pads(self, experts: Numbers, stacks: Sequence[Weight]) -> bool:
+        """Pad where experts have rows enough, few of them padding, and copies of weights fit."""
+        chosen, counts = np.unique(experts, return_counts=True)
+        filled = len(counts) * int(counts.max())
+        if self.deterministic or experts.size < 2 * len(counts) or filled > MOST * experts.size:
+            return False
+        return not any(
+            (self._decodes and keeps(w.encoding, self.dtype))
+            or len(counts) * math.prod(w.shape[1:]) * self.itemsize > SCRATCH
+            or self.held(w.expert(int(chosen[0]))) is None
+            for w in stacks
+        )
+
+    def linears(self, x: Array, ws: Sequence[Weight]) -> Array:
+        """Multiply by a copy of all weights; one by one where some are not held."""
+        held = [self.held(w) for w in ws]
+        if any(w is None or w.device != x.device for w in held):
+            return super().linears(x, ws)
+        return x @ torch.stack([w for w in held if w is not None]).mT
 
     def _joined(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
         """Return the weights joined as one [rows, columns]; each becomes a slice of it."""
