@@ -30,7 +30,7 @@ def logits(name: str, run: str, *, pads: bool) -> np.ndarray:
         calls.append(given)
         return pads
 
-    arithmetic.pads = answer  # type: ignore[method-assign]
+    arithmetic.pads = answer  # type: ignore[method-assign, assignment]
     with open_model(judged(name).folder) as model, Session.of(model, arithmetic) as session:
         found = session.logits(IDS)
     assert calls, "no layer with experts ran"
