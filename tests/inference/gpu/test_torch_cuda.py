@@ -107,9 +107,12 @@ def test_steps_equal_the_prefill(name: str) -> None:
         steps = [session.step(token) for token in ids[9:]]
         again = session.prefill(ids[:9])
         repeated = [session.step(token) for token in ids[9:]]
-    assert rel(np.stack(steps), whole[9:]) < 5e-6
-    assert rel(again[-1], whole[8]) < 5e-6
-    assert rel(np.stack(repeated), whole[9:]) < 5e-6
+        # Experts of a prefill are multiplied at once, those of a step one by one.
+        experts = bool(model.hyper["n_experts"])
+    limit = tolerance("float32", "float32").rel_l2 if experts else 5e-6
+    assert rel(np.stack(steps), whole[9:]) < limit
+    assert rel(again[-1], whole[8]) < limit
+    assert rel(np.stack(repeated), whole[9:]) < limit
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
