@@ -1,7 +1,8 @@
 """The sample of `python -m tests`: the same tests everywhere, one of each kind, nothing named lost.
 
 Seen red: a family whose file is gone, a cause of which no row is taken, a hash that is seeded, a
-requirement's test left out.
+requirement's test left out; a function's family taken for its file's, an architecture without its
+row, a file as the unit of an architecture, long units last, a name in FIRST that is none.
 """
 
 from types import SimpleNamespace
