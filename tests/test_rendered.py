@@ -11,6 +11,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer import template
+from aprfmt.tokenizer.limits import MEMORY
 from tests import rendered
 
 
@@ -18,7 +19,7 @@ from tests import rendered
 def processes(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """What starts processes, counting."""
     counted = Mock(side_effect=subprocess.Popen)
-    monkeypatch.setattr(template.subprocess, "Popen", counted)
+    monkeypatch.setattr(subprocess, "Popen", counted)
     return counted
 
 
@@ -33,7 +34,7 @@ def test_a_question_is_asked_once(processes: Mock, monkeypatch: pytest.MonkeyPat
     assert processes.call_count == 1
     assert said("{{ messages[0].content }}2") == "of test_rendered2"
     assert processes.call_count == 2
-    monkeypatch.setattr(template, "MEMORY", template.MEMORY + 1)
+    monkeypatch.setattr(template, "MEMORY", MEMORY + 1)
     assert said("{{ messages[0].content }}2") == "of test_rendered2"
     assert processes.call_count == 3
 
