@@ -43,6 +43,7 @@ SLOW = (
     "tests/conversion/test_estimate.py", "tests/conversion/test_plan_memory.py",
     "tests/conversion/test_resume.py", "tests/field/test_rounded.py",
     "tests/inference/test_nonfinite.py", "tests/inference/test_parity_text.py",
+    "tests/fleet/test_scan.py",
     "tests/tokenizer/test_hostile.py",
 )  # fmt: skip
 
