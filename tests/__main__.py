@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STYLE = (("ruff", "check", "."), ("ruff", "format", "--check", "."))
 MYPY = ("mypy",)
 FUZZ_SECONDS = 60  # of each target; tests.long takes more
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 SCOPES = ("--fast", "--everything")
 
 
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     extra = [word for word in arguments if word not in SCOPES]
     environment = dict(os.environ)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # commands would compile every module again
+    for name in THREADS:  # every core has a worker: more threads of libraries wait for each other
+        environment.setdefault(name, "1")
     if scope != "--everything":
         environment[SCOPE] = SAMPLED
     failed = []

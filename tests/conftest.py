@@ -1,7 +1,10 @@
 """Fixtures every suite shares; an input that is absent is NOT-RUN, never a pass."""
 
+import gc
 import os
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,6 +12,9 @@ from hypothesis import HealthCheck, settings
 from tests.absent import pytest_make_collect_report as pytest_make_collect_report
 from tests.absent import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.absent import run_without_torch
+from tests.balance import scheduler
+from tests.rendered import rendered_each_time as rendered_each_time
+from tests.rendered import rendered_once as rendered_once
 from tests.requirements import pytest_runtest_logreport as pytest_runtest_logreport
 from tests.requirements import pytest_sessionfinish as pytest_sessionfinish
 from tests.requirements import pytest_terminal_summary as pytest_terminal_summary
@@ -37,6 +43,7 @@ SLOW = (
     "tests/conversion/test_estimate.py", "tests/conversion/test_plan_memory.py",
     "tests/conversion/test_resume.py", "tests/field/test_rounded.py",
     "tests/inference/test_nonfinite.py", "tests/inference/test_parity_text.py",
+    "tests/fleet/test_scan.py",
     "tests/tokenizer/test_hostile.py",
 )  # fmt: skip
 
@@ -48,6 +55,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if str(item.path.relative_to(ROOT)).startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the collector of garbage from walking all tests and libraries again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker whole files, or all of an architecture."""
+    return scheduler(config, log)
 
 
 def not_run(why: str) -> None:

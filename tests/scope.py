@@ -1,9 +1,10 @@
 """What `python -m tests` takes of large families of parametrized tests, and what it leaves out.
 
-A family is one file whose tests try every combination. The whole of each runs in
+A family is one file, or one function, whose tests try every combination. The whole of each runs in
 `python -m tests --everything` and whenever pytest is called by itself; `python -m tests` takes the
 first of each function, every test that a requirement names, and one in so many of the rest, chosen
-by the hash of its name, so that the same tests run everywhere. What is left out is counted.
+by the hash of its name, so that the same tests run everywhere: other architectures in one function
+than in the next. Those in which each has its row are listed. What is left out is counted.
 """
 
 import hashlib
@@ -61,10 +62,14 @@ class Family:
     always: frozenset[str] = frozenset()
 
 
-PAGES = ("README.md", "docs/examples.md", "docs/index.md", "docs/extending/adding_a_codec.md")
+PAGES = ("README.md", "docs/examples.md")
+ROW_EACH = Family(8, architecture)
+# By file, or by function where a file's tests are not all alike.
 FAMILIES: Mapping[str, Family] = {
     "tests/arch/test_find.py": Family(4),
-    "tests/arch/test_required.py": Family(5),
+    "tests/arch/test_listed.py::test_there_and_back_is_the_same_file": Family(4),
+    "tests/arch/test_required.py": Family(8),
+    "tests/arch/test_transformers.py::test_written_keys_read_back_equal": Family(4),
     "tests/cli/test_damage.py": Family(8),
     "tests/cli/test_missing.py": Family(4),
     "tests/cli/test_trace_scope.py": Family(3),
@@ -75,68 +80,89 @@ FAMILIES: Mapping[str, Family] = {
     "tests/compare/test_nonfinite.py": Family(3),
     "tests/compare/test_packed.py": Family(3),
     "tests/compare/test_packed_damage.py": Family(4),
-    "tests/compare/test_rows.py": Family(3),
-    "tests/conversion/test_back_to_folders.py": Family(3, architecture),
+    "tests/compare/test_rows.py": Family(5),
+    "tests/conformance/test_conformance.py::test_architectures": Family(4),
+    "tests/conversion/test_back_to_folders.py": Family(4),
+    "tests/conversion/test_estimate.py": Family(4),
     "tests/conversion/test_round_trips.py": Family(3),
-    "tests/diagnose/test_faults.py": Family(16, cause),
+    "tests/diagnose/test_faults.py": Family(64, cause),
     "tests/diagnose/test_walk.py": Family(3),
-    "tests/docs/test_examples.py": Family(4, unit=page, always=frozenset(PAGES)),
+    "tests/docs/test_examples.py": Family(6, unit=page, always=frozenset(PAGES)),
     "tests/docs/test_tasks.py": Family(3),
     "tests/field/test_answers.py": Family(6),
-    "tests/field/test_field.py": Family(4),
-    "tests/field/test_rounded.py": Family(4),
-    "tests/formats/test_atomic_kills.py": Family(3),
+    "tests/field/test_field.py": Family(8),
+    "tests/field/test_rounded.py": Family(12),
+    "tests/formats/test_atomic_kills.py": Family(6),
     "tests/formats/test_atomic_writers.py": Family(3),
     "tests/fuzz/test_fuzz.py": Family(5),
-    "tests/fuzz/test_planted.py": Family(4),
-    "tests/inference/gpu/test_cupy_backend.py": Family(2),
-    "tests/inference/gpu/test_odd_sizes.py": Family(3, architecture),
-    "tests/inference/test_cache.py": Family(3),
-    "tests/inference/test_dry_run.py": Family(3, architecture),
-    "tests/inference/test_engines.py": Family(3, architecture),
-    "tests/inference/test_formats.py": Family(3, architecture),
-    "tests/inference/test_forward.py": Family(2, architecture),
-    "tests/inference/test_ignored_keys.py": Family(3, architecture),
+    "tests/fuzz/test_fuzz.py::test_atheris_finds_nothing": Family(1 << 64),
+    "tests/fuzz/test_planted.py": Family(8),
+    "tests/inference/gpu/test_cupy_backend.py": Family(4),
+    "tests/inference/gpu/test_gpu_parity.py": Family(4),
+    "tests/inference/gpu/test_kernels_layers.py": Family(4),
+    "tests/inference/gpu/test_odd_sizes.py": Family(8),
+    "tests/inference/gpu/test_torch_cuda.py": Family(4),
+    "tests/inference/gpu/test_torch_many.py": Family(4),
+    "tests/inference/test_cache.py": Family(4),
+    "tests/inference/test_dry_run.py": Family(6),
+    "tests/inference/test_engines.py": Family(4),
+    "tests/inference/test_formats.py": Family(4),
+    "tests/inference/test_forward.py": Family(4),
+    "tests/inference/test_forward.py::test_float64_is_transformers_at_every_point": ROW_EACH,
+    "tests/inference/test_ignored_keys.py": Family(4),
     "tests/inference/test_nonfinite.py": Family(6),
     "tests/inference/test_parity_text.py": Family(6),
-    "tests/inference/test_points.py": Family(3, architecture),
+    "tests/inference/test_points.py": Family(4),
+    "tests/inference/test_points.py::test_exactly_the_tables_points_come_by_in_its_order": ROW_EACH,
     "tests/inference/test_real_models.py": Family(1 << 64),
-    "tests/inference/test_rounding.py": Family(3, architecture),
+    "tests/inference/test_rounding.py": Family(4),
     "tests/qa/test_gates.py": Family(3),
     "tests/quantize/test_dialects.py": Family(3),
     "tests/remote/test_commands.py": Family(3),
     "tests/robustness/test_configs.py": Family(5, first_word),
-    "tests/robustness/test_files.py": Family(5),
+    "tests/robustness/test_files.py": Family(8),
     "tests/robustness/test_side_inputs.py": Family(6, first_word),
-    "tests/robustness/test_smoke.py": Family(6, first_word),
+    "tests/robustness/test_smoke.py": Family(10, first_word),
+    "tests/test_packaging.py": Family(1 << 64),
     "tests/tokenizer/test_hostile.py": Family(2),
     "tests/tokenizer/test_template.py": Family(3),
 }
-# Single tests that take many seconds each, where others of their file ask the same of small models.
+# Tests that take many seconds, where others of their file ask the same of small models or files.
 LONG = frozenset({
+    "tests/arch/test_required.py::test_which_losses_a_pass_survives",
     "tests/cli/test_set_in_place.py::test_a_kill_at_any_call_leaves_old_or_new_or_is_completed",
     "tests/compare/test_explain_models.py::test_layers_of_a_quantized_model_somebody_made",
     "tests/compare/test_tokens.py::test_a_real_sentencepiece_model_is_its_own_folders_equal",
+    "tests/field/test_field.py::test_rows_are_asked_side_by_side",
+    "tests/inference/test_parity_text.py::test_unusual_text_is_no_bug_of_a_real_model",
+    "tests/mutations/test_parts.py::test_every_product_file_can_be_traced",
+    "tests/mutations/test_parts.py::test_what_is_drawn_of_the_product_parses",
+    "tests/qa/test_gates.py::test_real_models_pass",
     "tests/qa/test_report.py::test_another_copy_is_held_against_the_original",
 })  # fmt: skip
 _GROUP = re.compile(r"@[\w./-]+$")
 _PARTS = re.compile(r"^(?P<file>[^:]+)::(?P<test>[^\[]+)\[(?P<name>.*)\]$", re.S)
 
 
+def family_of(file: str, test: str) -> Family | None:
+    """Return the family of a function, else that of its file."""
+    return FAMILIES.get(f"{file}::{test}", FAMILIES.get(file))
+
+
 def left_out(ids: Sequence[str], named: frozenset[str] = frozenset()) -> set[str]:
     """Return which tests of `ids` are not in the sample; `named` are always in it.
 
-    Tests without parameters are in it but for LONG, and so are files that are no family.
+    Tests without parameters are in it but for LONG, and so is what is of no family.
     """
     out: set[str] = set()
     kinds: set[tuple[str, str, str]] = set()
     for node in ids:
         plain = without_group(node)
-        if plain in LONG and plain not in named:
+        if plain.partition("[")[0] in LONG and plain not in named:
             out.add(node)
             continue
         found = _PARTS.match(plain)
-        family = FAMILIES.get(found["file"]) if found else None
+        family = family_of(found["file"], found["test"]) if found else None
         if found is None or family is None:
             continue
         if family.unit is not None:

@@ -1,32 +1,40 @@
 """The sample of `python -m tests`: the same tests everywhere, one of each kind, nothing named lost.
 
 Seen red: a family whose file is gone, a cause of which no row is taken, a hash that is seeded, a
-requirement's test left out.
+requirement's test left out; a function's family taken for its file's, an architecture without its
+row, a file as the unit of an architecture, long units last, a name in FIRST that is none.
 """
+
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from tests.balance import FIRST, scheduler, unit
 from tests.conftest import not_run
 from tests.requirements import PAGE, ROOT, rows
-from tests.scope import FAMILIES, LONG, chosen, left_out, without_group
+from tests.scope import FAMILIES, LONG, architecture, chosen, family_of, left_out, without_group
 
+FORWARD = "tests/inference/test_forward.py"
 NAMED = frozenset(test for row in rows(PAGE.read_text()) for test in row.tests)
 
 
-@pytest.mark.parametrize("file", FAMILIES)
-def test_every_family_is_a_file_with_a_part_inside_and_outside(file: str) -> None:
-    assert (ROOT / file).is_file()
-    assert "parametrize" in (ROOT / file).read_text()
-    if FAMILIES[file].every == 1 << 64:
-        assert left_out([f"{file}::test_x[{n}]" for n in range(9)])
-    elif FAMILIES[file].unit is not None:
-        units = [f"{file}::test_x[page{n}:{m}]" for n in range(40) for m in range(2)]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_a_part_inside_and_outside(name: str) -> None:
+    family, (file, _, function) = FAMILIES[name], name.partition("::")
+    text = (ROOT / file).read_text()
+    assert "parametrize" in text and f"def {function}" in text
+    test = f"{file}::{function or 'test_x'}"
+    if family.every == 1 << 64:
+        assert left_out([f"{test}[{n}]" for n in range(9)])
+    elif family.unit is not None:
+        units = [f"{test}[page{n}:{m}]" for n in range(40) for m in range(2)]
         out = left_out(units)
         assert 40 < len(out) < 80
         assert all((f"{node[:-2]}0]" in out) == (f"{node[:-2]}1]" in out) for node in units)
-    elif FAMILIES[file].kind is None:
-        ids = [f"{file}::test_x[{n}]" for n in range(60)]
-        assert max(1, 60 // FAMILIES[file].every // 3) <= 60 - len(left_out(ids)) < 50
+    elif family.kind is None:
+        ids = [f"{test}[{n}]" for n in range(240)]
+        assert 240 // family.every // 2 <= 240 - len(left_out(ids)) < 200
 
 
 def test_a_row_of_every_cause_and_verdict_is_taken() -> None:
@@ -39,14 +47,22 @@ def test_a_row_of_every_cause_and_verdict_is_taken() -> None:
     assert len(taken) < len(faults)
 
 
-def test_every_architecture_is_taken_once() -> None:
+def test_every_architecture_is_taken_where_each_has_its_row() -> None:
     makers = pytest.importorskip("tests.models").MAKERS
-    test = "tests/inference/test_rounding.py::test_logits_are_transformers_own"
-    ids = [f"{test}[{name}-{dtype}]" for name in makers for dtype in ("bfloat16", "float16", "x")]
-    out = left_out(ids)
-    taken = [node for node in ids if node not in out]
-    assert {node.split("[")[1].rsplit("-", 1)[0] for node in taken} == set(makers)
-    assert len(taken) < len(ids) * 2 / 3
+    for test in (name for name, family in FAMILIES.items() if family.kind is architecture):
+        ids = [f"{test}[{name}{more}]" for name in makers for more in ("", "-x", "-y")]
+        out = left_out(ids)
+        taken = {architecture(node.partition("[")[2]) for node in ids if node not in out}
+        assert taken == set(makers) and len(out) > len(ids) / 2
+    assert FAMILIES[f"{FORWARD}::test_float64_is_transformers_at_every_point"].kind is architecture
+
+
+def test_a_functions_own_row_is_its_familys() -> None:
+    own = next(name for name in FAMILIES if "::" in name and name.partition("::")[0] in FAMILIES)
+    file, _, function = own.partition("::")
+    assert family_of(file, function) is FAMILIES[own]
+    assert family_of(file, "test_x") is FAMILIES[file]
+    assert family_of("tests/x.py", function) is None
 
 
 def test_the_first_of_each_function_and_what_a_requirement_names_are_taken() -> None:
@@ -63,6 +79,7 @@ def test_every_long_test_is_there_and_left_out() -> None:
         file, _, name = node.partition("::")
         assert f"def {name}(" in (ROOT / file).read_text()
     assert left_out([*LONG, "tests/qa/test_report.py::test_x"]) == LONG
+    assert left_out([f"{node}[some-1]" for node in LONG]) == {f"{node}[some-1]" for node in LONG}
     assert not left_out([*LONG], LONG)
 
 
@@ -85,3 +102,36 @@ def test_the_choice_is_the_same_everywhere() -> None:
     picked = [n for n in range(40) if chosen(f"tests/x.py::test_y[{n}]", 4)]
     assert picked == [1, 15, 24]
     assert left_out(["tests/x.py::test_y[1]", "tests/arch/test_find.py::test_z"]) == set()
+
+
+# --- what runs in one worker ------------------------------------------------------------------
+
+
+def test_a_file_a_group_and_an_architecture_are_units() -> None:
+    assert unit("tests/x.py::test_y[llama]@pages") == "pages"
+    assert unit("tests/x.py::test_y[a@b]") == unit("tests/x.py::test_z") == "tests/x.py"
+    one = unit("tests/inference/test_forward.py::test_y[llama-numpy:float32]")
+    assert one == unit("tests/inference/test_points.py::test_z[llama]") != "tests/x.py"
+    other = unit("tests/inference/test_points.py::test_z[llama4]")
+    assert other not in (one, unit("tests/inference/test_points.py::test_z"))
+
+
+def test_long_units_are_begun_first() -> None:
+    scheduling = pytest.importorskip("xdist.scheduler", reason="NOT-RUN: xdist is not installed")
+    config = SimpleNamespace(getoption=lambda name: "loadgroup", getvalue=lambda name: ["2*popen"])
+    given = scheduler(config, None)
+    assert isinstance(given, scheduling.LoadGroupScheduling)
+    assert scheduler(SimpleNamespace(getoption=lambda name: "load"), None) is None
+    queue = ["tests/x.py", *reversed(FIRST), "tests/y.py"]
+    given.workqueue.update({name: {} for name in queue})
+    node = Mock()
+    given.registered_collections[node] = []
+    for _ in queue:
+        given._assign_work_unit(node)
+    assert list(given.assigned_work[node]) == [*FIRST, "tests/x.py", "tests/y.py"]
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_what_is_begun_first_is_there(name: str) -> None:
+    text = "".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    assert (ROOT / name).is_file() or f'xdist_group("{name}")' in text

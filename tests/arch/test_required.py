@@ -170,14 +170,23 @@ def refusals(model: Model) -> Iterator[str]:
         yield str(kept.value)
 
 
+class Folders(dict[str, Path]):
+    """A saved model of each tiny configuration that is asked for, by its id."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self._root = root
+
+    def __missing__(self, id: str) -> Path:
+        folder = self._root / id
+        make(next(tiny for tiny in TINY if tiny.id == id)).model.save_pretrained(folder)
+        self[id] = folder
+        return folder
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """A saved model of every tiny configuration."""
-    root, found = tmp_path_factory.mktemp("tiny"), {}
-    for tiny in TINY:
-        found[tiny.id] = root / tiny.id
-        make(tiny).model.save_pretrained(found[tiny.id])
-    return found
+    return Folders(tmp_path_factory.mktemp("tiny"))
 
 
 def named(text: str, roles: set[str]) -> bool:

@@ -172,12 +172,18 @@ def test_the_command_prints_a_line_counts_and_the_matrix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "answers.json"
-    assert command.main(["--only", "gguf-f32", "--jobs", "2", "--json", str(file)]) == 0
+    assert command.main(["--only", "gguf-f32", "--json", str(file)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("rpc gguf-f32 ") and "    1 controls answered rightly" in out
     assert out.endswith("| nothing wrong | 1 | none 1 | 1 |\n")
     (said,) = json.loads(file.read_text())
     assert said["name"] == "gguf-f32" and said["whole"] and not said["alarm"]
+
+
+def test_rows_are_asked_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("--only", "gguf-f32", "--only", "gguf-f16")
+    assert command.main([*names, "--jobs", "2"]) == 0
+    assert "    2 controls answered rightly" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [

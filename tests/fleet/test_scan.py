@@ -149,8 +149,8 @@ def test_a_question_that_takes_too_long_is_one_row(tmp_path: Path) -> None:
 
 
 def test_a_question_that_takes_too_much_memory_is_one_row(tmp_path: Path) -> None:
-    subject = described(sparse(tmp_path / "s.safetensors", 4 << 30), "greedy")
-    with Workers(1, Limits(memory=1 << 30)) as workers:
+    subject = described(sparse(tmp_path / "s.safetensors", 1 << 30), "greedy")
+    with Workers(1, Limits(memory=384 << 20)) as workers:
         rows = told(workers.answers([Task(subject, (OPEN, "digests", "encodings"))]))
     assert [(row["check"], row["outcome"]) for row in rows] == [
         (OPEN, "PASS"), ("digests", ERROR), ("encodings", "PASS"),

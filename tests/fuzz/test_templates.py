@@ -13,6 +13,8 @@ from aprfmt.tokenizer.limits import CPU_SECONDS, MEMORY, OUTPUT
 from tests.conftest import ROOT
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.usefixtures("rendered_each_time")
+
 SLACK_BYTES = 64 << 20  # resident memory is less than address space; this is room for both sides
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

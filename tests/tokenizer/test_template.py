@@ -14,6 +14,8 @@ from aprfmt.tokenizer.scan import scan
 from aprfmt.tokenizer.template import render
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.usefixtures("rendered_each_time")
+
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "1 < 2 & \"é\" 'x'\n{{ 3 }}"},

@@ -26,9 +26,9 @@ import pytest
 from aprfmt.inference.fast.cuda import loader
 from aprfmt.inference.fast.cuda.arrays import Flat
 
-HERE = Path(__file__).resolve().parent
+HEADER = Path(__file__).resolve().parent / "emulated.h"
 _FLAGS = (
-    "-std=c++17", "-O1", "-fPIC", "-shared", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off",
+    "-std=c++17", "-O1", "-fPIC", "-mavx2", "-mfma", "-mf16c", "-ffp-contract=off",
     "-fno-strict-aliasing", "-fvisibility=hidden", "-Wno-unknown-pragmas", "-w",
     "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error",
 )  # fmt: skip
@@ -66,22 +66,41 @@ def gpu() -> bool:
 
 @cache
 def _library(names: tuple[str, ...], defines: tuple[str, ...]) -> ctypes.CDLL:
-    text = "".join(f"#define {define}\n" for define in defines)
-    text = f"{(HERE / 'emulated.h').read_text()}\n{text}{loader.source(*names)}"
-    key = hashlib.sha256("\0".join([text, *_FLAGS]).encode()).hexdigest()
-    target = _FOLDER / f"{key}.so"
+    text = "".join(f"#define {define}\n" for define in defines) + loader.source(*names)
+    target = _FOLDER / f"{_digest(HEADER.read_text(), text)}.so"
     if not target.is_file():
-        found = compiler()
-        assert found is not None
-        _FOLDER.mkdir(mode=0o700, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
-            source, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
-            source.write_text(text)
-            command = [found, *_FLAGS, str(source), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True)
-            assert done.returncode == 0, done.stderr.decode()[-3000:]
-            made.replace(target)
+        _compile(text, target, "-shared", "-include", str(_header()))
     return ctypes.CDLL(str(target))
+
+
+@cache
+def _header() -> Path:
+    """Return what kernels begin with, with its compiled form beside it: most of a compilation."""
+    text = HEADER.read_text()
+    target = _FOLDER / f"{_digest(text)}.h"
+    compiled = target.with_suffix(".h.gch")
+    if not compiled.is_file():
+        _compile(text, compiled, "-x", "c++-header")
+    target.write_text(text)  # looked for, if not read
+    return target
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join([*texts, *_FLAGS]).encode()).hexdigest()
+
+
+def _compile(text: str, target: Path, *how: str) -> None:
+    """Compile a text; what another process made meanwhile is the same."""
+    found = compiler()
+    assert found is not None
+    _FOLDER.mkdir(mode=0o700, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
+        source, made = Path(folder) / "kernels.cpp", Path(folder) / "made"
+        source.write_text(text)
+        command = [found, *_FLAGS, *how, str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True)
+        assert done.returncode == 0, done.stderr.decode()[-3000:]
+        made.replace(target)
 
 
 def emulated(
