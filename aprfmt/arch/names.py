@@ -18,7 +18,7 @@ T = TypeVar("T")
 PREFIXES: dict[str, tuple[str, ...]] = {
     "hf": ("model.language_model.", "language_model.model.", "language_model.", "model.",
            "transformer.", "bert.", "roberta.", "distilbert.transformer.", "distilbert.", "mpnet.",
-           "vision_model.", "vision_tower.vision_model."),
+           "vision_model.", "vision_tower.vision_model.", "backbone."),
     "gguf": (),
 }  # fmt: skip
 
@@ -45,7 +45,6 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
         "gpt_neox.",
         "biogpt.",
         "rwkv.",
-        "backbone.",
         "shared.",
         "decoder.",
         "post_layernorm.",

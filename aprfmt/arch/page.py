@@ -37,11 +37,12 @@ levels with a GGUF form takes every mixture of `quantize`.
 `measured against`: transformers' float64 logits at every point (level `full`), or the bytes of its
 saved tiny model after GGUF or APR and back. `llama.cpp` is what its library made of our F32 file of
 that model: the relative distance of its logits, or of an encoder's embedding, to transformers';
-`loads` where there is nothing to compare; `-` without a GGUF form. Its GELU goes through a table of
-float16 values (distances of some 1e-4). Where a sentence stands beside a distance, llama.cpp fixes
-something that the model type does otherwise: the tiny model was made to suit it, or differs by
-that. Files are refused for shapes that llama.cpp fixes; what a GGUF loses is the second table's
-last column.
+`loads` where there is nothing to compare; `-` without a GGUF form. Its GELU is the tanh form in a
+table of float16 values: with that table in transformers too, gpt2's 1.7e-04 becomes 2.7e-07 and
+falcon's 3.3e-04 3.4e-07; an input between two of its values leaves up to 1e-04. Where a sentence
+stands beside a distance, llama.cpp fixes something that the model type does otherwise: the tiny
+model was made to suit it, or differs by that. Files are refused for shapes that llama.cpp fixes;
+what a GGUF loses is the second table's last column.
 
 A vision tower with its projector is an architecture that `--arch` names: of a folder of gemma3,
 `convert FOLDER mmproj.gguf --arch gemma3_vision --drop 'language_model*'` writes what llama.cpp

@@ -189,14 +189,13 @@ UNMAPPED = {
 }  # fmt: skip
 
 
-def save(label: str, folder: Path) -> Any:
-    """Write a tiny model with random weights as a folder; return it."""
+def built(kind: str, loader: str, values: Mapping[str, Any]) -> Any:
+    """Return a tiny model with random weights."""
     import torch
     import transformers
 
     auto: Any = transformers
     auto.logging.set_verbosity_error()
-    _, kind, loader, values = LISTED[label]
     config = auto.AutoConfig.for_model(kind, **values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -205,6 +204,13 @@ def save(label: str, folder: Path) -> Any:
         with torch.no_grad():
             for tensor in model.parameters():
                 tensor.copy_(torch.randn(tensor.shape))
+    return model
+
+
+def save(label: str, folder: Path) -> Any:
+    """Write a tiny model with random weights as a folder; return it."""
+    _, kind, loader, values = LISTED[label]
+    model = built(kind, loader, values)
     model.save_pretrained(folder)
     if label in REMOTE:
         config = json.loads((folder / "config.json").read_text())
