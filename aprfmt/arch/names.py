@@ -37,10 +37,13 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
         "enc.blk.",
         "dec.blk.",
         "v.",
+        "a.",
+        "mm.",
     ),
     "hf": (
         *PREFIXES["hf"],
         "vision_tower.",
+        "audio_tower.",
         "multi_modal_projector.",
         "gpt_neox.",
         "biogpt.",

@@ -31,8 +31,8 @@ torch, cupy); float64 logits are within 1e-12 of transformers', every capture po
 has no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `parity` refuse it
 (exit 2). Level `names`: all but the forward pass, which is what `convert`, `diff`, `hash`,
 `validate` and `quantize` need; a tiny model of transformers' comes back from every format bit by
-bit. Commands that run a model refuse one of level `names` (exit 2). Every architecture of both
-levels with a GGUF form takes every mixture of `quantize`.
+bit. Commands that run a model refuse one of level `names` (exit 2). `mixtures` are those
+of `quantize` that a GGUF holds ([list](quantization.md)): they go by roles, not by architecture.
 
 `measured against`: transformers' float64 logits at every point (level `full`), or the bytes of its
 saved tiny model after GGUF or APR and back. `llama.cpp` is what its library made of our F32 file of
@@ -44,10 +44,13 @@ stands beside a distance, llama.cpp fixes something that the model type does oth
 model was made to suit it, or differs by that. Files are refused for shapes that llama.cpp fixes;
 what a GGUF loses is the second table's last column.
 
-A vision tower with its projector is an architecture that `--arch` names: of a folder of gemma3,
-`convert FOLDER mmproj.gguf --arch gemma3_vision --drop 'language_model*'` writes what llama.cpp
-takes by `--mmproj`, and `--drop 'vision_tower*' --drop 'multi_modal_projector*'` the text. Files of
-other projectors are looked at, compared and copied by their tensors.
+A tower that sees or hears is, with its projector, an architecture that `--arch` names: of a folder
+of gemma3, `convert FOLDER mmproj.gguf --arch gemma3_vision --drop 'language_model*'` writes what
+llama.cpp takes by `--mmproj`, and `--drop 'vision_tower*' --drop 'multi_modal_projector*'` the
+text. `pixtral_vision` is that of `llava` with pixtral and of `mistral3` (llama.cpp also asks its
+file for the row of the text's token [IMG_BREAK], which is not written), `qwen2_audio_tower` that of
+`qwen2_audio` and `voxtral_tower` that of `voxtral`. Files of other projectors are looked at,
+compared and copied by their tensors.
 
 """
 _DRAFTS = """
@@ -83,7 +86,8 @@ run from the stored tensors to the logical ones; `{L}` is a layer, `{E}` an expe
 
 SEEN = Path(__file__).resolve().parents[2] / "docs" / "llama_cpp.json"
 _KNOWN = (
-    "architecture", "level", "model types", "GGUF", "runs on", "measured against", "llama.cpp"
+    "architecture", "level", "model types", "GGUF", "mixtures", "runs on", "measured against",
+    "llama.cpp",
 )  # fmt: skip
 
 
@@ -92,8 +96,8 @@ def page() -> str:
     specs = [ARCHS[name] for name in ARCHS.own]
     seen = json.loads(SEEN.read_text())
     known = [
-        (spec.name, spec.level, _types(spec), _gguf(spec), _runs(spec), _MEASURED[spec.level],
-         _seen(spec, seen["rows"]))
+        (spec.name, spec.level, _types(spec), _gguf(spec), _mixtures(spec), _runs(spec),
+         _measured(spec), _seen(spec, seen["rows"]))
         for spec in specs
     ]  # fmt: skip
     full = [spec for spec in specs if spec.level == "full"]
@@ -116,7 +120,16 @@ def page() -> str:
     )
 
 
-_MEASURED = {"full": "logits, 1e-12", "names": "bytes, equal"}
+def _measured(spec: ArchSpec) -> str:
+    """Return what of transformers' was compared, and how far ours may be from it."""
+    if spec.level == "names":
+        return "bytes, equal"
+    return "logits, 1e-12" if spec.block.head == "logits" else "embedding, 1e-12"
+
+
+def _mixtures(spec: ArchSpec) -> str:
+    """Return which mixtures of encodings `quantize` writes as a GGUF of an architecture."""
+    return "all" if "gguf" in spec.called else "-"
 
 
 def _seen(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
