@@ -1,8 +1,9 @@
 """Vision towers: clip's and siglip's, the halves of multimodal models that see.
 
 GGUF keeps a tower in a file of its own (mmproj, architecture `clip`), with the names `v.*`; a
-tower alone has no projector. siglip's pooling head has no name there. Sources: transformers'
-modeling_clip and modeling_siglip; the gguf package's name map and keys; the converter's base.py.
+tower alone has no projector. Of a whole clip or siglip the tower is read below `vision_config`.
+siglip's pooling head has no name there. Sources: transformers' modeling_clip and modeling_siglip;
+the gguf package's name map and keys; the converter's base.py.
 """
 
 from collections.abc import Collection, Mapping
@@ -177,11 +178,11 @@ CLIP_VISION = named(
         *_around("v.post_ln", "post_layernorm"),
     )),
     tower_hyper(1e-5, "gelu_quick", class_token=True),
-    evidence=_named("class_embd", "class_embedding"), ignored=UNUSED,
+    evidence=_named("class_embd", "class_embedding"), ignored=UNUSED, section="vision_config",
 )  # fmt: skip
 SIGLIP_VISION = named(
     "siglip_vision", ("siglip_vision_model", "SiglipVisionModel"), "clip",
     tables((*siglip_rows(), *_head())),
     siglip_hyper(),
-    ignored=UNUSED,
+    ignored=UNUSED, section="vision_config",
 )  # fmt: skip

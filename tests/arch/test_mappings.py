@@ -3,6 +3,9 @@
 Published checkpoints have the names before, a model in memory those after: experts joined, modules
 renamed. Both are found in files: save_pretrained writes the first, `torch.save` of a state dict the
 second.
+
+Seen red: gamma and beta not known, nemotron_h's joined experts not known, gate and up exchanged in
+the joined experts of mixtral and jamba.
 """
 
 import json

@@ -108,3 +108,33 @@ def test_a_pixtral_towers_heads_are_in_pairs_and_convolutions_have_columns(tmp_p
     hears = gguf.GGUFReader(tmp_path / "qwen2_audio_tower.gguf").tensors
     column = next(t for t in hears if t.name == "a.conv1d.1.bias")
     assert column.shape.tolist() == [1, 24]
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_the_tower_of_a_whole_clip(kind: str, tmp_path: Path) -> None:
+    """Its sizes are those of vision_config, not those of the text beside it."""
+    import transformers
+
+    auto: Any = transformers
+    sees = {
+        key: value for key, value in LISTED["clip_vision"][3].items() if key != "projection_dim"
+    }
+    text = {**sees, "hidden_size": 18, "num_hidden_layers": 3, "num_attention_heads": 3,
+            "intermediate_size": 30, "vocab_size": 56, "max_position_embeddings": 20}  # fmt: skip
+    config = auto.AutoConfig.for_model(kind, vision_config=sees, text_config=text)
+    auto.AutoModel.from_config(config).save_pretrained(tmp_path / "model")
+    source = load_file(tmp_path / "model" / "model.safetensors")
+    others = [name for name in source if not name.startswith("vision_model.") or ".head." in name]
+    drops = [part for name in others for part in ("--drop", name)]
+    target = tmp_path / "mmproj.gguf"
+    how = ("--arch", f"{kind}_vision", *drops)
+    done = run("convert", tmp_path / "model", target, *how)
+    assert done.code == 0, done.err
+    theirs = gguf.GGUFReader(target)
+    field = theirs.get_field("clip.vision.block_count")
+    assert field is not None and field.contents() == 2
+    assert run("convert", target, tmp_path / "back", "--to", "safetensors").code == 0
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert len(back) == len(source) - len(others)
+    for name, values in back.items():
+        np.testing.assert_array_equal(values, source[f"vision_model.{name}"])
