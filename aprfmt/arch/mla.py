@@ -116,8 +116,9 @@ def groups(name: str, hf: str, gguf: str, default: int) -> HyperRule:
 def _enough(value: Value, facts: Facts, hp: Params) -> str:
     """Raise ArchError where the groups that are kept have fewer experts than a token takes."""
     groups, used = hp["n_expert_groups"], hp["n_experts_used"]
-    there = value * (hp["n_experts"] // groups)
-    if groups > 1 and there < used:
+    method, there = facts.first("topk_method"), value * (hp["n_experts"] // groups)
+    grouped = groups > 1 and (method is None or method[0] != "greedy")
+    if grouped and there < used:
         raise ArchError(
             f"{value} of {groups} groups of experts are kept, which have {there} experts; expected "
             f"at least the {used} that a token takes"

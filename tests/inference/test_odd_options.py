@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from aprfmt.errors import ArchError
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.inference.encoders import ENCODERS, IDS, encoded, made, write_pooling
-from tests.inference.judge import backend, rel
+from tests.inference.judge import backend, everything_float64, rel
+from tests.models import IDS as TOKENS
 from tests.models import save_tiny
 
 # architecture, changed options, what is said
@@ -45,6 +47,15 @@ def embedding(folder: Path) -> tuple[np.ndarray, Any]:
     """Return a folder's embedding in float64, and how its keys were used."""
     with open_model(folder) as model, Session.of(model, backend("numpy:float64")) as session:
         return session.embedding(IDS), model.resolution.report
+
+
+def test_groups_that_are_not_looked_at_may_be_small(tmp_path: Path) -> None:
+    changed = {"topk_method": "greedy", "topk_group": 1}
+    model = save_tiny("deepseek_v2", tmp_path, **changed).double()
+    with torch.no_grad(), everything_float64(model):
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    with open_model(tmp_path) as opened, Session.of(opened, backend("numpy:float64")) as session:
+        assert rel(session.logits(TOKENS), expected) < 1e-12
 
 
 def test_mpnets_buckets_are_transformers_own(tmp_path: Path) -> None:
