@@ -11,6 +11,7 @@ from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
 from aprfmt.arch.rows import Q, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
+from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import boolean
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -53,7 +54,7 @@ BLOOM = ArchSpec(
         rules.n_layers(2, "n_layer num_hidden_layers"),
         rules.n_heads(8, "n_head num_attention_heads"),
         rules.n_kv_heads(hf=""),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.ffn_size(four_times, ""),
         rules.context_length(2048, "seq_length"),
         rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),

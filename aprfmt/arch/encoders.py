@@ -1,4 +1,4 @@
-"""Text encoders: bert and its family, distilbert, mpnet; nomic-bert and jina v3.
+"""Text encoders: bert and its family, distilbert, mpnet.
 
 Attention looks both ways, a LayerNorm follows each sum with the stream, and there is no head: the
 rows of the last layer are pooled (pooling.py). roberta's and mpnet's position rows begin behind
@@ -6,29 +6,25 @@ their padding id; llama.cpp's converter cuts the rows before it off, so they hav
 Sources: transformers' modeling files; the gguf package's name map; the converter's bert.py.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.pooling import pooling
-from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, TensorRule
+from aprfmt.arch.stated import divided_heads, must_be
 from aprfmt.arch.values import whole
 from aprfmt.base.protocols import Value
-from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of rows.tables
 _TABLE = ("vocab_size", "hidden_size")
 _BERT = "encoder.layer.{L}."
-_NOMIC = "encoder.layers.{L}."
 # Heads of masked language models and classifiers: not part of the encoder, in no file of GGUF.
-_POOLER = tuple(
+POOLER = tuple(
     RoleRow(f"pooler.{part}", f"pooler.dense.{part}", shape, "optional", gguf="", layered=False)
     for part, shape in (("weight", ("hidden_size", "hidden_size")), ("bias", ("hidden_size",)))
 )
@@ -64,7 +60,8 @@ def _attention(q: str, k: str, v: str, out: str) -> tuple[RoleRow, ...]:
     )
 
 
-def _mlp(up: str, down: str) -> tuple[RoleRow, ...]:
+def mlp(up: str, down: str) -> tuple[RoleRow, ...]:
+    """Return an MLP of two matrices with biases."""
     return (
         *linear("ffn_up", up, "ffn_size", "hidden_size", bias=""),
         *linear("ffn_down", down, "hidden_size", "ffn_size", bias=""),
@@ -78,21 +75,34 @@ _BERT_LAYER = (
         _BERT + "attention.self.value", _BERT + "attention.output.dense",
     ),
     *norm("attn_output_norm", _BERT + "attention.output.LayerNorm", bias=True),
-    *_mlp(_BERT + "intermediate.dense", _BERT + "output.dense"),
+    *mlp(_BERT + "intermediate.dense", _BERT + "output.dense"),
     *norm("layer_output_norm", _BERT + "output.LayerNorm", bias=True),
-    *_POOLER,
+    *POOLER,
 )  # fmt: skip
 _BERT_ROWS = (
     *embeddings(*_OLD, "embeddings.token_type_embeddings", "embeddings.LayerNorm"),
     *_BERT_LAYER,
 )
+# What the oldest checkpoints, bert-base-uncased among them, call a norm's weight and bias.
+_OLDEST = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+
+def _made(rows: Sequence[RoleRow]) -> Made:
+    """Return the tables of rows whose norms may have their oldest names."""
+    older = tuple(
+        Binding((row.hf.replace(now, then),), (row.role,))
+        for row in rows
+        for now, then in _OLDEST.items()
+        if row.hf.endswith(now)
+    )
+    return tables(rows, hf_more=older)
 
 
 def encoder_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rows that encoders share; positions are learned unless `overrides` say."""
     return rules.hyper_table(
         rules.n_kv_heads(hf=""),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon"),
         rules.activation("gelu"),
         rules.fixed("tied_embeddings", True),
@@ -122,11 +132,7 @@ def _plain_attention() -> HyperRule:
     """Return the rule of `attention_bias` and so on: bert's own keys that must be as usual."""
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        for key, usual in (("position_embedding_type", "absolute"), ("is_decoder", False),
-                           ("chunk_size_feed_forward", None)):  # fmt: skip
-            found = facts.first(key)
-            if found is not None and usual is not None and found[0] != usual:
-                raise ArchError(f"{key}: is {found[0]!r}; expected {usual!r}: no other is known")
+        must_be(facts, {"position_embedding_type": "absolute", "is_decoder": False})
         return ""
 
     return HyperRule("attention_bias", default=True, check=check)
@@ -137,6 +143,7 @@ COMMON_IGNORED = frozenset(
     add_cross_attention cross_attention_hidden_size gradient_checkpointing embeddings_dropout
     qa_dropout seq_classif_dropout dropout attention_dropout sinusoidal_pos_embds num_labels
     id2label label2id problem_type finetuning_task summary_type model_max_length
+    tie_word_embeddings chunk_size_feed_forward
     """.split()
 )
 _BUFFERS = {"hf": ("embeddings.position_ids",)}  # 0, 1, 2, ..., in files of old versions
@@ -149,28 +156,32 @@ _LOST_POOLING = Loss(
 
 def encoder(
     name: str, hf: tuple[str, ...], gguf: str, made: Made, hyper: tuple[HyperRule, ...],
-    block: BlockSpec = BLOCK, **more: Any,
+    block: BlockSpec = BLOCK, more_ignored: str = "", **more: Any,
 ) -> ArchSpec:  # fmt: skip
-    """Return an encoder's spec; `hf` are model types and classes, `gguf` "" without a GGUF form."""
+    """Return an encoder's spec.
+
+    `hf` are model types and classes, `gguf` "" without a GGUF form, `more_ignored` keys of
+    config.json that change nothing.
+    """
     activation = next(rule.default for rule in hyper if rule.name == "activation")
     called = {"hf": hf, "apr": (name,)} | ({"gguf": (gguf,)} if gguf else {})
     return ArchSpec(
         name=name, called=called, hyper=hyper, tensors=made[0],
         bindings={style: found for style, found in made[1].items() if style in called},
-        block=block, ignored=COMMON_IGNORED, buffers=_BUFFERS,
+        block=block, ignored=COMMON_IGNORED.union(more_ignored.split()), buffers=_BUFFERS,
         lost=(*losses.common_losses(activation, partial=True), _LOST_POOLING), **more,
     )  # fmt: skip
 
 
 BERT = encoder(
     "bert", ("bert", "BertModel", "BertForMaskedLM", "BertForSequenceClassification"), "bert",
-    tables(_BERT_ROWS), encoder_hyper(_plain_attention()),
+    _made(_BERT_ROWS), encoder_hyper(_plain_attention()),
 )  # fmt: skip
 ROBERTA = encoder(
     "roberta",
     ("roberta", "RobertaModel", "RobertaForMaskedLM", "xlm-roberta", "XLMRobertaModel",
      "XLMRobertaForMaskedLM", "camembert", "CamembertModel"),
-    "", tables(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)),
+    "", _made(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)),
 )  # fmt: skip
 
 _D = "transformer.layer.{L}."
@@ -182,11 +193,11 @@ def _without_types(names: Collection[str], values: Mapping[str, Value]) -> bool:
 
 DISTILBERT = encoder(
     "distilbert", ("distilbert", "DistilBertModel", "DistilBertForMaskedLM"), "bert",
-    tables((
+    _made((
         *embeddings(*_OLD, "", "embeddings.LayerNorm"),
         *_attention(*(f"{_D}attention.{x}_lin" for x in ("q", "k", "v", "out"))),
         *norm("attn_output_norm", _D + "sa_layer_norm", bias=True),
-        *_mlp(_D + "ffn.lin1", _D + "ffn.lin2"),
+        *mlp(_D + "ffn.lin1", _D + "ffn.lin2"),
         *norm("layer_output_norm", _D + "output_layer_norm", bias=True),
     )),
     encoder_hyper(
@@ -200,77 +211,30 @@ DISTILBERT = encoder(
     ),
     evidence=_without_types,
 )  # fmt: skip
+
+
+def _buckets(value: Value, facts: Facts, hp: Params) -> str:
+    """Raise ArchError for a table of another size: transformers looks up 32 rows of any."""
+    must_be(facts, {"relative_attention_num_buckets": 32})
+    return ""
+
+
 MPNET = encoder(
     "mpnet", ("mpnet", "MPNetModel", "MPNetForMaskedLM"), "",
-    tables((
+    _made((
         *embeddings(*_OLD, "", "embeddings.LayerNorm"),
         RoleRow("attn_rel_b.weight", "encoder.relative_attention_bias.weight",
             ("position_buckets", "n_heads"), layered=False),
         *_attention(*(f"{_BERT}attention.attn.{x}" for x in "qkvo")),
         *norm("attn_output_norm", _BERT + "attention.LayerNorm", bias=True),
-        *_mlp(_BERT + "intermediate.dense", _BERT + "output.dense"),
+        *mlp(_BERT + "intermediate.dense", _BERT + "output.dense"),
         *norm("layer_output_norm", _BERT + "output.LayerNorm", bias=True),
-        *_POOLER,
+        *POOLER,
     )),
     encoder_hyper(
         rules.size("position_buckets", "relative_attention_num_buckets", default=32,
-            shape=rules.axis("attn_rel_b.weight", 0), shape_wins=True),
+            shape=rules.axis("attn_rel_b.weight", 0), shape_wins=True, check=_buckets),
         rules.fixed("position_offset", 2),
     ),
     replace(BLOCK, score_bias="relative"),
-)  # fmt: skip
-
-_ROTATED = (rules.rope_style("half"), HyperRule("rope_layers", default=rules.per_layer(True)))
-_SECOND = (
-    *norm("attn_output_norm", _NOMIC + "norm1", bias=True),
-    *norm("layer_output_norm", _NOMIC + "norm2", bias=True),
-)
-_TYPES = "embeddings.token_type_embeddings"
-NOMIC_BERT = encoder(
-    "nomic_bert", ("nomic_bert", "NomicBertModel"), "nomic-bert",
-    tables(
-        (
-            *embeddings(_OLD[0], "", _TYPES, "emb_ln"),
-            *fused_rows(None),
-            *linear("attn_output", _NOMIC + "attn.out_proj", "hidden_size", Q),
-            *linear("ffn_up", _NOMIC + "mlp.fc11", "ffn_size", "hidden_size"),
-            *linear("ffn_gate", _NOMIC + "mlp.fc12", "ffn_size", "hidden_size"),
-            *linear("ffn_down", _NOMIC + "mlp.fc2", "hidden_size", "ffn_size"),
-            *_SECOND,
-        ),
-        hf_first=fused_in(_NOMIC + "attn.Wqkv", IN_ORDER, ("weight",)),
-        gguf_first=GGUF_FUSED[:1],
-    ),
-    encoder_hyper(
-        rules.hidden_size(None, "hidden_size n_embd"),
-        rules.n_layers(None, "num_hidden_layers n_layer"),
-        rules.n_heads(None, "num_attention_heads n_head"),
-        rules.ffn_size(None, "intermediate_size n_inner"),
-        rules.context_length(2048, "max_position_embeddings n_positions"),
-        rules.activation("silu"),
-        *rope_rules(Rope(theta=1000.0)),
-        *_ROTATED,
-    ),
-    replace(BLOCK, position="rope", mlp="gated"),
-)  # fmt: skip
-JINA_V3 = encoder(
-    "jina_embeddings_v3", ("jina_embeddings_v3", "JinaEmbeddingsV3Model"), "jina-bert-v3",
-    tables(
-        (
-            *embeddings(_OLD[0], "", _TYPES, "emb_ln"),
-            *fused_rows(""),
-            *linear("attn_output", _NOMIC + "mixer.out_proj", "hidden_size", Q, bias=""),
-            *_mlp(_NOMIC + "mlp.fc1", _NOMIC + "mlp.fc2"),
-            *_SECOND,
-            *_POOLER,
-        ),
-        hf_first=fused_in(_NOMIC + "mixer.Wqkv", IN_ORDER),
-        gguf_first=GGUF_FUSED,
-    ),
-    encoder_hyper(
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        *rope_rules(Rope(theta=20000.0)),
-        *_ROTATED,
-    ),
-    replace(BLOCK, position="rope"),
 )  # fmt: skip

@@ -13,11 +13,14 @@ from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_exper
 from aprfmt.arch.rows import FUSED, LAYER, RoleRow, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.steps import Reshaped
+from aprfmt.arch.values import number
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 _FIRST, _LAST, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
+_SMALL = 1e-9  # below what the weights of chosen experts add up to
 _FLAT = (Reshaped(("n_experts",), ("1", "n_experts")),)
 
 _BEFORE, _AFTER = whole()
@@ -110,6 +113,16 @@ def _shared() -> HyperRule:
     )
 
 
+def _divisor(value: Value, facts: Facts, hp: Params) -> str:
+    """Raise ArchError where the divisor of the experts' weights has a bound that could count."""
+    found = facts.first("moe_norm_min")
+    if found is not None and number(*found) > _SMALL:
+        raise ArchError(
+            f"{found[1]}: is {found[0]!r}; expected at most {_SMALL}: no larger one is known"
+        )
+    return ""
+
+
 _COUNTS = moe.counts(64, 6, "moe_num_experts num_experts")
 
 ERNIE4_5_MOE = ArchSpec(
@@ -131,7 +144,7 @@ ERNIE4_5_MOE = ArchSpec(
         moe.expert_size(hf_default=1536),
         _shared(),
         _sparse_layers(),
-        rules.fixed("norm_topk", True),
+        HyperRule("norm_topk", default=True, check=_divisor),
         rules.fixed("router", "softmax_bias"),
     ),
     tensors=_TENSORS,
@@ -144,7 +157,7 @@ ERNIE4_5_MOE = ArchSpec(
             "llama.cpp has no biases of output, MLP and head here and refuses the file"),
     ),
     ignored=frozenset(
-        """moe_norm_min moe_capacity moe_gate moe_use_aux_free moe_layer_indices use_flash_attention
+        """moe_capacity moe_gate moe_use_aux_free moe_layer_indices use_flash_attention
         num_nextn_predict_layers multi_token_pred_lambda expert_shared_count""".split()
     ),
 )  # fmt: skip

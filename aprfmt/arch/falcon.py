@@ -13,6 +13,7 @@ from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import four_times
 from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import boolean
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
@@ -106,7 +107,7 @@ def _hyper(new: bool) -> tuple[HyperRule, ...]:
             write={"hf": heads},
             default_in={} if new else {"hf": 1},
         ),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.ffn_size(four_times, "ffn_hidden_size"),
         rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
         rules.activation("gelu", "activation"),

@@ -7,7 +7,7 @@ those of the published preprocessors. Sources: transformers' modeling_gemma3; th
 gemma.py.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import rules
@@ -15,17 +15,15 @@ from aprfmt.arch.gemma import PLUS_ONE
 from aprfmt.arch.named import named
 from aprfmt.arch.rows import RoleRow, tables
 from aprfmt.arch.spec import Binding, HyperRule
-from aprfmt.arch.vision import UNUSED, siglip_hyper, siglip_rows
+from aprfmt.arch.vision import UNUSED, of_projector, siglip_hyper, siglip_rows
+from aprfmt.arch.vocabulary import PROJECTORS
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
-KIND = "gemma3"  # the projector's type in a GGUF
+_NAME = "gemma3_vision"
+KIND = PROJECTORS[_NAME]
 _TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
 _COLOURS = [0.5, 0.5, 0.5]
-
-
-def _is_one(names: Collection[str], values: Params) -> bool:
-    return values.get("clip.projector_type") == KIND
 
 
 def _write(value: Value, hp: Params) -> Params:
@@ -55,7 +53,7 @@ _TENSORS, _BINDINGS = tables(
 )  # fmt: skip
 
 GEMMA3_VISION = named(
-    "gemma3_vision", ("gemma3_vision",), "clip", (_TENSORS, _BINDINGS),
+    _NAME, (_NAME,), "clip", (_TENSORS, _BINDINGS),
     rules.hyper_table(
         *siglip_hyper(),
         rules.size("image_tokens", "mm_tokens_per_image", default=256),
@@ -64,6 +62,6 @@ GEMMA3_VISION = named(
             write={"gguf": _write}, shape=rules.axis("mm.input_projection.weight", 1),
         ),
     ),
-    evidence=_is_one, section="vision_config",
+    evidence=of_projector(KIND), section="vision_config",
     ignored=UNUSED | {"text_config", "vision.projector.scale_factor"},
 )  # fmt: skip

@@ -9,6 +9,7 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.steps import Transposed
 from aprfmt.arch.values import boolean
 from aprfmt.base.protocols import Value
@@ -99,7 +100,7 @@ GPT2 = ArchSpec(
         rules.n_layers(12, "n_layer num_hidden_layers"),
         rules.n_heads(12, "n_head num_attention_heads"),
         rules.n_kv_heads(hf=""),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.ffn_size(four_times, "n_inner"),
         rules.vocab_size(50257),
         rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),

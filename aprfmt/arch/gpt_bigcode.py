@@ -12,6 +12,7 @@ from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import BUFFERS, NO_ROPE, POSITIONS, four_times, scale_rule
 from aprfmt.arch.rows import Q, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
+from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import boolean
 from aprfmt.base.protocols import Value
 
@@ -53,7 +54,7 @@ GPT_BIGCODE = ArchSpec(
             read={"hf": _key_heads},
             write={"hf": lambda value, hp: {"multi_query": value == 1}},
         ),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.ffn_size(four_times, "n_inner"),
         rules.vocab_size(50257),
         rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),

@@ -10,6 +10,7 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import Q, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
+from aprfmt.arch.stated import divided_heads
 
 _L = "gpt_neox.layers.{L}."
 _BEFORE, _AFTER = whole(
@@ -38,7 +39,7 @@ GPT_NEOX = ArchSpec(
         "apr": ("gpt_neox", "gptneox")},
     hyper=rules.hyper_table(
         rules.n_kv_heads(hf=""),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         rules.activation("gelu"),
         rules.tied_embeddings(shown=False),

@@ -13,6 +13,7 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import KV, Q, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
+from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
 
@@ -69,7 +70,7 @@ GPTJ = ArchSpec(
         rules.n_layers(28, "n_layer num_hidden_layers"),
         rules.n_heads(16, "n_head num_attention_heads"),
         rules.n_kv_heads(hf=""),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.ffn_size(four_times, "n_inner"),
         rules.vocab_size(50400),
         rules.context_length(2048, "n_positions max_position_embeddings n_ctx"),

@@ -82,8 +82,14 @@ GRANITE = ArchSpec(
 )
 
 _IN, _OUT = LAYER + "block_sparse_moe.input_linear", LAYER + "block_sparse_moe.output_linear"
-_MEMORY, _HALVES = LAYER + "block_sparse_moe.", (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),)
+_HALVES = (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),)
 _GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+# transformers 5 has other names in memory.
+MEMORY = (
+    Binding((LAYER + "block_sparse_moe.experts.gate_up_proj",), _GATE_UP, _HALVES),
+    Binding((LAYER + "block_sparse_moe.experts.down_proj",), ("ffn_down_exps.weight",)),
+    Binding((LAYER + "block_sparse_moe.router.weight",), ("ffn_gate_inp.weight",)),
+)
 _MOE_TENSORS, _MOE_BINDINGS = tables(
     (
         *_BEFORE,
@@ -99,13 +105,7 @@ _MOE_TENSORS, _MOE_BINDINGS = tables(
         Binding((_IN + ".weight",), _GATE_UP, _HALVES),
         Binding((_OUT + ".weight",), ("ffn_down_exps.weight",)),
     ),
-    # transformers 5 has other names in memory.
-    hf_more=(
-        Binding((_MEMORY + "experts.gate_up_proj",), _GATE_UP, _HALVES),
-        Binding((_MEMORY + "experts.down_proj",), ("ffn_down_exps.weight",)),
-        Binding((_MEMORY + "router.weight",), ("ffn_gate_inp.weight",)),
-        *FUSED,
-    ),
+    hf_more=(*MEMORY, *FUSED),
 )  # fmt: skip
 
 GRANITE_MOE = ArchSpec(

@@ -8,7 +8,7 @@ modeling files; the gguf package's name map; the converter's granite.py.
 from collections.abc import Collection, Mapping
 
 from aprfmt.arch import moe, rules
-from aprfmt.arch.granite import FACTORS
+from aprfmt.arch.granite import FACTORS, MEMORY
 from aprfmt.arch.joins import Split
 from aprfmt.arch.layer_kinds import (
     ATTENTION,
@@ -142,6 +142,7 @@ def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
             Binding((_MLP + "input_linear.weight",), (gate, up), (Split((size, size)),)),
             Binding((_MLP + "output_linear.weight",), (down,)),
         ),
+        hf_more=MEMORY if routed else (),
     )
 
 

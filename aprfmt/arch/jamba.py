@@ -56,7 +56,7 @@ JAMBA = named(
             *_ROWS,
             *_AFTER,
         ),
-        hf_first=_BINDINGS[:3],
+        hf_first=_BINDINGS,
     ),
     rules.hyper_table(
         kv_heads(8),

@@ -133,7 +133,7 @@ LFM2_MOE = named(
             *_EXPERTS,
             head=replace(_HEAD, gguf=""),
         ),
-        hf_first=_EXPERTS_HF[:3],
+        hf_first=_EXPERTS_HF,
     ),
     rules.hyper_table(
         *_SHARED,

@@ -19,8 +19,8 @@ from aprfmt.arch.qwen2 import QWEN2, WINDOW
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import Q, RoleRow, gated_mlp, linear, norm, tables, whole
-from aprfmt.arch.spec import MISSING, DraftNames, Facts, HyperRule
+from aprfmt.arch.rows import LAYER, Q, RoleRow, gated_mlp, linear, norm, tables, whole
+from aprfmt.arch.spec import MISSING, Binding, DraftNames, Facts, HyperRule
 from aprfmt.arch.steps import HalvesExchanged
 from aprfmt.arch.values import boolean, sequence
 from aprfmt.arch.values import whole as whole_number
@@ -167,6 +167,8 @@ MIMO_V2 = named(
             *_AFTER,
         ),
         hf_first=EXPERT_BINDINGS,
+        # transformers' name in memory
+        hf_more=(Binding((LAYER + "self_attn.sinks",), ("attn_sinks.weight",)),),
     ),
     rules.hyper_table(
         draft.main_layers(),

@@ -14,6 +14,7 @@ from aprfmt.arch.spec import MISSING, Facts, HyperRule, Read
 from aprfmt.arch.values import MAX_ROTATED
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
@@ -108,7 +109,21 @@ def _scale(hp: Params) -> float:
 
 def groups(name: str, hf: str, gguf: str, default: int) -> HyperRule:
     """Return a rule for groups of experts; an absent key means one group."""
-    return rules.size(name, hf, gguf, default=1, hf_default=default)
+    check = _enough if name == "n_expert_groups_used" else None
+    return rules.size(name, hf, gguf, default=1, hf_default=default, check=check)
+
+
+def _enough(value: Value, facts: Facts, hp: Params) -> str:
+    """Raise ArchError where the groups that are kept have fewer experts than a token takes."""
+    groups, used = hp["n_expert_groups"], hp["n_experts_used"]
+    method, there = facts.first("topk_method"), value * (hp["n_experts"] // groups)
+    grouped = groups > 1 and (method is None or method[0] != "greedy")
+    if grouped and there < used:
+        raise ArchError(
+            f"{value} of {groups} groups of experts are kept, which have {there} experts; expected "
+            f"at least the {used} that a token takes"
+        )
+    return ""
 
 
 def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:

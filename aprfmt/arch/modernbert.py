@@ -121,4 +121,7 @@ MODERNBERT = encoder(
         HyperRule("rope_layers", default=rules.per_layer(True)),
     ),
     replace(BLOCK, placement="pre", position="rope", mlp="gated"),
+    more_ignored="""classifier_activation classifier_bias classifier_pooling decoder_bias
+        deterministic_flash_attn embedding_dropout initializer_cutoff_factor mlp_dropout
+        reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction""",
 )  # fmt: skip

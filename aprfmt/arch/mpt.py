@@ -12,6 +12,7 @@ from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
 from aprfmt.arch.rows import Q, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import number, positive
 from aprfmt.base.protocols import Value
 
@@ -94,7 +95,7 @@ MPT = ArchSpec(
         rules.n_layers(24, "n_layers num_hidden_layers"),
         rules.n_heads(16, "n_heads num_attention_heads"),
         rules.n_kv_heads(hf=""),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.ffn_size(four_times, ""),
         rules.vocab_size(50368),
         rules.context_length(2048, "max_seq_len"),

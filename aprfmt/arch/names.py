@@ -18,7 +18,7 @@ T = TypeVar("T")
 PREFIXES: dict[str, tuple[str, ...]] = {
     "hf": ("model.language_model.", "language_model.model.", "language_model.", "model.",
            "transformer.", "bert.", "roberta.", "distilbert.transformer.", "distilbert.", "mpnet.",
-           "vision_model.", "vision_tower.vision_model."),
+           "vision_model.", "vision_tower.vision_model.", "backbone."),
     "gguf": (),
 }  # fmt: skip
 
@@ -37,15 +37,17 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
         "enc.blk.",
         "dec.blk.",
         "v.",
+        "a.",
+        "mm.",
     ),
     "hf": (
         *PREFIXES["hf"],
         "vision_tower.",
+        "audio_tower.",
         "multi_modal_projector.",
         "gpt_neox.",
         "biogpt.",
         "rwkv.",
-        "backbone.",
         "shared.",
         "decoder.",
         "post_layernorm.",

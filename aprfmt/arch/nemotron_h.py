@@ -207,12 +207,13 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
     return any(".mixer.gate." in name or ".ffn_gate_inp." in name for name in names)
 
 
-def _expert(name: str, shape: tuple[str, ...]) -> tuple[RoleRow, Binding]:
+def _expert(name: str, shape: tuple[str, ...]) -> tuple[RoleRow, Binding, Binding]:
+    """Return the role, one tensor an expert, and the one tensor that transformers 5 has."""
     role = f"ffn_{name}_exps.weight"
-    stored = f"{_MIXER}.experts.{{E}}.{name}_proj.weight"
-    return RoleRow(role, "", shape, "moe_layers"), Binding(
-        (stored,), (role,), (Stacked("n_experts"),)
-    )
+    each = Binding((f"{_MIXER}.experts.{{E}}.{name}_proj.weight",), (role,),
+                   (Stacked("n_experts"),))  # fmt: skip
+    joined = Binding((f"{_MIXER}.experts.{name}_proj",), (role,))
+    return RoleRow(role, "", shape, "moe_layers"), each, joined
 
 
 _EXPERTS = (
@@ -226,9 +227,9 @@ NEMOTRON_H_MOE = named(
             "moe_layers"),
         RoleRow("exp_probs_b.bias", _MIXER + ".gate.e_score_correction_bias", ("n_experts",),
             "moe_layers"),
-        *(row for row, _ in _EXPERTS),
+        *(row for row, *_ in _EXPERTS),
         *_plain("_shexp", _MIXER + ".shared_experts", "shared_ffn_size", "moe_layers"),
-        hf_first=tuple(binding for _, binding in _EXPERTS),
+        hf_first=tuple(binding for _, *each in _EXPERTS for binding in each),
     ),
     _hyper(
         rules.fixed("mlp_bias", False),

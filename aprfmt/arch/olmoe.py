@@ -7,6 +7,7 @@ from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.rows import FUSED, KV, Q, attention, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
+from aprfmt.arch.stated import divided_heads
 
 _BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
@@ -30,7 +31,7 @@ OLMOE = ArchSpec(
     called={"hf": ("olmoe", "OlmoeForCausalLM"), "gguf": ("olmoe",), "apr": ("olmoe",)},
     hyper=rules.hyper_table(
         rules.context_length(4096),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.norm_eps(1e-5),
         rules.tied_embeddings(shown=False),
         *rules.attention_biases(),

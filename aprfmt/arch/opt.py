@@ -10,6 +10,7 @@ from aprfmt.arch import rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
+from aprfmt.arch.stated import divided_heads
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -63,7 +64,7 @@ OPT = ArchSpec(
         rules.n_layers(12),
         rules.n_heads(12),
         rules.n_kv_heads(hf=""),
-        rules.head_dim(hf=""),
+        divided_heads(),
         rules.ffn_size(3072, "ffn_dim"),
         rules.vocab_size(50272),
         rules.context_length(2048),

@@ -31,22 +31,26 @@ torch, cupy); float64 logits are within 1e-12 of transformers', every capture po
 has no logits: `trace --points pooled` is its embedding, and `run`, `eval` and `parity` refuse it
 (exit 2). Level `names`: all but the forward pass, which is what `convert`, `diff`, `hash`,
 `validate` and `quantize` need; a tiny model of transformers' comes back from every format bit by
-bit. Commands that run a model refuse one of level `names` (exit 2). Every architecture of both
-levels with a GGUF form takes every mixture of `quantize`.
+bit. Commands that run a model refuse one of level `names` (exit 2). `mixtures` are those
+of `quantize` that a GGUF holds ([list](quantization.md)): they go by roles, not by architecture.
 
 `measured against`: transformers' float64 logits at every point (level `full`), or the bytes of its
 saved tiny model after GGUF or APR and back. `llama.cpp` is what its library made of our F32 file of
 that model: the relative distance of its logits, or of an encoder's embedding, to transformers';
-`loads` where there is nothing to compare; `-` without a GGUF form. Its GELU goes through a table of
-float16 values (distances of some 1e-4). Where a sentence stands beside a distance, llama.cpp fixes
-something that the model type does otherwise: the tiny model was made to suit it, or differs by
-that. Files are refused for shapes that llama.cpp fixes; what a GGUF loses is the second table's
-last column.
+`loads` where there is nothing to compare; `-` without a GGUF form. Its GELU is the tanh form in a
+table of float16 values: with that table in transformers too, gpt2's 1.7e-04 becomes 2.7e-07 and
+falcon's 3.3e-04 3.4e-07; an input between two of its values leaves up to 1e-04. Where a sentence
+stands beside a distance, llama.cpp fixes something that the model type does otherwise: the tiny
+model was made to suit it, or differs by that. Files are refused for shapes that llama.cpp fixes;
+what a GGUF loses is the second table's last column.
 
-A vision tower with its projector is an architecture that `--arch` names: of a folder of gemma3,
-`convert FOLDER mmproj.gguf --arch gemma3_vision --drop 'language_model*'` writes what llama.cpp
-takes by `--mmproj`, and `--drop 'vision_tower*' --drop 'multi_modal_projector*'` the text. Files of
-other projectors are looked at, compared and copied by their tensors.
+A tower that sees or hears is, with its projector, an architecture that `--arch` names: of a folder
+of gemma3, `convert FOLDER mmproj.gguf --arch gemma3_vision --drop 'language_model*'` writes what
+llama.cpp takes by `--mmproj`, and `--drop 'vision_tower*' --drop 'multi_modal_projector*'` the
+text. `pixtral_vision` is that of `llava` with pixtral and of `mistral3` (llama.cpp also asks its
+file for the row of the text's token [IMG_BREAK], which is not written), `qwen2_audio_tower` that of
+`qwen2_audio` and `voxtral_tower` that of `voxtral`. Files of other projectors are looked at,
+compared and copied by their tensors.
 
 """
 _DRAFTS = """
@@ -82,7 +86,8 @@ run from the stored tensors to the logical ones; `{L}` is a layer, `{E}` an expe
 
 SEEN = Path(__file__).resolve().parents[2] / "docs" / "llama_cpp.json"
 _KNOWN = (
-    "architecture", "level", "model types", "GGUF", "runs on", "measured against", "llama.cpp"
+    "architecture", "level", "model types", "GGUF", "mixtures", "runs on", "measured against",
+    "llama.cpp",
 )  # fmt: skip
 
 
@@ -91,8 +96,8 @@ def page() -> str:
     specs = [ARCHS[name] for name in ARCHS.own]
     seen = json.loads(SEEN.read_text())
     known = [
-        (spec.name, spec.level, _types(spec), _gguf(spec), _runs(spec), _MEASURED[spec.level],
-         _seen(spec, seen["rows"]))
+        (spec.name, spec.level, _types(spec), _gguf(spec), _mixtures(spec), _runs(spec),
+         _measured(spec), _seen(spec, seen["rows"]))
         for spec in specs
     ]  # fmt: skip
     full = [spec for spec in specs if spec.level == "full"]
@@ -115,7 +120,16 @@ def page() -> str:
     )
 
 
-_MEASURED = {"full": "logits, 1e-12", "names": "bytes, equal"}
+def _measured(spec: ArchSpec) -> str:
+    """Return what of transformers' was compared, and how far ours may be from it."""
+    if spec.level == "names":
+        return "bytes, equal"
+    return "logits, 1e-12" if spec.block.head == "logits" else "embedding, 1e-12"
+
+
+def _mixtures(spec: ArchSpec) -> str:
+    """Return which mixtures of encodings `quantize` writes as a GGUF of an architecture."""
+    return "all" if "gguf" in spec.called else "-"
 
 
 def _seen(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -154,8 +154,8 @@ def experts(
 ) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:  # fmt: skip
     """Return the rows of stacked experts and the bindings that Hugging Face files need.
 
-    Written as one tensor per expert. transformers 5 has one tensor for gate and up of all experts;
-    it is read too.
+    Written as one tensor per expert. transformers 5 has one tensor for gate and up of all experts,
+    often below another module; it is read too.
     """
     into = ("n_experts", "moe_ffn_size", "hidden_size")
     back = ("n_experts", "hidden_size", "moe_ffn_size")
@@ -175,10 +175,11 @@ def experts(
     halves = Split(("moe_ffn_size", "moe_ffn_size"), axis=1)
     together = tuple(
         binding
+        for below in dict.fromkeys(("mlp.experts", module))
         for suffix in ("", ".weight")
         for binding in (
-            Binding((f"{LAYER}mlp.experts.gate_up_proj{suffix}",), roles, (halves,)),
-            Binding((f"{LAYER}mlp.experts.down_proj{suffix}",), ("ffn_down_exps.weight",)),
+            Binding((f"{LAYER}{below}.gate_up_proj{suffix}",), roles, (halves,)),
+            Binding((f"{LAYER}{below}.down_proj{suffix}",), ("ffn_down_exps.weight",)),
         )
     )
     return rows, each + together

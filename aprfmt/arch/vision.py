@@ -1,8 +1,9 @@
 """Vision towers: clip's and siglip's, the halves of multimodal models that see.
 
 GGUF keeps a tower in a file of its own (mmproj, architecture `clip`), with the names `v.*`; a
-tower alone has no projector. siglip's pooling head has no name there. Sources: transformers'
-modeling_clip and modeling_siglip; the gguf package's name map and keys; the converter's base.py.
+tower alone has no projector. Of a whole clip or siglip the tower is read below `vision_config`.
+siglip's pooling head has no name there. Sources: transformers' modeling_clip and modeling_siglip;
+the gguf package's name map and keys; the converter's base.py.
 """
 
 from collections.abc import Collection, Mapping
@@ -88,7 +89,8 @@ def _keys(activation: str) -> HyperRule:
     names = {"quick_gelu": "gelu_quick"}
 
     def write(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
-        flag = {"{arch}.use_gelu": True} if value in ("gelu", "gelu_tanh") else {}
+        word = {"gelu": "gelu", "gelu_tanh": "gelu", "silu": "silu"}.get(value)
+        flag = {} if word is None else {f"{{arch}}.use_{word}": True}
         return {"{arch}.has_vision_encoder": True, **flag}
 
     usual = rules.activation(activation, names=names)
@@ -98,7 +100,8 @@ def _keys(activation: str) -> HyperRule:
     )  # fmt: skip
 
 
-def _hyper(eps: float, activation: str, class_token: bool) -> tuple[HyperRule, ...]:
+def tower_hyper(eps: float, activation: str, class_token: bool) -> tuple[HyperRule, ...]:
+    """Return the rules of a tower, one for every hyperparameter."""
     return rules.hyper_table(
         _size("hidden_size", "hidden_size", "vision.embedding_length", 768),
         _size("n_layers", "num_hidden_layers", "vision.block_count", 12),
@@ -129,6 +132,15 @@ def _named(*parts: str) -> Any:
     return evidence
 
 
+def of_projector(kind: str) -> Any:
+    """Return what decides for the tower of a GGUF with a projector of this type."""
+
+    def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
+        return values.get("clip.projector_type") == kind
+
+    return evidence
+
+
 UNUSED = frozenset(
     """has_vision_encoder use_gelu use_silu projector_type vision.projector_type
     vision.projection_dim vision.image_mean vision.image_std projection_dim
@@ -152,7 +164,7 @@ def siglip_rows() -> Rows:
 
 def siglip_hyper() -> tuple[HyperRule, ...]:
     """Return siglip's rules, one for every hyperparameter."""
-    return _hyper(1e-6, "gelu_tanh", class_token=False)
+    return tower_hyper(1e-6, "gelu_tanh", class_token=False)
 
 
 CLIP_VISION = named(
@@ -165,12 +177,12 @@ CLIP_VISION = named(
         *_layers(),
         *_around("v.post_ln", "post_layernorm"),
     )),
-    _hyper(1e-5, "gelu_quick", class_token=True),
-    evidence=_named("class_embd", "class_embedding"), ignored=UNUSED,
+    tower_hyper(1e-5, "gelu_quick", class_token=True),
+    evidence=_named("class_embd", "class_embedding"), ignored=UNUSED, section="vision_config",
 )  # fmt: skip
 SIGLIP_VISION = named(
     "siglip_vision", ("siglip_vision_model", "SiglipVisionModel"), "clip",
     tables((*siglip_rows(), *_head())),
     siglip_hyper(),
-    ignored=UNUSED,
+    ignored=UNUSED, section="vision_config",
 )  # fmt: skip

@@ -104,6 +104,7 @@ SPECIAL_NAMES: dict[str, str] = {
     "class_token": "a learned row stands before the patches",
     "image_positions": "rows of the position table: patches, and one for the class",
     "image_tokens": "rows that stand for an image in the text (gemma3_vision)",
+    "patch_merge": "patches side by side that are joined to one (mistral3)",
     "projection_size": "width of the text model behind a projector",
     "own_kv_layers": "tuple of bool: has layer i keys and values of its own (gemma3n, gemma4)",
     "wide_layers": "tuple of bool: is the MLP of layer i twice as wide (gemma4)",
@@ -122,6 +123,14 @@ SPECIAL_NAMES: dict[str, str] = {
     "head_bias": "the head has a bias (phimoe)",
     "time_mix_size": "width of the time mixing (rwkv)",
     "folded_factors": "factors that llama.cpp expects in the weights (falcon_h1), None without",
+}
+
+# The projectors that a GGUF of the architecture `clip` may have: ours by their types there.
+PROJECTORS = {
+    "gemma3_vision": "gemma3",
+    "pixtral_vision": "pixtral",
+    "qwen2_audio_tower": "qwen2a",
+    "voxtral_tower": "voxtral",
 }
 
 # Roles (the part before .weight) whose tensors ggml's readers expect as F32, besides everything

@@ -6,12 +6,16 @@ from aprfmt.arch.spec import HyperParam
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
+# Of a multimodal model the outer object says it: transformers ties the whole model's head.
+_OUTER_FIRST = frozenset({"tie_word_embeddings"})
+
 
 class Watched(Mapping[str, Value]):
     """Values that record which of them were read, nested objects included.
 
     Listing the keys reads no value: in a GGUF that would decode the whole vocabulary.
-    Keys of `inner` (a section of multimodal configs) are seen before the outer ones.
+    Keys of `inner` (a section of multimodal configs) are seen before the outer ones, but for
+    those of `_OUTER_FIRST`.
     """
 
     def __init__(self, values: Mapping[str, Value], label: str = "", inner: str = "") -> None:
@@ -25,7 +29,10 @@ class Watched(Mapping[str, Value]):
         self.seen: dict[str, None] = {}
 
     def __getitem__(self, key: str) -> Value:
-        if key in self._inner:
+        if key in self._inner and key in self._values and key in _OUTER_FIRST:
+            self.seen[self._inner_label + key] = None
+            value, label = self._values[key], self._label
+        elif key in self._inner:
             value, label = self._inner[key], self._inner_label
         else:
             value, label = self._values[key], self._label

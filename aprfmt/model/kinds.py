@@ -33,8 +33,6 @@ def kind_of(model: "Model") -> Kind | None:
     return next((kind for kind in KINDS if kind.is_one(model)), None)
 
 
-PROJECTORS = ("gemma3",)  # types whose names and shapes an architecture's table has
-
 # Name endings of the two factors of a LoRA: PEFT's, llama.cpp's, kohya's.
 _LORA = (
     ".lora_A.weight", ".lora_B.weight", ".lora_a", ".lora_b", ".lora_down.weight",
@@ -96,7 +94,9 @@ def _is_projector(model: "Model") -> bool:
 
     A vision tower without one is a model of its own.
     """
-    if model.metadata.get("clip.projector_type") in PROJECTORS:
+    from aprfmt.arch.vocabulary import PROJECTORS
+
+    if model.metadata.get("clip.projector_type") in PROJECTORS.values():
         return False
     tower = model.metadata.get("general.architecture") == "clip"
     return _type(model) == "mmproj" or (tower and any(name.startswith("mm.") for name in model))

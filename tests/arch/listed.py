@@ -36,6 +36,7 @@ _VISION = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 40,
     "image_size": 16, "patch_size": 4, "projection_dim": 12,
 }  # fmt: skip
+_LLAMA = {**SIZES, **_SPECIAL, "hidden_size": 28, "num_attention_heads": 7, "model_type": "llama"}
 _GEMMA = {
     **_HYBRID, "head_dim": 6, "vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8,
     "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -143,6 +144,29 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "vision_config": {**_VISION, "vision_use_head": False},
         "image_token_index": 55, "boi_token_index": 53, "eoi_token_index": 54,
     }),
+    "pixtral_vision": ("pixtral_vision", "llava", "AutoModelForImageTextToText", {
+        "text_config": _LLAMA,
+        "vision_config": {**_VISION, "model_type": "pixtral", "hidden_act": "silu"},
+    }),
+    "mistral3_vision": ("pixtral_vision", "mistral3", "AutoModelForImageTextToText", {
+        "text_config": {**_LLAMA, "model_type": "mistral"}, "spatial_merge_size": 2,
+        "vision_config": {**_VISION, "model_type": "pixtral"},
+    }),
+    "qwen2_audio_tower": ("qwen2_audio_tower", "qwen2_audio",
+                          "Qwen2AudioForConditionalGeneration", {
+        "text_config": {**_LLAMA, "model_type": "qwen2"},
+        "audio_config": {
+            "d_model": 24, "encoder_layers": 2, "encoder_attention_heads": 6,
+            "encoder_ffn_dim": 40, "num_mel_bins": 8, "max_source_positions": 30,
+        },
+    }),
+    "voxtral_tower": ("voxtral_tower", "voxtral", "VoxtralForConditionalGeneration", {
+        "text_config": _LLAMA,
+        "audio_config": {
+            "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6,
+            "intermediate_size": 96, "num_mel_bins": 8, "max_source_positions": 30,
+        },
+    }),
     "gemma3n": ("gemma3n", "gemma3n_text", CAUSAL, {
         **_GEMMA, "intermediate_size": [40] * 4, "altup_num_inputs": 4, "laurel_rank": 5,
         "activation_sparsity_pattern": [0.0] * 4,
@@ -167,10 +191,16 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
 REMOTE = {"mimo": {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}}
 # The half of a model that an architecture is: what its names begin with, as published and as
 # transformers 5 writes them.
-CUT = {"gemma3_vision": {
-    "vision_tower.": "vision_tower.vision_model.",
-    "multi_modal_projector.": "multi_modal_projector.",
-}}  # fmt: skip
+_PROJECTOR = "multi_modal_projector."
+CUT = {
+    "gemma3_vision": {
+        "vision_tower.": "vision_tower.vision_model.", _PROJECTOR: _PROJECTOR,
+    },
+    "pixtral_vision": {"vision_tower.": "vision_tower.", _PROJECTOR: _PROJECTOR},
+    "mistral3_vision": {"vision_tower.": "vision_tower.", _PROJECTOR: _PROJECTOR},
+    "qwen2_audio_tower": {"audio_tower.": "audio_tower.", _PROJECTOR: _PROJECTOR},
+    "voxtral_tower": {"audio_tower.": "audio_tower.", _PROJECTOR: _PROJECTOR},
+}  # fmt: skip
 # What a file of GGUF has no place for.
 HOMELESS = {
     "siglip_vision": "v.head",
@@ -189,14 +219,13 @@ UNMAPPED = {
 }  # fmt: skip
 
 
-def save(label: str, folder: Path) -> Any:
-    """Write a tiny model with random weights as a folder; return it."""
+def built(kind: str, loader: str, values: Mapping[str, Any]) -> Any:
+    """Return a tiny model with random weights."""
     import torch
     import transformers
 
     auto: Any = transformers
     auto.logging.set_verbosity_error()
-    _, kind, loader, values = LISTED[label]
     config = auto.AutoConfig.for_model(kind, **values)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -205,6 +234,13 @@ def save(label: str, folder: Path) -> Any:
         with torch.no_grad():
             for tensor in model.parameters():
                 tensor.copy_(torch.randn(tensor.shape))
+    return model
+
+
+def save(label: str, folder: Path) -> Any:
+    """Write a tiny model with random weights as a folder; return it."""
+    _, kind, loader, values = LISTED[label]
+    model = built(kind, loader, values)
     model.save_pretrained(folder)
     if label in REMOTE:
         config = json.loads((folder / "config.json").read_text())

@@ -56,6 +56,8 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": [4000] * 4,
     },
     "nemotron_h": {"time_step_min": 1e-9}, "nemotron_h-moe": {"time_step_min": 1e-9},
+    "deepseek_v2": {"rms_norm_eps": 1e-6}, "deepseek_v3": {"rms_norm_eps": 1e-6},
+    "falcon_mamba": {"layer_norm_epsilon": 1e-6},
 }  # fmt: skip
 # What stands beside a row: why llama.cpp gives other numbers for models that are not suited, or
 # for this one, where no setting makes them equal.
@@ -74,6 +76,12 @@ BECAUSE: Mapping[str, str] = {
     ),
     "gemma3n": "it divides the variance that cuts an MLP's gate by one less than the values, 4000 "
     "here: 3.6e-02 apart at 40; the first 20 layers have keys and values, the first 10 are cut",
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3"),
+        "it normalises compressed queries and keys by the model's epsilon, transformers by 1e-6",
+    ),
+    "falcon_mamba": "it normalises time steps, B and C by the model's epsilon, "
+    "transformers by 1e-6",
     "nemotron_h": "it does not raise time steps to the model's smallest (0.001)",
     "nemotron_h_moe": "it does not raise time steps to the model's smallest (0.001)",
 }

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from aprfmt.model import open_model
-from tests.arch.listed import LISTED
+from tests.arch.listed import LISTED, save
 from tests.cli.run import aprfmt as run
 
 TOWER = ("--drop", "vision_tower*", "--drop", "multi_modal_projector*")
@@ -73,3 +73,68 @@ def test_the_text_becomes_a_model_of_its_own(whole: Path, tmp_path: Path) -> Non
     with open_model(tmp_path / "m.gguf") as model:
         assert model.spec.name == "gemma3" and model.resolution.unbound == ()
         assert model.config is not None and "vision_config" in model.config
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "text"),
+    [("pixtral_vision", "pixtral", 28), ("qwen2_audio_tower", "qwen2a", 28),
+     ("voxtral_tower", "voxtral", 28)],
+)  # fmt: skip
+def test_other_towers_say_what_they_are(label: str, kind: str, text: int, tmp_path: Path) -> None:
+    save(label, tmp_path / "model")
+    target = tmp_path / "mmproj.gguf"
+    assert run("convert", tmp_path / "model", target).code == 0
+    theirs = gguf.GGUFReader(target)
+    part, has = ("audio", "audio") if kind != "pixtral" else ("vision", "vision")
+    said = [theirs.get_field(name).contents() for name in (  # type: ignore[union-attr]
+        "general.architecture", "general.type", "clip.projector_type", f"clip.has_{has}_encoder",
+        f"clip.{part}.projection_dim", f"clip.{part}.block_count",
+    )]  # fmt: skip
+    assert said == ["clip", "mmproj", kind, True, text, 2]
+    shown = run("inspect", target, "--json").json
+    assert (shown["architecture"], shown["level"]) == (label, "names")
+
+
+def test_a_pixtral_towers_heads_are_in_pairs_and_convolutions_have_columns(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes them: Q and K permuted, biases of convolutions [n, 1]."""
+    for label in ("pixtral_vision", "qwen2_audio_tower"):
+        save(label, tmp_path / label)
+        assert run("convert", tmp_path / label, tmp_path / f"{label}.gguf").code == 0
+    sees = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "pixtral_vision.gguf").tensors}
+    source = load_file(tmp_path / "pixtral_vision" / "model.safetensors")
+    query = source["vision_tower.transformer.layers.1.attention.q_proj.weight"]
+    halves = query.reshape(6, 2, 2, 24).swapaxes(1, 2).reshape(24, 24)
+    np.testing.assert_array_equal(sees["v.blk.1.attn_q.weight"], halves)
+    hears = gguf.GGUFReader(tmp_path / "qwen2_audio_tower.gguf").tensors
+    column = next(t for t in hears if t.name == "a.conv1d.1.bias")
+    assert column.shape.tolist() == [1, 24]
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_the_tower_of_a_whole_clip(kind: str, tmp_path: Path) -> None:
+    """Its sizes are those of vision_config, not those of the text beside it."""
+    import transformers
+
+    auto: Any = transformers
+    sees = {
+        key: value for key, value in LISTED["clip_vision"][3].items() if key != "projection_dim"
+    }
+    text = {**sees, "hidden_size": 18, "num_hidden_layers": 3, "num_attention_heads": 3,
+            "intermediate_size": 30, "vocab_size": 56, "max_position_embeddings": 20}  # fmt: skip
+    config = auto.AutoConfig.for_model(kind, vision_config=sees, text_config=text)
+    auto.AutoModel.from_config(config).save_pretrained(tmp_path / "model")
+    source = load_file(tmp_path / "model" / "model.safetensors")
+    others = [name for name in source if not name.startswith("vision_model.") or ".head." in name]
+    drops = [part for name in others for part in ("--drop", name)]
+    target = tmp_path / "mmproj.gguf"
+    how = ("--arch", f"{kind}_vision", *drops)
+    done = run("convert", tmp_path / "model", target, *how)
+    assert done.code == 0, done.err
+    theirs = gguf.GGUFReader(target)
+    field = theirs.get_field("clip.vision.block_count")
+    assert field is not None and field.contents() == 2
+    assert run("convert", target, tmp_path / "back", "--to", "safetensors").code == 0
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert len(back) == len(source) - len(others)
+    for name, values in back.items():
+        np.testing.assert_array_equal(values, source[f"vision_model.{name}"])

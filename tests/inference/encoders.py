@@ -7,6 +7,7 @@ what sentence-transformers makes of the last rows: mean, first or last.
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -93,21 +94,36 @@ class Encoded:
     embedding: np.ndarray
 
 
-@cache
-def encoded(name: str) -> Encoded:
-    """Make a tiny encoder, save it with its pooling file, and run it."""
+def _model(name: str, **changed: Any) -> Any:
+    """Return a tiny encoder by transformers."""
     import transformers
 
     auto: Any = transformers
-    kind, values, pooling = ENCODERS[name]
-    config = auto.AutoConfig.for_model(kind, **values)
+    kind, values, _ = ENCODERS[name]
+    config = auto.AutoConfig.for_model(kind, **deepcopy({**values, **changed}))
     config._attn_implementation = "eager"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = auto.AutoModel.from_config(config)
     fill(model, 1)
+    return model.eval()
+
+
+def made(name: str, folder: Path, **changed: Any) -> np.ndarray:
+    """Save a tiny encoder with changed options; return its embedding in float64."""
+    model, pooling = _model(name, **changed), ENCODERS[name][2]
+    model.save_pretrained(folder)
+    write_pooling(folder, pooling)
+    with torch.no_grad(), everything_float64(model.double()):
+        return pooled(model(torch.tensor([IDS])).last_hidden_state[0].numpy(), pooling)
+
+
+@cache
+def encoded(name: str) -> Encoded:
+    """Make a tiny encoder, save it with its pooling file, and run it."""
+    model, pooling = _model(name), ENCODERS[name][2]
     folder = Path(_FOLDER.name) / name
-    model.eval().save_pretrained(folder)
+    model.save_pretrained(folder)
     write_pooling(folder, pooling)
     found: Found = {}
     handles = [module.register_forward_hook(_hook(path, found))

@@ -1,0 +1,124 @@
+"""What hears in qwen2_audio and voxtral: whisper's encoder and a projector (mmproj in GGUF).
+
+The folder is that of the whole model, its config.json is read below `audio_config`. A GGUF has the
+convolutions' biases as columns. Sources: transformers' modeling_qwen2_audio and modeling_voxtral;
+the gguf package's name map; the converter's ultravox.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import rules
+from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.named import named
+from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables
+from aprfmt.arch.spec import ArchSpec, HyperRule
+from aprfmt.arch.steps import Reshaped
+from aprfmt.arch.vision import UNUSED, of_projector
+from aprfmt.arch.vocabulary import PROJECTORS
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+Rows = tuple[RoleRow, ...]
+_TOWER, _PROJECTOR = "audio_tower.", "multi_modal_projector."
+_LAYER = _TOWER + "layers.{L}."
+_COLUMN = (Reshaped(("hidden_size",), ("hidden_size", "1")),)
+_IGNORED = frozenset(
+    """has_audio_encoder audio.image_size audio.projector.stack_factor activation_dropout dropout
+    encoder_layerdrop layerdrop scale_embedding audio_token_index audio_token_id vocab_size
+    text_config""".split()
+)
+
+
+def _once(role: str, hf: str, *shape: str, column: bool = False) -> RoleRow:
+    return RoleRow(role, hf, shape, "", (), _COLUMN if column else (), layered=False)
+
+
+def _layer() -> Rows:
+    rows = (
+        *norm("ln1", _LAYER + "self_attn_layer_norm", bias=True),
+        *linear("attn_q", _LAYER + "self_attn.q_proj", Q, "hidden_size", bias=""),
+        *linear("attn_k", _LAYER + "self_attn.k_proj", Q, "hidden_size"),
+        *linear("attn_v", _LAYER + "self_attn.v_proj", Q, "hidden_size", bias=""),
+        *linear("attn_out", _LAYER + "self_attn.out_proj", "hidden_size", Q, bias=""),
+        *norm("ln2", _LAYER + "final_layer_norm", bias=True),
+        *linear("ffn_up", _LAYER + "fc1", "ffn_size", "hidden_size", bias=""),
+        *linear("ffn_down", _LAYER + "fc2", "hidden_size", "ffn_size", bias=""),
+    )
+    return tuple(replace(row, gguf=f"a.blk.{{L}}.{row.role}") for row in rows)
+
+
+def _convolution(number: int, into: str) -> Rows:
+    role, hf = f"a.conv1d.{number}", f"{_TOWER}conv{number}"
+    return (
+        _once(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
+        _once(f"{role}.bias", f"{hf}.bias", "hidden_size", column=True),
+    )
+
+
+def _size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+    return rules.size(name, hf, gguf, hf_default=default)
+
+
+def _tower(name: str, shown: str, *projector: RoleRow) -> ArchSpec:
+    """Return the spec of a tower and its projector; `shown` says how wide the text model is."""
+    kind = PROJECTORS[name]
+
+    def write(value: Value, hp: Params) -> Params:
+        return {
+            "general.type": "mmproj",
+            "{arch}.has_audio_encoder": True,
+            "{arch}.projector_type": kind,
+            "{arch}.audio.projection_dim": value,
+        }
+
+    return named(
+        name, (name,), "clip",
+        tables((
+            *_convolution(1, "mel_bins"),
+            *_convolution(2, "hidden_size"),
+            _once("a.position_embd.weight", _TOWER + "embed_positions.weight", "source_length",
+                "hidden_size"),
+            *_layer(),
+            *norm("a.post_ln", _TOWER + "layer_norm", bias=True, layered=False),
+            *projector,
+        )),
+        rules.hyper_table(
+            _size("hidden_size", "d_model hidden_size", "audio.embedding_length", 1280),
+            _size("n_layers", "encoder_layers num_hidden_layers", "audio.block_count", 32),
+            _size("n_heads", "encoder_attention_heads num_attention_heads",
+                "audio.attention.head_count", 20),
+            HyperRule("n_kv_heads", default=lambda hp: hp["n_heads"]),
+            HyperRule("head_dim", default=lambda hp: hp["hidden_size"] // hp["n_heads"]),
+            HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
+            _size("ffn_size", "encoder_ffn_dim intermediate_size", "audio.feed_forward_length",
+                5120),
+            rules.fixed("vocab_size", 0),
+            rules.fixed("context_length", 0),
+            HyperRule("norm_eps", {"gguf": ("{arch}.audio.attention.layer_norm_epsilon",)},
+                "positive", 1e-5),
+            rules.activation("gelu", "activation_function"),
+            rules.fixed("tied_embeddings", True),
+            *NO_ROPE,
+            rules.size("source_length", "max_source_positions", hf_default=1500,
+                shape=rules.axis("a.position_embd.weight", 0)),
+            _size("mel_bins", "num_mel_bins", "audio.num_mel_bins", 128),
+            HyperRule("projection_size", {"gguf": ("{arch}.audio.projection_dim",)}, "size",
+                write={"gguf": write}, shape=rules.axis(shown, 0)),
+        ),
+        evidence=of_projector(kind), section="audio_config", ignored=UNUSED | _IGNORED,
+    )  # fmt: skip
+
+
+QWEN2_AUDIO = _tower(
+    "qwen2_audio_tower", "mm.a.fc.weight",
+    _once("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
+    _once("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
+)  # fmt: skip
+# It takes as many frames at once as make an MLP's width.
+VOXTRAL = _tower(
+    "voxtral_tower", "mm.a.mlp.1.weight",
+    _once("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
+    _once("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",
+        "projection_size"),
+)  # fmt: skip

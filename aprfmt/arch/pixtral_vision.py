@@ -1,0 +1,94 @@
+"""Pixtral's vision tower and projector, of llava and mistral3: a file of its own in GGUF (mmproj).
+
+The tower has RMSNorms, a gated MLP and no table of positions: rows and columns rotate. The folder
+is that of the whole model, its config.json is read below `vision_config`. mistral3 joins patches
+behind a norm before the projector. llama.cpp also wants the text's row of the token that breaks
+lines of patches, which is none of the tower's. Sources: transformers' modeling_pixtral,
+modeling_llava and modeling_mistral3; the gguf package's name map; the converter's llava.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import rules
+from aprfmt.arch.named import named
+from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
+from aprfmt.arch.spec import HyperRule
+from aprfmt.arch.steps import RowsPermuted
+from aprfmt.arch.vision import UNUSED, of_projector, tower_hyper
+from aprfmt.arch.vocabulary import PROJECTORS
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+_NAME = "pixtral_vision"
+KIND = PROJECTORS[_NAME]
+_TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
+_LAYER = _TOWER + "transformer.layers.{L}."
+_WIDE, _OUT = ("hidden_size",), "projection_size"
+_MEAN = [0.48145466, 0.4578275, 0.40821073]
+_DEVIATION = [0.26862954, 0.26130258, 0.27577711]
+
+
+def _write(value: Value, hp: Params) -> Params:
+    return {
+        "general.type": "mmproj",
+        "{arch}.projector_type": KIND,
+        "{arch}.vision.projection_dim": value,
+        "{arch}.vision.image_mean": _MEAN,
+        "{arch}.vision.image_std": _DEVIATION,
+    }
+
+
+def _layer() -> tuple[RoleRow, ...]:
+    rows = (
+        *norm("ln1", _LAYER + "attention_norm"),
+        *linear("attn_q", _LAYER + "attention.q_proj", Q, "hidden_size",
+            gguf_steps=(RowsPermuted("n_heads"),)),
+        *linear("attn_k", _LAYER + "attention.k_proj", KV, "hidden_size",
+            gguf_steps=(RowsPermuted("n_kv_heads"),)),
+        *linear("attn_v", _LAYER + "attention.v_proj", KV, "hidden_size"),
+        *linear("attn_out", _LAYER + "attention.o_proj", "hidden_size", Q),
+        *norm("ln2", _LAYER + "ffn_norm"),
+        *linear("ffn_gate", _LAYER + "feed_forward.gate_proj", "ffn_size", "hidden_size"),
+        *linear("ffn_up", _LAYER + "feed_forward.up_proj", "ffn_size", "hidden_size"),
+        *linear("ffn_down", _LAYER + "feed_forward.down_proj", "hidden_size", "ffn_size"),
+    )  # fmt: skip
+    return tuple(replace(row, gguf=f"v.blk.{{L}}.{row.role}") for row in rows)
+
+
+def _once(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow:
+    return RoleRow(role, hf, shape, needs, layered=False)
+
+
+def _projection(number: int, into: str) -> tuple[RoleRow, ...]:
+    role, hf = f"mm.{number}", f"{_PROJECTOR}linear_{number}"
+    return (
+        _once(f"{role}.weight", f"{hf}.weight", _OUT, into),
+        _once(f"{role}.bias", f"{hf}.bias", _OUT, needs="optional"),
+    )
+
+
+PIXTRAL_VISION = named(
+    _NAME, (_NAME,), "clip",
+    tables((
+        _once("v.patch_embd.weight", _TOWER + "patch_conv.weight", "hidden_size", "image_channels",
+            "patch_size", "patch_size"),
+        *norm("v.pre_ln", _TOWER + "ln_pre", layered=False),
+        *_layer(),
+        _once("mm.input_norm.weight", _PROJECTOR + "norm.weight", *_WIDE, needs="optional"),
+        _once("mm.patch_merger.weight", _PROJECTOR + "patch_merger.merging_layer.weight",
+            "hidden_size", "patch_merge*patch_merge*hidden_size", needs="optional"),
+        *_projection(1, "hidden_size"),
+        *_projection(2, _OUT),
+    )),
+    rules.hyper_table(
+        *tower_hyper(1e-5, "gelu", class_token=False),
+        rules.size("patch_merge", "spatial_merge_size", "vision.spatial_merge_size", default=1),
+        HyperRule(
+            "projection_size", {"gguf": ("{arch}.vision.projection_dim",)}, "size",
+            write={"gguf": _write}, shape=rules.axis("mm.1.weight", 0),
+        ),
+    ),
+    evidence=of_projector(KIND), section="vision_config",
+    ignored=UNUSED | {"text_config"},
+)  # fmt: skip

@@ -1,0 +1,182 @@
+"""Encoders whose positions rotate: nomic-bert, and jina v3, a roberta with adapters for its tasks.
+
+Both were published with code of their own, under other keys and names than transformers has for
+them now; both forms are read. jina's published matrices are the originals of parametrizations
+whose low-rank parts (`lora_A` and `lora_B`, one pair a task) have no role: without a task the model
+runs without them. Sources: transformers' modeling files and its conversion mapping; the gguf
+package's name map; the converter's bert.py.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from aprfmt.arch import rules
+from aprfmt.arch.encoders import BLOCK, POOLER, embeddings, encoder, encoder_hyper, mlp
+from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, PARTS, fused_in, fused_rows
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables
+from aprfmt.arch.spec import Binding, Facts, HyperRule
+from aprfmt.arch.stated import must_be
+from aprfmt.arch.values import sequence, text
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+_LAYER = "encoder.layers.{L}."
+_WORDS, _TYPES = "embeddings.word_embeddings", "embeddings.token_type_embeddings"
+_NORMS = (
+    *norm("attn_output_norm", _LAYER + "norm1", bias=True),
+    *norm("layer_output_norm", _LAYER + "norm2", bias=True),
+)
+# What transformers calls in memory what the checkpoints have under other names.
+_RENAMED = (
+    ("emb_ln", "embeddings.LayerNorm"), ("attn.out_proj", "self_attn.o_proj"),
+    ("mixer.out_proj", "self_attn.o_proj"), ("norm1", "post_attention_layernorm"),
+    ("norm2", "post_mlp_layernorm"), ("fc11", "up_proj"), ("fc12", "gate_proj"),
+)  # fmt: skip
+
+
+def _in_memory(rows: Iterable[RoleRow], parts: Iterable[str], *more: tuple[str, str]) -> tuple[
+    Binding, ...
+]:  # fmt: skip
+    """Return the bindings of transformers' own names; `parts` of q, k and v, which are apart."""
+    found = [
+        Binding((f"layers.{{L}}.self_attn.{x}_proj.{part}",), (f"attn_{x}.{part}",))
+        for x in "qkv"
+        for part in parts
+    ]
+    for row in rows:
+        name = row.hf.removeprefix("encoder.")
+        for then, now in (*_RENAMED, *more):
+            name = name.replace(then, now)
+        if row.hf and name != row.hf:
+            found.append(Binding((name,), (row.role,)))
+    return tuple(found)
+
+
+def _usual(value: Value, facts: Facts, hp: Params) -> str:
+    """Raise ArchError for blocks of nomic's own code that no rule describes."""
+    must_be(facts, {
+        "prenorm": False, "parallel_block": False, "use_rms_norm": False, "causal": False,
+        "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False,
+        "rotary_emb_fraction": 1, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None, "num_experts": 0, "moe_every_n_layers": 0,
+        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+    })  # fmt: skip
+    return ""
+
+
+def _tasks(value: Value, facts: Facts, hp: Params) -> str:
+    """Say which tasks have adapters that the embedding is made without."""
+    must_be(facts, {"position_embedding_type": "rotary"})
+    found = facts.first("lora_adaptations")
+    if found is None:
+        return ""
+    names = ", ".join(text(name, found[1]) for name in sequence(*found))
+    return f"{found[1]} names adapters for {names}; the model runs without one"
+
+
+def _rotated(rope: Rope, check: object) -> tuple[HyperRule, ...]:
+    each = HyperRule("rope_layers", default=rules.per_layer(True), check=check)  # type: ignore[arg-type]
+    return (*rope_rules(rope), rules.rope_style("half"), each)
+
+
+def _activation() -> HyperRule:
+    """Return the rule for the activation; published configs name the whole gated MLP."""
+    usual = rules.activation("silu")
+    gates = {"swiglu": "silu", "geglu": "gelu"}
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        whole, plain = facts.first("activation_function"), usual.read["hf"](facts, hp)
+        if plain is not None or whole is None:
+            return plain
+        name = text(*whole)
+        if name not in gates:
+            raise ArchError(f"{whole[1]}: is {name!r}; expected {' or '.join(gates)}")
+        return gates[name], whole[1]
+
+    return replace(usual, read={**usual.read, "hf": read})
+
+
+_EPS = rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon")
+_NOMIC_ROWS = (
+    *embeddings(_WORDS, "", _TYPES, "emb_ln"),
+    *fused_rows(None),
+    *linear("attn_output", _LAYER + "attn.out_proj", "hidden_size", Q),
+    *linear("ffn_up", _LAYER + "mlp.fc11", "ffn_size", "hidden_size"),
+    *linear("ffn_gate", _LAYER + "mlp.fc12", "ffn_size", "hidden_size"),
+    *linear("ffn_down", _LAYER + "mlp.fc2", "hidden_size", "ffn_size"),
+    *_NORMS,
+)
+NOMIC_BERT = encoder(
+    "nomic_bert", ("nomic_bert", "NomicBertModel"), "nomic-bert",
+    tables(
+        _NOMIC_ROWS,
+        hf_first=fused_in(_LAYER + "attn.Wqkv", IN_ORDER, ("weight",)),
+        hf_more=_in_memory(_NOMIC_ROWS, ("weight",), ("fc2", "down_proj")),
+        gguf_first=GGUF_FUSED[:1],
+    ),
+    encoder_hyper(
+        rules.hidden_size(None, "hidden_size n_embd"),
+        rules.n_layers(None, "num_hidden_layers n_layer"),
+        rules.n_heads(None, "num_attention_heads n_head"),
+        rules.head_dim(),
+        replace(_EPS, keys={**_EPS.keys, "hf": ("layer_norm_eps", "layer_norm_epsilon")}),
+        rules.ffn_size(None, "intermediate_size n_inner"),
+        rules.context_length(2048, "max_position_embeddings n_positions"),
+        _activation(),
+        *_rotated(Rope(theta=1000.0, base_key="rotary_emb_base"), _usual),
+    ),
+    replace(BLOCK, position="rope", mlp="gated"),
+    more_ignored="""attn_pdrop embd_pdrop resid_pdrop dense_seq_output fused_bias_fc
+        fused_dropout_add_ln max_trained_positions pad_vocab_size_multiple parallel_block_tied_norm
+        reorder_and_upcast_attn summary_activation summary_first_dropout summary_proj_to_labels
+        summary_use_proj use_flash_attn use_xentropy""",
+)  # fmt: skip
+
+
+def _has_mixers(names: Collection[str], values: Params) -> bool:
+    return any(".mixer.Wqkv." in name for name in names)
+
+
+_JINA_ROWS = (
+    *embeddings(_WORDS, "", _TYPES, "emb_ln"),
+    *fused_rows(""),
+    *linear("attn_output", _LAYER + "mixer.out_proj", "hidden_size", Q, bias=""),
+    *mlp(_LAYER + "mlp.fc1", _LAYER + "mlp.fc2"),
+    *_NORMS,
+    *POOLER,
+)
+_JINA_QKV = fused_in(_LAYER + "mixer.Wqkv", IN_ORDER)
+
+
+def _original(binding: Binding) -> Binding:
+    """Return the binding of a parametrized matrix's original."""
+    name = binding.stored[0].removesuffix(".weight") + ".parametrizations.weight.original"
+    return replace(binding, stored=(name,))
+
+
+_ORIGINALS = (
+    *(Binding((row.hf,), (row.role,)) for row in _JINA_ROWS
+      if row.hf.endswith(".weight") and "norm" not in row.role),
+    _JINA_QKV[0],
+)  # fmt: skip
+JINA_V3 = encoder(
+    "jina_embeddings_v3", ("jina_embeddings_v3", "JinaEmbeddingsV3Model", "xlm-roberta"),
+    "jina-bert-v3",
+    tables(
+        _JINA_ROWS,
+        hf_first=_JINA_QKV,
+        hf_more=(*_in_memory(_JINA_ROWS, PARTS), *map(_original, _ORIGINALS)),
+        gguf_first=GGUF_FUSED,
+    ),
+    encoder_hyper(
+        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        *_rotated(Rope(theta=20000.0, base_key="rotary_emb_base"), _tasks),
+    ),
+    replace(BLOCK, position="rope"), evidence=_has_mixers,
+    more_ignored="""emb_pooler load_trained_adapters lora_alpha lora_dropout_p
+        lora_main_params_trainable lora_rank matryoshka_dimensions output_past task_instructions
+        truncate_dim use_flash_attn use_reentrant""",
+)  # fmt: skip
