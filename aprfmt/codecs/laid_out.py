@@ -305,7 +305,8 @@ def as_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
     Bytes are looked up in `table`.
     """
     if table is None:
-        bad = ~np.isfinite(raw) | (raw < 0)
+        fine = not raw.size or (raw.min() >= 0 and raw.max() < np.inf)  # both NaN where one is
+        bad = np.empty(0, bool) if fine else ~np.isfinite(raw) | (raw < 0)
     else:
         wrong = ~np.isfinite(table) | (table < 0)
         bad = wrong[raw] if _has(raw.reshape(-1), wrong) else np.empty(0, bool)
@@ -323,6 +324,8 @@ def _has(held: U8, wrong: Array) -> bool:
     edges = np.flatnonzero(np.diff(np.concatenate([[0], wrong.astype(np.int8), [0]])))
     for start in range(0, held.size, _EXAMINED):
         some = held[start : start + _EXAMINED]
+        if not edges.size or some.max() < edges[0]:  # all below the first of them
+            continue
         for first, end in edges.reshape(-1, 2):
             if (some - np.uint8(first) <= np.uint8(end - first - 1)).any():
                 return True

@@ -84,6 +84,7 @@ def _converted(
     """Plan, write, verify and report."""
     from aprfmt.conversion.absent import record_absent
     from aprfmt.conversion.estimate import estimate
+    from aprfmt.conversion.foreseen import check_foreseen
     from aprfmt.conversion.metadata import HASH_KEY
     from aprfmt.conversion.plan import build
     from aprfmt.conversion.quantized import prepare
@@ -98,6 +99,8 @@ def _converted(
     keep_bits(model, target, plan)
     carried = _carried(model, target, plan, options)
     absent = record_absent(carried, model, plan, options)
+    if options.verify:
+        check_foreseen(model, _places(target, dst)[0], target.name, plan, carried)
     written = [Written() for _ in plan.outputs]
     digest: str | None = None
     begun: ResumedSet | None = None
