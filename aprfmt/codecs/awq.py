@@ -24,7 +24,7 @@ from aprfmt.codecs.dialect import (
     whole_numbers,
     words_of,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, turned
+from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = "awq"
@@ -78,7 +78,7 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     scale = numbers(NAME, parts, ".scales", _FLOAT)
     zeros, size = zeros_of(parts, config, outputs, inputs, scale)
     packed = words_of(NAME, parts, ".qweight", _INT)
-    scaled = GroupNumbers(turned(scale)[None]), GroupNumbers(zeros[None])
+    scaled = GroupNumbers(scale.T[None]), GroupNumbers(zeros[None])
     return LaidOut(shape, codes_of(packed), _NUMBERS, (1, size), *scaled)
 
 

@@ -168,9 +168,8 @@ def numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> A
     They may be negative: MLX's are, and AutoRound's.
     """
     found = array(name, parts, suffix, encodings)
-    wrong = ~np.isfinite(found)
-    if wrong.any():
-        at = [int(index) for index in np.argwhere(wrong)[0]]
+    if found.size and not (np.isfinite(found.min()) and np.isfinite(found.max())):
+        at = [int(index) for index in np.argwhere(~np.isfinite(found))[0]]
         raise CodecError(
             f"{name}: part {suffix!r} holds {found[tuple(at)]} at {at}, expected scales that are "
             "finite"
@@ -182,7 +181,8 @@ def fact(name: str, config: Config, key: str, allowed: Sequence[int], default: A
     """Return an integer of the configuration; CodecError unless it is one of `allowed`."""
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-        shown = f"{allowed.start} to {allowed.stop - 1}" if isinstance(allowed, range) else allowed
+        one_of = " or ".join(map(str, allowed)) if not isinstance(allowed, range) else ""
+        shown = f"{allowed.start} to {allowed.stop - 1}" if isinstance(allowed, range) else one_of
         raise CodecError(f"{name}: config says {key} {value!r}, expected {shown}")
     return value
 

@@ -29,7 +29,7 @@ from aprfmt.codecs.dialect import (
     whole_numbers,
     words_of,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, turned
+from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut
 from aprfmt.codecs.scope import Scope, table
 from aprfmt.errors import CodecError
 
@@ -108,7 +108,7 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     return LaidOut(
         shape, LaidCodes(bits, "columns", packed[None]),
         np.arange(1 << bits, dtype=np.float32), (1, max(size, 1)),
-        GroupNumbers(turned(scale)[None]), GroupNumbers(turned(zeros)[None]),
+        GroupNumbers(scale.T[None]), GroupNumbers(zeros.T[None]),
         group=None if in_order else group.astype(np.int32),
     )  # fmt: skip
 

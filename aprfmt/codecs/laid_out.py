@@ -24,6 +24,10 @@ _CHUNK = 1 << 20  # elements decoded at a time, at least: their codes in order s
 _APART = 64  # bytes between streams: in steps of a power of two they would share lines of the cache
 _EXAMINED = 1 << 18  # bytes compared at a time
 _EIGHT = 8  # rows that share a word, at most: chunks begin at multiples of it
+# by order and size of an item: the bits of codes that kernels decode where they lie
+_ACROSS: Mapping[tuple[str, int], tuple[int, ...]] = {
+    ("columns", 4): (2, 4, 8), ("columns", 1): (4, 8), ("awq", 4): (4,),
+}  # fmt: skip
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble of a word, lowest first -> output
 
 
@@ -97,9 +101,16 @@ def unpacked(streams: U8, bits: int, count: int) -> U8:
 
 def turned(numbers: F32) -> F32:
     """Return contiguous float32 numbers [a, b] as [b, a]."""
-    held = numbers.view(np.uint32)[None]
-    streams = np.ascontiguousarray(LaidCodes(8, "columns", held).streams(0, 0, numbers.shape[1]))
-    return streams.view(np.float32)
+    found: F32 = np.ascontiguousarray(_of_these(numbers.T, 0, numbers.shape[1]))
+    return found
+
+
+def _of_these(held: Array | None, start: int, stop: int) -> Array | None:
+    """Return numbers [rows, groups] of rows [start, stop), those of a row together."""
+    if held is None or held.strides[1] == held.itemsize or held.strides[0] != held.itemsize:
+        return None if held is None else held[start:stop]
+    units = held.T if held.itemsize == 1 else held.T.view(np.uint32)
+    return LaidCodes(8, "columns", units[None]).streams(0, start, stop).view(held.dtype)
 
 
 class GroupNumbers(NamedTuple):
@@ -194,20 +205,43 @@ class LaidOut:
             at += last - first
 
     def _fill(self, matrix: int, first: int, out: F32, fresh: bool) -> None:
-        streams, native = self.codes.streams(matrix, first, first + len(out)), native_kernels()
+        native = native_kernels()
         if native is None:
+            streams = self.codes.streams(matrix, first, first + len(out))
             self._reference(matrix, first, streams, out)
         else:
             store = STORE_FRESH if fresh else STORE_BY_SIZE
             every = (self.scale, self.zero, self.offset)
             held = [None if one is None else one.held[matrix] for one in every]
-            tables = [None if one is None else one.table_of(matrix) for one in every]
-            native.decode_packed(
-                streams, self.codes.bits, self.values, (first, *self.tile), tuple(held),
-                tuple(tables), self.group, out, store,
-            )  # fmt: skip
+            tables = tuple(None if one is None else one.table_of(matrix) for one in every)
+            codes = self.codes
+            if self._across(first, len(out)):
+                native.decode_across(
+                    codes.order, codes.held[matrix], codes.bits, self.values,
+                    (first, len(out), self.tile[1]), tuple(held), tables, self.group, out, store,
+                )  # fmt: skip
+            else:
+                streams, at = codes.streams(matrix, first, first + len(out)), first
+                if self.tile[0] == 1:  # numbers of these rows alone, each row's together
+                    held = [_of_these(one, first, first + len(out)) for one in held]
+                    at = 0
+                native.decode_packed(
+                    streams, codes.bits, self.values, (at, *self.tile), tuple(held), tables,
+                    self.group, out, store,
+                )  # fmt: skip
         if self.factor is not None:
             out *= self.factor
+
+    def _across(self, first: int, rows: int) -> bool:
+        """Say whether rows are decoded where they lie, eight side by side, and not turned first.
+
+        That is slower but for columns of which each has its own group: a row would look up every
+        one, where eight rows have their numbers side by side.
+        """
+        bits, columns = self.codes.bits, self.shape[-1]
+        widths = _ACROSS.get((self.codes.order, self.codes.held.itemsize), ())
+        whole = not (first % _EIGHT or rows % _EIGHT or columns % _EIGHT or columns * bits % 32)
+        return whole and bits in widths and self.group is not None and self.tile[0] == 1
 
     def _reference(self, matrix: int, first: int, streams: U8, out: F32) -> None:
         """Fill `out` from streams by numpy: the reference of the kernels."""
@@ -271,7 +305,8 @@ def as_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
     Bytes are looked up in `table`.
     """
     if table is None:
-        bad = ~np.isfinite(raw) | (raw < 0)
+        fine = not raw.size or (raw.min() >= 0 and raw.max() < np.inf)  # both NaN where one is
+        bad = np.empty(0, bool) if fine else ~np.isfinite(raw) | (raw < 0)
     else:
         wrong = ~np.isfinite(table) | (table < 0)
         bad = wrong[raw] if _has(raw.reshape(-1), wrong) else np.empty(0, bool)
@@ -289,6 +324,8 @@ def _has(held: U8, wrong: Array) -> bool:
     edges = np.flatnonzero(np.diff(np.concatenate([[0], wrong.astype(np.int8), [0]])))
     for start in range(0, held.size, _EXAMINED):
         some = held[start : start + _EXAMINED]
+        if not edges.size or some.max() < edges[0]:  # all below the first of them
+            continue
         for first, end in edges.reshape(-1, 2):
             if (some - np.uint8(first) <= np.uint8(end - first - 1)).any():
                 return True

@@ -82,7 +82,6 @@ def _converted(
     hashed: "SourceHash | None", verifier: "Verifier | None",
 ) -> ConversionReport:  # fmt: skip
     """Plan, write, verify and report."""
-    from aprfmt.conversion.absent import record_absent
     from aprfmt.conversion.estimate import estimate
     from aprfmt.conversion.metadata import HASH_KEY
     from aprfmt.conversion.plan import build
@@ -96,8 +95,7 @@ def _converted(
     options = prepare(model, target, options)
     plan = build(model, target, options)
     keep_bits(model, target, plan)
-    carried = _carried(model, target, plan, options)
-    absent = record_absent(carried, model, plan, options)
+    carried, absent = _stated(model, target, dst, plan, options)
     written = [Written() for _ in plan.outputs]
     digest: str | None = None
     begun: ResumedSet | None = None
@@ -137,6 +135,20 @@ def _converted(
         notes, verified, digest, sizes, absent, carried.verbatim_bytes,
         accounted, begun.kept if begun is not None else 0, expected,
     )  # fmt: skip
+
+
+def _stated(
+    model: Model, target: FormatSpec, dst: Path, plan: "Plan", options: Options
+) -> "tuple[CarriedMetadata, tuple[str, ...]]":
+    """Return metadata and texts, and the roles left out; refuses a plan that would lose more."""
+    from aprfmt.conversion.absent import record_absent
+    from aprfmt.conversion.foreseen import check_foreseen
+
+    carried = _carried(model, target, plan, options)
+    absent = record_absent(carried, model, plan, options)
+    if options.verify:
+        check_foreseen(model, _places(target, dst)[0], target.name, plan, carried)
+    return carried, absent
 
 
 def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "CarriedMetadata":

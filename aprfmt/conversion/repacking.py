@@ -172,6 +172,8 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
             continue
         try:
             made = repacked(tensor.packed(), tensor.info.encoding, allowed)
+            if made and isinstance(made, str):
+                tensor.packed().laid_out()  # raises where no encoding could help
         except CodecError as error:
             raise ConversionError(f"{view.name}: {error}") from error
         if isinstance(made, Repacked):

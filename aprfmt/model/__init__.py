@@ -260,9 +260,19 @@ class Model(Mapping[str, View]):
 
     @property
     def notes(self) -> Sequence[Note]:
-        """Remarks about the file: the reader's, and which packed weights are not decoded."""
-        said = self.unread
-        return (*self.source.notes, *(() if said is None else (said.note(str(self.path)),)))
+        """Remarks about the file: the reader's, and what is odd about its packed weights."""
+        said, other = self.unread, self._two_packings
+        found = () if said is None else (said.note(str(self.path)),)
+        return (*self.source.notes, *found, *(() if other is None else (other,)))
+
+    @cached_property
+    def _two_packings(self) -> Note | None:
+        from aprfmt.model.packing import two_packings
+
+        try:
+            return two_packings(self)
+        except FormatError:
+            return None  # told where the packing is read
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: sizes, encodings, the first tensors. Reads none."""

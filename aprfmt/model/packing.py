@@ -7,7 +7,7 @@ stands in the metadata of safetensors, which our GGUF and APR files carry.
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from aprfmt.base.protocols import Value
+from aprfmt.base.protocols import Note, Value
 from aprfmt.errors import FormatError
 from aprfmt.model.carried_files import FILES_KEY, json_object, read_texts
 from aprfmt.tensors.companions import SECTIONS, section_of
@@ -61,6 +61,19 @@ def _modelopt_said(model: "Model") -> Mapping[str, Value] | None:
     if not isinstance(said, Mapping):
         raise FormatError(f"{where}: has no object {SECTIONS[1]!r}; expected the quantization")
     return said
+
+
+def two_packings(model: "Model") -> Note | None:
+    """Return a warning where ModelOpt's own file names another algorithm than config.json."""
+    section = section_of(model.config or {})
+    if section is None or section.get("quant_method") != "modelopt":
+        return None
+    said = _modelopt_said(model) or {}
+    stated, other = section.get("quant_algo"), said.get("quant_algo")
+    if None in (stated, other) or stated == other:
+        return None
+    text = f"config.json says quant_algo {stated!r}, {MODELOPT_FILE} {other!r}; the first is used"
+    return Note("warning", str(model.path), text, "two_packings")
 
 
 def _described(model: "Model") -> Iterator[tuple[str, Value]]:

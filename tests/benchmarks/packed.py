@@ -167,7 +167,7 @@ CASES: Mapping[str, tuple[str, Make, Config]] = {
         {"quant_method": "torchao", "_type": "Int8Tensor", "block_size": [1, 8192]}),
     "torchao NVFP4": ("torchao", lambda o, i: {
         "._weight_qdata": part("U8", (o, i // 2)),
-        "._weight_scale": part("F8_E4M3", (o // 128, i // 64, 512), "scale"),
+        "._weight_scale": part("F8_E4M3", (o // 4, i // 4), "scale"),
         "._weight_per_tensor_scale": part("F32", ())},
         {"quant_method": "torchao", "_type": "NVFP4Tensor", "block_size": 16,
          "is_swizzled_scales": True}),

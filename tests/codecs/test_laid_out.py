@@ -20,16 +20,17 @@ from tests.codecs.levels import native, same_bits
 
 Array = Any
 MATRICES, ROWS, COLUMNS = 2, 48, 96  # rows and columns are whole units of every order and width
+TALL, WIDE = 144, 144  # more than the kernel takes at a time of both, and a part
 
 
-def codes(order: str, bits: int, columns: int = COLUMNS) -> LaidCodes:
+def codes(order: str, bits: int, columns: int = COLUMNS, rows: int = ROWS) -> LaidCodes:
     rng = np.random.default_rng(bits)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
-        "rows": (np.uint8, (ROWS, -(-columns * bits // 8))),
-        "columns": (np.uint32, (columns * bits // 32, ROWS)),
-        "bytes": (np.uint8, (columns * bits // 8, ROWS)),
-        "awq": (np.uint32, (columns, ROWS // 8)),
-        "pairs": (np.uint8, (ROWS // 2, columns)),
+        "rows": (np.uint8, (rows, -(-columns * bits // 8))),
+        "columns": (np.uint32, (columns * bits // 32, rows)),
+        "bytes": (np.uint8, (columns * bits // 8, rows)),
+        "awq": (np.uint32, (columns, rows // 8)),
+        "pairs": (np.uint8, (rows // 2, columns)),
     }  # fmt: skip
     kind, shape = shapes[order]
     held = rng.integers(0, 1 << 32, (MATRICES, *shape)).astype(kind)
@@ -119,6 +120,54 @@ def test_codes_in_every_order(level: str, order: str, monkeypatch: pytest.Monkey
             same_bits(weight.decode(start, stop), expected[start:stop])
 
 
+ACROSS: dict[str, Callable[[LaidOut], LaidOut]] = {
+    "bare": lambda one: one,
+    "scale": lambda one: replace(one, scale=numbers(TALL, 2)),
+    "zero": lambda one: replace(one, scale=lying(numbers(TALL, 2)), zero=numbers(TALL, 2)),
+    "all": lambda one: replace(one, scale=numbers(TALL, 2), zero=numbers(TALL, 2),
+                               offset=lying(numbers(TALL, 2))),
+    "bytes": lambda one: replace(one, tile=(1, 16), scale=lying(numbers(TALL, 9, small=True))),
+    "odd": lambda one: replace(one, tile=(1, 13), scale=numbers(TALL, 12), zero=numbers(TALL, 12)),
+    "grouped": lambda one: replace(
+        one, scale=numbers(TALL, 5), zero=lying(numbers(TALL, 5, small=True)),
+        group=np.random.default_rng(0).integers(0, 5, WIDE).astype(np.int32)),
+    "factor": lambda one: replace(
+        one, scale=numbers(TALL, 2), factor=np.linspace(-1, 1, WIDE, dtype=np.float32)),
+}  # fmt: skip
+
+
+def lying(found: GroupNumbers) -> GroupNumbers:
+    """Return numbers that lie by groups: those of neighbouring rows are neighbours."""
+    return found._replace(held=np.ascontiguousarray(found.held.swapaxes(1, 2)).swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("kind", ["integers", "signed", "mirrored", "table"])
+@pytest.mark.parametrize(
+    ("order", "bits"),
+    [("columns", 2), ("columns", 4), ("columns", 8), ("bytes", 4), ("bytes", 8), ("awq", 4)],
+)
+def test_codes_that_do_not_lie_in_rows_are_decoded_where_they_lie(
+    level: str, order: str, bits: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = LaidOut(
+        (MATRICES, TALL, WIDE), codes(order, bits, WIDE, TALL), values_of(kind, bits), (1, 72)
+    )
+    for change in ACROSS.values():
+        weight = change(made)
+        expected = by_numpy(weight, monkeypatch)
+        taken = [weight._across(first, rows) for first, rows in ((0, TALL), (4, 8), (0, 9))]
+        assert taken == [weight.group is not None, False, False]
+        same_bits(weight.decode(threads=2), expected)  # turned first, but for groups of columns
+        with monkeypatch.context() as patch:
+            patch.setattr(LaidOut, "_across", lambda self, first, rows: not (first % 8 or rows % 8))
+            same_bits(weight.decode(), expected)
+            for start, stop in ((8, 24), (130, 200), (136, 280)):
+                same_bits(weight.decode(start, stop), expected[start:stop])
+    if bits == 8:
+        weight = replace(made, values=fp8.E4M3.values, scale=numbers(TALL, 2))
+        same_bits(weight.decode(), by_numpy(weight, monkeypatch))
+
+
 @pytest.mark.parametrize("order", ["awq", "pairs"])
 def test_columns_may_be_odd_where_rows_share_words(
     level: str, order: str, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +246,38 @@ def test_orders_that_do_not_fit_are_refused(level: str) -> None:
     ):  # fmt: skip
         with pytest.raises(CodecError):
             native.turn(order, held, first, np.empty((rows, size), np.uint8))
+
+
+def test_what_does_not_fit_across_is_refused(level: str) -> None:
+    values, scale = np.zeros(16, np.float32), np.zeros((8, 2), np.float32)
+    good: dict[str, Any] = {
+        "order": "columns", "held": np.zeros((2, 16), np.uint32), "bits": 4, "values": values,
+        "at": (8, 8, 8), "scale": np.zeros((16, 2), np.float32), "group": None,
+        "out": np.empty((8, 16), np.float32),
+    }  # fmt: skip
+
+    def call(**change: Any) -> None:
+        said = {**good, **change}
+        native.decode_across(
+            said["order"], said["held"], said["bits"], said["values"], said["at"],
+            (said["scale"], None, None), (None, None, None), said["group"], said["out"],
+        )  # fmt: skip
+
+    call()
+    call(order="awq", held=np.zeros((16, 2), np.uint32))
+    for change in (
+        {"order": "rows"}, {"order": "pairs"}, {"held": np.zeros((2, 16), np.uint16)},
+        {"held": np.zeros((2, 15), np.uint32)}, {"held": np.zeros((3, 16), np.uint32)},
+        {"held": np.zeros((16, 2), np.uint32).T}, {"held": np.zeros(32, np.uint32)},
+        {"bits": 8}, {"bits": 3, "values": values[:8]}, {"bits": 0}, {"values": values[:8]},
+        {"at": (4, 8, 8)}, {"at": (8, 4, 8)}, {"at": (-8, 8, 8)}, {"at": (16, 8, 8)},
+        {"at": (8, 8, 0)}, {"at": (8, 8, 7)}, {"at": (8, 0, 8)}, {"scale": scale},
+        {"group": np.full(16, 2, np.int32)}, {"group": np.full(16, -1, np.int32)},
+        {"out": np.empty((8, 12), np.float32)}, {"order": "awq"},
+        {"order": "awq", "held": np.zeros((16, 16), np.uint8)},
+    ):  # fmt: skip
+        with pytest.raises(CodecError):
+            call(**change)
 
 
 @pytest.mark.parametrize(("half", "size"), [(8, 8), (8, 32), (16, 16), (16, 48)])

@@ -1,4 +1,7 @@
-"""The account of a conversion: everything in the source is copied, transformed or dropped."""
+"""The account of a conversion: everything in the source is copied, transformed or dropped.
+
+Seen red: a copy that is judged only when it stands there.
+"""
 
 import json
 import shutil
@@ -81,6 +84,9 @@ def test_a_tensor_lost_by_the_code_fails(
     with pytest.raises(ConversionError, match="neither copied") as stop:
         aprfmt.convert(folder, tmp_path / "m.gguf")
     assert "model.layers.1.input_layernorm.weight (tensor)" in str(stop.value)
+    assert not (tmp_path / "m.gguf").exists()  # it is said before anything is written
+    with pytest.raises(ConversionError, match="neither copied"):
+        aprfmt.convert(folder, tmp_path / "m.gguf", dry_run=True)
 
 
 def test_a_file_that_no_output_holds_needs_a_flag(folder: Path, tmp_path: Path) -> None:

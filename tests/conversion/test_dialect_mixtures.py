@@ -63,6 +63,18 @@ def test_a_size_of_groups_that_only_modelopts_own_file_says(tmp_path: Path) -> N
     holds(tmp_path / "m", expected, "MODELOPT")
 
 
+def test_two_files_that_name_other_algorithms_are_told(tmp_path: Path) -> None:
+    """config.json is true of the bytes; vLLM reads the other file first."""
+    write_folder(tmp_path / "m", "modelopt")
+    for stated, keys in (("NVFP4", []), ("FP8", ["two_packings"])):
+        own = {"quantization": {"quant_algo": stated, "group_size": 16}}
+        (tmp_path / "m" / "hf_quant_config.json").write_text(json.dumps(own))
+        with aprfmt.open(tmp_path / "m") as model:
+            notes = [note for note in model.notes if note.key == "two_packings"]
+        assert [note.key for note in notes] == keys
+        assert all("'NVFP4'" in note.text and "'FP8'" in note.text for note in notes)
+
+
 @pytest.mark.parametrize("algorithm", floats.MODELOPT)
 def test_algorithms_of_modelopt(algorithm: str, tmp_path: Path) -> None:
     make, size = floats.MODELOPT[algorithm]

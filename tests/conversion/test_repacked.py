@@ -124,6 +124,19 @@ def test_why_a_weight_is_not_repacked_is_said(tmp_path: Path) -> None:
         aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", allow_inexact=True)
 
 
+def test_a_scale_that_is_no_number_is_the_error_itself(tmp_path: Path) -> None:
+    """Not that a format has no code for the encoding: no flag would help."""
+    write_folder(tmp_path / "m", "modelopt")
+    rows, name = tensors_of(tmp_path / "m"), "model.layers.0.mlp.up_proj.weight"
+    kind, shape, raw = rows[f"{name}_scale"]
+    rows[f"{name}_scale"] = kind, shape, b"\x7f" + raw[1:]
+    write_mixed(tmp_path / "m" / "model.safetensors", rows)
+    with pytest.raises(ConversionError) as stop:
+        aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    expected = f"{name}: modelopt: part '.weight_scale' holds nan at [0, 0]"
+    assert str(stop.value).startswith(expected) and "--encoding" not in str(stop.value)
+
+
 def test_a_global_scale_stands_beside_the_blocks_and_goes_on(tmp_path: Path) -> None:
     """As llama.cpp names it, in F32; from there to other containers, and back to a float."""
     write_folder(tmp_path / "m", "modelopt")

@@ -1,7 +1,7 @@
 """Folders in the dialects of other libraries: what is packed, what is left, what is said of it.
 
 Seen red: a tied head that config.json does not leave out, a GGUF's scale of scales written beside
-the weight that has it already, a mixture that loses it.
+the weight that has it already, a mixture that loses it, floats counted among kept codes.
 """
 
 import json
@@ -210,6 +210,21 @@ def test_nvfp4_goes_to_a_gguf_and_comes_back_byte_for_byte(tmp_path: Path) -> No
     found = [{t.name: t.inexact for t in report.tensors} for report in (direct, counted)]
     assert found[0] == found[1]
     assert tensors_of(tmp_path / "d") == tensors_of(tmp_path / "c")
+
+
+def test_what_is_left_as_floats_keeps_no_codes(tmp_path: Path) -> None:
+    """Where weights that would change are decoded, nothing is inexact, and no flag is needed."""
+    write_folder(tmp_path / "m", "modelopt")
+    wishes: dict[str, Any] = {"to": "safetensors", "quantize": "COMPRESSED-NVFP4"}
+    counted = aprfmt.convert(tmp_path / "m", tmp_path / "c", allow_inexact=True, **wishes)
+    changed = {tensor.name for tensor in counted.tensors if tensor.inexact}
+    left = [(name, "F32") for name in sorted(changed)]
+    report = aprfmt.convert(tmp_path / "m", tmp_path / "d", tensor_encodings=left, **wishes)
+    found = {tensor.name: tensor for tensor in report.tensors}
+    assert changed and {found[name].encoding for name in changed} == {"F32"}
+    assert "COMPRESSED_PACKED_FLOAT" in {tensor.encoding for tensor in report.tensors}
+    assert not any(tensor.inexact for tensor in report.tensors)
+    assert aprfmt.diff(tmp_path / "m", tmp_path / "d").equal
 
 
 def test_a_mixture_keeps_the_scale_beside_nvfp4_blocks(tmp_path: Path) -> None:

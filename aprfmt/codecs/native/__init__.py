@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
 
 __all__ = [
-    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "changes", "check", "decode_coded",
+    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "changes", "check", "decode_across",
+    "decode_coded",
     "decode_packed", "encode_coded", "first_not_finite", "force", "halves", "matmul", "matmuls",
     "number", "products", "stats", "stats_of", "stream_fill", "turn", "walk_strings",
 ]  # fmt: skip
@@ -33,6 +34,7 @@ walk_strings = _kernels.walk_strings
 changes = _kernels.changes
 first_not_finite = _kernels.first_not_finite
 decode_coded = _kernels.decode_coded
+decode_across = _kernels.decode_across
 decode_packed = _kernels.decode_packed
 halves = _kernels.halves
 turn = _kernels.turn

@@ -27,6 +27,19 @@ def decode_packed(
     stream: int = -1,
     /,
 ) -> None: ...
+def decode_across(
+    order: str,
+    held: Any,
+    bits: int,
+    values: Any,
+    at: tuple[int, int, int],
+    numbers: tuple[Any, ...],
+    tables: tuple[Any, ...],
+    group: Any,
+    out: Any,
+    stream: int = -1,
+    /,
+) -> None: ...
 def halves(codes: Buffer, half: int, out: Any, back: bool = False, /) -> None: ...
 def turn(order: str, held: Buffer, first: int, out: Any, /) -> None: ...
 def encode(

@@ -42,7 +42,7 @@ static int take_numbers(buffers *held, PyObject *from, PyObject *table, size_t d
 static int take_group(buffers *held, PyObject *from, packed *p, size_t *across) {
     Py_ssize_t size = 0;
     p->group = NULL;
-    *across = (p->columns + p->wide - 1) / p->wide;
+    p->groups = *across = (p->columns + p->wide - 1) / p->wide;
     if (from == Py_None) return 0;
     if (!(p->group = aprfmt_hold(held, from, 0, &size))) return -1;
     *across = 0;
@@ -52,11 +52,24 @@ static int take_group(buffers *held, PyObject *from, packed *p, size_t *across) 
         if (!bad && (size_t)p->group[c] >= *across) *across = (size_t)p->group[c] + 1;
     }
     if (bad) aprfmt_error("packed weight: its groups are no int32 of 0 and more for each column");
+    p->groups = *across;
     return bad ? -1 : 0;
 }
 
-static int take_streams(buffers *held, PyObject *from, PyObject *values, packed *p) {
+/* Take what every code counts as. */
+static int take_values(buffers *held, PyObject *values, packed *p) {
     size_t count;
+    p->values = aprfmt_hold_floats(held, values, 0, "numbers of codes", &count);
+    if (!p->values) return -1;
+    if (p->bits < 1 || p->bits > 8 || count != (size_t)1 << p->bits) {
+        aprfmt_error("packed weight: found %zu numbers of codes of %d bits", count, p->bits);
+        return -1;
+    }
+    for (size_t i = 0; i < 16; i++) p->sixteen[i] = p->values[i % count];
+    return 0;
+}
+
+static int take_streams(buffers *held, PyObject *from, PyObject *values, packed *p) {
     const Py_buffer *view = aprfmt_hold_matrix(held, from, 1, "streams");
     if (!view) return -1;
     p->streams = view->buf;
@@ -68,14 +81,7 @@ static int take_streams(buffers *held, PyObject *from, PyObject *values, packed 
         return -1;
     }
     p->stride = (size_t)view->strides[0];
-    p->values = aprfmt_hold_floats(held, values, 0, "numbers of codes", &count);
-    if (!p->values) return -1;
-    if (p->bits < 1 || p->bits > 8 || count != (size_t)1 << p->bits) {
-        aprfmt_error("packed weight: found %zu numbers of codes of %d bits", count, p->bits);
-        return -1;
-    }
-    for (size_t i = 0; i < 16; i++) p->sixteen[i] = p->values[i % count];
-    return 0;
+    return take_values(held, values, p);
 }
 
 static PyObject *py_decode_packed(PyObject *module, PyObject *args) {
@@ -116,6 +122,81 @@ static PyObject *py_decode_packed(PyObject *module, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS aprfmt_level->packed(&p, out, mode);
     Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
 done:
+    aprfmt_release(&held);
+    return result;
+}
+
+PyDoc_STRVAR(
+    decode_across_doc,
+    "decode_across(order, held, bits, values, at, numbers, tables, group, out, stream=-1)\n\n"
+    "Do what `decode_packed` does where codes lie in `order`: \"columns\" (of 1 or 4 bytes) or\n"
+    "\"awq\" of laid_out.py. `at` is (first row, rows, columns of a tile of one row), all\n"
+    "multiples of 8 but the last.");
+
+static PyObject *py_decode_across(PyObject *module, PyObject *args) {
+    const char *name;
+    PyObject *from, *values, *scale, *zero, *offset, *tables[3], *group, *into, *result = NULL;
+    Py_ssize_t first, rows, wide;
+    int stream = -1;
+    buffers held = {.used = 0};
+    packed p;
+    float *room = NULL;
+    size_t count, across;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "sOiO(nnn)(OOO)(OOO)OO|i", &name, &from, &p.bits, &values, &first,
+                          &rows, &wide, &scale, &zero, &offset, &tables[0], &tables[1], &tables[2],
+                          &group, &into, &stream)) {
+        return NULL;
+    }
+    const int awq = !strcmp(name, "awq");
+    if (take_values(&held, values, &p)) goto done;
+    float *out = aprfmt_hold_floats(&held, into, 1, "packed weight", &count);
+    if (!out) goto done;
+    Py_buffer *view = &held.view[held.used];
+    if (PyObject_GetBuffer(from, view, PyBUF_STRIDED_RO) < 0) goto done;
+    held.used++;
+    const Py_ssize_t size = view->itemsize;
+    const int fits = awq ? size == 4 && p.bits == 4
+                         : (size == 4 && p.bits == 2) || ((size == 4 || size == 1) && (p.bits == 4 || p.bits == 8));
+    if (view->ndim != 2 || !fits || view->strides[1] != size || view->strides[0] < 0 ||
+        (awq ? 0 : strcmp(name, "columns"))) {
+        aprfmt_error("codes of %d bits in order %s: found %d axes of %zd bytes", p.bits, name,
+                     view->ndim, size);
+        goto done;
+    }
+    p.rows = rows > 0 ? (size_t)rows : 0;
+    p.columns = p.rows ? count / p.rows : 0;
+    const size_t each = awq ? 1 : (size_t)(8 * size / p.bits); /* columns of a unit */
+    const Py_ssize_t there = view->shape[1] * (awq ? 8 : 1);
+    if (first < 0 || first % 8 || rows < 0 || rows % 8 || wide < 1 || p.columns * p.rows != count ||
+        p.columns % 8 || p.columns % each || (size_t)view->shape[0] != p.columns / each ||
+        first + rows > there) {
+        aprfmt_error("codes in order %s: found rows %zd to %zd of %zu columns, in tiles of %zd, "
+                     "expected some of %zd rows of %zu",
+                     name, first, first + rows, p.columns, wide, there, (size_t)view->shape[0] * each);
+        goto done;
+    }
+    p.streams = (const uint8_t *)view->buf + (awq ? first / 2 : first * size);
+    p.stride = (size_t)view->strides[0];
+    p.first = (size_t)first, p.tall = 1, p.wide = (size_t)wide;
+    if (take_group(&held, group, &p, &across)) goto done;
+    const size_t down = p.first + p.rows;
+    if (take_numbers(&held, scale, tables[0], down, across, &p.scale) ||
+        take_numbers(&held, zero, tables[1], down, across, &p.zero) ||
+        take_numbers(&held, offset, tables[2], down, across, &p.offset)) {
+        goto done;
+    }
+    room = PyMem_Malloc(3 * BAND * sizeof *room * (p.group ? across : SPAN + 1));
+    if (!room) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    const int order = awq ? TURN_AWQ : size == 4 ? TURN_WORDS : TURN_BYTES;
+    int mode = aprfmt_store_mode(out, count, stream);
+    Py_BEGIN_ALLOW_THREADS if (count) aprfmt_level->across(&p, order, room, out, mode);
+    Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
+done:
+    PyMem_Free(room);
     aprfmt_release(&held);
     return result;
 }
@@ -203,6 +284,7 @@ done:
 
 PyMethodDef APRFMT_PACKED[] = {
     {"decode_packed", py_decode_packed, METH_VARARGS, decode_packed_doc},
+    {"decode_across", py_decode_across, METH_VARARGS, decode_across_doc},
     {"turn", py_turn, METH_VARARGS, turn_doc},
     {"halves", py_halves, METH_VARARGS, halves_doc},
     {NULL, NULL, 0, NULL},

@@ -20,6 +20,7 @@
 #include "step.h"
 #include "packed.h"
 #include "turn.h"
+#include "across.h"
 
 #define ONE_MODE(fn, suffix, mode)                                                    \
     TARGET static void fn##_##suffix(const uint8_t *raw, float *out, size_t blocks) { \
@@ -180,5 +181,5 @@ const level LEVEL = {
     LEVEL_NAME,       DECODER_ROWS,    ENCODER_ROWS,         run_apr_q8,   run_coded,
     run_encode_coded, run_add_moments, run_first_not_finite, run_add_changes, run_products, run_stream_fill,
     run_activate,     run_rms_norm,    run_rope,             run_scores,   run_probs,
-    run_mix,          run_packed,      run_turn,           run_halves,
+    run_mix,          run_packed,      run_across,         run_turn,       run_halves,
 };

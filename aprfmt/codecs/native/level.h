@@ -73,10 +73,10 @@ typedef struct {
 } tile_numbers;
 
 /* Rows of a packed weight (laid_out.py): `first` is the number of the first in its matrix. `group`
- * [columns] or NULL; `sixteen` are `values`, repeated, of codes of up to four bits. */
+ * [columns] or NULL, of `groups`; `sixteen` are `values`, repeated, of codes of up to four bits. */
 typedef struct {
     const uint8_t *streams;
-    size_t row_bytes, stride, rows, columns, first, tall, wide;
+    size_t row_bytes, stride, rows, columns, first, tall, wide, groups;
     int bits;
     const float *values;
     float sixteen[16];
@@ -93,6 +93,7 @@ typedef struct {
 
 /* How codes lie that are turned into streams of rows. */
 enum { TURN_WORDS, TURN_BYTES, TURN_AWQ, TURN_PAIRS };
+enum { BAND = 128, SPAN = 64 }; /* rows and columns of them that are decoded at a time */
 
 typedef struct {
     const char *name;
@@ -120,6 +121,9 @@ typedef struct {
     void (*probs)(void *attention, size_t row);   /* tokens * heads */
     void (*mix)(void *attention, size_t part);    /* kv_heads * runs of elements */
     void (*packed)(const packed *p, float *out, int mode);
+    /* The same of codes that lie in another order: `streams` is where they do, in units that are
+     * `stride` bytes apart; rows, columns and `first` are multiples of 8. */
+    void (*across)(const packed *p, int order, float *room, float *out, int mode);
     void (*turn)(int order, const uint8_t *held, ptrdiff_t down, size_t units, size_t rows,
                  uint8_t *out, size_t stride);
     void (*halves)(const nibbles *n, int back);

@@ -74,6 +74,27 @@ FN vf six_bits_8(vi code, int fraction, int bias) {
     return wide * f_all((float)(1 << (15 - bias)));
 }
 
+#ifdef APRFMT_AVX2
+/* Sixteen codes of six bits from the first 12 of 16 bytes, each in the high bits of a word. */
+FN __m256i six_bits_16(const uint8_t *at) {
+    const __m256i pairs = _mm256_setr_epi8(0, 1, 0, 1, 1, 2, 2, 3, 3, 4, 3, 4, 4, 5, 5, 6,
+                                           6, 7, 6, 7, 7, 8, 8, 9, 9, 10, 9, 10, 10, 11, 11, 12);
+    const __m256i up = _mm256_set1_epi64x(0x0100004000100400); /* by 10, 4, 6 and 8 bits */
+    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)at));
+    return _mm256_mullo_epi16(_mm256_shuffle_epi8(all, pairs), up);
+}
+
+/* The numbers of six_bits_8, by way of float16. */
+FN void six_floats_16(const uint8_t *at, int fraction, int bias, vf *first, vf *second) {
+    const __m256i high = six_bits_16(at), sign = _mm256_and_si256(high, _mm256_set1_epi16(-0x8000));
+    __m256i rest = _mm256_and_si256(high, _mm256_set1_epi16(0x7c00));
+    rest = _mm256_or_si256(_mm256_srli_epi16(rest, fraction), sign);
+    const vf unit = f_all((float)(1 << (15 - bias)));
+    *first = (vf)_mm256_cvtph_ps(_mm256_castsi256_si128(rest)) * unit;
+    *second = (vf)_mm256_cvtph_ps(_mm256_extracti128_si256(rest, 1)) * unit;
+}
+#endif
+
 /* Whether a table of 64 is that of such codes. */
 static int is_six_bits(const float *values, int fraction, int bias) {
     for (int i = 0; i < 64; i++) {
@@ -233,9 +254,14 @@ FN void packed_run(const packed *p, int kind, int bare, const uint8_t *stream, c
             at = whole;
         } else { /* three bits at most */
             const vf low = with_three(f_load(p->sixteen), t, bare);
+            const vu places = (vu)(i_all(bits) * (vi){0, 1, 2, 3, 4, 5, 6, 7});
+            const vi mask = i_all((1 << bits) - 1);
             const size_t inside = within(stream, end, bits, stop);
-            for (; at < inside; at += 8)
-                put(out + at, pick8(low, codes_within(stream + at / 8 * (size_t)bits, bits)), to);
+            for (; at < inside; at += 8) { /* of three bits pick8 takes no others */
+                const uint32_t all = u32_at(stream + at / 8 * (size_t)bits);
+                const vi code = (vi)((vu)i_all((int32_t)all) >> places);
+                put(out + at, pick8(low, bits == 3 ? code : code & mask), to);
+            }
             for (; at + 8 <= stop; at += 8)
                 put(out + at, pick8(low, codes_8(stream + at / 8 * (size_t)bits, end, bits)), to);
         }
@@ -254,6 +280,20 @@ FN void packed_run(const packed *p, int kind, int bare, const uint8_t *stream, c
             put(out + at, with_three(numbers_8(load_u8(stream + at), p->values, kind, 8), t, bare), to);
         }
     } else {
+#ifdef APRFMT_AVX2
+        if (kind == IS_E2M3 || kind == IS_E3M2) {
+            const int fraction = kind == IS_E2M3 ? 3 : 2, bias = kind == IS_E2M3 ? 1 : 3;
+            for (; at + 16 <= stop; at += 16) {
+                const uint8_t *from = stream + at / 8 * 6;
+                vf a, b;
+                if (end - from < 16) break;
+                if (at % 64 == 0) ahead(from);
+                six_floats_16(from, fraction, bias, &a, &b);
+                put(out + at, with_three(a, t, bare), to);
+                put(out + at + 8, with_three(b, t, bare), to);
+            }
+        }
+#endif
         const size_t inside = within(stream, end, bits, stop);
         for (; at < inside; at += 8) {
             const uint8_t *from = stream + at / 8 * (size_t)bits;

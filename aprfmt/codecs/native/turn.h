@@ -9,6 +9,9 @@ TARGET static void turn_words(const uint8_t *held, ptrdiff_t down, size_t units,
         const uint8_t *from = held + (ptrdiff_t)u * down;
         size_t r = 0;
         for (; r + 8 <= rows; r += 8) {
+            if (r % 16 == 0)
+                for (ptrdiff_t k = 16; k < 32; k++)
+                    __builtin_prefetch(from + k * down + 4 * (ptrdiff_t)r, 0, 2);
             for (size_t half = 0; half < 16; half += 8) {
                 vf t[8];
                 turn8((const float *)(const void *)(from + (ptrdiff_t)half * down) + r,
@@ -52,9 +55,22 @@ TARGET static void turn_bytes(const uint8_t *held, ptrdiff_t down, size_t units,
         const uint8_t *from = held + (ptrdiff_t)u * down;
         size_t r = 0;
 #ifdef APRFMT_AVX2
-        for (; tall == SIDE && r + 16 <= rows; r += 16)
-            for (size_t k = 0; k < SIDE; k += 16)
-                turn16(from + (ptrdiff_t)k * down + r, down, out + r * stride + u + k, stride);
+        /* Sixteen lines at a time, each as a whole: lines apart by a power of two share few places
+         * of the cache. */
+        for (; tall == SIDE && r + 16 <= rows; r += SIDE) {
+            const size_t wide = rows - r < SIDE ? (rows - r) / 16 * 16 : SIDE;
+            for (size_t k = 0; k < SIDE; k += 16) {
+                for (size_t i = 0; i < 16; i++)
+                    __builtin_prefetch(from + (ptrdiff_t)(SIDE + k + i) * down + r, 0, 2);
+                for (size_t i = 0; i < wide; i += 16)
+                    turn16(from + (ptrdiff_t)k * down + r + i, down, out + (r + i) * stride + u + k,
+                           stride);
+            }
+            if (wide < SIDE) {
+                r += wide;
+                break;
+            }
+        }
 #endif
         for (; r < rows; r++)
             for (size_t k = 0; k < tall; k++)
@@ -62,10 +78,10 @@ TARGET static void turn_bytes(const uint8_t *held, ptrdiff_t down, size_t units,
     }
 }
 
-/* held [columns, rows / 8] of 4 bytes: nibble k of a word is that of row `order[k]` of its eight. */
-/* Eight columns of up to eight words, at once. */
-FN void turn_awq_8(vu *a, size_t wide, size_t bytes, uint8_t *out, size_t stride) {
-    static const uint8_t order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+static const uint8_t awq_order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+/* Eight columns of eight words: a[k] becomes nibbles k of the eight columns, by word. */
+FN void swap_nibbles(vu *a) {
     for (int step = 1; step < 8; step *= 2) { /* swaps nibbles of words that are `step` apart */
         const vu mask = (vu)i_all(step == 1 ? 0x0f0f0f0f : step == 2 ? 0x00ff00ff : 0xffff);
         for (int k = 0; k < 8; k++) {
@@ -75,45 +91,93 @@ FN void turn_awq_8(vu *a, size_t wide, size_t bytes, uint8_t *out, size_t stride
             a[k] ^= moved << 4 * step;
         }
     }
+}
+
+/* held [columns, rows / 8] of 4 bytes: nibble k of a word is that of row `awq_order[k]` of its
+ * eight. 64 columns of eight words: 32 bytes of each of 64 rows. */
+FN void turn_awq_64(const uint8_t *from, ptrdiff_t down, uint8_t *out, size_t stride) {
+    vu a[8][8]; /* by nibble, by eight columns */
+    for (ptrdiff_t set = 0; set < 8; set++) {
+        vu some[8];
+        for (ptrdiff_t k = 0; k < 8; k++) memcpy(&some[k], from + (8 * set + k) * down, 32);
+        swap_nibbles(some);
+        for (size_t k = 0; k < 8; k++) a[k][set] = some[k];
+    }
+    for (size_t k = 0; k < 8; k++) {
+        vf t[8];
+        turn8((const float *)(const void *)a[k], 8, t);
+        for (size_t i = 0; i < 8; i++) memcpy(out + (8 * i + awq_order[k]) * stride, &t[i], 32);
+    }
+}
+
+/* Eight columns, or `now` of them, of `wide` words. */
+FN void turn_awq_8(const uint8_t *from, ptrdiff_t down, size_t now, size_t wide, uint8_t *out,
+                   size_t stride) {
+    vu a[8];
+    for (size_t k = 0; k < 8; k++) {
+        a[k] = (vu)i_all(0);
+        if (k < now) memcpy(&a[k], from + (ptrdiff_t)k * down, 4 * wide);
+    }
+    swap_nibbles(a);
     for (size_t k = 0; k < 8; k++) {
         uint32_t lane[8];
         memcpy(lane, &a[k], 32);
-        for (size_t i = 0; i < wide; i++) memcpy(out + (8 * i + order[k]) * stride, &lane[i], bytes);
+        for (size_t i = 0; i < wide; i++)
+            memcpy(out + (8 * i + awq_order[k]) * stride, &lane[i], (now + 1) / 2);
     }
 }
 
 TARGET static void turn_awq(const uint8_t *held, ptrdiff_t down, size_t columns, size_t rows,
                             uint8_t *out, size_t stride) {
     const size_t words = rows / 8;
-    for (size_t c = 0; c < columns; c += 8) {
-        const size_t now = columns - c < 8 ? columns - c : 8;
+    for (size_t c = 0; c < columns; c += 64) {
+        const size_t span = columns - c < 64 ? columns - c : 64;
         for (size_t w = 0; w < words; w += 8) {
             const size_t wide = words - w < 8 ? words - w : 8;
             const uint8_t *from = held + (ptrdiff_t)c * down + 4 * (ptrdiff_t)w;
             uint8_t *to = out + 8 * w * stride + c / 2;
-            vu a[8];
-            if (c + 40 <= columns)
-                for (ptrdiff_t k = 0; k < 8; k++) __builtin_prefetch(from + (32 + k) * down);
-            if (now == 8 && wide == 8) {
-                for (int k = 0; k < 8; k++) memcpy(&a[k], from + k * down, 32);
-                turn_awq_8(a, 8, 4, to, stride);
+            if (w % 16 == 0 && c + 128 <= columns)
+                for (ptrdiff_t k = 64; k < 128; k++) __builtin_prefetch(from + k * down, 0, 2);
+            if (span == 64 && wide == 8) {
+                turn_awq_64(from, down, to, stride);
                 continue;
             }
-            for (size_t k = 0; k < 8; k++) {
-                a[k] = (vu)i_all(0);
-                if (k < now) memcpy(&a[k], from + (ptrdiff_t)k * down, 4 * wide);
-            }
-            turn_awq_8(a, wide, (now + 1) / 2, to, stride);
+            for (size_t k = 0; k < span; k += 8)
+                turn_awq_8(from + (ptrdiff_t)k * down, down, span - k < 8 ? span - k : 8, wide,
+                           to + k / 2, stride);
         }
     }
 }
+
+/* 32 bytes of codes two a byte, the first one low, from 64 bytes of one code each. */
+#ifdef APRFMT_AVX2
+FN __m256i joined_32(__m256i a, __m256i b) {
+    const __m256i pair = _mm256_set1_epi16(0x1001); /* even + 16 * odd */
+    const __m256i both = _mm256_packus_epi16(_mm256_maddubs_epi16(a, pair), _mm256_maddubs_epi16(b, pair));
+    return _mm256_permute4x64_epi64(both, _MM_SHUFFLE(3, 1, 2, 0));
+}
+#endif
 
 /* held [rows / 2, columns] of bytes: an even row in the low nibbles, the next in the high ones. */
 TARGET static void turn_pairs(const uint8_t *held, ptrdiff_t down, size_t columns, size_t rows,
                               uint8_t *out, size_t stride) {
     for (size_t r = 0; r < rows; r += 2, held += down) {
         uint8_t *even = out + r * stride, *odd = even + stride;
-        for (size_t c = 0; c < columns / 2; c++) {
+        size_t c = 0;
+#ifdef APRFMT_AVX2
+        for (; r + 1 < rows && c + 32 <= columns / 2; c += 32) {
+            const __m256i low = _mm256_set1_epi8(15);
+            const __m256i *at = (const __m256i *)(const void *)(held + 2 * c);
+            const __m256i a = _mm256_loadu_si256(at), b = _mm256_loadu_si256(at + 1);
+            ahead(held + 2 * c);
+            _mm256_storeu_si256((__m256i *)(void *)(even + c),
+                                joined_32(_mm256_and_si256(a, low), _mm256_and_si256(b, low)));
+            _mm256_storeu_si256((__m256i *)(void *)(odd + c),
+                                joined_32(_mm256_and_si256(_mm256_srli_epi16(a, 4), low),
+                                          _mm256_and_si256(_mm256_srli_epi16(b, 4), low)));
+        }
+#endif
+        for (; c < columns / 2; c++) {
             const uint8_t a = held[2 * c], b = held[2 * c + 1];
             even[c] = (uint8_t)((a & 15) | b << 4);
             if (r + 1 < rows) odd[c] = (uint8_t)(a >> 4 | (b & 0xf0));
