@@ -15,7 +15,7 @@ Numbers = NDArray[Any]  # numpy's
 Share = tuple[int, Any, Any]
 
 
-class _Operations(Protocol):
+class _Host(Protocol):
     """What a backend gives to the defaults below."""
 
     def array(self, x: Numbers) -> Array: ...
@@ -38,11 +38,11 @@ class Hosted:
             rows, ranks = np.nonzero(experts == expert)
             yield expert, rows, weights[rows, ranks]
 
-    def column(self: _Operations, weights: Any) -> Array:
+    def column(self: _Host, weights: Any) -> Array:
         """Return a share's weights [n] as [n, 1], rounded to the dtype."""
         return self.array(weights[:, None])
 
-    def add_rows(self: _Operations, total: Array, rows: Any, y: Array) -> Array:
+    def add_rows(self: _Host, total: Array, rows: Any, y: Array) -> Array:
         """Add y [n, width] to `rows` of total [tokens, width], in place; the sum is rounded."""
         return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
 
@@ -53,12 +53,12 @@ class Hosted:
         """
         return False
 
-    def linears(self: _Operations, x: Array, ws: Sequence["Weight"]) -> Array:
+    def linears(self: _Host, x: Array, ws: Sequence["Weight"]) -> Array:
         """Return `linear` of x[i] [n, rows, in] and the i-th weight: [n, rows, out]."""
         ys = [self.linear(rows, w, None) for rows, w in zip(x, ws, strict=True)]
         return self.stack([y[None] for y in ys])
 
-    def combine(self: _Operations, y: Array, places: Numbers, weights: Numbers) -> Array:
+    def combine(self: _Host, y: Array, places: Numbers, weights: Numbers) -> Array:
         """Return for each token the sum of rows `places` [tokens, used] of y, weighed one by one.
 
         Products and sums are rounded as `add_weighted` rounds them.
@@ -69,7 +69,7 @@ class Hosted:
             total = self.add_weighted(total, every, rows, weights[:, rank])
         return total
 
-    def sloped(self: _Operations, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
+    def sloped(self: _Host, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return slope times (key - query) [heads, queries, keys], rounded once.
 
         `slopes` [heads] are float64; the first query stands at `start`, the first key at 0.
