@@ -1,7 +1,7 @@
 """Runs a plan: copies bytes in windows, re-encodes in chunks, counts changed values."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -75,28 +75,44 @@ def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
         for window in windows(runs, WINDOW // 4):
             yield memoryview(window)
         return
+    for view, run in _joined(runs):
+        if run is None:
+            yield view
+            continue
+        run.tensor.expect(run.start, run.start + run.nbytes)
+        for start in range(0, run.nbytes, WINDOW):
+            stop = min(start + WINDOW, run.nbytes)
+            yield run.tensor.raw(run.start + start, run.start + stop)
+            run.tensor.drop(run.start + start, run.start + stop)
+    for tensor in dict.fromkeys(run.tensor for run in runs):
+        tensor.drop()
+
+
+def copied(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
+    """Yield bytes [start, stop) of what is copied, on any thread; mapped pages stay."""
+    if data.reordered:
+        yield memoryview(data.window(start, stop))
+        return
+    for view, _ in _joined(data.runs(start, stop)):
+        yield view
+
+
+def _joined(runs: Iterable[ByteRun]) -> Iterator[tuple[memoryview, ByteRun | None]]:
+    """Yield the bytes of every large run, with it, and those of small ones together."""
     batch: list[memoryview] = []
     held = 0
     for run in runs:
+        view = run.tensor.raw(run.start, run.start + run.nbytes)
         if run.nbytes < SMALL:
-            batch.append(run.tensor.raw(run.start, run.start + run.nbytes))
+            batch.append(view)
             held += run.nbytes
-            if held >= WINDOW // 4:
-                yield memoryview(b"".join(batch))
-                batch, held = [], 0
-            continue
-        if batch:
-            yield memoryview(b"".join(batch))
+        if batch and (run.nbytes >= SMALL or held >= WINDOW // 4):
+            yield memoryview(b"".join(batch)), None
             batch, held = [], 0
-        run.tensor.expect(run.start, run.start + run.nbytes)
-        for start in range(run.start, run.start + run.nbytes, WINDOW):
-            stop = min(start + WINDOW, run.start + run.nbytes)
-            yield run.tensor.raw(start, stop)
-            run.tensor.drop(start, stop)
+        if run.nbytes >= SMALL:
+            yield view, run
     if batch:
-        yield memoryview(b"".join(batch))
-    for tensor in dict.fromkeys(run.tensor for run in runs):
-        tensor.drop()
+        yield memoryview(b"".join(batch)), None
 
 
 def _made(runs: Sequence[ByteRun], written: Written) -> Iterator[memoryview]:

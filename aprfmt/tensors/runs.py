@@ -55,6 +55,11 @@ class RunBytes:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
+    @property
+    def reordered(self) -> bool:
+        """Whether these are rows of one tensor in another order."""
+        return self._rows is not None
+
     def runs(self, start: int, stop: int) -> Iterator[ByteRun]:
         """Yield the runs that bytes [start, stop) are made of."""
         i = bisect_right(self._ends, start)

@@ -4,7 +4,9 @@ Seen red: pieces in the order they were finished, counts of the last piece only,
 pieces joined the wrong way round.
 """
 
+import errno
 import hashlib
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from aprfmt.conversion import ahead, convert
-from aprfmt.errors import ConversionError
+from aprfmt.errors import ConversionError, OutputError
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
@@ -79,17 +81,57 @@ def test_a_stopped_run_is_continued_by_several(
 ) -> None:
     source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3)
     expected = convert(source, tmp_path / "one.gguf", quantize="Q4_0").files
-    real = ahead.Ahead.chunks
+    real = ahead.Ahead.write
 
-    def failing(self: ahead.Ahead, output: Any, written: Any) -> Any:
+    def failing(self: ahead.Ahead, output: Any, written: Any) -> bool:
         if output.info.name == "blk.2.ffn_up.weight":
             raise ConversionError("stopped")
         return real(self, output, written)
 
     with monkeypatch.context() as stop:
-        stop.setattr(ahead.Ahead, "chunks", failing)
+        stop.setattr(ahead.Ahead, "write", failing)
         with pytest.raises(ConversionError, match="stopped"):
             convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=2, resume=True)
     report = convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=3, resume=True)
     assert report.resumed_tensors > 4
     assert (tmp_path / "x.gguf").read_bytes() == expected[0].read_bytes()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("suffix", ["gguf", "apr", "safetensors"])
+def test_split_and_merge_give_the_bytes_of_one(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "WINDOW", 5000)  # many pieces of a tensor, few of them whole rows
+    source = tmp_path / f"m.{suffix}"
+    convert(llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300), source)
+    made = []
+    for jobs in (1, 2, 5):
+        folder = tmp_path / str(jobs)
+        folder.mkdir()
+        parts = aprfmt("split", source, folder / f"x.{suffix}", "--max-shard-size", "300K",
+                       "--jobs", jobs, "--json")  # fmt: skip
+        assert parts.json["verified"] == len(parts.json["tensors"]), parts.err
+        files = sorted(folder.iterdir())
+        assert len(files) > 3
+        whole = aprfmt("merge", files[0], folder / f"y.{suffix}", "--jobs", jobs)
+        assert whole.code == 0, whole.err
+        made.append(digests(folder))
+    assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_full_disk_ends_a_run_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3)
+    writes = itertools.count()
+
+    def full(fd: int, data: memoryview, offset: int) -> int:
+        if next(writes) == 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data, offset)
+
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OutputError, match="No space left"):
+        convert(source, tmp_path / "x.gguf", quantize="Q8_0", jobs=3)
+    assert os.listdir(tmp_path) == ["m"]
