@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
 HELD = 16  # bytes an element takes: read, decoded, encoded, read back
-PIECE = CHUNK // 4  # elements of a piece
+PIECE = CHUNK // 2  # elements of a piece
 EACH = 4  # pieces handed out for each worker, at most
 
 
@@ -204,7 +204,8 @@ class Ahead:
         for first, values in parts:
             yield cost, self._work(output, room, first, values, len(parts))
         for band in narrowed(output, PIECE):
-            yield HELD * math.prod(band.shape), partial(_lost, band, output.info.encoding)
+            cost = HELD * math.prod(band.shape) if band.rows is not None else 0
+            yield cost, partial(_lost, band, output.info.encoding)
 
     def _work(
         self, output: Output, room: LeftRoom, first: int, values: Callable[[], Any], parts: int

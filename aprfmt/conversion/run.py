@@ -198,11 +198,21 @@ def together(counts: Sequence[int | None]) -> int | None:
 
 
 def narrowed(output: Output, elements: int) -> "list[PackedWeight]":
-    """Return the packed weights, in bands, that an output stores as a narrower float."""
-    if output.info.encoding not in ("BF16", "F16"):
+    """Return the packed weights that an output stores as a narrower float.
+
+    They come in bands, but for those whose scales say at once that no code is lost.
+    """
+    from aprfmt.codecs.way_back import surely_back
+
+    stored = output.info.encoding
+    if stored not in ("BF16", "F16"):
         return []
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
-    return [band for packed in made for band in packed.bands(elements)]
+    return [
+        band
+        for packed in made
+        for band in ([packed] if surely_back(packed, stored) else packed.bands(elements))
+    ]
 
 
 def _as_input(values: "Array", output: Output) -> "Array":

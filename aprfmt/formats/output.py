@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from aprfmt.errors import FormatError, OutputError
+from aprfmt.formats.in_memory import lies_in_memory, store
 from aprfmt.formats.mapped import cut_files, cut_line, identity_of, origin
 from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
@@ -43,6 +44,7 @@ class OutputFile:
         self._written = 0
         self._fd: int | None = None
         self._unsynced = 0
+        self._in_memory: bool | None = None  # not asked yet
         self._in_system = hasattr(os, "copy_file_range")
         # Where there is no pwrite, writing at an offset moves the position that others write at.
         self._turn = nullcontext() if hasattr(os, "pwrite") else threading.Lock()
@@ -50,7 +52,7 @@ class OutputFile:
     def open(self, old: os.stat_result | None) -> None:
         """Make the temporary file with the mode of the `old` file, or the default mode."""
         self.existed = old is not None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._fd = os.open(self.temporary, flags, 0o666)
         if old is not None and hasattr(os, "fchmod"):
             os.fchmod(self._fd, stat.S_IMODE(old.st_mode) & 0o777)
@@ -93,6 +95,10 @@ class OutputFile:
         self._flush()
         start = self._written
         with self._errors("cannot be written"):
+            if self._in_memory is None:
+                self._in_memory = lies_in_memory(self._fd)
+            if self._in_memory and nbytes:
+                os.posix_fallocate(self._fd, start, nbytes)
             os.lseek(self._fd, nbytes, os.SEEK_CUR)
         self._written += nbytes
         return start
@@ -102,7 +108,10 @@ class OutputFile:
         view = memoryview(data)
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
-        if view.nbytes:
+        if self._in_memory and view.nbytes >= _DIRECT:
+            with self._errors("cannot be written"):
+                store(self._fd, view.cast("B"), offset)
+        elif view.nbytes:
             self._send(view.cast("B"), offset)
 
     def passes(self, nbytes: int, crc: int) -> bool:

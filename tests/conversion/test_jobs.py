@@ -17,6 +17,8 @@ import pytest
 
 from aprfmt.conversion import ahead, convert
 from aprfmt.errors import ConversionError, OutputError
+from aprfmt.formats import output
+from aprfmt.formats.in_memory import kind_of, store
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
@@ -135,3 +137,53 @@ def test_a_full_disk_ends_a_run_of_several(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OutputError, match="No space left"):
         convert(source, tmp_path / "x.gguf", quantize="Q8_0", jobs=3)
     assert os.listdir(tmp_path) == ["m"]
+
+
+@pytest.mark.usefixtures("small")
+def test_pieces_stored_in_mapped_pages_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done where files lie in memory gives the same anywhere."""
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
+    made, stored = [], []
+
+    def noted(fd: int, data: memoryview, offset: int) -> None:
+        stored.append(len(data))
+        store(fd, data, offset)
+
+    for mapped in (False, True):
+        folder = tmp_path / str(mapped)
+        folder.mkdir()
+        monkeypatch.setattr(output, "lies_in_memory", lambda fd, mapped=mapped: mapped)
+        monkeypatch.setattr(output, "_DIRECT", 16)
+        monkeypatch.setattr(output, "store", noted)
+        options: Mapping[str, Any] = {"max_shard_size": 300_000, "jobs": 3}
+        convert(source, folder / "x.apr", quantize="Q8_0", **options)
+        convert(source, folder / "y.apr", complete=False, **options)
+        made.append(digests(folder))
+        assert bool(stored) == mapped
+    assert made[0] == made[1]
+
+
+def test_no_room_in_memory_is_said_before_a_page_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, start: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256)
+    monkeypatch.setattr(output, "lies_in_memory", lambda fd: True)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OutputError, match="No space left"):
+        convert(source, tmp_path / "x.gguf", encoding="F16", jobs=2)
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_a_file_in_memory_is_known_by_its_mount() -> None:
+    mounts = (
+        "22 28 0:20 / /sys rw,nosuid - sysfs sysfs rw\n"
+        "28 1 254:1 / / rw,noatime shared:1 - ext4 /dev/vda1 rw\n"
+        "30 28 0:26 / /dev/shm rw master:4 - tmpfs tmpfs rw,size=8g\n"
+    )
+    kinds = [kind_of(mounts, device) for device in ("254:1", "0:26", "0:2", "")]
+    assert kinds == ["ext4", "tmpfs", "", ""]

@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, overload
 
 Buffer = Any  # whatever offers contiguous bytes: bytes, memoryview, mmap, array, numpy array
 
@@ -29,6 +29,11 @@ def decode_packed(
 ) -> None: ...
 def halves(codes: Buffer, half: int, out: Any, back: bool = False, /) -> None: ...
 def turn(order: str, held: Buffer, first: int, out: Any, /) -> None: ...
+@overload
+def encode(
+    index: int, x: Any, out: None, columns: int, importance: Any = None, fused: bool = True, /
+) -> bytes: ...
+@overload
 def encode(
     index: int, x: Any, out: Any, columns: int, importance: Any = None, fused: bool = True, /
 ) -> None: ...
