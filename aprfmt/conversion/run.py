@@ -164,12 +164,14 @@ def encode_piece(
         expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
         threads=options.threads or 0,
     )
-    after = decode(target, data, values.shape, threads=options.threads or cpu_count())
+    threads, counts = options.threads or cpu_count(), Counts()
+    if counts.add_encoded(values, target, data, encoding(target).block_size, threads):
+        return data, counts
+    after = decode(target, data, values.shape, threads=threads)
     before = values if values.dtype == after.dtype else values.astype(after.dtype)
     if values.dtype.itemsize > after.dtype.itemsize:
         after = after.astype(values.dtype)
         before = values
-    counts = Counts()
     counts.add(before, after)
     return data, counts
 
