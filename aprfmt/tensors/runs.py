@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -287,8 +288,14 @@ def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Byt
     heads = np.flatnonzero(np.append(True, ~joined))
     rows = source[heads], start[heads], np.add.reduceat(size, heads)
     made = Columns(lambda i, start, nbytes: ByteRun(stored[i], start, nbytes),
-                   [array("q", row.tobytes()) for row in rows])  # fmt: skip
+                   _kept(*(row.tobytes() for row in rows)))  # fmt: skip
     return list(made) if len(made) <= FEW else made
+
+
+@lru_cache(8)
+def _kept(*columns: bytes) -> Sequence["array[int]"]:
+    """Return columns of numbers; equal layers of a model have the same ones, not their own."""
+    return [array("q", column) for column in columns]
 
 
 def _unit(tensor: LazyTensor) -> tuple[int, int] | None:

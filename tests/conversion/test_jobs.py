@@ -1,7 +1,6 @@
-"""`--jobs`: several workers encode, one writes in order; the bytes and the counts are those of one.
+"""`--jobs`: several workers make and write pieces; the bytes and the counts are those of one.
 
-Seen red: pieces in the order they were finished, counts of the last piece only, a checksum of
-pieces joined the wrong way round.
+Seen red: counts of the last piece only, a checksum of pieces joined the wrong way round.
 """
 
 import errno
