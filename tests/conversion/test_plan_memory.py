@@ -1,8 +1,8 @@
 """What a plan holds for rows that change places: numbers, not objects.
 
-Seen red: 151 bytes for a row of a folder, 251 for one of a GGUF, kept until the conversion ends, and
-51 where each layer has runs of its own; a model of twice the layers then takes more memory at its
-peak.
+Seen red: 151 bytes for a row of a folder, 251 for one of a GGUF, kept until the conversion ends,
+and 51 where each layer has runs of its own; a model of twice the layers then takes more memory at
+its peak.
 """
 
 import gc
