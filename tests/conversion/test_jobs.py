@@ -1,6 +1,7 @@
 """`--jobs`: several workers make and write pieces; the bytes and the counts are those of one.
 
-Seen red: counts of the last piece only, a checksum of pieces joined the wrong way round.
+Seen red: counts of the last piece only, a checksum of pieces joined the wrong way round, a piece
+put at the beginning of its tensor, one stored at the beginning of its page.
 """
 
 import errno
