@@ -220,7 +220,8 @@ def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
     at = 0
     expect(a)
     expect(b)
-    with closing(windows(a)) as of_a, closing(windows(b)) as of_b:
+    size = WINDOW // 4 if isinstance(a, Columns) or isinstance(b, Columns) else WINDOW  # copied
+    with closing(windows(a, size)) as of_a, closing(windows(b, size)) as of_b:
         for left, right in zip(of_a, of_b, strict=False):
             found = differs(left, right)
             if found is not None:
