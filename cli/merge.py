@@ -15,6 +15,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.force
 @options.resume
 @options.no_verify
+@options.jobs
 @options.common
 def command(src: Path, dst: Path, **wishes: Unpack[Wishes]) -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""

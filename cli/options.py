@@ -232,6 +232,6 @@ jobs = click.option(
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Workers that encode pieces of tensors; the bytes are the same.",
+    help="Workers that make and write pieces of tensors; the bytes are the same.",
 )
 leaving = group(allow_overflow, allow_inexact, drop, allow_missing, max_shard_size, jobs)

@@ -18,11 +18,13 @@ from aprfmt.model.hf_folder import ours
 if TYPE_CHECKING:
     from aprfmt.conversion.accounted import Account
     from aprfmt.conversion.metadata import CarriedMetadata
+    from aprfmt.conversion.outputs import Output
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
     from aprfmt.conversion.source_hash import SourceHash
     from aprfmt.conversion.verifying import Verifier
     from aprfmt.formats.resumed import ResumedSet
+    from aprfmt.formats.sequential import LeftRoom
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
 
@@ -303,36 +305,41 @@ def _write_tensors(
     verifier: "Verifier | None",
 ) -> None:
     """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
-    from aprfmt.conversion.ahead import Ahead, encodes
+    from aprfmt.conversion.ahead import Ahead
     from aprfmt.conversion.resume import keeps, kept_of
     from aprfmt.conversion.run import chunks
+    from aprfmt.formats.sequential import SequentialSink
 
     by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
     total = sum(info.nbytes for info in infos)
     done = 0
+
+    def told(output: "Output") -> None:
+        nonlocal done
+        done += output.info.nbytes
+        if options.progress is not None:
+            options.progress(done, total)
+
+    def whole(output: "Output", record: "Written", room: "LeftRoom | None" = None) -> None:
+        if begun is not None:
+            begun.done(output.info.name, kept_of(record))
+        if verifier is not None:
+            verifier.written(sink, output, record, room)
+        told(output)
+
     with ExitStack() as stack:
-        # What an earlier run noted is most likely kept, which is known one tensor at a time.
-        noted = begun.tensors if begun is not None else {}
         ahead = None
-        if options.jobs > 1:
-            anew = [by_name[info.name][0] for info in infos if info.name not in noted]
-            ahead = stack.enter_context(Ahead(anew, options))
+        if options.jobs > 1 and isinstance(sink, SequentialSink):
+            ahead = stack.enter_context(Ahead(sink, options, whole))
         for info in infos:
             output, record = by_name[info.name]
-            if begun is None or not keeps(sink, info, begun, record):
-                if ahead is not None and encodes(output):
-                    own = info.name in noted
-                    made = stack.enter_context(Ahead([output], options)) if own else ahead
-                    sink.write(info.name, made.chunks(output, record))
-                else:
-                    sink.write(info.name, chunks(output, options, record))
-                if begun is not None:
-                    begun.done(info.name, kept_of(record))
-                if verifier is not None:
-                    verifier.written(sink, output, record)
-            done += info.nbytes
-            if options.progress is not None:
-                options.progress(done, total)
+            if begun is not None and keeps(sink, info, begun, record):
+                told(output)
+            elif ahead is None or not ahead.write(output, record):
+                sink.write(info.name, chunks(output, options, record))
+                whole(output, record)
+        if ahead is not None:
+            ahead.wait()
 
 
 def _utf8(name: str, text: str) -> bytes:

@@ -1,60 +1,96 @@
-"""Several workers encode what is written next; one writes, in order, so the bytes are the same.
+"""Several workers write the tensors of an output, each piece at its place: the bytes are the same.
 
-Kernels and numpy let go of the interpreter, so the workers are threads. They run ahead over pieces
-of tensors and over tensors, as far as BUDGET allows.
+Kernels, numpy and the system let go of the interpreter, so the workers are threads. They make and
+write pieces of tensors in any order, as far ahead as BUDGET allows; what follows from a tensor that
+is whole (the journal's line, reading it back) is done in order, by the thread that hands out.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
+from aprfmt.base.encodings import encoding
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.run import (
     CHUNK,
+    WINDOW,
     Written,
     check_overflow,
+    copied,
     encode_piece,
     narrowed,
     pieces,
     together,
 )
-from aprfmt.formats.sequential import combine
+from aprfmt.errors import ConversionError
+from aprfmt.formats.mapped import in_mapped_file
+from aprfmt.formats.sequential import LeftRoom, SequentialSink
+from aprfmt.formats.summing import combine
+from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
     from aprfmt.codecs.lattice import PackedWeight
 
 BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
 HELD = 16  # bytes an element takes: read, decoded, encoded, read back
-PIECE = CHUNK // 4  # elements of a piece
+PIECE = CHUNK // 2  # elements of a piece
+EACH = 4  # pieces handed out for each worker, at most
 
 
 @dataclass(frozen=True)
-class EncodedPiece:
-    """One piece, encoded; or how many codes of one do not come back, None where it has none."""
+class PlacedPiece:
+    """A piece that was written: its bytes, their checksum if it is needed, and what changed.
 
-    data: bytes = b""
-    counts: Counts | None = None
+    Or how many codes of one do not come back, None where it has none; then there are no `counts`.
+    """
+
+    nbytes: int = 0
     crc: int = 0
+    counts: Counts | None = None
     lost_codes: int | None = None
 
 
-class Ahead:
-    """The chunks of a plan's outputs, made by `options.jobs` workers; a context manager."""
+@dataclass
+class _Begun:
+    """A tensor that workers write: what they still have of it, in order."""
 
-    def __init__(self, outputs: Sequence[Output], options: Options) -> None:
-        self._options = options
+    output: Output
+    written: Written
+    room: LeftRoom
+    waiting: deque[tuple[int, Future[PlacedPiece]]] = field(default_factory=deque)
+    lost: list[int | None] = field(default_factory=list)
+    nbytes: int = 0
+    whole: bool = False  # everything of it was handed out
+
+
+PieceWork = tuple[int, Callable[[], PlacedPiece]]
+
+
+class Ahead:
+    """`options.jobs` workers that write the outputs they are given; a context manager.
+
+    `whole` is called for every tensor when all of it is written, in the order they were given.
+    """
+
+    def __init__(
+        self,
+        sink: SequentialSink,
+        options: Options,
+        whole: Callable[[Output, Written, LeftRoom], None],
+    ) -> None:
+        self._sink, self._options, self._whole = sink, options, whole
         self._pool = ThreadPoolExecutor(options.jobs, "aprfmt-jobs")
-        self._tasks = self._every(outputs)
-        self._waiting: deque[tuple[str, int, Future[EncodedPiece]]] = deque()
-        self._held = 0
+        self._begun: deque[_Begun] = deque()
+        self._held = self._out = 0  # bytes, and pieces, that workers have
 
     def __enter__(self) -> Self:
         return self
@@ -62,72 +98,136 @@ class Ahead:
     def __exit__(self, *exc: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def chunks(self, output: Output, written: Written) -> Iterator[memoryview]:
-        """Yield the stored bytes of the next output that is encoded; fills in `written`."""
-        lost: list[int | None] = []
-        while True:
-            self._fill()
-            if not self._waiting or self._waiting[0][0] != output.info.name:
-                break
-            _, cost, future = self._waiting.popleft()
-            made = future.result()
-            if made.counts is None:
-                lost.append(made.lost_codes)
-            else:
-                written.counts.join(made.counts)
-                check_overflow(output, self._options, written.counts)
-                written.crc = combine(written.crc, made.crc, len(made.data))
-                yield memoryview(made.data)
-            self._held -= cost
-        written.lost_codes = together(lost)
-        for tensor in output.sources:
-            tensor.drop()
+    def write(self, output: Output, written: Written) -> bool:
+        """Have the next planned tensor written; False where the caller is to do that.
 
-    def _fill(self) -> None:
-        """Hand out tasks while the budget lasts; one in any case."""
-        while not self._waiting or self._held < BUDGET:
-            task = next(self._tasks, None)
-            if task is None:
-                return
-            name, cost, work = task
-            self._waiting.append((name, cost, self._pool.submit(work)))
+        Raises what went wrong with an earlier one.
+        """
+        tasks = self._tasks(output)
+        if tasks is None:
+            return False
+        begun = _Begun(output, written, self._sink.leave(output.info.name))
+        self._begun.append(begun)
+        for cost, work in tasks(begun.room):
+            while self._out and (
+                self._held + cost > BUDGET or self._out >= EACH * self._options.jobs
+            ):
+                self._one()
+            begun.waiting.append((cost, self._pool.submit(work)))
             self._held += cost
+            self._out += 1
+        begun.whole = True
+        return True
 
-    def _every(
-        self, outputs: Sequence[Output]
-    ) -> Iterator[tuple[str, int, Callable[[], EncodedPiece]]]:
-        """Yield each output's tasks in order: its name, bytes that one holds, and the work."""
-        for output in outputs:
-            if not encodes(output):
-                continue
-            shape = output.info.shape
-            whole = math.prod(shape)
-            parts = list(pieces(output, PIECE))
-            cost = HELD * (whole if len(parts) == 1 else min(whole, PIECE + shape[-1]))
-            for first, values in parts:
-                yield output.info.name, cost, self._work(output, first, values, len(parts))
-            for band in narrowed(output, PIECE):
-                cost = HELD * math.prod(band.shape)
-                yield output.info.name, cost, partial(_lost, band, output.info.encoding)
+    def wait(self) -> None:
+        """Wait until everything is written; raises what went wrong."""
+        while self._begun:
+            self._one()
+
+    def _one(self) -> None:
+        """Wait for the oldest piece, and end its tensor where it was the last one."""
+        begun = self._begun[0]
+        if begun.waiting:
+            cost, future = begun.waiting.popleft()
+            self._take(begun, future.result())
+            self._held -= cost
+            self._out -= 1
+        if begun.whole and not begun.waiting:
+            self._begun.popleft()
+            self._end(begun)
+
+    def _take(self, begun: _Begun, made: PlacedPiece) -> None:
+        written = begun.written
+        if made.counts is None:
+            begun.lost.append(made.lost_codes)
+            return
+        written.counts.join(made.counts)
+        check_overflow(begun.output, self._options, written.counts)
+        if self._summed(begun.output, begun.room):
+            written.crc = combine(written.crc, made.crc, made.nbytes)
+        begun.nbytes += made.nbytes
+
+    def _end(self, begun: _Begun) -> None:
+        if begun.nbytes != begun.room.nbytes:
+            raise ConversionError(
+                f"{begun.output.info.name}: {begun.nbytes} bytes were made, {begun.room.nbytes} "
+                "were planned"
+            )
+        if encodes(begun.output):
+            begun.written.lost_codes = together(begun.lost)
+        for tensor in begun.output.sources:
+            tensor.drop()
+        self._sink.filled(begun.room, begun.written.crc)
+        self._whole(begun.output, begun.written, begun.room)
+
+    def _summed(self, output: Output, room: LeftRoom) -> bool:
+        """Say whether anybody asks for the checksum of what is written."""
+        made = encodes(output) and self._options.verify
+        return made or self._options.resume or room.crc
+
+    def _tasks(self, output: Output) -> Callable[[LeftRoom], Iterator[PieceWork]] | None:
+        """Return what gives the work on an output; None for what one thread has to make in order.
+
+        That is what several tensors are made from at once, what is repacked, and bytes that are
+        fetched from elsewhere.
+        """
+        if encodes(output):
+            return partial(self._encoded, output)
+        here = all(map(in_mapped_file, output.sources))
+        if output.part is not None or output.made or output.runs is None or not here:
+            return None
+        return partial(self._copied, output)
+
+    def _copied(self, output: Output, room: LeftRoom) -> Iterator[PieceWork]:
+        """Yield the work on an output whose bytes are copied."""
+        assert output.runs is not None
+        data, summed = RunBytes(output.runs), self._summed(output, room)
+        step = WINDOW // 4 if isinstance(output.runs, Columns) else WINDOW
+
+        def work(start: int, stop: int) -> PlacedPiece:
+            crc, at = 0, start
+            for window in copied(data, start, stop):
+                room.put(at, window)
+                crc, at = crc32(window, crc) if summed else 0, at + window.nbytes
+            data.drop(start, stop)
+            return PlacedPiece(stop - start, crc, Counts())
+
+        for start in range(0, len(data), step):
+            yield 0, partial(work, start, min(start + step, len(data)))
+
+    def _encoded(self, output: Output, room: LeftRoom) -> Iterator[PieceWork]:
+        """Yield the work on an output that is encoded, and on what that loses of packed codes."""
+        shape = output.info.shape
+        whole = math.prod(shape)
+        parts = list(pieces(output, PIECE))
+        cost = HELD * (whole if len(parts) == 1 else min(whole, PIECE + shape[-1]))
+        for first, values in parts:
+            yield cost, self._work(output, room, first, values, len(parts))
+        for band in narrowed(output, PIECE):
+            cost = HELD * math.prod(band.shape) if band.rows is not None else 0
+            yield cost, partial(_lost, band, output.info.encoding)
 
     def _work(
-        self, output: Output, first: int, values: Callable[[], Any], parts: int
-    ) -> Callable[[], EncodedPiece]:
+        self, output: Output, room: LeftRoom, first: int, values: Callable[[], Any], parts: int
+    ) -> Callable[[], PlacedPiece]:
         """Return the work on a piece: one thread's, or every worker's on a tensor that is one."""
         options = replace(self._options, threads=1 if parts > 1 else self._options.jobs)
+        width = encoding(output.info.encoding).row_bytes(output.info.shape) or 0
+        summed = self._summed(output, room)
 
-        def work() -> EncodedPiece:
+        def work() -> PlacedPiece:
             importance = importance_of(output, options)
             data, counts = encode_piece(output, options, importance, first, values())
-            return EncodedPiece(data, counts, crc32(data))
+            room.put(first * width, data)
+            return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
 
         return work
 
 
-def _lost(band: "PackedWeight", stored: str) -> EncodedPiece:
+def _lost(band: "PackedWeight", stored: str) -> PlacedPiece:
     from aprfmt.codecs.way_back import lost_codes
 
-    return EncodedPiece(lost_codes=lost_codes(band, stored))
+    return PlacedPiece(lost_codes=lost_codes(band, stored))
 
 
 def encodes(output: Output) -> bool:

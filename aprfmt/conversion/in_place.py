@@ -11,7 +11,8 @@ from aprfmt.errors import ConversionError, FormatError, OutputError
 from aprfmt.formats import FORMATS, open_source
 from aprfmt.formats.mapped import open_bytes
 from aprfmt.formats.patched import Patch, identity_of, patch
-from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, combine
+from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink
+from aprfmt.formats.summing import combine
 from aprfmt.remote.paths import RemotePath
 
 if TYPE_CHECKING:

@@ -39,7 +39,8 @@ class Options:
     requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
     tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well. `resume`
     keeps what is written when the run is stopped, and continues what an earlier run left. `jobs`
-    workers encode pieces of tensors, each on one thread; 1 encodes in place, on `threads`.
+    workers make and write pieces of tensors, each on one thread; 1 writes in order, and encodes on
+    `threads`.
     """
 
     arch: str | None = None

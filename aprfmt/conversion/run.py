@@ -1,7 +1,7 @@
 """Runs a plan: copies bytes in windows, re-encodes in chunks, counts changed values."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -75,28 +75,44 @@ def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
         for window in windows(runs, WINDOW // 4):
             yield memoryview(window)
         return
+    for view, run in _joined(runs):
+        if run is None:
+            yield view
+            continue
+        run.tensor.expect(run.start, run.start + run.nbytes)
+        for start in range(0, run.nbytes, WINDOW):
+            stop = min(start + WINDOW, run.nbytes)
+            yield run.tensor.raw(run.start + start, run.start + stop)
+            run.tensor.drop(run.start + start, run.start + stop)
+    for tensor in dict.fromkeys(run.tensor for run in runs):
+        tensor.drop()
+
+
+def copied(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
+    """Yield bytes [start, stop) of what is copied, on any thread; mapped pages stay."""
+    if data.reordered:
+        yield memoryview(data.window(start, stop))
+        return
+    for view, _ in _joined(data.runs(start, stop)):
+        yield view
+
+
+def _joined(runs: Iterable[ByteRun]) -> Iterator[tuple[memoryview, ByteRun | None]]:
+    """Yield the bytes of every large run, with it, and those of small ones together."""
     batch: list[memoryview] = []
     held = 0
     for run in runs:
+        view = run.tensor.raw(run.start, run.start + run.nbytes)
         if run.nbytes < SMALL:
-            batch.append(run.tensor.raw(run.start, run.start + run.nbytes))
+            batch.append(view)
             held += run.nbytes
-            if held >= WINDOW // 4:
-                yield memoryview(b"".join(batch))
-                batch, held = [], 0
-            continue
-        if batch:
-            yield memoryview(b"".join(batch))
+        if batch and (run.nbytes >= SMALL or held >= WINDOW // 4):
+            yield memoryview(b"".join(batch)), None
             batch, held = [], 0
-        run.tensor.expect(run.start, run.start + run.nbytes)
-        for start in range(run.start, run.start + run.nbytes, WINDOW):
-            stop = min(start + WINDOW, run.start + run.nbytes)
-            yield run.tensor.raw(start, stop)
-            run.tensor.drop(start, stop)
+        if run.nbytes >= SMALL:
+            yield view, run
     if batch:
-        yield memoryview(b"".join(batch))
-    for tensor in dict.fromkeys(run.tensor for run in runs):
-        tensor.drop()
+        yield memoryview(b"".join(batch)), None
 
 
 def _made(runs: Sequence[ByteRun], written: Written) -> Iterator[memoryview]:
@@ -148,12 +164,14 @@ def encode_piece(
         expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
         threads=options.threads or 0,
     )
-    after = decode(target, data, values.shape, threads=options.threads or cpu_count())
+    threads, counts = options.threads or cpu_count(), Counts()
+    if counts.add_encoded(values, target, data, encoding(target).block_size, threads):
+        return data, counts
+    after = decode(target, data, values.shape, threads=threads)
     before = values if values.dtype == after.dtype else values.astype(after.dtype)
     if values.dtype.itemsize > after.dtype.itemsize:
         after = after.astype(values.dtype)
         before = values
-    counts = Counts()
     counts.add(before, after)
     return data, counts
 
@@ -182,11 +200,21 @@ def together(counts: Sequence[int | None]) -> int | None:
 
 
 def narrowed(output: Output, elements: int) -> "list[PackedWeight]":
-    """Return the packed weights, in bands, that an output stores as a narrower float."""
-    if output.info.encoding not in ("BF16", "F16"):
+    """Return the packed weights that an output stores as a narrower float.
+
+    They come in bands, but for those whose scales say at once that no code is lost.
+    """
+    from aprfmt.codecs.way_back import surely_back
+
+    stored = output.info.encoding
+    if stored not in ("BF16", "F16"):
         return []
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
-    return [band for packed in made for band in packed.bands(elements)]
+    return [
+        band
+        for packed in made
+        for band in ([packed] if surely_back(packed, stored) else packed.bands(elements))
+    ]
 
 
 def _as_input(values: "Array", output: Output) -> "Array":

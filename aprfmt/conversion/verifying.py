@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aprfmt.conversion.outputs import Output
     from aprfmt.conversion.run import Written
     from aprfmt.formats.output import OutputFile
+    from aprfmt.formats.sequential import LeftRoom
 
 LARGE = 1 << 20  # smaller tensors are read back at the end: they are no work
 
@@ -52,14 +53,20 @@ class Verifier:
         """Return what is to be said of the source's own checksum."""
         return self._notes.result() if self._notes is not None else checksum_notes(self._source)
 
-    def written(self, sink: "Sink", output: "Output", record: "Written") -> None:
-        """Begin to compare the tensor that was written last, where it is large and at hand."""
+    def written(
+        self, sink: "Sink", output: "Output", record: "Written", room: "LeftRoom | None" = None
+    ) -> None:
+        """Begin to compare a tensor, where it is large and at hand.
+
+        It is the one that was written last, or the one that others wrote into a room.
+        """
         self._raise_found()
         if output.info.nbytes < LARGE or not isinstance(sink, SequentialSink):
             return
         if output.copies and not output.made and not all(map(in_mapped_file, output.sources)):
             return
-        file, at = self._places[output.info.name] = sink.lies()
+        file, at = sink.lies() if room is None else (room.file, room.start)
+        self._places[output.info.name] = file, at
         self._waiting.append(self._pool.submit(_compare, file, at, output, record))
 
     def wait(self) -> None:

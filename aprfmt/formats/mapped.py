@@ -7,6 +7,7 @@ count as resident memory, so code that walks over a large tensor calls `drop` fo
 import mmap
 import os
 import stat
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,16 +104,17 @@ class MappedFile:
 
     def descriptor(self) -> int | None:
         """Return an open descriptor of the file; None where another lies at its path by now."""
-        if self._fd is None and self._map is not None:
-            try:
-                fd = open_regular(self.path)
-            except FormatError:
-                return None
-            if identity_of(os.fstat(fd)) != self.identity:
-                os.close(fd)
-                return None
-            self._fd = fd
-        return self._fd
+        with _opening:  # any thread may ask
+            if self._fd is None and self._map is not None:
+                try:
+                    fd = open_regular(self.path)
+                except FormatError:
+                    return None
+                if identity_of(os.fstat(fd)) != self.identity:
+                    os.close(fd)
+                    return None
+                self._fd = fd
+            return self._fd
 
     def refuse_changed(self) -> None:
         """Raise FormatError where another file lies at its path by now, or one of other bytes."""
@@ -169,6 +171,7 @@ class MappedFile:
 
 
 _mapped: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
+_opening = threading.Lock()
 
 
 def cut_files() -> list[tuple[Path, int, int]]:

@@ -3,11 +3,13 @@
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from aprfmt.errors import FormatError, OutputError
+from aprfmt.formats.in_memory import lies_in_memory, store
 from aprfmt.formats.mapped import cut_files, cut_line, identity_of, origin
 from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
@@ -42,12 +44,15 @@ class OutputFile:
         self._written = 0
         self._fd: int | None = None
         self._unsynced = 0
+        self._in_memory: bool | None = None  # not asked yet
         self._in_system = hasattr(os, "copy_file_range")
+        # Where there is no pwrite, writing at an offset moves the position that others write at.
+        self._turn = nullcontext() if hasattr(os, "pwrite") else threading.Lock()
 
     def open(self, old: os.stat_result | None) -> None:
         """Make the temporary file with the mode of the `old` file, or the default mode."""
         self.existed = old is not None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._fd = os.open(self.temporary, flags, 0o666)
         if old is not None and hasattr(os, "fchmod"):
             os.fchmod(self._fd, stat.S_IMODE(old.st_mode) & 0o777)
@@ -80,8 +85,34 @@ class OutputFile:
         if not 0 <= offset <= offset + len(view) <= self._written:
             raise ValueError(f"{self.path}: bytes {offset}+{len(view)} of {self._written}")
         self._flush()
-        with self._errors("cannot be written"):
+        with self._errors("cannot be written"), self._turn:
             write_at(self._fd, view, offset)
+
+    def skip(self, nbytes: int) -> int:
+        """Go on behind `nbytes` that others `place`; return where these begin."""
+        if self._fd is None:
+            raise ValueError(f"{self.path}: is closed")
+        self._flush()
+        start = self._written
+        with self._errors("cannot be written"):
+            if self._in_memory is None:
+                self._in_memory = lies_in_memory(self._fd)
+            if self._in_memory and nbytes:
+                os.posix_fallocate(self._fd, start, nbytes)
+            os.lseek(self._fd, nbytes, os.SEEK_CUR)
+        self._written += nbytes
+        return start
+
+    def place(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write a contiguous buffer where room was left; several threads may, each its own."""
+        view = memoryview(data)
+        if self._fd is None:
+            raise ValueError(f"{self.path}: is closed")
+        if self._in_memory and view.nbytes >= _DIRECT:
+            with self._errors("cannot be written"):
+                store(self._fd, view.cast("B"), offset)
+        elif view.nbytes:
+            self._send(view.cast("B"), offset)
 
     def passes(self, nbytes: int, crc: int) -> bool:
         """Say whether the next bytes lie here already; in a new file nothing does."""
@@ -118,21 +149,27 @@ class OutputFile:
             buffer, self._buffer = self._buffer, bytearray()
             self._send(memoryview(buffer))
 
-    def _send(self, view: memoryview) -> None:
+    def _send(self, view: memoryview, offset: int | None = None) -> None:
+        """Write at the end, or at an offset, which leaves the end where it is."""
         assert self._fd is not None
         with self._errors("cannot be written"):
             while view:
-                count = self._copied(view) or self._write(view[:_WINDOW])
+                count = self._copied(view, offset) or self._write(view[:_WINDOW], offset)
                 view = view[count:]
+                offset = None if offset is None else offset + count
                 self._unsynced += count
                 if self._unsynced >= _EARLY:
-                    begin_writing(self._fd)
                     self._unsynced = 0
+                    begin_writing(self._fd)
 
-    def _write(self, view: memoryview) -> int:
+    def _write(self, view: memoryview, offset: int | None) -> int:
         assert self._fd is not None
         try:
-            return os.write(self._fd, view)
+            with self._turn:
+                if offset is None:
+                    return os.write(self._fd, view)
+                write_at(self._fd, view, offset)
+                return len(view)
         except OSError as error:
             found = cut_files() if error.errno == errno.EFAULT else []
             if not found:
@@ -140,13 +177,14 @@ class OutputFile:
             path, had, has = found[0]
             raise FormatError(cut_line(path, had, has)) from error
 
-    def _copied(self, view: memoryview) -> int:
+    def _copied(self, view: memoryview, offset: int | None) -> int:
         """Have the system copy the first bytes of a mapped file's; return how many it did."""
         lies = origin(view) if self._in_system and len(view) >= _IN_SYSTEM else None
         if lies is None or self._fd is None:
             return 0
+        size = min(len(view), _WINDOW)
         try:
-            return os.copy_file_range(lies[0], self._fd, min(len(view), _WINDOW), lies[1])
+            return os.copy_file_range(lies[0], self._fd, size, lies[1], offset)
         except OSError as error:
             if error.errno not in _CANNOT:
                 raise

@@ -5,10 +5,8 @@ A format for which the plan fixes all bytes except the tensors' returns such a p
 """
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -18,8 +16,9 @@ from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.output import OutputFile
+from aprfmt.formats.summing import RunningSum, SummedPiece
 
-_ASIDE = 1 << 20  # from this size on, the checksum is computed in parallel with the write
+_WIDTH = 4  # bytes of a checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,52 @@ class Program:
     body: Sequence[Segment] = field(default=())
 
 
+@dataclass(frozen=True, slots=True)
+class LeftRoom:
+    """The room of a tensor that others fill: where it begins in a file, and its bytes.
+
+    `crc` says that `SequentialSink.filled` needs their checksum.
+    """
+
+    file: OutputFile
+    start: int
+    nbytes: int
+    summed: SummedPiece | None = None
+
+    @property
+    def crc(self) -> bool:
+        """Whether the checksum of its bytes is needed."""
+        return self.summed is not None
+
+    def put(self, offset: int, data: bytes | memoryview) -> None:
+        """Write bytes of it, on any thread. Raises OutputError as `OutputFile.write` does."""
+        size = memoryview(data).nbytes
+        if not 0 <= offset <= offset + size <= self.nbytes:
+            raise ConversionError(
+                f"{self.file.path}: bytes {offset}+{size} were given of a tensor of {self.nbytes}"
+            )
+        self.file.place(self.start + offset, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A checksum that comes later: where it stands, and of what it is."""
+
+    start: int
+    segment: Checksum
+    total: RunningSum
+    summed: SummedPiece
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A file that was written to its end but for rooms that others fill, and its checksums."""
+
+    file: OutputFile
+    number: int
+    checks: Sequence[_Check]
+
+
 class SequentialSink:
     """A model being written; see `aprfmt.base.protocols.Sink`. Formats give `_lay_out`.
 
@@ -70,8 +115,10 @@ class SequentialSink:
         self._out: OutputFile | None = None
         self._first: OutputFile | None = None
         self._last: tuple[OutputFile, int] | None = None  # where the last tensor begins
-        self._sum: _Sum | None = None
-        self._footers: list[tuple[OutputFile, int, _Sum]] = []  # of the first file
+        self._sum: RunningSum | None = None
+        self._footers: list[tuple[OutputFile, int, RunningSum]] = []  # of the first file
+        self._left: dict[OutputFile, int] = {}  # rooms of each file that others fill
+        self._ended: list[_Ended] = []  # files, and checksums, that wait for these
 
     def _lay_out(
         self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
@@ -107,6 +154,23 @@ class SequentialSink:
                 f"{room.nbytes} were planned"
             )
         self._next = next(self._steps, None)
+
+    def leave(self, name: str) -> LeftRoom:
+        """Leave the room of the next planned tensor to other threads; `filled` follows."""
+        room, out = self._awaited(name), self._out
+        assert out is not None
+        summed = None if self._sum is None else self._sum.leave(room.nbytes)
+        left = LeftRoom(out, out.skip(room.nbytes), room.nbytes, summed)
+        self._left[out] = self._left.get(out, 0) + 1
+        self._next = next(self._steps, None)
+        return left
+
+    def filled(self, room: LeftRoom, crc: int) -> None:
+        """Take note that all of a room is written, its bytes of this CRC-32."""
+        if room.summed is not None:
+            room.summed.crc = crc
+        self._left[room.file] -= 1
+        self._settle()
 
     def lies(self) -> tuple[OutputFile, int]:
         """Return the file of the tensor that was written last, and where; it can be read there."""
@@ -195,6 +259,8 @@ class SequentialSink:
                 self._files.discard()
 
     def _finish(self) -> None:
+        if any(self._left.values()):
+            raise ConversionError(f"{self._path}: a tensor that others write is not whole")
         if self._programs is None or self._next is not None:
             missing = repr(self._next.name) if self._next is not None else "the plan"
             raise ConversionError(
@@ -213,21 +279,41 @@ class SequentialSink:
             sums = any(isinstance(segment, Checksum) for segment in program.body)
             self._sum = None
             out.write(program.head)
-            self._sum = total = _Sum(program.head) if sums else None
+            self._sum = total = RunningSum(program.head) if sums else None
+            checks: list[_Check] = []
             for segment in program.body:
                 if isinstance(segment, Room):
                     yield segment
                 elif isinstance(segment, Checksum):
                     assert total is not None
-                    # The checksum uses the amended head.
-                    head = (self._programs or programs)[number].head
                     if number == 0:
                         self._footers.append((out, out.tell(), total.copy()))
-                    self._emit(segment.settle(total.digest(head)))
+                    if self._left.get(out):  # it comes when all that is before it lies there
+                        before, at = total.copy(), out.skip(_WIDTH)
+                        checks.append(_Check(at, segment, before, total.leave(_WIDTH)))
+                    else:
+                        self._emit(segment.settle(total.digest(self._head(number))))
                 else:
                     self._emit(segment)
-            if number:
-                out.close()  # the first stays open, to be amended
+            self._ended.append(_Ended(out, number, checks))
+            self._settle()
+
+    def _head(self, number: int) -> bytes:
+        """Return the head of a file, as it was amended."""
+        return self.programs[number].head
+
+    def _settle(self) -> None:
+        """Write the checksums of files that are whole by now, and close them."""
+        for ended in self._ended[:]:
+            if self._left.get(ended.file):
+                continue
+            self._ended.remove(ended)
+            for check in ended.checks:
+                found = check.segment.settle(check.total.digest(self._head(ended.number)))
+                ended.file.patch(check.start, found)
+                check.summed.crc = crc32(found)
+            if ended.number:
+                ended.file.close()  # the first stays open, to be amended
 
     def _emit(self, data: bytes | memoryview) -> None:
         assert self._out is not None
@@ -246,85 +332,6 @@ def program_size(program: Program) -> int:
         else:
             size += 4 if isinstance(segment, Checksum) else memoryview(segment).nbytes
     return size
-
-
-class _Sum:
-    """CRC-32 of a head that may still change, and of a body already written."""
-
-    def __init__(self, head: bytes) -> None:
-        self._head_bytes = len(head)
-        self._body = 0
-        self._body_bytes = 0
-
-    def add(self, data: bytes | memoryview, write: Callable[[bytes | memoryview], None]) -> None:
-        """Write `data` and count it; large pieces are summed by another thread meanwhile."""
-        size = memoryview(data).nbytes
-        if size < _ASIDE:
-            write(data)
-            self._body = crc32(data, self._body)
-        else:
-
-            def summing() -> None:
-                self._body = crc32(data, self._body)
-
-            worker = threading.Thread(target=summing)
-            worker.start()
-            try:
-                write(data)
-            finally:
-                worker.join()  # the caller may reuse the buffer
-        self._body_bytes += size
-
-    def join(self, crc: int, nbytes: int) -> None:
-        """Count bytes that lie there already, by their checksum."""
-        self._body = combine(self._body, crc, nbytes)
-        self._body_bytes += nbytes
-
-    def copy(self) -> "_Sum":
-        """Return the state as it is now."""
-        twin = _Sum(b"")
-        twin._head_bytes = self._head_bytes
-        twin._body, twin._body_bytes = self._body, self._body_bytes
-        return twin
-
-    def digest(self, head: bytes) -> bytes:
-        """Return the checksum of `head` and the body, four bytes little-endian."""
-        assert len(head) == self._head_bytes
-        value = combine(crc32(head), self._body, self._body_bytes)
-        return value.to_bytes(4, "little")
-
-
-def combine(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of A + B from the CRCs of A and of B and the bytes of B.
-
-    Appending zeros is linear over GF(2): A's CRC goes through the operators for 2^n zero bytes, for
-    every bit n of `length`. The method is that of zlib's crc32_combine.
-    """
-    for power in range(length.bit_length()):
-        if length >> power & 1:
-            first = _times(_zero_bytes(power), first)
-    return first ^ second
-
-
-@cache
-def _zero_bytes(power: int) -> Sequence[int]:
-    """Return the operator that appends 2^`power` zero bytes: the one of half of them, twice."""
-    if power:
-        operator = _zero_bytes(power - 1)
-        return [_times(operator, row) for row in operator]
-    operator = [0xEDB88320, *(1 << bit for bit in range(31))]  # one zero bit
-    for _ in range(3):
-        operator = [_times(operator, row) for row in operator]
-    return operator
-
-
-def _times(operator: Sequence[int], vector: int) -> int:
-    result = 0
-    for row in operator:
-        if vector & 1:
-            result ^= row
-        vector >>= 1
-    return result
 
 
 def check_unique(infos: Sequence[TensorInfo], where: str) -> None:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,11 @@ class RunBytes:
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
+
+    @property
+    def reordered(self) -> bool:
+        """Whether these are rows of one tensor in another order."""
+        return self._rows is not None
 
     def runs(self, start: int, stop: int) -> Iterator[ByteRun]:
         """Yield the runs that bytes [start, stop) are made of."""
@@ -214,7 +220,8 @@ def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
     at = 0
     expect(a)
     expect(b)
-    with closing(windows(a)) as of_a, closing(windows(b)) as of_b:
+    size = WINDOW // 4 if isinstance(a, Columns) or isinstance(b, Columns) else WINDOW  # copied
+    with closing(windows(a, size)) as of_a, closing(windows(b, size)) as of_b:
         for left, right in zip(of_a, of_b, strict=False):
             found = differs(left, right)
             if found is not None:
@@ -282,8 +289,14 @@ def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Byt
     heads = np.flatnonzero(np.append(True, ~joined))
     rows = source[heads], start[heads], np.add.reduceat(size, heads)
     made = Columns(lambda i, start, nbytes: ByteRun(stored[i], start, nbytes),
-                   [array("q", row.tobytes()) for row in rows])  # fmt: skip
+                   _kept(*(row.tobytes() for row in rows)))  # fmt: skip
     return list(made) if len(made) <= FEW else made
+
+
+@lru_cache(8)
+def _kept(*columns: bytes) -> Sequence["array[int]"]:
+    """Return columns of numbers; equal layers of a model have the same ones, not their own."""
+    return [array("q", column) for column in columns]
 
 
 def _unit(tensor: LazyTensor) -> tuple[int, int] | None:

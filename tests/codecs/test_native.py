@@ -12,7 +12,7 @@ import pytest
 
 from aprfmt import codecs
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.conversion.counts import Counts
+from aprfmt.conversion.counts import Counts, only_blocks
 from aprfmt.errors import CodecError
 from tests.codecs.levels import golden, level, misaligned, native
 from tests.patience import PATIENCE
@@ -242,6 +242,29 @@ def test_changes_are_counted_as_numpy_does(count: int) -> None:
     if count > 1:
         with pytest.raises(CodecError, match="changes: found"):
             native.changes(before[1:], after)
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("name", sorted(native._DECODERS))
+def test_changes_of_blocks_are_those_of_what_they_decode_to(name: str) -> None:
+    row = ENCODINGS[name]
+    count = (1 << 21) + 5 * row.block_size  # more than one thread's part, no whole segment
+    raw = np.tile(np.frombuffer(golden.raw_bytes(7 * row.type_size), np.uint8), count // 7 + 7)
+    raw = raw[: count // row.block_size * row.type_size]
+    after = codecs.decode(name, raw.tobytes(), (count,))
+    before = after.copy()
+    before[::97] += 1
+    before[5::1009], before[-1] = 3e38, np.inf
+    with np.errstate(all="ignore"):
+        expected = native.changes(before, after)
+    assert native.changes_of(name, before, raw) == expected
+    for threads in (1, 3):
+        counts = Counts()
+        done = counts.add_encoded(before, name, raw.tobytes(), row.block_size, threads)
+        assert done == only_blocks(name)
+        assert counts == (Counts(*expected) if done else Counts())
+    with pytest.raises(CodecError, match=f"bytes of {name}, expected"):
+        native.changes_of(name, before[: -row.block_size], raw)
 
 
 @pytest.mark.usefixtures("level")

@@ -14,7 +14,7 @@ from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repacks import REPACKS, Repack, Repacked, repacked
-from aprfmt.codecs.way_back import all_come_back, lost_codes
+from aprfmt.codecs.way_back import all_come_back, lost_codes, surely_back
 from aprfmt.errors import CodecError
 from tests.codecs.data import Array, by_gguf
 from tests.codecs.packing import pack
@@ -282,9 +282,11 @@ def test_fp8_codes_come_back_over_all_scales(stored: str, data: st.DataObject) -
     laid = weight.laid_out()
     assert laid is not None
     assert all_come_back(laid, 0, 2, stored, fp8.E4M3.values) == (not lost.any())
+    assert not (surely_back(weight, stored) and lost.any())
     smallest, largest = {"BF16": (-126, 127), "F16": (-14, 15)}[stored]
-    if smallest + 9 <= power <= largest - 10:
+    if smallest + 10 <= power <= largest - 11:
         assert not lost.any()
+        assert surely_back(weight, stored), "nothing was to be tried"
 
 
 def test_every_pair_is_tried_here() -> None:

@@ -25,7 +25,7 @@ from tests.formats.kill_driver import in_child
 from tests.formats.writers import contents
 
 CALLS = ("open", "write", "replace", "rename", "mkdir", "ftruncate", "unlink", "rmdir", "fsync",
-         "lseek", "pwrite")  # fmt: skip
+         "lseek", "pwrite", "copy_file_range")  # fmt: skip
 # Name of the output, and the options: one file, a split, a folder; copied and encoded again.
 SUBJECTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "file": ("x.gguf", {}),
@@ -35,6 +35,7 @@ SUBJECTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "folder": ("x", {"encoding": "F16", "max_shard_size": 60_000}),
     "jobs": ("x.gguf", {"quantize": "Q8_0", "jobs": 2}),
     "jobs_split": ("x.apr", {"encoding": "F16", "max_shard_size": 60_000, "jobs": 2}),
+    "jobs_copied": ("x.apr", {"max_shard_size": 60_000, "jobs": 3, "complete": False}),
 }
 
 
@@ -57,8 +58,8 @@ def die_at(n: int) -> None:
     def dying(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if next(calls) == n:
-                if name == "write":
-                    real(args[0], bytes(args[1])[: len(args[1]) // 2])
+                if name in ("write", "pwrite"):
+                    real(args[0], bytes(args[1])[: len(args[1]) // 2], *args[2:])
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **kwargs)
 

@@ -1,10 +1,12 @@
-"""`--jobs`: several workers encode, one writes in order; the bytes and the counts are those of one.
+"""`--jobs`: several workers make and write pieces; the bytes and the counts are those of one.
 
-Seen red: pieces in the order they were finished, counts of the last piece only, a checksum of
-pieces joined the wrong way round.
+Seen red: counts of the last piece only, a checksum of pieces joined the wrong way round, a piece
+put at the beginning of its tensor, one stored at the beginning of its page.
 """
 
+import errno
 import hashlib
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +16,9 @@ import numpy as np
 import pytest
 
 from aprfmt.conversion import ahead, convert
-from aprfmt.errors import ConversionError
+from aprfmt.errors import ConversionError, OutputError
+from aprfmt.formats import output
+from aprfmt.formats.in_memory import kind_of, store
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
@@ -79,17 +83,107 @@ def test_a_stopped_run_is_continued_by_several(
 ) -> None:
     source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3)
     expected = convert(source, tmp_path / "one.gguf", quantize="Q4_0").files
-    real = ahead.Ahead.chunks
+    real = ahead.Ahead.write
 
-    def failing(self: ahead.Ahead, output: Any, written: Any) -> Any:
+    def failing(self: ahead.Ahead, output: Any, written: Any) -> bool:
         if output.info.name == "blk.2.ffn_up.weight":
             raise ConversionError("stopped")
         return real(self, output, written)
 
     with monkeypatch.context() as stop:
-        stop.setattr(ahead.Ahead, "chunks", failing)
+        stop.setattr(ahead.Ahead, "write", failing)
         with pytest.raises(ConversionError, match="stopped"):
             convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=2, resume=True)
     report = convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=3, resume=True)
     assert report.resumed_tensors > 4
     assert (tmp_path / "x.gguf").read_bytes() == expected[0].read_bytes()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("suffix", ["gguf", "apr", "safetensors"])
+def test_split_and_merge_give_the_bytes_of_one(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "WINDOW", 5000)  # many pieces of a tensor, few of them whole rows
+    source = tmp_path / f"m.{suffix}"
+    convert(llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300), source)
+    made = []
+    for jobs in (1, 2, 5):
+        folder = tmp_path / str(jobs)
+        folder.mkdir()
+        parts = aprfmt("split", source, folder / f"x.{suffix}", "--max-shard-size", "300K",
+                       "--jobs", jobs, "--json")  # fmt: skip
+        assert parts.json["verified"] == len(parts.json["tensors"]), parts.err
+        files = sorted(folder.iterdir())
+        assert len(files) > 3
+        whole = aprfmt("merge", files[0], folder / f"y.{suffix}", "--jobs", jobs)
+        assert whole.code == 0, whole.err
+        made.append(digests(folder))
+    assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_full_disk_ends_a_run_of_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3)
+    writes = itertools.count()
+
+    def full(fd: int, data: memoryview, offset: int) -> int:
+        if next(writes) == 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data, offset)
+
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OutputError, match="No space left"):
+        convert(source, tmp_path / "x.gguf", quantize="Q8_0", jobs=3)
+    assert os.listdir(tmp_path) == ["m"]
+
+
+@pytest.mark.usefixtures("small")
+def test_pieces_stored_in_mapped_pages_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done where files lie in memory gives the same anywhere."""
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
+    made, stored = [], []
+
+    def noted(fd: int, data: memoryview, offset: int) -> None:
+        stored.append(len(data))
+        store(fd, data, offset)
+
+    for mapped in (False, True):
+        folder = tmp_path / str(mapped)
+        folder.mkdir()
+        monkeypatch.setattr(output, "lies_in_memory", lambda fd, mapped=mapped: mapped)
+        monkeypatch.setattr(output, "_DIRECT", 16)
+        monkeypatch.setattr(output, "store", noted)
+        options: Mapping[str, Any] = {"max_shard_size": 300_000, "jobs": 3}
+        convert(source, folder / "x.apr", quantize="Q8_0", **options)
+        convert(source, folder / "y.apr", complete=False, **options)
+        made.append(digests(folder))
+        assert bool(stored) == mapped
+    assert made[0] == made[1]
+
+
+def test_no_room_in_memory_is_said_before_a_page_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, start: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256)
+    monkeypatch.setattr(output, "lies_in_memory", lambda fd: True)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OutputError, match="No space left"):
+        convert(source, tmp_path / "x.gguf", encoding="F16", jobs=2)
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_a_file_in_memory_is_known_by_its_mount() -> None:
+    mounts = (
+        "22 28 0:20 / /sys rw,nosuid - sysfs sysfs rw\n"
+        "28 1 254:1 / / rw,noatime shared:1 - ext4 /dev/vda1 rw\n"
+        "30 28 0:26 / /dev/shm rw master:4 - tmpfs tmpfs rw,size=8g\n"
+    )
+    kinds = [kind_of(mounts, device) for device in ("254:1", "0:26", "0:2", "")]
+    assert kinds == ["ext4", "tmpfs", "", ""]

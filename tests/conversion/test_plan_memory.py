@@ -1,7 +1,8 @@
 """What a plan holds for rows that change places: numbers, not objects.
 
-Seen red: 151 bytes for a row of a folder, 251 for one of a GGUF, kept until the conversion ends; a
-model of twice the layers then takes more memory at its peak.
+Seen red: 151 bytes for a row of a folder, 251 for one of a GGUF, kept until the conversion ends,
+and 51 where each layer has runs of its own; a model of twice the layers then takes more memory at
+its peak.
 """
 
 import gc
@@ -49,7 +50,7 @@ def test_a_row_takes_a_few_numbers(target: str, tmp_path: Path) -> None:
         held(source, target)  # what is loaded once
         sizes.append(held(source, target))
     each = (sizes[1] - sizes[0]) / (4 * ROWS)
-    assert each < 100, each
+    assert each < 40, each
 
 
 def test_columns_are_their_rows() -> None:

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.base.protocols import TensorInfo, Typed, Value
-from aprfmt.errors import UsageError
+from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats import FORMATS
-from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, combine, deal
+from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, deal
+from aprfmt.formats.summing import combine
 from tests.conftest import ROOT
 from tests.formats.apr_writing import info
 
@@ -91,3 +92,36 @@ def test_header_fields_tell_true_bytes(name: str) -> None:
         at = max(at, found.offset + found.nbytes)
     assert at == len(data)
     assert any(found.name.startswith("tensor ") for found in fields)
+
+
+def test_rooms_that_others_fill_count_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """Filled from the last to the first, beside tensors that are written in order."""
+    data = [bytes([n % 251]) * n for n in (40, 7, 3 * _MIB, 1)]
+    infos = [TensorInfo(f"t{at}", (len(d),), "U8", 0, len(d), len(d)) for at, d in enumerate(data)]
+    with OneFile(tmp_path / "one") as sink:
+        sink.plan({}, infos)
+        for one, held in zip(infos, data, strict=True):
+            sink.write(one.name, [memoryview(held)])
+    with OneFile(tmp_path / "several") as sink:
+        sink.plan({}, infos)
+        rooms = [(sink.leave("t0"), data[0])]
+        sink.write("t1", [memoryview(data[1])])
+        rooms += [(sink.leave("t2"), data[2]), (sink.leave("t3"), data[3])]
+        for room, held in reversed(rooms):
+            half = len(held) // 2
+            room.put(half, held[half:])
+            room.put(0, held[:half])
+            sink.filled(room, zlib.crc32(held))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "several").read_bytes()
+
+
+def test_a_room_that_nobody_filled_is_not_published(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="not whole"):
+        with OneFile(tmp_path / "x") as sink:
+            sink.plan({}, [info("t", (8,), "U8")])
+            sink.leave("t").put(0, b"12345678")
+    with pytest.raises(ConversionError, match="of a tensor of 8"):
+        with OneFile(tmp_path / "x") as sink:
+            sink.plan({}, [info("t", (8,), "U8")])
+            sink.leave("t").put(4, b"12345")
+    assert not list(tmp_path.iterdir())

@@ -90,7 +90,8 @@ def test_it_runs(places: Mapping[str, str], line: str) -> None:
     "convert HUB OUT/x.apr", "convert GGUF OUT/x.safetensors", "import HUB -o OUT/x.apr",
     "quantize GGUF OUT/x.gguf --type Q4_0", "split GGUF OUT/x.gguf --max-shard-size 3M",
     "merge GGUF OUT/x.gguf", "set GGUF general.name=x -o OUT/x.gguf",
-    "export GGUF --to safetensors -o OUT/x",
+    "export GGUF --to safetensors -o OUT/x", "convert HUB OUT/x.gguf --encoding F16 --jobs 3",
+    "split GGUF OUT/x.gguf --max-shard-size 3M --jobs 3",
 ])  # fmt: skip
 def test_it_writes_the_same_bytes(
     here: Path, places: Mapping[str, str], tmp_path: Path, line: str

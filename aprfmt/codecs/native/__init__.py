@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
 
 __all__ = [
-    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "changes", "check", "decode_across",
+    "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "changes", "changes_of", "check",
+    "decode_across",
     "decode_coded",
     "decode_packed", "encode_coded", "first_not_finite", "force", "halves", "matmul", "matmuls",
     "number", "products", "stats", "stats_of", "stream_fill", "turn", "walk_strings",
@@ -184,6 +185,15 @@ def stats(x: Any, threads: int = 1) -> "Moments":
     """Return the moments of a contiguous float32 array, in one pass over it."""
     view = memoryview(x).cast("B")
     return stats_of("F32", view, len(view) // 4, threads)
+
+
+def changes_of(encoding: str, before: Any, raw: Any) -> tuple[int, int, int]:
+    """Return what `changes` does of float32 `before` and encoded bytes.
+
+    Raises CodecError where lengths do not fit, KeyError for an encoding without such a kernel.
+    """
+    KERNELS[encoding]
+    return _kernels.changes(before, raw, _DECODERS[encoding][0])
 
 
 def stats_of(encoding: str, raw: Any, count: int, threads: int = 1) -> "Moments":

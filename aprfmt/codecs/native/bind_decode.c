@@ -219,26 +219,60 @@ static PyObject *py_first_not_finite(PyObject *module, PyObject *x_object) {
     return PyLong_FromSsize_t(found);
 }
 
-PyDoc_STRVAR(changes_doc,
-             "changes(before, after)\n\n"
-             "Return how many numbers of two float32 buffers of one size differ, how many finite "
-             "ones are not\nany more, and how many others became zero. NaN is equal to NaN.");
+PyDoc_STRVAR(
+    changes_doc,
+    "changes(before, after, index=-1)\n\n"
+    "Return how many numbers of two float32 buffers of one size differ, how many finite ones are "
+    "not\nany more, and how many others became zero. NaN is equal to NaN. With the index of a "
+    "decoder\n`after` are blocks, of which nothing decoded is kept.");
+
+/* Compare with blocks, decoded a segment at a time. */
+static void add_decoded(const decoder *row, const float *x, const uint8_t *raw, size_t count,
+                        changes *found) {
+    float some[SEGMENT];
+    const size_t step = SEGMENT / row->block_size;
+    const size_t blocks = (count + row->block_size - 1) / row->block_size;
+    for (size_t at = 0; at < blocks; at += step) {
+        const size_t few = blocks - at < step ? blocks - at : step, first = at * row->block_size;
+        const size_t there = few * row->block_size, left = count - first;
+        row->decode[0](raw + at * row->type_size, some, few);
+        aprfmt_level->add_changes(x + first, some, left < there ? left : there, found);
+    }
+}
 
 static PyObject *py_changes(PyObject *module, PyObject *args) {
     buffers held = {.used = 0};
     PyObject *before, *after, *result = NULL;
+    Py_ssize_t index = -1, size = 0;
     size_t count = 0, other = 0;
     changes found = {0, 0, 0};
+    const decoder *row = NULL;
+    const uint8_t *raw = NULL;
+    const float *y = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &before, &after)) return NULL;
-    const float *x = aprfmt_hold_floats(&held, before, 0, "before", &count), *y = NULL;
-    if (x) y = aprfmt_hold_floats(&held, after, 0, "after", &other);
-    if (!y) goto done;
-    if (count != other) {
-        aprfmt_error("changes: found %zu numbers beside %zu", other, count);
-        goto done;
+    if (!PyArg_ParseTuple(args, "OO|n", &before, &after, &index)) return NULL;
+    if (index != -1 && !(row = aprfmt_decoder_at(index))) return NULL;
+    const float *x = aprfmt_hold_floats(&held, before, 0, "before", &count);
+    if (!x) goto done;
+    if (row) {
+        raw = aprfmt_hold(&held, after, 0, &size);
+        if (!raw) goto done;
+        size_t expected = (count + row->block_size - 1) / row->block_size * row->type_size;
+        if ((size_t)size != expected) {
+            aprfmt_error("changes: found %zd bytes of %s, expected %zu for %zu elements", size,
+                         row->name, expected, count);
+            goto done;
+        }
+    } else {
+        y = aprfmt_hold_floats(&held, after, 0, "after", &other);
+        if (!y) goto done;
+        if (count != other) {
+            aprfmt_error("changes: found %zu numbers beside %zu", other, count);
+            goto done;
+        }
     }
-    Py_BEGIN_ALLOW_THREADS aprfmt_level->add_changes(x, y, count, &found);
+    Py_BEGIN_ALLOW_THREADS if (row) add_decoded(row, x, raw, count, &found);
+    else aprfmt_level->add_changes(x, y, count, &found);
     Py_END_ALLOW_THREADS result = Py_BuildValue("nnn", (Py_ssize_t)found.differ,
                                                 (Py_ssize_t)found.over, (Py_ssize_t)found.under);
 done:

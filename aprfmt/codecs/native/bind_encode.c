@@ -4,12 +4,13 @@
 PyDoc_STRVAR(encode_doc, "encode(index, x, out, columns, importance=None, fused=True)\n\n"
                          "Fill the bytes `out` with blocks of float32 `x`, rows of `columns`; "
                          "`importance` has one float32 a\n"
-                         "column. `fused` rounds multiply-adds once.");
+                         "column. `fused` rounds multiply-adds once. Where `out` is None, return "
+                         "them as new bytes.");
 
 static PyObject *py_encode(PyObject *module, PyObject *args) {
     Py_ssize_t index, columns, out_size = 0, row_count = 0;
     int fused = 1;
-    PyObject *x_object, *out_object, *importance_object = Py_None, *result = NULL;
+    PyObject *x_object, *out_object, *importance_object = Py_None, *result = NULL, *made = NULL;
     buffers held = {.used = 0};
     size_t count = 0, weights = 0;
     const float *importance = NULL;
@@ -23,13 +24,20 @@ static PyObject *py_encode(PyObject *module, PyObject *args) {
     if (index < 0 || index >= row_count) return aprfmt_error("encoder %zd does not exist", index);
     const encoder *row = &aprfmt_level->encoders[index];
     const float *x = aprfmt_hold_floats(&held, x_object, 0, row->name, &count);
-    if (x) out = aprfmt_hold(&held, out_object, 1, &out_size);
+    if (!x) goto done;
+    size_t blocks = count / row->block_size;
+    if (out_object == Py_None) { /* not cleared: the kernel touches its pages first, and alone */
+        out_size = (Py_ssize_t)(blocks * row->type_size);
+        made = PyBytes_FromStringAndSize(NULL, out_size);
+        out = made ? (uint8_t *)PyBytes_AsString(made) : NULL;
+    } else {
+        out = aprfmt_hold(&held, out_object, 1, &out_size);
+    }
     if (!out) goto done;
     if (importance_object != Py_None) {
         importance = aprfmt_hold_floats(&held, importance_object, 0, "importance matrix", &weights);
         if (!importance) goto done;
     }
-    size_t blocks = count / row->block_size;
     if (columns <= 0 || (size_t)columns % row->block_size || count % (size_t)columns) {
         aprfmt_error(
             "%s: found %zu elements in rows of %zd, expected whole rows of a multiple of %u",
@@ -44,8 +52,9 @@ static PyObject *py_encode(PyObject *module, PyObject *args) {
     }
     Py_BEGIN_ALLOW_THREADS row->encode[fused](x, out, blocks, (size_t)columns / row->block_size,
                                               importance);
-    Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
+    Py_END_ALLOW_THREADS result = Py_NewRef(made ? made : Py_None);
 done:
+    Py_XDECREF(made);
     aprfmt_release(&held);
     return result;
 }
