@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch import losses, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.pooling import pooling
@@ -148,12 +149,11 @@ _LOST_POOLING = Loss(
 
 
 def encoder(
-    name: str, hf: tuple[str, ...], gguf: str, made: Made, hyper: tuple[HyperRule, ...],
-    block: BlockSpec = BLOCK, **more: Any,
-) -> ArchSpec:  # fmt: skip
-    """Return an encoder's spec; `hf` are model types and classes, `gguf` "" without a GGUF form."""
+    name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec = BLOCK, **more: Any
+) -> ArchSpec:
+    """Return the spec of one of our encoders."""
     activation = next(rule.default for rule in hyper if rule.name == "activation")
-    called = {"hf": hf, "apr": (name,)} | ({"gguf": (gguf,)} if gguf else {})
+    called = CALLED[name]
     return ArchSpec(
         name=name, called=called, hyper=hyper, tensors=made[0],
         bindings={style: found for style, found in made[1].items() if style in called},
@@ -162,16 +162,8 @@ def encoder(
     )  # fmt: skip
 
 
-BERT = encoder(
-    "bert", ("bert", "BertModel", "BertForMaskedLM", "BertForSequenceClassification"), "bert",
-    tables(_BERT_ROWS), encoder_hyper(_plain_attention()),
-)  # fmt: skip
-ROBERTA = encoder(
-    "roberta",
-    ("roberta", "RobertaModel", "RobertaForMaskedLM", "xlm-roberta", "XLMRobertaModel",
-     "XLMRobertaForMaskedLM", "camembert", "CamembertModel"),
-    "", tables(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)),
-)  # fmt: skip
+BERT = encoder("bert", tables(_BERT_ROWS), encoder_hyper(_plain_attention()))
+ROBERTA = encoder("roberta", tables(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)))
 
 _D = "transformer.layer.{L}."
 
@@ -181,7 +173,7 @@ def _without_types(names: Collection[str], values: Mapping[str, Value]) -> bool:
 
 
 DISTILBERT = encoder(
-    "distilbert", ("distilbert", "DistilBertModel", "DistilBertForMaskedLM"), "bert",
+    "distilbert",
     tables((
         *embeddings(*_OLD, "", "embeddings.LayerNorm"),
         *_attention(*(f"{_D}attention.{x}_lin" for x in ("q", "k", "v", "out"))),
@@ -201,7 +193,7 @@ DISTILBERT = encoder(
     evidence=_without_types,
 )  # fmt: skip
 MPNET = encoder(
-    "mpnet", ("mpnet", "MPNetModel", "MPNetForMaskedLM"), "",
+    "mpnet",
     tables((
         *embeddings(*_OLD, "", "embeddings.LayerNorm"),
         RoleRow("attn_rel_b.weight", "encoder.relative_attention_bias.weight",
@@ -227,7 +219,7 @@ _SECOND = (
 )
 _TYPES = "embeddings.token_type_embeddings"
 NOMIC_BERT = encoder(
-    "nomic_bert", ("nomic_bert", "NomicBertModel"), "nomic-bert",
+    "nomic_bert",
     tables(
         (
             *embeddings(_OLD[0], "", _TYPES, "emb_ln"),
@@ -253,8 +245,8 @@ NOMIC_BERT = encoder(
     ),
     replace(BLOCK, position="rope", mlp="gated"),
 )  # fmt: skip
-JINA_V3 = encoder(
-    "jina_embeddings_v3", ("jina_embeddings_v3", "JinaEmbeddingsV3Model"), "jina-bert-v3",
+JINA_EMBEDDINGS_V3 = encoder(
+    "jina_embeddings_v3",
     tables(
         (
             *embeddings(_OLD[0], "", _TYPES, "emb_ln"),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from reprlib import repr as short_repr
 
 from aprfmt.arch import losses, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
 from aprfmt.arch.gemma2 import (
     SANDWICH,
@@ -63,11 +64,7 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA3 = ArchSpec(
     name="gemma3",
-    called={
-        "hf": ("gemma3_text", "Gemma3ForCausalLM", "gemma3", "Gemma3ForConditionalGeneration"),
-        "gguf": ("gemma3",),
-        "apr": ("gemma3", "gemma"),
-    },
+    called=CALLED["gemma3"],
     hyper=rules.hyper_table(
         # Multimodal checkpoints leave out keys whose value is transformers' default.
         rules.hidden_size(2304),

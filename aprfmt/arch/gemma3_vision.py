@@ -55,7 +55,7 @@ _TENSORS, _BINDINGS = tables(
 )  # fmt: skip
 
 GEMMA3_VISION = named(
-    "gemma3_vision", ("gemma3_vision",), "clip", (_TENSORS, _BINDINGS),
+    "gemma3_vision", (_TENSORS, _BINDINGS),
     rules.hyper_table(
         *siglip_hyper(),
         rules.size("image_tokens", "mm_tokens_per_image", default=256),

@@ -5,6 +5,7 @@ phi3. Source: transformers' modeling_glm4; the converter's glm.py, llama.cpp's g
 """
 
 from aprfmt.arch import losses, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -31,7 +32,7 @@ _TENSORS, _BINDINGS = tables(
 
 GLM4 = ArchSpec(
     name="glm4",
-    called={"hf": ("glm4", "Glm4ForCausalLM"), "gguf": ("glm4",), "apr": ("glm4",)},
+    called=CALLED["glm4"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(2),
         rules.head_dim(128),

@@ -7,6 +7,7 @@ docs/architectures.md; llama.cpp's granite.cpp.
 from dataclasses import replace
 
 from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import (
@@ -63,11 +64,7 @@ FACTORS = (
 
 GRANITE = ArchSpec(
     name="granite",
-    called={
-        "hf": ("granite", "GraniteForCausalLM"),
-        "gguf": ("granite",),
-        "apr": ("granite",),
-    },
+    called=CALLED["granite"],
     hyper=rules.hyper_table(
         *rules.attention_biases(),
         rules.mlp_bias(),
@@ -108,13 +105,9 @@ _MOE_TENSORS, _MOE_BINDINGS = tables(
     ),
 )  # fmt: skip
 
-GRANITE_MOE = ArchSpec(
+GRANITEMOE = ArchSpec(
     name="granitemoe",
-    called={
-        "hf": ("granitemoe", "GraniteMoeForCausalLM"),
-        "gguf": ("granitemoe",),
-        "apr": ("granitemoe",),
-    },
+    called=CALLED["granitemoe"],
     hyper=rules.hyper_table(
         *rules.attention_biases(),
         rules.rope_style("half", permuted=True),

@@ -4,6 +4,7 @@ Source: transformers' modeling_jais2; the converter's jais.py.
 """
 
 from aprfmt.arch import losses, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec
@@ -23,7 +24,7 @@ _TENSORS, _BINDINGS = tables(
 
 JAIS2 = ArchSpec(
     name="jais2",
-    called={"hf": ("jais2", "Jais2ForCausalLM"), "gguf": ("jais2",), "apr": ("jais2",)},
+    called=CALLED["jais2"],
     hyper=rules.hyper_table(
         rules.context_length(8192),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),

@@ -11,6 +11,7 @@ llama4.py; llama.cpp's llama4.cpp.
 from collections.abc import Callable, Mapping
 
 from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Split
 from aprfmt.arch.qwen2_moe import shared_expert
 from aprfmt.arch.rope import rope_rules
@@ -178,11 +179,7 @@ _LOST = (
 
 LLAMA4 = ArchSpec(
     name="llama4",
-    called={
-        "hf": ("llama4_text", "Llama4ForCausalLM", "llama4", "Llama4ForConditionalGeneration"),
-        "gguf": ("llama4",),
-        "apr": ("llama4",),
-    },
+    called=CALLED["llama4"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, TensorRule
 
 Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of rows.tables
@@ -10,19 +11,17 @@ Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of ro
 
 def named(
     name: str,
-    hf: tuple[str, ...],
-    gguf: str,
     made: Made,
     hyper: tuple[HyperRule, ...],
+    called: Mapping[str, tuple[str, ...]] | None = None,
     **more: Any,
 ) -> ArchSpec:
-    """Return a spec of level "names".
+    """Return a spec of level "names"; `called` may be left out of one of ours (arch/called.py).
 
-    `hf` are its model types and classes, `gguf` its name there, "" where GGUF has no form of it.
     Keys of config.json that no rule reads stay unknown: what they mean matters to a forward pass.
     """
     tensors, bindings = made
-    called = {"hf": hf, "apr": (name,)} | ({"gguf": (gguf,)} if gguf else {})
+    called = called or CALLED[name]
     return ArchSpec(
         name=name, called=called, hyper=hyper, tensors=tensors,
         bindings={style: found for style, found in bindings.items() if style in called},

@@ -5,6 +5,7 @@ which adds the 1.
 """
 
 from aprfmt.arch import losses, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, RoleRow, attention, plain_mlp, tables, whole
@@ -36,7 +37,7 @@ _TENSORS, _BINDINGS = tables(
 
 NEMOTRON = ArchSpec(
     name="nemotron",
-    called={"hf": ("nemotron", "NemotronForCausalLM"), "gguf": ("nemotron",), "apr": ("nemotron",)},
+    called=CALLED["nemotron"],
     hyper=rules.hyper_table(
         rules.context_length(4096),
         rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"),

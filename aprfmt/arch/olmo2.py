@@ -7,6 +7,7 @@ both `olmo2`. Source: docs/architectures.md; the converter's olmo.py, llama.cpp'
 from collections.abc import Collection, Mapping
 
 from aprfmt.arch import losses, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -39,11 +40,7 @@ _HYPER = (
 
 OLMO2 = ArchSpec(
     name="olmo2",
-    called={
-        "hf": ("olmo2", "Olmo2ForCausalLM"),
-        "gguf": ("olmo2",),
-        "apr": ("olmo2",),
-    },
+    called=CALLED["olmo2"],
     hyper=rules.hyper_table(*_HYPER),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -58,11 +55,7 @@ def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> boo
 
 OLMO3 = ArchSpec(
     name="olmo3",
-    called={
-        "hf": ("olmo3", "Olmo3ForCausalLM"),
-        "gguf": ("olmo2",),
-        "apr": ("olmo3",),
-    },
+    called=CALLED["olmo3"],
     hyper=rules.hyper_table(
         *_HYPER,
         *rope_rules(Rope(theta=500000.0, layers="full", nested=True)),

@@ -4,6 +4,7 @@ Source: docs/architectures.md; transformers' modeling_phi.
 """
 
 from aprfmt.arch import losses, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -39,11 +40,7 @@ _TENSORS, _BINDINGS = tables(
 
 PHI2 = ArchSpec(
     name="phi2",
-    called={
-        "hf": ("phi", "PhiForCausalLM"),
-        "gguf": ("phi2",),
-        "apr": ("phi2",),
-    },
+    called=CALLED["phi2"],
     hyper=rules.hyper_table(
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         rules.activation("gelu_tanh", tanh="gelu_new"),

@@ -8,6 +8,7 @@ nets' store w of (1 + w). Sources: delta.py.
 from dataclasses import replace
 
 from aprfmt.arch import delta, draft, losses, moe, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.qwen2_moe import (
@@ -80,11 +81,7 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN3_NEXT = ArchSpec(
     name="qwen3_next",
-    called={
-        "hf": ("qwen3_next", "Qwen3NextForCausalLM"),
-        "gguf": ("qwen3next",),
-        "apr": ("qwen3_next", "qwen3next"),
-    },
+    called=CALLED["qwen3_next"],
     hyper=rules.hyper_table(
         draft.main_layers(),
         rules.n_kv_heads(2),

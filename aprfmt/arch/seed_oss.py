@@ -5,6 +5,7 @@ llama.cpp's seed-oss.cpp.
 """
 
 from aprfmt.arch import losses, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 
@@ -24,7 +25,7 @@ _TENSORS, _BINDINGS = tables(
 
 SEED_OSS = ArchSpec(
     name="seed_oss",
-    called={"hf": ("seed_oss", "SeedOssForCausalLM"), "gguf": ("seed_oss",), "apr": ("seed_oss",)},
+    called=CALLED["seed_oss"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

@@ -1,6 +1,7 @@
 """starcoder2: LayerNorm, biases everywhere, a plain MLP, a window. docs/architectures.md."""
 
 from aprfmt.arch import losses, rules
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec
@@ -21,11 +22,7 @@ _TENSORS, _BINDINGS = tables(
 
 STARCODER2 = ArchSpec(
     name="starcoder2",
-    called={
-        "hf": ("starcoder2", "Starcoder2ForCausalLM"),
-        "gguf": ("starcoder2",),
-        "apr": ("starcoder2",),
-    },
+    called=CALLED["starcoder2"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(2),
         rules.context_length(4096),
