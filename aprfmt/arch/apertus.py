@@ -6,7 +6,6 @@ metadata instead of tensors: no GGUF table. Source: transformers' modeling_apert
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -36,7 +35,6 @@ _LLAMA3 = {
 }  # fmt: skip
 APERTUS = ArchSpec(
     name="apertus",
-    called=CALLED["apertus"],
     hyper=rules.hyper_table(
         rules.context_length(65536),
         rules.norm_eps(1e-5),

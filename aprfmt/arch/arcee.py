@@ -4,7 +4,6 @@ Source: transformers' modeling_arcee; the converter's arcee.py (a llama, Q and K
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec
@@ -24,7 +23,6 @@ _TENSORS, _BINDINGS = tables(
 
 ARCEE = ArchSpec(
     name="arcee",
-    called=CALLED["arcee"],
     hyper=rules.hyper_table(
         rules.context_length(4096),
         rules.norm_eps(1e-5),

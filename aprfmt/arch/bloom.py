@@ -7,7 +7,6 @@ converter's bloom.py, llama.cpp's bloom.cpp.
 from collections.abc import Mapping
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
 from aprfmt.arch.rows import Q, linear, norm, tables, whole
@@ -48,7 +47,6 @@ def _plain_residual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
 
 BLOOM = ArchSpec(
     name="bloom",
-    called=CALLED["bloom"],
     hyper=rules.hyper_table(
         rules.hidden_size(64, "hidden_size n_embed"),
         rules.n_layers(2, "n_layer num_hidden_layers"),

@@ -7,7 +7,6 @@ factor here (a divisor for granite). Source: docs/architectures.md.
 from dataclasses import replace
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
@@ -41,7 +40,6 @@ def logit_factor() -> HyperRule:
 
 COHERE = ArchSpec(
     name="cohere",
-    called=CALLED["cohere"],
     hyper=rules.hyper_table(
         rules.context_length(8192),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),

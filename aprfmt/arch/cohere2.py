@@ -7,7 +7,6 @@ command_r.py, llama.cpp's cohere2.cpp.
 from collections.abc import Mapping
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.cohere import logit_factor
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
@@ -37,7 +36,6 @@ _TENSORS, _BINDINGS = tables(
 
 COHERE2 = ArchSpec(
     name="cohere2",
-    called=CALLED["cohere2"],
     hyper=rules.hyper_table(
         rules.context_length(8192),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),

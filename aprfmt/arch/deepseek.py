@@ -9,7 +9,6 @@ docs/architectures.md; the converter's deepseek.py; transformers' modeling_deeps
 from collections.abc import Collection, Mapping
 
 from aprfmt.arch import draft, losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
@@ -170,7 +169,6 @@ _V2_TENSORS, _V2_BINDINGS = tables(
 
 DEEPSEEK_V2 = ArchSpec(
     name="deepseek_v2",
-    called=CALLED["deepseek_v2"],
     hyper=mla_hyper(
         rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up.bias", "ffn_up_shexp.bias")),
         rules.rope_style("interleaved"),
@@ -231,7 +229,6 @@ def _v3_style(facts: Facts, hp: Params) -> Found:
 
 DEEPSEEK_V3 = ArchSpec(
     name="deepseek_v3",
-    called=CALLED["deepseek_v3"],
     hyper=mla_hyper(
         draft.main_layers(),
         rules.context_length(4096),

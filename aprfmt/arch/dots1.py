@@ -6,7 +6,6 @@ Source: transformers' modeling_dots1; the converter's dots1.py; llama.cpp has no
 from collections.abc import Mapping
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_router
 from aprfmt.arch.mla import dense_first, groups, shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
@@ -48,7 +47,6 @@ _TENSORS, _BINDINGS = tables(
 
 DOTS1 = ArchSpec(
     name="dots1",
-    called=CALLED["dots1"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(32),
         rules.tied_embeddings(shown=False),

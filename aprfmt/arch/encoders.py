@@ -11,20 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.named import Made, in_its_styles
 from aprfmt.arch.pooling import pooling
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, TensorRule
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.values import whole
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
-Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of rows.tables
 _TABLE = ("vocab_size", "hidden_size")
 _BERT = "encoder.layer.{L}."
 _NOMIC = "encoder.layers.{L}."
@@ -153,13 +152,11 @@ def encoder(
 ) -> ArchSpec:
     """Return the spec of one of our encoders."""
     activation = next(rule.default for rule in hyper if rule.name == "activation")
-    called = CALLED[name]
-    return ArchSpec(
-        name=name, called=called, hyper=hyper, tensors=made[0],
-        bindings={style: found for style, found in made[1].items() if style in called},
-        block=block, ignored=COMMON_IGNORED, buffers=_BUFFERS,
+    return in_its_styles(ArchSpec(
+        name=name, hyper=hyper, tensors=made[0], bindings=made[1], block=block,
+        ignored=COMMON_IGNORED, buffers=_BUFFERS,
         lost=(*losses.common_losses(activation, partial=True), _LOST_POOLING), **more,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 BERT = encoder("bert", tables(_BERT_ROWS), encoder_hyper(_plain_attention()))

@@ -4,7 +4,6 @@ Source: transformers' modeling_ernie4_5; the converter's ernie.py, llama.cpp's e
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
@@ -37,7 +36,6 @@ _TENSORS, _BINDINGS = tables(
 
 ERNIE4_5 = ArchSpec(
     name="ernie4_5",
-    called=CALLED["ernie4_5"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(2),
         rules.head_dim(128),

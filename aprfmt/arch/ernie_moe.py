@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.ernie import BIASES, ROPE
 from aprfmt.arch.mla import shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
@@ -115,7 +114,6 @@ _COUNTS = moe.counts(64, 6, "moe_num_experts num_experts")
 
 ERNIE4_5_MOE = ArchSpec(
     name="ernie4_5_moe",
-    called=CALLED["ernie4_5_moe"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(4),
         rules.context_length(131072),

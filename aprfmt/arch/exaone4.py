@@ -7,7 +7,6 @@ converter's exaone.py, llama.cpp's exaone4.cpp.
 from collections.abc import Mapping
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
@@ -50,7 +49,6 @@ _TENSORS, _BINDINGS = tables(
 
 EXAONE4 = ArchSpec(
     name="exaone4",
-    called=CALLED["exaone4"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(32),
         rules.norm_eps(1e-5),

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import four_times
 from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables, whole
@@ -133,7 +132,6 @@ def _has_two(names: Collection[str], values: Mapping[str, Value]) -> bool:
 
 FALCON = ArchSpec(
     name="falcon",
-    called=CALLED["falcon"],
     hyper=_hyper(False),
     tensors=_ONE[0],
     bindings=_ONE[1],
@@ -144,7 +142,6 @@ FALCON = ArchSpec(
 
 FALCON_40B = ArchSpec(
     name="falcon_40b",
-    called=CALLED["falcon_40b"],
     hyper=_hyper(True),
     tensors=_TWO[0],
     bindings=_TWO[1],

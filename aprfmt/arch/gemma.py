@@ -5,7 +5,6 @@ gemma.py; llama.cpp's gemma graphs.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
 from aprfmt.arch.steps import Added
@@ -44,7 +43,6 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA = ArchSpec(
     name="gemma",
-    called=CALLED["gemma"],
     hyper=rules.hyper_table(
         rules.head_dim(256),
         rules.context_length(8192),

@@ -7,7 +7,6 @@ llama.cpp's gemma2.cpp.
 from collections.abc import Callable, Collection, Mapping
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
@@ -114,7 +113,6 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA2 = ArchSpec(
     name="gemma2",
-    called=CALLED["gemma2"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(4),
         rules.head_dim(256),

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from reprlib import repr as short_repr
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
 from aprfmt.arch.gemma2 import (
     SANDWICH,
@@ -64,7 +63,6 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA3 = ArchSpec(
     name="gemma3",
-    called=CALLED["gemma3"],
     hyper=rules.hyper_table(
         # Multimodal checkpoints leave out keys whose value is transformers' default.
         rules.hidden_size(2304),

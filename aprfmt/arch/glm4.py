@@ -5,7 +5,6 @@ phi3. Source: transformers' modeling_glm4; the converter's glm.py, llama.cpp's g
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -32,7 +31,6 @@ _TENSORS, _BINDINGS = tables(
 
 GLM4 = ArchSpec(
     name="glm4",
-    called=CALLED["glm4"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(2),
         rules.head_dim(128),

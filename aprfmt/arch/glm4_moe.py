@@ -5,7 +5,6 @@ the converter's glm.py, llama.cpp's glm4-moe.cpp.
 """
 
 from aprfmt.arch import draft, losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_router
 from aprfmt.arch.mla import dense_first, groups, shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
@@ -37,7 +36,6 @@ _TENSORS, _BINDINGS = tables(
 
 GLM4_MOE = ArchSpec(
     name="glm4_moe",
-    called=CALLED["glm4_moe"],
     hyper=rules.hyper_table(
         draft.main_layers(),
         rules.n_kv_heads(8),

@@ -6,7 +6,6 @@ Source: docs/architectures.md; transformers' modeling_gpt2.
 from collections.abc import Mapping
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
@@ -90,7 +89,6 @@ NO_ROPE = (
 
 GPT2 = ArchSpec(
     name="gpt2",
-    called=CALLED["gpt2"],
     hyper=rules.hyper_table(
         rules.hidden_size(768, "n_embd hidden_size"),
         rules.n_layers(12, "n_layer num_hidden_layers"),

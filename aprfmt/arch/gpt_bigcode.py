@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import BUFFERS, NO_ROPE, POSITIONS, four_times, scale_rule
 from aprfmt.arch.rows import Q, linear, norm, tables, whole
@@ -43,7 +42,6 @@ def _key_heads(facts: Facts, hp: Params) -> tuple[Value, str] | None:
 
 GPT_BIGCODE = ArchSpec(
     name="gpt_bigcode",
-    called=CALLED["gpt_bigcode"],
     hyper=rules.hyper_table(
         rules.hidden_size(768, "n_embd hidden_size"),
         rules.n_layers(12, "n_layer num_hidden_layers"),

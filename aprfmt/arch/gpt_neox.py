@@ -5,7 +5,6 @@ rotated. Source: transformers' modeling_gpt_neox; the converter's gpt_neox.py.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -35,7 +34,6 @@ _TENSORS, _BINDINGS = tables(
 
 GPT_NEOX = ArchSpec(
     name="gpt_neox",
-    called=CALLED["gpt_neox"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(hf=""),
         rules.head_dim(hf=""),

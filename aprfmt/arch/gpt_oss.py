@@ -7,7 +7,6 @@ converter's gpt_oss.py.
 """
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import YARN_BETAS, Rope, yarn_attention
@@ -71,7 +70,6 @@ YARN = {
 
 GPT_OSS = ArchSpec(
     name="gpt_oss",
-    called=CALLED["gpt_oss"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(64),

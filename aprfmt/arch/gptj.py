@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.gpt2 import BUFFERS, four_times
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -64,7 +63,6 @@ def _rope() -> tuple[HyperRule, ...]:
 
 GPTJ = ArchSpec(
     name="gptj",
-    called=CALLED["gptj"],
     hyper=rules.hyper_table(
         rules.hidden_size(4096, "n_embd hidden_size"),
         rules.n_layers(28, "n_layer num_hidden_layers"),

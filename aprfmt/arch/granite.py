@@ -7,7 +7,6 @@ docs/architectures.md; llama.cpp's granite.cpp.
 from dataclasses import replace
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import (
@@ -64,7 +63,6 @@ FACTORS = (
 
 GRANITE = ArchSpec(
     name="granite",
-    called=CALLED["granite"],
     hyper=rules.hyper_table(
         *rules.attention_biases(),
         rules.mlp_bias(),
@@ -107,7 +105,6 @@ _MOE_TENSORS, _MOE_BINDINGS = tables(
 
 GRANITEMOE = ArchSpec(
     name="granitemoe",
-    called=CALLED["granitemoe"],
     hyper=rules.hyper_table(
         *rules.attention_biases(),
         rules.rope_style("half", permuted=True),

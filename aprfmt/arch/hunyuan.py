@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, shared_expert
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
@@ -90,7 +89,6 @@ _TENSORS, _BINDINGS = tables((*_BEFORE, *_ATTENTION, *gated_mlp(), *_AFTER), hf_
 
 HUNYUAN_V1_DENSE = ArchSpec(
     name="hunyuan_v1_dense",
-    called=CALLED["hunyuan_v1_dense"],
     hyper=rules.hyper_table(*_HYPER),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -132,7 +130,6 @@ _COUNTS = moe.counts(1, 1, "num_experts num_local_experts")
 
 HUNYUAN_V1_MOE = ArchSpec(
     name="hunyuan_v1_moe",
-    called=CALLED["hunyuan_v1_moe"],
     hyper=rules.hyper_table(
         *_HYPER,
         replace(_COUNTS[0], read={"hf": _same_everywhere("num_experts")}),

@@ -4,7 +4,6 @@ Source: transformers' modeling_jais2; the converter's jais.py.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec
@@ -24,7 +23,6 @@ _TENSORS, _BINDINGS = tables(
 
 JAIS2 = ArchSpec(
     name="jais2",
-    called=CALLED["jais2"],
     hyper=rules.hyper_table(
         rules.context_length(8192),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),

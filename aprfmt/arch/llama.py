@@ -6,7 +6,6 @@ GGUF calls all three `llama` and has Q and K in adjacent pairs. Source: docs/arc
 from collections.abc import Collection, Mapping
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
@@ -46,7 +45,6 @@ _TENSORS, _BINDINGS = tables(
 
 LLAMA = ArchSpec(
     name="llama",
-    called=CALLED["llama"],
     hyper=rules.hyper_table(
         *rules.attention_biases(),
         rules.mlp_bias(),
@@ -83,7 +81,6 @@ def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> boo
 
 MISTRAL = ArchSpec(
     name="mistral",
-    called=CALLED["mistral"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.context_length(4096 * 32),
@@ -131,7 +128,6 @@ _MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = tables(
 
 MIXTRAL = ArchSpec(
     name="mixtral",
-    called=CALLED["mixtral"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.context_length(4096 * 32),

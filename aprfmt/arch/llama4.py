@@ -11,7 +11,6 @@ llama4.py; llama.cpp's llama4.cpp.
 from collections.abc import Callable, Mapping
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Split
 from aprfmt.arch.qwen2_moe import shared_expert
 from aprfmt.arch.rope import rope_rules
@@ -179,7 +178,6 @@ _LOST = (
 
 LLAMA4 = ArchSpec(
     name="llama4",
-    called=CALLED["llama4"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.deepseek import sigmoid_router
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -63,7 +62,6 @@ def _rotated() -> tuple[HyperRule, ...]:
 
 MINIMAX_M2 = ArchSpec(
     name="minimax_m2",
-    called=CALLED["minimax_m2"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import ORIGINAL, HFRope, Rope
@@ -74,7 +73,6 @@ _TENSORS, _BINDINGS = tables(
 
 MINISTRAL3 = ArchSpec(
     name="ministral3",
-    called=CALLED["ministral3"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
 from aprfmt.arch.rows import Q, linear, norm, tables, whole
@@ -89,7 +88,6 @@ def _others(value: Value, facts: Facts, hp: Params) -> str:
 
 MPT = ArchSpec(
     name="mpt",
-    called=CALLED["mpt"],
     hyper=rules.hyper_table(
         rules.hidden_size(2048, "d_model hidden_size"),
         rules.n_layers(24, "n_layers num_hidden_layers"),

@@ -5,7 +5,6 @@ which adds the 1.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import FUSED, RoleRow, attention, plain_mlp, tables, whole
@@ -37,7 +36,6 @@ _TENSORS, _BINDINGS = tables(
 
 NEMOTRON = ArchSpec(
     name="nemotron",
-    called=CALLED["nemotron"],
     hyper=rules.hyper_table(
         rules.context_length(4096),
         rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"),

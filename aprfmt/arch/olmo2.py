@@ -7,7 +7,6 @@ both `olmo2`. Source: docs/architectures.md; the converter's olmo.py, llama.cpp'
 from collections.abc import Collection, Mapping
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -40,7 +39,6 @@ _HYPER = (
 
 OLMO2 = ArchSpec(
     name="olmo2",
-    called=CALLED["olmo2"],
     hyper=rules.hyper_table(*_HYPER),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -55,7 +53,6 @@ def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> boo
 
 OLMO3 = ArchSpec(
     name="olmo3",
-    called=CALLED["olmo3"],
     hyper=rules.hyper_table(
         *_HYPER,
         *rope_rules(Rope(theta=500000.0, layers="full", nested=True)),

@@ -4,7 +4,6 @@ Source: transformers' modeling_olmoe; the converter's olmo.py, llama.cpp's olmoe
 """
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.rows import FUSED, KV, Q, attention, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
@@ -28,7 +27,6 @@ _TENSORS, _BINDINGS = tables(
 
 OLMOE = ArchSpec(
     name="olmoe",
-    called=CALLED["olmoe"],
     hyper=rules.hyper_table(
         rules.context_length(4096),
         rules.head_dim(hf=""),

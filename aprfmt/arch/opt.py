@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
@@ -58,7 +57,6 @@ _EPS = rules.norm_eps(1e-5)  # config.json has no key for it
 
 OPT = ArchSpec(
     name="opt",
-    called=CALLED["opt"],
     hyper=rules.hyper_table(
         rules.hidden_size(768),
         rules.n_layers(12),

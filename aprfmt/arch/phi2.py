@@ -4,7 +4,6 @@ Source: docs/architectures.md; transformers' modeling_phi.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -40,7 +39,6 @@ _TENSORS, _BINDINGS = tables(
 
 PHI2 = ArchSpec(
     name="phi2",
-    called=CALLED["phi2"],
     hyper=rules.hyper_table(
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         rules.activation("gelu_tanh", tanh="gelu_new"),

@@ -5,7 +5,6 @@ docs/architectures.md; the converter's phi.py.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
@@ -46,7 +45,6 @@ _TENSORS, _BINDINGS = tables(
 
 PHI3 = ArchSpec(
     name="phi3",
-    called=CALLED["phi3"],
     hyper=rules.hyper_table(
         rules.context_length(4096),
         rules.norm_eps(1e-5),

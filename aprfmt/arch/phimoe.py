@@ -11,7 +11,6 @@ from dataclasses import replace
 from reprlib import repr as short_repr
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
@@ -84,7 +83,6 @@ _RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write
 
 PHIMOE = ArchSpec(
     name="phimoe",
-    called=CALLED["phimoe"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.context_length(131072),

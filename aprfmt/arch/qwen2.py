@@ -6,7 +6,6 @@ Source: docs/architectures.md.
 from collections.abc import Mapping
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts
@@ -41,7 +40,6 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN2 = ArchSpec(
     name="qwen2",
-    called=CALLED["qwen2"],
     hyper=rules.hyper_table(
         rules.context_length(32768),
         rules.flag("attention_bias", True, present=("attn_q.bias",)),

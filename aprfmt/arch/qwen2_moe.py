@@ -6,7 +6,6 @@ Source: docs/architectures.md; transformers' modeling_qwen2_moe.
 from collections.abc import Mapping
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.qwen2 import MAX_WINDOW_LAYERS
 from aprfmt.arch.rows import FUSED, RoleRow, attention, experts, linear, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
@@ -82,7 +81,6 @@ def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
 
 QWEN2_MOE = ArchSpec(
     name="qwen2_moe",
-    called=CALLED["qwen2_moe"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(16),
         rules.context_length(32768),

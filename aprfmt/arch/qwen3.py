@@ -1,7 +1,6 @@
 """qwen3: llama with RMS norms on each query and key head before rope. docs/architectures.md."""
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.qwen2 import WINDOW
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
@@ -29,7 +28,6 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN3 = ArchSpec(
     name="qwen3",
-    called=CALLED["qwen3"],
     hyper=rules.hyper_table(
         rules.head_dim(128),
         rules.context_length(32768),

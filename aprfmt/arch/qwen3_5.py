@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import delta, draft, losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE
 from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, SHARED_GATE, shared_expert
@@ -115,7 +114,6 @@ _LOST = (*losses.common_losses(partial=True), losses.ONE_BIAS_KEY, NO_BIASES, *d
 _TENSORS, _BINDINGS = _tables(gated_mlp())
 QWEN3_5 = ArchSpec(
     name="qwen3_5",
-    called=CALLED["qwen3_5"],
     hyper=_hyper(rules.n_kv_heads(4), rules.ffn_size(12288)),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -132,7 +130,6 @@ _MOE_TENSORS, _MOE_BINDINGS = _tables(
 )
 QWEN3_5_MOE = ArchSpec(
     name="qwen3_5_moe",
-    called=CALLED["qwen3_5_moe"],
     hyper=_hyper(
         rules.n_kv_heads(2),
         rules.size("ffn_size", "intermediate_size", "feed_forward_length", default=None),

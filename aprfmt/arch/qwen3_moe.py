@@ -1,7 +1,6 @@
 """qwen3-moe: qwen3 with experts, and layers without. docs/architectures.md."""
 
 from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.qwen2_moe import DENSE, DENSE_LOSS, EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rows import FUSED, attention, norm, tables, whole
@@ -27,7 +26,6 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN3_MOE = ArchSpec(
     name="qwen3_moe",
-    called=CALLED["qwen3_moe"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(4),
         rules.context_length(32768),

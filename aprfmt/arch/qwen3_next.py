@@ -8,7 +8,6 @@ nets' store w of (1 + w). Sources: delta.py.
 from dataclasses import replace
 
 from aprfmt.arch import delta, draft, losses, moe, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.qwen2_moe import (
@@ -81,7 +80,6 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN3_NEXT = ArchSpec(
     name="qwen3_next",
-    called=CALLED["qwen3_next"],
     hyper=rules.hyper_table(
         draft.main_layers(),
         rules.n_kv_heads(2),

@@ -5,7 +5,6 @@ llama.cpp's seed-oss.cpp.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 
@@ -25,7 +24,6 @@ _TENSORS, _BINDINGS = tables(
 
 SEED_OSS = ArchSpec(
     name="seed_oss",
-    called=CALLED["seed_oss"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

@@ -7,7 +7,6 @@ docs/architectures.md; transformers' configuration_smollm3.
 from collections.abc import Mapping
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
@@ -40,7 +39,6 @@ def _unrotated(facts: Facts | None, hp: Params) -> PerLayer:
 
 SMOLLM3 = ArchSpec(
     name="smollm3",
-    called=CALLED["smollm3"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(4),
         rules.context_length(32768),

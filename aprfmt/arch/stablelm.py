@@ -4,7 +4,6 @@ Source: docs/architectures.md; transformers' modeling_stablelm.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.joins import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
@@ -45,7 +44,6 @@ _TENSORS, _BINDINGS = tables(
 
 STABLELM = ArchSpec(
     name="stablelm",
-    called=CALLED["stablelm"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(32),
         rules.context_length(4096),

@@ -1,7 +1,6 @@
 """starcoder2: LayerNorm, biases everywhere, a plain MLP, a window. docs/architectures.md."""
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.called import CALLED
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
 from aprfmt.arch.spec import ArchSpec, BlockSpec
@@ -22,7 +21,6 @@ _TENSORS, _BINDINGS = tables(
 
 STARCODER2 = ArchSpec(
     name="starcoder2",
-    called=CALLED["starcoder2"],
     hyper=rules.hyper_table(
         rules.n_kv_heads(2),
         rules.context_length(4096),
