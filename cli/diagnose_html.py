@@ -1,12 +1,12 @@
 """The page of `aprfmt diagnose --html`: the verdict, its chain of evidence, layer by point."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from aprfmt.base.protocols import Value
 from aprfmt.cli import html
 
 
-def render_page(body: Mapping[str, Any]) -> str:
+def render_page(body: Mapping[str, Value]) -> str:
     """Return the page of what `diagnose --json` prints (Diagnosis.to_json)."""
     facts = {
         "A": body["a"], "B": body["b"], "class": body["class"], "verdict": body["verdict"],

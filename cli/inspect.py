@@ -1,6 +1,7 @@
 """`aprfmt inspect`: what a file is, without reading its tensors."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +10,9 @@ from aprfmt.cli import options, render
 from aprfmt.cli.damage import told
 from aprfmt.cli.inspect_html import Paged, write
 from aprfmt.errors import UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.base.outcome import Outcome
 
 
 @click.command("inspect")
@@ -62,7 +66,7 @@ def command(
     return render.emit(body, code, show)
 
 
-def verified(source: Source) -> str:
+def verified(source: Source) -> "Outcome":
     """Read every byte of a file that carries a checksum of them; say PASS, FAIL or NOT_RUN."""
     from aprfmt.formats import checksum_matches, checksum_notes
 

@@ -4,29 +4,28 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli.inspect_summary import summary
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 
 if TYPE_CHECKING:
+    from aprfmt.cli.inspect_body import ArchFacts, InspectBody
     from aprfmt.model.resolve import Resolution
 
 
-def facts(opened: Model, full: bool = False) -> dict[str, Any]:
+def facts(opened: Model, full: bool = False) -> "InspectBody":
     """Return everything `inspect` says; `full` leaves no array out of the metadata."""
-    body = _file(opened, full)
-    body |= _model(opened)
+    body: InspectBody = {**_file(opened, full), **_model(opened)}
     body["tokenizer"] = _tokenizer(opened)
     body["summary"] = summary(opened, body)
     return body
 
 
-def _file(opened: Model, full: bool) -> dict[str, Any]:
+def _file(opened: Model, full: bool) -> "InspectBody":
     """Return what the container says: sizes, encodings, metadata, remarks of its reader."""
-    from aprfmt.base.named import meaning
-    from aprfmt.compare import shown
+    from aprfmt.base.named import meaning, shown
 
     census: Counter[str] = Counter()
     weights: Counter[str] = Counter()
@@ -66,7 +65,7 @@ def _whole(value: object) -> object:
     return value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
 
 
-def _model(opened: Model) -> dict[str, object]:
+def _model(opened: Model) -> "ArchFacts":
     """Return what the architecture's tables make of the file, and all remarks about it."""
     notes = [asdict(note) for note in opened.notes]
     try:
@@ -91,7 +90,7 @@ def _tokenizer(opened: Model) -> dict[str, object]:
         return {"error": str(error)}
 
 
-def resolved(resolution: "Resolution") -> dict[str, object]:
+def resolved(resolution: "Resolution") -> "ArchFacts":
     """Return what the architecture's tables made of the file."""
     from aprfmt.arch.used import used
 

@@ -4,16 +4,16 @@ What `inspect --json` says, every tensor, the tokenizer and the checks of `valid
 grows with the size of the weights. The vocabulary is in it only where it is asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.cli import html, render
-from aprfmt.cli.tensors_show import listed
+from aprfmt.cli import render
 from aprfmt.errors import AprfmtError, UsageError
 
 if TYPE_CHECKING:
+    from aprfmt.cli.inspect_body import InspectBody
     from aprfmt.model import Model
     from aprfmt.tensors.view import View
     from aprfmt.tokenizer.stated import Stated
@@ -44,18 +44,23 @@ class Paged:
         check_new(self.force, self.html)
 
 
-def write(opened: "Model", body: dict[str, object], paged: Paged) -> None:
+def write(opened: "Model", body: "InspectBody", paged: Paged) -> None:
     """Write the page of an open model; `body` is what `inspect --json` prints of it."""
+    from aprfmt.cli.html import write_page
+
+    assert paged.html is not None
     with render.ProgressLine("inspect") as progress:
         text = render_page(opened, body, paged, progress)
-    html.add_page(body, paged.html, paged.force, lambda: text)
+    write_page(paged.html, text, paged.force)
+    body["html"] = str(paged.html)
 
 
 def render_page(
-    opened: "Model", body: Mapping[str, object], paged: Paged, progress: "render.ProgressLine"
+    opened: "Model", body: "InspectBody", paged: Paged, progress: "render.ProgressLine"
 ) -> str:
     """Return the page. Of damaged tensors the damage is shown, and everything of the others."""
     from aprfmt.checks import validate_model
+    from aprfmt.cli import html
 
     report = validate_model(opened, whole=paged.stats, progress=progress)
     data = {
@@ -85,6 +90,7 @@ def tensors(
     opened: "Model", stats: bool, progress: "render.ProgressLine"
 ) -> list[dict[str, object]]:
     """Return a row for every tensor of the file, with statistics and a histogram if asked for."""
+    from aprfmt.cli.tensors_show import listed
     from aprfmt.tensors.companions import all_bytes
 
     roles, rows = opened.roles_of, []

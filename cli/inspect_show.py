@@ -1,13 +1,16 @@
 """What `aprfmt inspect` prints: the answer first, then what it is made of."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli import render
+
+if TYPE_CHECKING:
+    from aprfmt.cli.inspect_body import InspectBody
 
 WIDEST = 200  # characters of a metadata value, unless --full
 
 
-def show(body: dict[str, Any], *, verbose: bool, metadata: bool, full: bool) -> None:
+def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> None:
     """Print the answer in one line, and the facts behind it."""
     render.say(body["summary"]["line"], style="head")
     _file(body)
@@ -31,7 +34,7 @@ def show(body: dict[str, Any], *, verbose: bool, metadata: bool, full: bool) -> 
         render.line("more: -v, --metadata", style="dim")
 
 
-def _file(body: dict[str, Any]) -> None:
+def _file(body: "InspectBody") -> None:
     files = f" in {len(body['files'])} files" if len(body["files"]) > 1 else ""
     rows: list[tuple[str, object]] = [
         ("file", body["path"]),
@@ -43,7 +46,7 @@ def _file(body: dict[str, Any]) -> None:
     render.pairs(rows)
 
 
-def _hyperparameters(body: dict[str, Any], verbose: bool) -> None:
+def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
     """Print what the architecture uses; all of them, with the keys, if asked."""
     render.line("hyperparameters", style="head")
     rows = body["hyperparameters"]
@@ -52,8 +55,10 @@ def _hyperparameters(body: dict[str, Any], verbose: bool) -> None:
     headers = ["name", "value", "origin", *["key"] * verbose]
     keys = [[rows[name]["key"]] * verbose for name in names]
     render.table([(*row, *key) for row, key in zip(cells, keys, strict=True)], headers)
-    for kind in ("ignored", "unknown"):
-        listed = body["keys"][kind]
+    for kind, listed in (
+        ("ignored", body["keys"]["ignored"]),
+        ("unknown", body["keys"]["unknown"]),
+    ):
         if listed and (verbose or kind == "unknown"):
             render.say(f"config keys {kind}: {', '.join(listed)}")
     if body["draft"]:
@@ -63,23 +68,23 @@ def _hyperparameters(body: dict[str, Any], verbose: bool) -> None:
         render.say(f"tensors of no role: {', '.join(body['unclaimed'][:6])}")
 
 
-def _warnings(body: dict[str, Any]) -> None:
+def _warnings(body: "InspectBody") -> None:
     for conflict in body["conflicts"]:
         render.warn(f"{body['path']}: {conflict}", "contradiction")
     roles = body["roles"]
-    for kind, said, key in (
-        ("missing", "missing", "missing_tensors"),
-        ("accepted", "missing and accepted as such", "accepted_missing"),
+    for names, said, key in (
+        (roles["missing"], "missing", "missing_tensors"),
+        (roles["accepted"], "missing and accepted as such", "accepted_missing"),
     ):
-        if roles[kind]:
+        if names:
             render.warn(
-                f"{len(roles[kind])} of {roles['required']} tensors the configuration demands are "
-                f"{said}: {', '.join(roles[kind][:4])}{', ...' if len(roles[kind]) > 4 else ''}",
+                f"{len(names)} of {roles['required']} tensors the configuration demands are "
+                f"{said}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}",
                 key,
             )
 
 
-def _encodings(body: dict[str, Any]) -> None:
+def _encodings(body: "InspectBody") -> None:
     render.line("encodings", style="head")
     render.table(
         [
@@ -91,7 +96,7 @@ def _encodings(body: dict[str, Any]) -> None:
     )
 
 
-def _metadata(body: dict[str, Any], full: bool) -> None:
+def _metadata(body: "InspectBody", full: bool) -> None:
     render.line("metadata", style="head")
     names = body["metadata_names"]
     rows = []

@@ -1,11 +1,14 @@
 """The first line of `aprfmt inspect`: the answer, of which the rest is the evidence."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aprfmt.cli import render
 from aprfmt.model import Model
 from aprfmt.model.kinds import kind_of
+
+if TYPE_CHECKING:
+    from aprfmt.cli.inspect_body import InspectBody, InspectSummary
 
 # tokenizer.ggml.model -> what people call it
 TOKENIZERS = {
@@ -16,11 +19,11 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # config.json
 _PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensors are
 
 
-def summary(opened: Model, body: dict[str, Any]) -> dict[str, Any]:
+def summary(opened: Model, body: "InspectBody") -> "InspectSummary":
     """Return the parts of the answer, and the whole as `line`."""
     known, kind = body["architecture"] is not None, kind_of(opened)
     stored = sum(row["bytes"] for row in body["encodings"].values())
-    found: dict[str, Any] = {
+    found: InspectSummary = {
         "name": _name(opened, body),
         "kind": "model" if kind is None else kind.name,
         "says": "" if kind is None else kind.says(opened),
@@ -31,15 +34,17 @@ def summary(opened: Model, body: dict[str, Any]) -> dict[str, Any]:
         "parameters": body["parameters"],
         "bits_per_weight": 8 * stored / body["parameters"] if body["parameters"] else None,
         "quantization": _quantization(body),
-        "context_length": _hyper(body, "context_length"),
+        "context_length": _context(body),
         "tokenizer": _tokenizer(body["tokenizer"]),
         "licence": _licence(opened, body["metadata"]),
         "unusual": _unusual(opened, body),
+        "line": "",
     }
-    return found | {"line": line(found)}
+    found["line"] = line(found)
+    return found
 
 
-def line(found: dict[str, Any]) -> str:
+def line(found: "InspectSummary") -> str:
     """Return the answer as one sentence."""
     if found["says"]:
         return f"{found['name']}: is {found['says']}; {found['next']}"
@@ -57,7 +62,7 @@ def line(found: dict[str, Any]) -> str:
     return f"{found['name']}: {', '.join(filter(None, parts))}; unusual: {unusual}"
 
 
-def _name(opened: Model, body: dict[str, Any]) -> str:
+def _name(opened: Model, body: "InspectBody") -> str:
     """Return the name that the file gives itself, else that of its folder or file."""
     for key in ("general.name", "name", "model_name"):
         value = body["metadata"].get(key)
@@ -67,11 +72,12 @@ def _name(opened: Model, body: dict[str, Any]) -> str:
     return opened.path.resolve().parent.name if named else opened.path.stem
 
 
-def _hyper(body: dict[str, Any], name: str) -> object:
-    return body.get("hyperparameters", {}).get(name, {}).get("value")
+def _context(body: "InspectBody") -> int | None:
+    row = body.get("hyperparameters", {}).get("context_length")
+    return None if row is None else row["value"]
 
 
-def _quantization(body: dict[str, Any]) -> str:
+def _quantization(body: "InspectBody") -> str:
     """Return llama.cpp's name of the file's type, else the encoding of most weights."""
     stated: str = body["metadata_names"].get("general.file_type", "")
     rows = body["encodings"]
@@ -109,7 +115,7 @@ def _stated_dtype(opened: Model) -> str:
     return DTYPES.get(stated, "") if isinstance(stated, str) else ""
 
 
-def _unusual(opened: Model, body: dict[str, Any]) -> list[str]:
+def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     """Return what somebody should know before using the file, in a few words each."""
     found = []
     if opened.damage:
@@ -123,20 +129,18 @@ def _unusual(opened: Model, body: dict[str, Any]) -> list[str]:
     said_dtype = _stated_dtype(opened)
     if said_dtype and said_dtype not in body["encodings"] and body["encodings"]:
         found.append(f"config.json says {said_dtype}, no tensor is {said_dtype}")
-    roles = body.get("roles", {})
-    for kind, said in (("missing", "missing"), ("accepted", "missing, accepted")):
-        if roles.get(kind):
-            found.append(f"{len(roles[kind])} of {roles['required']} tensors {said}")
-    for key, said in (
-        ("conflicts", "contradiction"), ("unclaimed", "tensor of no role|tensors of no role"),
-    ):  # fmt: skip
-        count = len(body.get(key, ()))
-        if count:
-            one, _, many = said.partition("|")
-            found.append(f"{count} {one if count == 1 else many or one + 's'}")
-    unknown = body.get("keys", {}).get("unknown", ())
-    if unknown:
-        found.append(f"{len(unknown)} unknown key{'s' * (len(unknown) > 1)}")
+    if "roles" in body:
+        roles = body["roles"]
+        for names, said in ((roles["missing"], ""), (roles["accepted"], ", accepted")):
+            if names:
+                found.append(f"{len(names)} of {roles['required']} tensors missing{said}")
+        for rows, one, many in (
+            (body["conflicts"], "contradiction", "contradictions"),
+            (body["unclaimed"], "tensor of no role", "tensors of no role"),
+            (body["keys"]["unknown"], "unknown key", "unknown keys"),
+        ):
+            if rows:
+                found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
     scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
     if scan != "nothing suspicious":
         found.append("suspicious chat template")

@@ -38,8 +38,8 @@ class LazyGroup(click.Group):
         """Import and return one command; None if the table has no such name."""
         if cmd_name not in COMMANDS:
             return None
-        from aprfmt.formats.atomic import install_signal_handlers
         from aprfmt.formats.cut_short import end_by
+        from aprfmt.formats.ending import install_signal_handlers
 
         install_signal_handlers()  # SIGTERM must leave no half-written file behind
         args = ctx.find_root().obj

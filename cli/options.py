@@ -4,18 +4,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from aprfmt.cli import complete, render
 from aprfmt.errors import OutputError, UsageError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-def gathered(**kinds: type[Any]) -> Callable[[F], F]:
+def gathered(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
     """Hand a command some of its options together, as the dataclasses whose fields they are.
 
     Stands directly below @click.command; `where=Where` makes the argument `where` of all options

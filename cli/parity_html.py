@@ -1,13 +1,13 @@
 """The page of `aprfmt parity --html`: every run against the first, point by point."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from aprfmt.base.protocols import Value
 from aprfmt.cli import html
 from aprfmt.cli.trace_html import heats
 
 
-def render_page(body: Mapping[str, Any]) -> str:
+def render_page(body: Mapping[str, Value]) -> str:
     """Return the page of what `parity --json` prints (Parity.to_json)."""
     tokens, encodings = body["tokens"], body["weights"]["encodings"]
     facts = {
@@ -20,7 +20,7 @@ def render_page(body: Mapping[str, Any]) -> str:
     return html.page("Parity of runs", facts, data, (*html.REPORT, "parity.js"))
 
 
-def _heats(pair: Mapping[str, Any]) -> dict[str, Any]:
+def _heats(pair: Mapping[str, Value]) -> dict[str, object]:
     """Return the distance of each token position, layer by layer, for every point of a pair."""
     rows = {row["key"]: row["by_position"] for row in pair["points"] if row.get("by_position")}
     maps, positions = heats(rows, {key: range(len(found)) for key, found in rows.items()})

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import asdict
-from typing import Any
 
 import click
 
@@ -60,20 +59,22 @@ def command(
         stopped = bool(found) and found[-1] in stop
         made = found[:-1] if stopped else found
         full = "max_tokens" if len(made) == max_tokens else "context"
-        body: dict[str, Any] = {
-            "run": running.run_facts(run),
+        ran, took = running.run_facts(run), speed(len(ids), load, times)
+        body = {
+            "run": ran,
             "prompt": {"ids": ids, "text": text},
             "ids": made,
             "text": writer.text(made),
             "stop": {"reason": "stop_token" if stopped else full,
                      "token": found[-1] if stopped else None},
             "sampling": asdict(sampling),
-            "speed": speed(len(ids), load, times) | {"tokenizer_seconds": tokenizer.seconds},
+            "speed": {**took, "tokenizer_seconds": tokenizer.seconds},
         }  # fmt: skip
 
     def show() -> None:
         writer.finish(made)
         if not render.wanted("quiet"):
-            report(body)
+            end = f"stop token {found[-1]}" if stopped else full
+            report(ran, len(made), end, took, tokenizer.seconds)
 
     return render.emit(body, 0, show)

@@ -3,14 +3,14 @@
 import sys
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from aprfmt.cli import render, running
 
 if TYPE_CHECKING:
-    from aprfmt.inference.generating import MadeBeside
+    from aprfmt.inference.generating import MadeBeside, Speed
     from aprfmt.tokenizer import Tokenizer
 
 CONTEXT = 4  # prompt tokens decoded with the output, so that its first word keeps its space
@@ -76,27 +76,22 @@ class TextWriter:
         sys.stdout.flush()
 
 
-def report(body: dict[str, Any]) -> None:
-    """Say on stderr how it ended and how fast it was."""
-    took, stop = body["speed"], body["stop"]
-    why = {
-        "stop_token": f"stop token {stop['token']}",
-        "max_tokens": "--max-tokens reached",
-        "context": "the context is full",
-    }[stop["reason"]]
-    made = len(body["ids"])
+def report(run: running.WhereRan, made: int, end: str, took: "Speed", tokenizer: float) -> None:
+    """Say on stderr how it ended and how fast it was; the tokenizer came after so many seconds."""
+    why = {"max_tokens": "--max-tokens reached", "context": "the context is full"}.get(end, end)
     parts = [f"{made} token{'' if made == 1 else 's'}, {why}"]
     if took["decode_tokens_per_second"]:
         parts.append(f"{took['decode_tokens_per_second']:.1f} tokens/s")
     steps = took["steps"]
-    if steps["range_seconds"]:
+    median, first = steps["median_seconds"], steps["first_seconds"]
+    if steps["range_seconds"] and median is not None and first is not None:
         low, high = (f"{1000 * seconds:.3g}" for seconds in steps["range_seconds"])
-        parts.append(f"a step {1000 * steps['median_seconds']:.3g} ms ({low} to {high}), the first "
-                     f"{1000 * steps['first_seconds']:.3g}")  # fmt: skip
+        parts.append(f"a step {1000 * median:.3g} ms ({low} to {high}), the first "
+                     f"{1000 * first:.3g}")  # fmt: skip
     if took["prefill_tokens_per_second"]:
         parts.append(f"prompt of {took['prefill_tokens']} at "
                      f"{took['prefill_tokens_per_second']:.1f} tokens/s")  # fmt: skip
     parts.append(f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in "
-                 f"{took['tokenizer_seconds']:.2f} s")  # fmt: skip
-    parts.append(running.headline(body["run"]))
+                 f"{tokenizer:.2f} s")  # fmt: skip
+    parts.append(running.headline(run))
     click.echo("; ".join(parts), err=True)

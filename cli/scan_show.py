@@ -1,7 +1,9 @@
 """What `aprfmt scan` prints: the verdict, then damage, copies, families and templates."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from aprfmt.base.protocols import Value
 from aprfmt.cli import render
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def verdict(report: "ScanReport") -> str:
     )
 
 
-def _damage(row: dict[str, Any]) -> str:
+def _damage(row: Mapping[str, Value]) -> str:
     first = next(iter(row["findings"]), None)
     said = f"{first['where']}: {first['found']}" if first else row["found"]
     return f"{row['outcome']} {row['model']}: {row['check']}: {said}"

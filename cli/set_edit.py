@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.protocols import Typed
 from aprfmt.cli import render
 from aprfmt.errors import AprfmtError, UsageError
 
@@ -70,7 +71,7 @@ def parsed(
         raise UsageError(f"--remove {twice[0]}: is named twice; give one change of a key")
     edits.check_present(opened, remove)
     arch = values.get("general.architecture")
-    also = [str(getattr(arch, "value", arch))] if arch is not None else []
+    also = [str(arch.value if isinstance(arch, Typed) else arch)] if arch is not None else []
     return values, edits.unknown(opened, list(values), also)
 
 

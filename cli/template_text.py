@@ -1,16 +1,19 @@
 """What `aprfmt template` renders: the messages, and the text and ids that the template makes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
 
-def rendered(opened: "Model", messages: list[dict[str, Any]], open_turn: bool) -> dict[str, object]:
+def rendered(
+    opened: "Model", messages: Sequence[Mapping[str, Value]], open_turn: bool
+) -> dict[str, object]:
     """Return the text, its ids, and the tokenizer's origin; `no_ids` says why there are none."""
     from aprfmt.tokenizer import render_alone
 
@@ -25,7 +28,7 @@ def rendered(opened: "Model", messages: list[dict[str, Any]], open_turn: bool) -
     return {"tokenizer": tokenizer.origin, "text": text, "ids": ids}
 
 
-def given(user: str | None, system: str | None) -> list[dict[str, Any]]:
+def given(user: str | None, system: str | None) -> list[dict[str, str]]:
     """Return the messages of --system and --user; UsageError without a user's."""
     if user is None:
         raise UsageError("template: no message; give --user TEXT or --messages FILE.json")

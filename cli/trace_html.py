@@ -1,10 +1,11 @@
 """The page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from aprfmt.base.protocols import Value
 from aprfmt.cli import html
 from aprfmt.cli.histograms import Histogram, histogram
 from aprfmt.codecs.base import Array
@@ -88,7 +89,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 
 def render_page(
-    trace: Trace, body: Mapping[str, Any], histograms: Histograms, difference: TraceDiff | None
+    trace: Trace, body: Mapping[str, Value], histograms: Histograms, difference: TraceDiff | None
 ) -> str:
     """Return the page of a trace: `body` is what `--json` prints, `difference` a TraceDiff."""
     points = {} if difference is None else {point.key: point for point in difference.points}
@@ -139,7 +140,7 @@ def _heat(
     return {"what": what, "label": label, "heats": maps, "positions": positions}
 
 
-def facts(trace: Trace, body: Mapping[str, Any]) -> dict[str, object]:
+def facts(trace: Trace, body: Mapping[str, Value]) -> dict[str, object]:
     """Return what identifies the run."""
     run, ids = trace.run, trace.run.get("ids")
     backend = run.get("backend") or {}

@@ -1,10 +1,12 @@
 """`aprfmt trace MODEL --map DIR`: arrays that another engine dumped become a trace."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from aprfmt.base.protocols import Value
 from aprfmt.cli import render, running
 from aprfmt.errors import UsageError
 
@@ -88,7 +90,7 @@ def _written(given: "NameMap", captures: "Captures", path: Path, force: bool) ->
     return given
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: Mapping[str, Value]) -> None:
     """Print what each array was taken for, how it lies, and how certain that is."""
     rows = []
     for row in found["names"]:

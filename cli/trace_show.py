@@ -1,9 +1,10 @@
 """What `aprfmt trace` prints and puts into JSON."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any, TypedDict
 
+from aprfmt.base.protocols import Value
 from aprfmt.cli import render, running
 from aprfmt.inference.capture import BESIDE, ENTERING, SLOTS
 from aprfmt.inference.trace import Trace
@@ -21,10 +22,10 @@ class SlotRow(TypedDict):
     dtype: str
     form: str | None
     device: str
-    stats: dict[str, Any]
+    stats: dict[str, Value]
 
 
-def body(trace: Trace) -> dict[str, Any]:
+def body(trace: Trace) -> dict[str, Value]:
     """Return records, slots, logits and observations as plain data."""
     layers = sorted({record.layer for record in trace.records.values() if record.layer >= 0})
     rows: list[SlotRow] = []
@@ -97,7 +98,7 @@ def spikes(rows: list[SlotRow]) -> dict[tuple[int, Points], tuple[float, float]]
 COLUMNS = ("count", "mean", "std", "min", "max", "absmax", "l2", "zeros", "nan", "inf")
 
 
-def _cells(stats: dict[str, Any]) -> list[str]:
+def _cells(stats: Mapping[str, Value]) -> list[str]:
     cells = []
     for name in COLUMNS:
         value = stats[name]
@@ -106,7 +107,7 @@ def _cells(stats: dict[str, Any]) -> list[str]:
     return cells
 
 
-def show(trace: Trace, found: dict[str, Any], table: bool = True) -> None:
+def show(trace: Trace, found: Mapping[str, Value], table: bool = True) -> None:
     """Print embedding, the points of every layer, final norm and logits; or no table of them."""
     where = found.get("run")
     if where:
@@ -128,7 +129,7 @@ def show(trace: Trace, found: dict[str, Any], table: bool = True) -> None:
         render.line(f"saved {render.escape(path)}")
 
 
-def _table(trace: Trace, found: dict[str, Any]) -> None:
+def _table(trace: Trace, found: Mapping[str, Value]) -> None:
     """Print the statistics of every point, and the likeliest tokens."""
     rows = []
     for key in ENTERING:
@@ -193,7 +194,7 @@ def _whole(trace: Trace, key: str) -> list[list[str]]:
     return [["", key, *_cells(record.stats.to_json())]]
 
 
-def show_plan(found: dict[str, Any], details: bool) -> None:
+def show_plan(found: Mapping[str, Value], details: bool) -> None:
     """Print the points of a model; with details, what each means and other engines' names."""
     render.say(f"{found['model']} ({found['architecture']})", style="head")
     if details:

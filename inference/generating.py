@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypedDict, TypeVar
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.sampling import DeviceLogits, Sampler
@@ -112,7 +112,29 @@ def generate(
     return drawn, times
 
 
-def speed(prompt: int, load: float, times: list[float]) -> dict[str, Any]:
+class StepTimes(TypedDict):
+    """Seconds of single steps, None where there were none."""
+
+    first_seconds: float | None
+    later: int
+    median_seconds: float | None
+    range_seconds: list[float] | None
+
+
+class Speed(TypedDict):
+    """Seconds and rates of a run."""
+
+    load_seconds: float
+    prefill_tokens: int
+    prefill_seconds: float
+    prefill_tokens_per_second: float | None
+    decode_tokens: int
+    decode_seconds: float
+    decode_tokens_per_second: float | None
+    steps: StepTimes
+
+
+def speed(prompt: int, load: float, times: list[float]) -> Speed:
     """Return seconds and rates; the first token comes out of the prompt's pass."""
     prefill = times[1] - times[0]
     steps, decode = len(times) - 2, times[-1] - times[1]
@@ -128,7 +150,7 @@ def speed(prompt: int, load: float, times: list[float]) -> dict[str, Any]:
     }
 
 
-def step_times(seconds: list[float]) -> dict[str, Any]:
+def step_times(seconds: list[float]) -> StepTimes:
     """Return median and range of the steps behind the first, which also warms up, and that one."""
     first, later = seconds[:1], seconds[1:]
     return {

@@ -232,7 +232,7 @@ def test_modules_are_named_by_strings_in_tables_only() -> None:
     by_name = {
         name for name, path in modules.items()
         if re.search(r"\bimport_module\b|\b__import__\b", path.read_text())
-        and name != "aprfmt.tokenizer.scan"  # which looks for the word in templates
+        and name != "aprfmt.base.suspicious"  # which looks for the word in templates
     }  # fmt: skip
     assert by_name == BY_NAME
 
@@ -253,9 +253,10 @@ def test_only_the_rows_of_backends_lead_to_what_is_only_fast() -> None:
     assert rows == {f"{FAST}.{name}" for name in opened}
 
 
-def modules_after(code: str) -> set[str]:
-    """Run code in a fresh interpreter and return the top-level modules it loaded."""
-    script = f"{code}\nimport sys; print('\\n'.join(sorted(m.split('.')[0] for m in sys.modules)))"
+def modules_after(code: str, *, whole: bool = False) -> set[str]:
+    """Run code in a fresh interpreter and return the modules it loaded, `whole` names or parts."""
+    name = "m" if whole else "m.split('.')[0]"
+    script = f"{code}\nimport sys; print('\\n'.join(sorted({name} for m in sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -301,3 +302,25 @@ def test_listing_imports_nothing_heavy(command: str, demo_model: Path) -> None:
         "    except SystemExit as stop: assert stop.code == 0, stop.code"
     )
     assert not modules_after(code) & {*HEAVY, "rich", "tokenizers", "jinja2"}
+
+
+def test_inspect_imports_nothing_that_writes_compares_or_draws(demo_model: Path) -> None:
+    """Its processor time is mostly imports. Seen red: `shown` asked of aprfmt.compare."""
+    code = (
+        "import io, contextlib\nfrom aprfmt.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    try: main(['inspect', {str(demo_model)!r}])\n"
+        "    except SystemExit as stop: assert not stop.code, stop.code"
+    )
+    loaded = modules_after(code, whole=True)
+    assert {"aprfmt.arch.qwen2", "aprfmt.formats.ending"} <= loaded
+    unused = ("aprfmt.compare", "aprfmt.cli.html", "aprfmt.formats.atomic", "aprfmt.arch.llama")
+    assert not loaded & {*unused}
+
+
+def test_the_child_that_scans_templates_loads_nothing_else_of_ours() -> None:
+    """`inspect` waits for it. Seen red: the scan in a module of aprfmt.tokenizer."""
+    found = imported(ROOT / "aprfmt" / "tokenizer" / "render_child.py")
+    loaded = modules_after("\n".join(f"import {name}" for name in found), whole=True)
+    ours = {name for name in loaded if name.startswith("aprfmt")}
+    assert ours == {"aprfmt", "aprfmt.base", "aprfmt.base.version", "aprfmt.base.suspicious"}

@@ -113,7 +113,6 @@ class MergedSource:
         )
         self.format, self.path, self.files = source.format, source.path, source.files
         self.version, self.notes = source.version, source.notes
-        self.shards = ()  # of a header that a writer could keep: none says what this holds
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)  # what only sources of this format have

@@ -35,7 +35,6 @@ _LLAMA3 = {
 }  # fmt: skip
 APERTUS = ArchSpec(
     name="apertus",
-    called={"hf": ("apertus", "ApertusForCausalLM"), "apr": ("apertus",)},
     hyper=rules.hyper_table(
         rules.context_length(65536),
         rules.norm_eps(1e-5),

@@ -23,7 +23,6 @@ _TENSORS, _BINDINGS = tables(
 
 ARCEE = ArchSpec(
     name="arcee",
-    called={"hf": ("arcee", "ArceeForCausalLM"), "gguf": ("arcee",), "apr": ("arcee",)},
     hyper=rules.hyper_table(
         rules.context_length(4096),
         rules.norm_eps(1e-5),

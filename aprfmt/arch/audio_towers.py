@@ -73,7 +73,7 @@ def _tower(name: str, shown: str, *projector: RoleRow) -> ArchSpec:
         }
 
     return named(
-        name, (name,), "clip",
+        name,
         tables((
             *_convolution(1, "mel_bins"),
             *_convolution(2, "hidden_size"),
@@ -110,13 +110,13 @@ def _tower(name: str, shown: str, *projector: RoleRow) -> ArchSpec:
     )  # fmt: skip
 
 
-QWEN2_AUDIO = _tower(
+QWEN2_AUDIO_TOWER = _tower(
     "qwen2_audio_tower", "mm.a.fc.weight",
     _once("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
     _once("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
 )  # fmt: skip
 # It takes as many frames at once as make an MLP's width.
-VOXTRAL = _tower(
+VOXTRAL_TOWER = _tower(
     "voxtral_tower", "mm.a.mlp.1.weight",
     _once("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
     _once("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",

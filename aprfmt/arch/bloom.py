@@ -48,7 +48,6 @@ def _plain_residual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
 
 BLOOM = ArchSpec(
     name="bloom",
-    called={"hf": ("bloom", "BloomForCausalLM"), "gguf": ("bloom",), "apr": ("bloom",)},
     hyper=rules.hyper_table(
         rules.hidden_size(64, "hidden_size n_embed"),
         rules.n_layers(2, "n_layer num_hidden_layers"),

@@ -40,11 +40,6 @@ def logit_factor() -> HyperRule:
 
 COHERE = ArchSpec(
     name="cohere",
-    called={
-        "hf": ("cohere", "CohereForCausalLM"),
-        "gguf": ("command-r",),
-        "apr": ("cohere", "command-r"),
-    },
     hyper=rules.hyper_table(
         rules.context_length(8192),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),

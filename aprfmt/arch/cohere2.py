@@ -36,7 +36,6 @@ _TENSORS, _BINDINGS = tables(
 
 COHERE2 = ArchSpec(
     name="cohere2",
-    called={"hf": ("cohere2", "Cohere2ForCausalLM"), "gguf": ("cohere2",), "apr": ("cohere2",)},
     hyper=rules.hyper_table(
         rules.context_length(8192),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),

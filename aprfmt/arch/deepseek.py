@@ -169,11 +169,6 @@ _V2_TENSORS, _V2_BINDINGS = tables(
 
 DEEPSEEK_V2 = ArchSpec(
     name="deepseek_v2",
-    called={
-        "hf": ("deepseek_v2", "DeepseekV2ForCausalLM"),
-        "gguf": ("deepseek2",),
-        "apr": ("deepseek_v2", "deepseek2", "deepseek"),
-    },
     hyper=mla_hyper(
         rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up.bias", "ffn_up_shexp.bias")),
         rules.rope_style("interleaved"),
@@ -234,11 +229,6 @@ def _v3_style(facts: Facts, hp: Params) -> Found:
 
 DEEPSEEK_V3 = ArchSpec(
     name="deepseek_v3",
-    called={
-        "hf": ("deepseek_v3", "DeepseekV3ForCausalLM", "kimi_k2"),
-        "gguf": ("deepseek2",),
-        "apr": ("deepseek_v3", "deepseek2", "deepseek"),
-    },
     hyper=mla_hyper(
         draft.main_layers(),
         rules.context_length(4096),

@@ -47,7 +47,6 @@ _TENSORS, _BINDINGS = tables(
 
 DOTS1 = ArchSpec(
     name="dots1",
-    called={"hf": ("dots1", "Dots1ForCausalLM"), "gguf": ("dots1",), "apr": ("dots1",)},
     hyper=rules.hyper_table(
         rules.n_kv_heads(32),
         rules.tied_embeddings(shown=False),

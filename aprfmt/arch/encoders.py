@@ -12,15 +12,15 @@ from typing import Any
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.gpt2 import NO_ROPE
+from aprfmt.arch.named import Made, in_its_styles
 from aprfmt.arch.pooling import pooling
 from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, TensorRule
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.stated import divided_heads, must_be
 from aprfmt.arch.values import whole
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
-Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of rows.tables
 _TABLE = ("vocab_size", "hidden_size")
 _BERT = "encoder.layer.{L}."
 # Heads of masked language models and classifiers: not part of the encoder, in no file of GGUF.
@@ -155,34 +155,20 @@ _LOST_POOLING = Loss(
 
 
 def encoder(
-    name: str, hf: tuple[str, ...], gguf: str, made: Made, hyper: tuple[HyperRule, ...],
-    block: BlockSpec = BLOCK, more_ignored: str = "", **more: Any,
+    name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec = BLOCK,
+    more_ignored: str = "", **more: Any,
 ) -> ArchSpec:  # fmt: skip
-    """Return an encoder's spec.
-
-    `hf` are model types and classes, `gguf` "" without a GGUF form, `more_ignored` keys of
-    config.json that change nothing.
-    """
+    """Return the spec of one of our encoders; `more_ignored` are keys that change nothing."""
     activation = next(rule.default for rule in hyper if rule.name == "activation")
-    called = {"hf": hf, "apr": (name,)} | ({"gguf": (gguf,)} if gguf else {})
-    return ArchSpec(
-        name=name, called=called, hyper=hyper, tensors=made[0],
-        bindings={style: found for style, found in made[1].items() if style in called},
-        block=block, ignored=COMMON_IGNORED.union(more_ignored.split()), buffers=_BUFFERS,
+    return in_its_styles(ArchSpec(
+        name=name, hyper=hyper, tensors=made[0], bindings=made[1], block=block,
+        ignored=COMMON_IGNORED.union(more_ignored.split()), buffers=_BUFFERS,
         lost=(*losses.common_losses(activation, partial=True), _LOST_POOLING), **more,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
-BERT = encoder(
-    "bert", ("bert", "BertModel", "BertForMaskedLM", "BertForSequenceClassification"), "bert",
-    _made(_BERT_ROWS), encoder_hyper(_plain_attention()),
-)  # fmt: skip
-ROBERTA = encoder(
-    "roberta",
-    ("roberta", "RobertaModel", "RobertaForMaskedLM", "xlm-roberta", "XLMRobertaModel",
-     "XLMRobertaForMaskedLM", "camembert", "CamembertModel"),
-    "", _made(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)),
-)  # fmt: skip
+BERT = encoder("bert", _made(_BERT_ROWS), encoder_hyper(_plain_attention()))
+ROBERTA = encoder("roberta", _made(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)))
 
 _D = "transformer.layer.{L}."
 
@@ -192,7 +178,7 @@ def _without_types(names: Collection[str], values: Mapping[str, Value]) -> bool:
 
 
 DISTILBERT = encoder(
-    "distilbert", ("distilbert", "DistilBertModel", "DistilBertForMaskedLM"), "bert",
+    "distilbert",
     _made((
         *embeddings(*_OLD, "", "embeddings.LayerNorm"),
         *_attention(*(f"{_D}attention.{x}_lin" for x in ("q", "k", "v", "out"))),
@@ -220,7 +206,7 @@ def _buckets(value: Value, facts: Facts, hp: Params) -> str:
 
 
 MPNET = encoder(
-    "mpnet", ("mpnet", "MPNetModel", "MPNetForMaskedLM"), "",
+    "mpnet",
     _made((
         *embeddings(*_OLD, "", "embeddings.LayerNorm"),
         RoleRow("attn_rel_b.weight", "encoder.relative_attention_bias.weight",

@@ -36,11 +36,6 @@ _TENSORS, _BINDINGS = tables(
 
 ERNIE4_5 = ArchSpec(
     name="ernie4_5",
-    called={
-        "hf": ("ernie4_5", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
-        "gguf": ("ernie4_5",),
-        "apr": ("ernie4_5",),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(2),
         rules.head_dim(128),

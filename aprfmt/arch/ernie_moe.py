@@ -127,11 +127,6 @@ _COUNTS = moe.counts(64, 6, "moe_num_experts num_experts")
 
 ERNIE4_5_MOE = ArchSpec(
     name="ernie4_5_moe",
-    called={
-        "hf": ("ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
-        "gguf": ("ernie4_5-moe",),
-        "apr": ("ernie4_5_moe",),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(4),
         rules.context_length(131072),

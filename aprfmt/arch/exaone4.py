@@ -49,7 +49,6 @@ _TENSORS, _BINDINGS = tables(
 
 EXAONE4 = ArchSpec(
     name="exaone4",
-    called={"hf": ("exaone4", "Exaone4ForCausalLM"), "gguf": ("exaone4",), "apr": ("exaone4",)},
     hyper=rules.hyper_table(
         rules.n_kv_heads(32),
         rules.norm_eps(1e-5),

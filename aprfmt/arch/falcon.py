@@ -133,11 +133,6 @@ def _has_two(names: Collection[str], values: Mapping[str, Value]) -> bool:
 
 FALCON = ArchSpec(
     name="falcon",
-    called={
-        "hf": ("falcon", "FalconForCausalLM", "RefinedWebModel", "RWForCausalLM"),
-        "gguf": ("falcon",),
-        "apr": ("falcon",),
-    },
     hyper=_hyper(False),
     tensors=_ONE[0],
     bindings=_ONE[1],
@@ -148,11 +143,6 @@ FALCON = ArchSpec(
 
 FALCON_40B = ArchSpec(
     name="falcon_40b",
-    called={
-        "hf": ("falcon", "FalconForCausalLM", "RefinedWeb", "RWForCausalLM"),
-        "gguf": ("falcon",),
-        "apr": ("falcon_40b",),
-    },
     hyper=_hyper(True),
     tensors=_TWO[0],
     bindings=_TWO[1],

@@ -46,7 +46,7 @@ def _write(value: Value, hp: Params) -> Params:
 
 _BEFORE, _AFTER = whole(final="model.final_layernorm")
 FALCON_H1 = named(
-    "falcon_h1", ("falcon_h1", "FalconH1ForCausalLM"), "falcon-h1",
+    "falcon_h1",
     tables(
         (
             *_BEFORE,

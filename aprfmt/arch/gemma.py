@@ -43,11 +43,6 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA = ArchSpec(
     name="gemma",
-    called={
-        "hf": ("gemma", "GemmaForCausalLM"),
-        "gguf": ("gemma",),
-        "apr": ("gemma",),
-    },
     hyper=rules.hyper_table(
         rules.head_dim(256),
         rules.context_length(8192),

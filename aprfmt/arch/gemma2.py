@@ -113,11 +113,6 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA2 = ArchSpec(
     name="gemma2",
-    called={
-        "hf": ("gemma2", "Gemma2ForCausalLM"),
-        "gguf": ("gemma2",),
-        "apr": ("gemma2", "gemma"),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(4),
         rules.head_dim(256),

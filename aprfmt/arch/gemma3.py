@@ -63,11 +63,6 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA3 = ArchSpec(
     name="gemma3",
-    called={
-        "hf": ("gemma3_text", "Gemma3ForCausalLM", "gemma3", "Gemma3ForConditionalGeneration"),
-        "gguf": ("gemma3",),
-        "apr": ("gemma3", "gemma"),
-    },
     hyper=rules.hyper_table(
         # Multimodal checkpoints leave out keys whose value is transformers' default.
         rules.hidden_size(2304),

@@ -53,7 +53,7 @@ _TENSORS, _BINDINGS = tables(
 )  # fmt: skip
 
 GEMMA3_VISION = named(
-    _NAME, (_NAME,), "clip", (_TENSORS, _BINDINGS),
+    _NAME, (_TENSORS, _BINDINGS),
     rules.hyper_table(
         *siglip_hyper(),
         rules.size("image_tokens", "mm_tokens_per_image", default=256),

@@ -157,8 +157,6 @@ _ALTUP = (
 )
 GEMMA3N = named(
     "gemma3n",
-    ("gemma3n_text", "Gemma3nForCausalLM", "gemma3n", "Gemma3nForConditionalGeneration"),
-    "gemma3n",
     tables((
         *_BEFORE,
         *per_layer_embeddings(),

@@ -264,7 +264,6 @@ def _count(name: str, hf: str, gguf: str) -> HyperRule:
 
 
 GEMMA4 = named(
-    "gemma4", ("gemma4_text", "Gemma4ForCausalLM", "gemma4", "Gemma4ForConditionalGeneration"),
     "gemma4",
     tables((
         *_BEFORE,

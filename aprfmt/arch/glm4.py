@@ -31,7 +31,6 @@ _TENSORS, _BINDINGS = tables(
 
 GLM4 = ArchSpec(
     name="glm4",
-    called={"hf": ("glm4", "Glm4ForCausalLM"), "gguf": ("glm4",), "apr": ("glm4",)},
     hyper=rules.hyper_table(
         rules.n_kv_heads(2),
         rules.head_dim(128),

@@ -36,11 +36,6 @@ _TENSORS, _BINDINGS = tables(
 
 GLM4_MOE = ArchSpec(
     name="glm4_moe",
-    called={
-        "hf": ("glm4_moe", "Glm4MoeForCausalLM"),
-        "gguf": ("glm4moe",),
-        "apr": ("glm4_moe", "glm4moe"),
-    },
     hyper=rules.hyper_table(
         draft.main_layers(),
         rules.n_kv_heads(8),

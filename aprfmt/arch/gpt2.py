@@ -90,11 +90,6 @@ NO_ROPE = (
 
 GPT2 = ArchSpec(
     name="gpt2",
-    called={
-        "hf": ("gpt2", "GPT2LMHeadModel"),
-        "gguf": ("gpt2",),
-        "apr": ("gpt2",),
-    },
     hyper=rules.hyper_table(
         rules.hidden_size(768, "n_embd hidden_size"),
         rules.n_layers(12, "n_layer num_hidden_layers"),

@@ -43,8 +43,6 @@ def _key_heads(facts: Facts, hp: Params) -> tuple[Value, str] | None:
 
 GPT_BIGCODE = ArchSpec(
     name="gpt_bigcode",
-    called={"hf": ("gpt_bigcode", "GPTBigCodeForCausalLM"), "gguf": ("starcoder",),
-        "apr": ("gpt_bigcode", "starcoder")},
     hyper=rules.hyper_table(
         rules.hidden_size(768, "n_embd hidden_size"),
         rules.n_layers(12, "n_layer num_hidden_layers"),

@@ -35,8 +35,6 @@ _TENSORS, _BINDINGS = tables(
 
 GPT_NEOX = ArchSpec(
     name="gpt_neox",
-    called={"hf": ("gpt_neox", "GPTNeoXForCausalLM"), "gguf": ("gptneox",),
-        "apr": ("gpt_neox", "gptneox")},
     hyper=rules.hyper_table(
         rules.n_kv_heads(hf=""),
         divided_heads(),

@@ -70,11 +70,6 @@ YARN = {
 
 GPT_OSS = ArchSpec(
     name="gpt_oss",
-    called={
-        "hf": ("gpt_oss", "GptOssForCausalLM"),
-        "gguf": ("gpt-oss",),
-        "apr": ("gpt_oss", "gpt-oss"),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(64),

@@ -64,7 +64,6 @@ def _rope() -> tuple[HyperRule, ...]:
 
 GPTJ = ArchSpec(
     name="gptj",
-    called={"hf": ("gptj", "GPTJForCausalLM"), "gguf": ("gptj",), "apr": ("gptj",)},
     hyper=rules.hyper_table(
         rules.hidden_size(4096, "n_embd hidden_size"),
         rules.n_layers(28, "n_layer num_hidden_layers"),

@@ -63,11 +63,6 @@ FACTORS = (
 
 GRANITE = ArchSpec(
     name="granite",
-    called={
-        "hf": ("granite", "GraniteForCausalLM"),
-        "gguf": ("granite",),
-        "apr": ("granite",),
-    },
     hyper=rules.hyper_table(
         *rules.attention_biases(),
         rules.mlp_bias(),
@@ -108,13 +103,8 @@ _MOE_TENSORS, _MOE_BINDINGS = tables(
     hf_more=(*MEMORY, *FUSED),
 )  # fmt: skip
 
-GRANITE_MOE = ArchSpec(
+GRANITEMOE = ArchSpec(
     name="granitemoe",
-    called={
-        "hf": ("granitemoe", "GraniteMoeForCausalLM"),
-        "gguf": ("granitemoe",),
-        "apr": ("granitemoe",),
-    },
     hyper=rules.hyper_table(
         *rules.attention_biases(),
         rules.rope_style("half", permuted=True),

@@ -78,7 +78,7 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
 
 _B_BEFORE, _B_AFTER = whole(final="model.final_layernorm")
 BAMBA = named(
-    "bamba", ("bamba", "BambaForCausalLM"), "granitehybrid",
+    "bamba",
     tables((
         *_B_BEFORE,
         *norm("attn_norm", "input_layernorm"),
@@ -166,7 +166,7 @@ def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 _CALLED = "granitemoehybrid", "GraniteMoeHybridForCausalLM"
 GRANITE_HYBRID_MOE = named(
-    "granite_hybrid_moe", _CALLED, "granitehybrid", _made("_shexp", "shared_ffn_size",
+    "granite_hybrid_moe", _made("_shexp", "shared_ffn_size",
         (_ROUTER, *experts()[0])),
     _granite(
         *moe.counts(8, 2, "num_local_experts num_experts"),
@@ -180,7 +180,7 @@ GRANITE_HYBRID_MOE = named(
     evidence=_has_experts, derived=ROPE_TENSORS,
 )  # fmt: skip
 GRANITE_HYBRID = named(
-    "granite_hybrid", _CALLED, "granitehybrid", _made("", "ffn_size", ()),
+    "granite_hybrid", _made("", "ffn_size", ()),
     _granite(rules.ffn_size(1024, "shared_intermediate_size")),
     derived=ROPE_TENSORS,
 )  # fmt: skip

@@ -87,13 +87,8 @@ _BLOCK = BlockSpec(qk_norm="head", qk_norm_place="after_rope")
 
 _TENSORS, _BINDINGS = tables((*_BEFORE, *_ATTENTION, *gated_mlp(), *_AFTER), hf_more=FUSED)
 
-HUNYUAN_DENSE = ArchSpec(
+HUNYUAN_V1_DENSE = ArchSpec(
     name="hunyuan_v1_dense",
-    called={
-        "hf": ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM"),
-        "gguf": ("hunyuan-dense",),
-        "apr": ("hunyuan_v1_dense", "hunyuan-dense"),
-    },
     hyper=rules.hyper_table(*_HYPER),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -133,13 +128,8 @@ _MOE_TENSORS, _MOE_BINDINGS = tables(
 )  # fmt: skip
 _COUNTS = moe.counts(1, 1, "num_experts num_local_experts")
 
-HUNYUAN_MOE = ArchSpec(
+HUNYUAN_V1_MOE = ArchSpec(
     name="hunyuan_v1_moe",
-    called={
-        "hf": ("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
-        "gguf": ("hunyuan-moe",),
-        "apr": ("hunyuan_v1_moe", "hunyuan-moe"),
-    },
     hyper=rules.hyper_table(
         *_HYPER,
         replace(_COUNTS[0], read={"hf": _same_everywhere("num_experts")}),

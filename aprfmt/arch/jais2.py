@@ -23,7 +23,6 @@ _TENSORS, _BINDINGS = tables(
 
 JAIS2 = ArchSpec(
     name="jais2",
-    called={"hf": ("jais2", "Jais2ForCausalLM"), "gguf": ("jais2",), "apr": ("jais2",)},
     hyper=rules.hyper_table(
         rules.context_length(8192),
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),

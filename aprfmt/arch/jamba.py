@@ -39,7 +39,7 @@ def _sparse(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
 
 
 JAMBA = named(
-    "jamba", ("jamba", "JambaForCausalLM"), "jamba",
+    "jamba",
     tables(
         (
             *_BEFORE,

@@ -109,7 +109,7 @@ _SHARED = (
 )
 
 LFM2 = named(
-    "lfm2", ("lfm2", "Lfm2ForCausalLM"), "lfm2", tables(_rows(*_mlp())),
+    "lfm2", tables(_rows(*_mlp())),
     rules.hyper_table(
         *_SHARED,
         replace(
@@ -123,7 +123,7 @@ LFM2 = named(
 
 _EXPERTS, _EXPERTS_HF = experts("feed_forward.experts", "w1", "w3", "w2")
 LFM2_MOE = named(
-    "lfm2_moe", ("lfm2_moe", "Lfm2MoeForCausalLM"), "lfm2moe",
+    "lfm2_moe",
     tables(
         _rows(
             *_mlp("!moe_layers"),

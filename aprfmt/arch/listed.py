@@ -50,7 +50,7 @@ def _old(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 _NEO_BEFORE, _NEO_AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
 GPT_NEO = named(
-    "gpt_neo", ("gpt_neo", "GPTNeoForCausalLM"), "",
+    "gpt_neo",
     tables((
         *_NEO_BEFORE,
         POSITIONS,
@@ -74,7 +74,7 @@ GPT_NEO = named(
 
 _OLMO_BEFORE, _OLMO_AFTER = whole()
 OLMO = named(
-    "olmo", ("olmo", "OlmoForCausalLM"), "olmo",
+    "olmo",
     tables(
         (
             *(row for row in _OLMO_BEFORE),
@@ -115,7 +115,7 @@ def _fairseq(layer: str, before: Rows, after: Rows, *more: RoleRow) -> Rows:
 
 
 XGLM = named(
-    "xglm", ("xglm", "XGLMForCausalLM"), "",
+    "xglm",
     tables(_fairseq("model.layers.{L}.", *whole(final="model.layer_norm", norm_bias=True))),
     _old(
         rules.hidden_size(1024, "d_model hidden_size"),
@@ -127,7 +127,7 @@ XGLM = named(
     ),
 )  # fmt: skip
 BIOGPT = named(
-    "biogpt", ("biogpt", "BioGptForCausalLM"), "",
+    "biogpt",
     tables(_fairseq(
         "biogpt.layers.{L}.",
         *whole(embed="biogpt.embed_tokens", final="biogpt.layer_norm", norm_bias=True,
@@ -143,7 +143,7 @@ BIOGPT = named(
 
 _L = "model.layers.{L}."
 PERSIMMON = named(
-    "persimmon", ("persimmon", "PersimmonForCausalLM"), "",
+    "persimmon",
     tables(
         (
             *whole()[0],
@@ -173,7 +173,7 @@ _CODE_BEFORE, _CODE_AFTER = whole(
     embed="transformer.wte", final="transformer.ln_f", norm_bias=True, head_bias=True
 )
 CODEGEN = named(
-    "codegen", ("codegen", "CodeGenForCausalLM"), "",
+    "codegen",
     tables((
         *_CODE_BEFORE,
         *norm("attn_norm", _H + "ln_1", bias=True),

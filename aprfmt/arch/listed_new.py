@@ -15,7 +15,7 @@ _BEFORE, _AFTER = whole()
 _NORMS = norm("attn_norm", "input_layernorm"), norm("ffn_norm", "post_attention_layernorm")
 
 BITNET = named(
-    "bitnet", ("bitnet", "BitNetForCausalLM"), "bitnet",
+    "bitnet",
     tables(
         (
             *_BEFORE,
@@ -48,7 +48,7 @@ BITNET = named(
 )  # fmt: skip
 
 EUROBERT = named(
-    "eurobert", ("eurobert", "EuroBertModel", "EuroBertForMaskedLM"), "eurobert",
+    "eurobert",
     tables(
         (
             *_BEFORE,

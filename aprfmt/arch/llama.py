@@ -45,11 +45,6 @@ _TENSORS, _BINDINGS = tables(
 
 LLAMA = ArchSpec(
     name="llama",
-    called={
-        "hf": ("llama", "LlamaForCausalLM", "LLaMAForCausalLM"),
-        "gguf": ("llama",),
-        "apr": ("llama",),
-    },
     hyper=rules.hyper_table(
         *rules.attention_biases(),
         rules.mlp_bias(),
@@ -86,11 +81,6 @@ def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> boo
 
 MISTRAL = ArchSpec(
     name="mistral",
-    called={
-        "hf": ("mistral", "MistralForCausalLM"),
-        "gguf": ("llama",),
-        "apr": ("mistral",),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.context_length(4096 * 32),
@@ -138,11 +128,6 @@ _MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = tables(
 
 MIXTRAL = ArchSpec(
     name="mixtral",
-    called={
-        "hf": ("mixtral", "MixtralForCausalLM"),
-        "gguf": ("llama",),
-        "apr": ("mixtral",),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.context_length(4096 * 32),

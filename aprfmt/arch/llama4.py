@@ -178,11 +178,6 @@ _LOST = (
 
 LLAMA4 = ArchSpec(
     name="llama4",
-    called={
-        "hf": ("llama4_text", "Llama4ForCausalLM", "llama4", "Llama4ForConditionalGeneration"),
-        "gguf": ("llama4",),
-        "apr": ("llama4",),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

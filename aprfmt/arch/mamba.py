@@ -185,16 +185,16 @@ def _is_falcon(names: Any, values: Mapping[str, Value]) -> bool:
 
 
 MAMBA = named(
-    "mamba", ("mamba", "MambaForCausalLM", "MambaLMHeadModel"), "mamba",
+    "mamba",
     _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(False)), ignored=_UNUSED,
 )  # fmt: skip
 FALCON_MAMBA = named(
-    "falcon_mamba", ("falcon_mamba", "FalconMambaForCausalLM"), "mamba",
+    "falcon_mamba",
     _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True)), ignored=_UNUSED,
     evidence=_is_falcon,
 )  # fmt: skip
 MAMBA2 = named(
-    "mamba2", ("mamba2", "Mamba2ForCausalLM"), "mamba2",
+    "mamba2",
     _rows(mamba2_mixer(_MIXER)),
     _mamba(
         rules.tied_embeddings(),

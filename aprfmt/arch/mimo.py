@@ -46,7 +46,7 @@ def _head(layer: str, before: tuple[str, str, str], last: str, **more: str) -> d
 
 _SEVEN = "model.mtp_layers.{I}."
 MIMO = named(
-    "mimo", ("mimo", "MiMoForCausalLM"), "qwen2", (QWEN2.tensors, QWEN2.bindings),
+    "mimo", (QWEN2.tensors, QWEN2.bindings),
     rules.hyper_table(
         rules.context_length(32768),
         rules.flag("attention_bias", True, present=("attn_q.bias",)),
@@ -147,8 +147,6 @@ _BEFORE, _AFTER = whole()
 _V2 = "model.mtp.layers.{I}."
 MIMO_V2 = named(
     "mimo_v2",
-    ("mimo_v2_flash", "MiMoV2FlashForCausalLM", "mimo_v2", "MiMoV2ForCausalLM"),
-    "mimo2",
     tables(
         (
             *_BEFORE,

@@ -62,11 +62,6 @@ def _rotated() -> tuple[HyperRule, ...]:
 
 MINIMAX_M2 = ArchSpec(
     name="minimax_m2",
-    called={
-        "hf": ("minimax_m2", "MiniMaxM2ForCausalLM"),
-        "gguf": ("minimax-m2",),
-        "apr": ("minimax_m2", "minimax-m2"),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

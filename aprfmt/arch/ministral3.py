@@ -73,13 +73,6 @@ _TENSORS, _BINDINGS = tables(
 
 MINISTRAL3 = ArchSpec(
     name="ministral3",
-    called={
-        "hf": (
-            "ministral3", "Ministral3ForCausalLM", "mistral3", "Mistral3ForConditionalGeneration",
-        ),
-        "gguf": ("mistral3",),
-        "apr": ("ministral3", "mistral3"),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

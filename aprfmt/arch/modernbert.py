@@ -86,7 +86,7 @@ _WINDOWS = (
 )  # fmt: skip
 
 MODERNBERT = encoder(
-    "modernbert", ("modernbert", "ModernBertModel", "ModernBertForMaskedLM"), "modern-bert",
+    "modernbert",
     tables(
         (
             *embeddings("embeddings.tok_embeddings", normed="embeddings.norm", bias=False),

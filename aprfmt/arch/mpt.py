@@ -89,7 +89,6 @@ def _others(value: Value, facts: Facts, hp: Params) -> str:
 
 MPT = ArchSpec(
     name="mpt",
-    called={"hf": ("mpt", "MptForCausalLM", "MPTForCausalLM"), "gguf": ("mpt",), "apr": ("mpt",)},
     hyper=rules.hyper_table(
         rules.hidden_size(2048, "d_model hidden_size"),
         rules.n_layers(24, "n_layers num_hidden_layers"),

@@ -36,7 +36,6 @@ _TENSORS, _BINDINGS = tables(
 
 NEMOTRON = ArchSpec(
     name="nemotron",
-    called={"hf": ("nemotron", "NemotronForCausalLM"), "gguf": ("nemotron",), "apr": ("nemotron",)},
     hyper=rules.hyper_table(
         rules.context_length(4096),
         rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"),

@@ -197,7 +197,7 @@ def _plain(role: str, hf: str, size: str, needs: str) -> Rows:
 
 _CALLED = "nemotron_h", "NemotronHForCausalLM"
 NEMOTRON_H = named(
-    "nemotron_h", _CALLED, "nemotron_h", _made(*_plain("", _MIXER, "ffn_size", "mlp_layers")),
+    "nemotron_h", _made(*_plain("", _MIXER, "ffn_size", "mlp_layers")),
     _hyper(_width(rules.ffn_size(21504), "mlp_layers"), _by_width("mlp_layers", "mlp")),
     ignored=_SECOND,
 )  # fmt: skip
@@ -221,7 +221,7 @@ _EXPERTS = (
     _expert("down", ("n_experts", "hidden_size", "moe_ffn_size")),
 )
 NEMOTRON_H_MOE = named(
-    "nemotron_h_moe", _CALLED, "nemotron_h_moe",
+    "nemotron_h_moe",
     _made(
         RoleRow("ffn_gate_inp.weight", _MIXER + ".gate.weight", ("n_experts", "hidden_size"),
             "moe_layers"),

@@ -39,11 +39,6 @@ _HYPER = (
 
 OLMO2 = ArchSpec(
     name="olmo2",
-    called={
-        "hf": ("olmo2", "Olmo2ForCausalLM"),
-        "gguf": ("olmo2",),
-        "apr": ("olmo2",),
-    },
     hyper=rules.hyper_table(*_HYPER),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -58,11 +53,6 @@ def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> boo
 
 OLMO3 = ArchSpec(
     name="olmo3",
-    called={
-        "hf": ("olmo3", "Olmo3ForCausalLM"),
-        "gguf": ("olmo2",),
-        "apr": ("olmo3",),
-    },
     hyper=rules.hyper_table(
         *_HYPER,
         *rope_rules(Rope(theta=500000.0, layers="full", nested=True)),

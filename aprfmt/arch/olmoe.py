@@ -28,7 +28,6 @@ _TENSORS, _BINDINGS = tables(
 
 OLMOE = ArchSpec(
     name="olmoe",
-    called={"hf": ("olmoe", "OlmoeForCausalLM"), "gguf": ("olmoe",), "apr": ("olmoe",)},
     hyper=rules.hyper_table(
         rules.context_length(4096),
         divided_heads(),

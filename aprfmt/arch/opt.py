@@ -58,7 +58,6 @@ _EPS = rules.norm_eps(1e-5)  # config.json has no key for it
 
 OPT = ArchSpec(
     name="opt",
-    called={"hf": ("opt", "OPTForCausalLM"), "apr": ("opt",)},
     hyper=rules.hyper_table(
         rules.hidden_size(768),
         rules.n_layers(12),

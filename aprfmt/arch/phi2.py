@@ -39,11 +39,6 @@ _TENSORS, _BINDINGS = tables(
 
 PHI2 = ArchSpec(
     name="phi2",
-    called={
-        "hf": ("phi", "PhiForCausalLM"),
-        "gguf": ("phi2",),
-        "apr": ("phi2",),
-    },
     hyper=rules.hyper_table(
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         rules.activation("gelu_tanh", tanh="gelu_new"),

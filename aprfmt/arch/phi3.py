@@ -45,11 +45,6 @@ _TENSORS, _BINDINGS = tables(
 
 PHI3 = ArchSpec(
     name="phi3",
-    called={
-        "hf": ("phi3", "Phi3ForCausalLM"),
-        "gguf": ("phi3",),
-        "apr": ("phi", "phi3"),
-    },
     hyper=rules.hyper_table(
         rules.context_length(4096),
         rules.norm_eps(1e-5),

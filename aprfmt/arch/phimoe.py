@@ -83,11 +83,6 @@ _RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write
 
 PHIMOE = ArchSpec(
     name="phimoe",
-    called={
-        "hf": ("phimoe", "PhimoeForCausalLM", "PhiMoEForCausalLM"),
-        "gguf": ("phimoe",),
-        "apr": ("phimoe",),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.context_length(131072),

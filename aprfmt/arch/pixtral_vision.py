@@ -69,7 +69,7 @@ def _projection(number: int, into: str) -> tuple[RoleRow, ...]:
 
 
 PIXTRAL_VISION = named(
-    _NAME, (_NAME,), "clip",
+    _NAME,
     tables((
         _once("v.patch_embd.weight", _TOWER + "patch_conv.weight", "hidden_size", "image_channels",
             "patch_size", "patch_size"),

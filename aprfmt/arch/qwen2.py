@@ -40,11 +40,6 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN2 = ArchSpec(
     name="qwen2",
-    called={
-        "hf": ("qwen2", "Qwen2ForCausalLM"),
-        "gguf": ("qwen2",),
-        "apr": ("qwen2",),
-    },
     hyper=rules.hyper_table(
         rules.context_length(32768),
         rules.flag("attention_bias", True, present=("attn_q.bias",)),

@@ -81,11 +81,6 @@ def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
 
 QWEN2_MOE = ArchSpec(
     name="qwen2_moe",
-    called={
-        "hf": ("qwen2_moe", "Qwen2MoeForCausalLM"),
-        "gguf": ("qwen2moe",),
-        "apr": ("qwen2_moe", "qwen2moe"),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(16),
         rules.context_length(32768),

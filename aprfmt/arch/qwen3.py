@@ -28,11 +28,6 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN3 = ArchSpec(
     name="qwen3",
-    called={
-        "hf": ("qwen3", "Qwen3ForCausalLM"),
-        "gguf": ("qwen3",),
-        "apr": ("qwen3",),
-    },
     hyper=rules.hyper_table(
         rules.head_dim(128),
         rules.context_length(32768),

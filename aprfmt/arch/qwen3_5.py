@@ -114,13 +114,6 @@ _LOST = (*losses.common_losses(partial=True), losses.ONE_BIAS_KEY, NO_BIASES, *d
 _TENSORS, _BINDINGS = _tables(gated_mlp())
 QWEN3_5 = ArchSpec(
     name="qwen3_5",
-    called={
-        "hf": (
-            "qwen3_5_text", "Qwen3_5ForCausalLM", "qwen3_5", "Qwen3_5ForConditionalGeneration",
-        ),
-        "gguf": ("qwen35",),
-        "apr": ("qwen3_5", "qwen35"),
-    },
     hyper=_hyper(rules.n_kv_heads(4), rules.ffn_size(12288)),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -137,14 +130,6 @@ _MOE_TENSORS, _MOE_BINDINGS = _tables(
 )
 QWEN3_5_MOE = ArchSpec(
     name="qwen3_5_moe",
-    called={
-        "hf": (
-            "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen3_5_moe",
-            "Qwen3_5MoeForConditionalGeneration",
-        ),
-        "gguf": ("qwen35moe",),
-        "apr": ("qwen3_5_moe", "qwen35moe"),
-    },
     hyper=_hyper(
         rules.n_kv_heads(2),
         rules.size("ffn_size", "intermediate_size", "feed_forward_length", default=None),

@@ -26,11 +26,6 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN3_MOE = ArchSpec(
     name="qwen3_moe",
-    called={
-        "hf": ("qwen3_moe", "Qwen3MoeForCausalLM"),
-        "gguf": ("qwen3moe",),
-        "apr": ("qwen3_moe", "qwen3moe"),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(4),
         rules.context_length(32768),

@@ -80,11 +80,6 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN3_NEXT = ArchSpec(
     name="qwen3_next",
-    called={
-        "hf": ("qwen3_next", "Qwen3NextForCausalLM"),
-        "gguf": ("qwen3next",),
-        "apr": ("qwen3_next", "qwen3next"),
-    },
     hyper=rules.hyper_table(
         draft.main_layers(),
         rules.n_kv_heads(2),

@@ -110,7 +110,7 @@ _NOMIC_ROWS = (
     *_NORMS,
 )
 NOMIC_BERT = encoder(
-    "nomic_bert", ("nomic_bert", "NomicBertModel"), "nomic-bert",
+    "nomic_bert",
     tables(
         _NOMIC_ROWS,
         hf_first=fused_in(_LAYER + "attn.Wqkv", IN_ORDER, ("weight",)),
@@ -162,9 +162,8 @@ _ORIGINALS = (
       if row.hf.endswith(".weight") and "norm" not in row.role),
     _JINA_QKV[0],
 )  # fmt: skip
-JINA_V3 = encoder(
-    "jina_embeddings_v3", ("jina_embeddings_v3", "JinaEmbeddingsV3Model", "xlm-roberta"),
-    "jina-bert-v3",
+JINA_EMBEDDINGS_V3 = encoder(
+    "jina_embeddings_v3",
     tables(
         _JINA_ROWS,
         hf_first=_JINA_QKV,

@@ -26,7 +26,7 @@ _BEFORE, _AFTER = whole(
     embed="rwkv.embeddings", final="rwkv.ln_out", head="head", norm_bias=True,
 )  # fmt: skip
 RWKV = named(
-    "rwkv", ("rwkv", "RwkvForCausalLM"), "",
+    "rwkv",
     tables((
         *_BEFORE,
         *norm("token_embd_norm", "rwkv.blocks.0.pre_ln", bias=True, layered=False),

@@ -24,7 +24,6 @@ _TENSORS, _BINDINGS = tables(
 
 SEED_OSS = ArchSpec(
     name="seed_oss",
-    called={"hf": ("seed_oss", "SeedOssForCausalLM"), "gguf": ("seed_oss",), "apr": ("seed_oss",)},
     hyper=rules.hyper_table(
         rules.n_kv_heads(8),
         rules.head_dim(128),

@@ -39,11 +39,6 @@ def _unrotated(facts: Facts | None, hp: Params) -> PerLayer:
 
 SMOLLM3 = ArchSpec(
     name="smollm3",
-    called={
-        "hf": ("smollm3", "SmolLM3ForCausalLM"),
-        "gguf": ("smollm3",),
-        "apr": ("smollm3",),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(4),
         rules.context_length(32768),

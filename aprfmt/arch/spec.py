@@ -25,6 +25,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from aprfmt.arch.block import BlockSpec as BlockSpec
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.vocabulary import F32_ROLES as F32_ROLES
 from aprfmt.arch.vocabulary import HYPER_NAMES as HYPER_NAMES
 from aprfmt.arch.vocabulary import SPECIAL_NAMES as SPECIAL_NAMES
@@ -318,7 +319,7 @@ class DraftNames:
 
 @dataclass(frozen=True)
 class ArchSpec:
-    """One architecture. `called[style]` are its names in each style.
+    """One architecture. `called[style]` are its names in each style, of one of ours its row's.
 
     hf: `model_type` values and class names (both; the first of each is written); gguf:
     `general.architecture` values; apr: `architecture` slugs. `evidence(tensor names, values)`
@@ -333,11 +334,11 @@ class ArchSpec:
     """
 
     name: str
-    called: Mapping[str, tuple[str, ...]]
     hyper: tuple[HyperRule, ...]
     tensors: tuple[TensorRule, ...]
     bindings: Mapping[str, tuple[Binding, ...]]
     block: BlockSpec
+    called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lost: tuple[Loss, ...] = ()
     ignored: frozenset[str] = frozenset()
     buffers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -348,3 +349,9 @@ class ArchSpec:
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
     draft_layer: Mapping[str, bool] = field(default_factory=dict)
     section: str = "text_config"
+
+    def __post_init__(self) -> None:
+        if not self.called:
+            if self.name not in CALLED:
+                raise ArchError(f"architecture {self.name!r}: no names are given; say called=")
+            object.__setattr__(self, "called", CALLED[self.name])

@@ -44,11 +44,6 @@ _TENSORS, _BINDINGS = tables(
 
 STABLELM = ArchSpec(
     name="stablelm",
-    called={
-        "hf": ("stablelm", "StableLmForCausalLM"),
-        "gguf": ("stablelm",),
-        "apr": ("stablelm",),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(32),
         rules.context_length(4096),

@@ -21,11 +21,6 @@ _TENSORS, _BINDINGS = tables(
 
 STARCODER2 = ArchSpec(
     name="starcoder2",
-    called={
-        "hf": ("starcoder2", "Starcoder2ForCausalLM"),
-        "gguf": ("starcoder2",),
-        "apr": ("starcoder2",),
-    },
     hyper=rules.hyper_table(
         rules.n_kv_heads(2),
         rules.context_length(4096),

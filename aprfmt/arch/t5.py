@@ -218,22 +218,18 @@ def _is(gated: bool, every: bool, decoder: bool) -> Any:
     return evidence
 
 
-def _t5(name: str, types: str, gguf: str, gated: bool, *stacks: str) -> ArchSpec:
+def _t5(name: str, gated: bool, *stacks: str) -> ArchSpec:
     every = name.startswith("umt5")
     return named(
-        name, tuple(types.split()), gguf, _made(gated, *stacks), _hyper(gated, every, *stacks),
+        name, _made(gated, *stacks), _hyper(gated, every, *stacks),
         evidence=_is(gated, every, len(stacks) > 1), ignored=_IGNORED, buffers={"hf": _TIED},
     )  # fmt: skip
 
 
 _BOTH = ("encoder", "decoder")
-_T5_NAMES = "t5 T5ForConditionalGeneration T5WithLMHeadModel"
-_MT5_NAMES = "t5 T5ForConditionalGeneration mt5 MT5ForConditionalGeneration"
-T5 = _t5("t5", _T5_NAMES, "t5", False, *_BOTH)
-T5_GATED = _t5("t5_gated", _MT5_NAMES, "t5", True, *_BOTH)
-UMT5 = _t5("umt5", "umt5 UMT5ForConditionalGeneration UMT5Model", "t5", True, *_BOTH)
-T5_ENCODER = _t5("t5_encoder", "t5 T5EncoderModel", "t5encoder", False, "encoder")
-T5_GATED_ENCODER = _t5(
-    "t5_gated_encoder", "t5 T5EncoderModel mt5 MT5EncoderModel", "t5encoder", True, "encoder"
-)
-UMT5_ENCODER = _t5("umt5_encoder", "umt5 UMT5EncoderModel", "t5encoder", True, "encoder")
+T5 = _t5("t5", False, *_BOTH)
+T5_GATED = _t5("t5_gated", True, *_BOTH)
+UMT5 = _t5("umt5", True, *_BOTH)
+T5_ENCODER = _t5("t5_encoder", False, "encoder")
+T5_GATED_ENCODER = _t5("t5_gated_encoder", True, "encoder")
+UMT5_ENCODER = _t5("umt5_encoder", True, "encoder")

@@ -168,7 +168,7 @@ def siglip_hyper() -> tuple[HyperRule, ...]:
 
 
 CLIP_VISION = named(
-    "clip_vision", ("clip_vision_model", "CLIPVisionModel"), "clip",
+    "clip_vision",
     tables((
         _once("v.class_embd", "embeddings.class_embedding", _WIDTH),
         _PATCHES,
@@ -181,7 +181,7 @@ CLIP_VISION = named(
     evidence=_named("class_embd", "class_embedding"), ignored=UNUSED, section="vision_config",
 )  # fmt: skip
 SIGLIP_VISION = named(
-    "siglip_vision", ("siglip_vision_model", "SiglipVisionModel"), "clip",
+    "siglip_vision",
     tables((*siglip_rows(), *_head())),
     siglip_hyper(),
     ignored=UNUSED, section="vision_config",

@@ -79,7 +79,7 @@ def _stack_layers(stack: str) -> HyperRule:
 
 
 WHISPER = named(
-    "whisper", ("whisper", "WhisperForConditionalGeneration", "WhisperModel"), "",
+    "whisper",
     tables((
         _once("token_embd.weight", "model.decoder.embed_tokens.weight", *_TABLE),
         _once("position_embd.weight", "model.decoder.embed_positions.weight", "context_length",

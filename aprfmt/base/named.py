@@ -1,7 +1,9 @@
-"""Metadata numbers that stand for names, as llama.cpp's headers and gguf-py spell them."""
+"""How metadata values are shown: numbers by the names that llama.cpp and gguf-py give them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from aprfmt.base.protocols import Value
 
 GUESSED = 1024  # llama.cpp's flag of a file type that its loader guessed
 
@@ -38,3 +40,10 @@ def meaning(key: str, value: Any) -> str:
     if not isinstance(value, int) or isinstance(value, bool):
         return ""
     return next((names.get(value, "") for end, names in NAMES.items() if key.endswith(end)), "")
+
+
+def shown(value: Value) -> Value:
+    """Return a metadata value short enough for a report: long arrays become a count."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 16:
+        return f"array of {len(value)}"
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.base.named import shown
 from aprfmt.base.protocols import Value
 from aprfmt.compare.align import Alignment, TensorPair, align, in_turn
 from aprfmt.compare.beforehand import Beforehand
@@ -251,10 +252,3 @@ def plain(value: Value) -> Value:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return value
     return tuple(value)
-
-
-def shown(value: Value) -> Value:
-    """Return a metadata value short enough for a report: long arrays become a count."""
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 16:
-        return f"array of {len(value)}"
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,8 +1,9 @@
 """What comparing uses of a trace, and what a trace says of its run."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
+from aprfmt.base.protocols import Value
 from aprfmt.codecs.base import Array
 from aprfmt.tensors.stats import Stats
 
@@ -48,7 +49,7 @@ class TraceLike(Protocol):
     """What is used of a trace."""
 
     @property
-    def run(self) -> Mapping[str, Any]:
+    def run(self) -> Mapping[str, Value]:
         """Ids, prompt, model."""
         ...
 

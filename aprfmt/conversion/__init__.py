@@ -11,7 +11,7 @@ from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import MappedFile
+from aprfmt.formats.mapped import MappedFile, MappedSource
 from aprfmt.model import Model, open_model
 from aprfmt.model.hf_folder import ours
 
@@ -206,8 +206,8 @@ def _open_sink(
         wishes["alignment"] = options.alignment
     if kept_as_bytes(model, target, options):
         wishes["carry"] = True
-    kept = getattr(model.source, "shards", ())  # none where tensors were put in place of a file's
-    if target.rewrites and model.format == target.name and kept:
+    alike = target.rewrites and model.format == target.name
+    if alike and isinstance(model.source, MappedSource):  # not tensors in place of a file's
         wishes["like"] = model.source
     return target.open_sink(
         weights, force=options.force, max_shard_size=options.max_shard_size, **wishes
@@ -290,7 +290,7 @@ def _write(
 
 def _refuse_changed(model: Model) -> None:
     """Raise FormatError where a file of the source was written to since it was opened."""
-    for shard in getattr(model.source, "shards", ()):
+    for shard in model.source.shards if isinstance(model.source, MappedSource) else ():
         if isinstance(shard.file, MappedFile):  # what is read from elsewhere is asked each time
             shard.file.refuse_changed()
 

@@ -12,18 +12,16 @@ A folder as output (`folder=`) is built as a hidden sibling and published by one
 with the old one in one step where the system can, else through a journal inside the folder.
 """
 
-import atexit
 import errno
 import os
-import signal
 import stat
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import NoReturn, Self
+from types import TracebackType
+from typing import Self
 
 from aprfmt.errors import OutputError
+from aprfmt.formats.ending import OPEN
 from aprfmt.formats.exchange import exchange
 from aprfmt.formats.journal import is_journal, pending, publish_set, recover, reserved
 from aprfmt.formats.output import OutputFile
@@ -40,9 +38,7 @@ from aprfmt.formats.temporary import (
 )
 from aprfmt.remote.paths import RemotePath, is_address
 
-__all__ = [
-    "FileSet", "OutputFile", "discard_open", "install_signal_handlers", "pending", "recover",
-]  # fmt: skip
+__all__ = ["FileSet", "OutputFile", "pending", "recover"]
 
 _SPECIAL = {
     stat.S_IFDIR: "a folder",
@@ -54,18 +50,6 @@ _SPECIAL = {
 
 # The journal lists names of one folder.
 _NOT_AT_ONCE = "cannot be replaced in one step here; give the name of a new folder"
-
-# Sets neither published nor discarded. An interrupt may come between the last line of a `with`
-# block and the first line of `__exit__`: then they are discarded when the program ends.
-_OPEN: set["FileSet"] = set()
-
-
-@atexit.register
-def discard_open() -> None:
-    """Discard every set that is neither published nor discarded."""
-    for files in list(_OPEN):
-        if files._pid == os.getpid():  # a forked child must not remove its parent's files
-            files.discard()
 
 
 class FileSet:
@@ -92,7 +76,7 @@ class FileSet:
         self._target: Path | None = None  # the folder that will hold the files, links followed
         self._staging: Path | None = None  # the hidden sibling, if the folder is built as one
         self._closed = False
-        self._pid = os.getpid()
+        self.pid = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +108,7 @@ class FileSet:
         path = path if isinstance(path, RemotePath) else Path(path)
         if is_address(path):
             raise OutputError(f"{path}: is an address; outputs are files on this machine")
-        _OPEN.add(self)
+        OPEN.add(self)
         with as_output_error(path, "cannot be written"):
             if self._folder is not None:
                 self._prepare_folder(self._folder)
@@ -168,13 +152,13 @@ class FileSet:
                         self._publish_inside(self._target)
             self._files = []
             self._closed = True
-            _OPEN.discard(self)
+            OPEN.discard(self)
 
     def discard(self) -> None:
         """Remove everything that was not published; never raises OSError."""
         with uninterrupted():
             self._closed = True
-            _OPEN.discard(self)
+            OPEN.discard(self)
             needed: set[str] | None = set()
             if self._files and self._target is not None:
                 needed = reserved(self._target)
@@ -339,23 +323,6 @@ class FileSet:
         for file, name in zip(self._files, names, strict=True):
             os.rename(file.temporary, target / name)
             file.temporary = target / name
-
-
-def install_signal_handlers() -> None:
-    """Let SIGTERM, and a closed terminal, end the program by SystemExit, so that outputs clean up.
-
-    The exit codes are 143 and 129. Signals already ignored or handled are left alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may install handlers
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, leave)
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from aprfmt.formats.atomic import discard_open
+from aprfmt.formats.ending import discard_open
 from aprfmt.formats.mapped import cut_files, cut_line
 
 _kept: list[Any] = []  # what the C library calls must outlive everything

@@ -198,7 +198,7 @@ def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
     """Return (status, text) for one request."""
     from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
-    from aprfmt.tokenizer.scan import scan
+    from aprfmt.base.suspicious import scan
 
     try:
         if request["task"] == "scan":

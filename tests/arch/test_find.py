@@ -10,6 +10,7 @@ import pytest
 
 from aprfmt.arch import ARCHS, arch_names, find_arch
 from aprfmt.arch.bind import groups_for
+from aprfmt.arch.called import CALLED
 from aprfmt.arch.hyper import write_hyper
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.errors import ArchError
@@ -43,6 +44,34 @@ def test_found_in_our_own_gguf(tiny: Tiny) -> None:
 def test_found_by_every_apr_slug(tiny: Tiny) -> None:
     for slug in ARCHS[tiny.arch].called["apr"]:
         assert find_arch("apr", slug, list(make(tiny).shapes), {}).name == tiny.arch
+
+
+def test_every_row_is_the_name_and_the_names_of_its_table() -> None:
+    """Seen red: llama's tables with mistral's names."""
+    assert ARCHS.own == tuple(CALLED)
+    for name in ARCHS.own:
+        assert (ARCHS[name].name, ARCHS[name].called) == (name, CALLED[name])
+
+
+@pytest.mark.parametrize(
+    ("style", "name", "loaded"),
+    [("hf", "Qwen2ForCausalLM", "qwen2"), ("gguf", "llama", "llama"), ("apr", "gemma", "gemma*")],
+)
+def test_finding_one_imports_no_table_of_another(style: str, name: str, loaded: str) -> None:
+    """Seen red: candidates taken from all specs, one after the other."""
+    code = (
+        "import fnmatch, sys\n"
+        "from aprfmt.arch import find_arch\n"
+        "from aprfmt.arch.called import ROWS\n"
+        f"find_arch({style!r}, {name!r})\n"
+        "holders = {row.module or name for name, row in ROWS.items()}\n"
+        "seen = {name for name in holders if f'aprfmt.arch.{name}' in sys.modules}\n"
+        f"sys.exit(repr(seen) if set(fnmatch.filter(seen, {loaded!r})) != seen else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_unknown_architecture_is_never_another() -> None:

@@ -48,9 +48,11 @@ def test_only_what_is_beyond_is_listed(demo_model: Path, other: Path) -> None:
 
 
 def test_a_trace_within_tolerance_is_one_line_of_answer(demo_model: Path) -> None:
-    done = aprfmt("trace", demo_model, *IDS, "--layers", "0", "--reference", f"{demo_model}@torch")
+    done = aprfmt(
+        "trace", demo_model, *IDS, "--layers", "0", "--reference", f"{demo_model}@numpy:float64"
+    )
     lines = done.out.splitlines()
-    at = lines.index(f"against {demo_model}@torch")
+    at = lines.index(f"against {demo_model}@numpy:float64")
     assert done.code == 0 and len(lines) == at + 3
     assert "points within tolerance; nearest to its tolerance: " in lines[at + 1]
     assert lines[at + 2] == "every point: -v"

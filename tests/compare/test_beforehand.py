@@ -18,7 +18,7 @@ from aprfmt.tensors.runs import RunBytes, differs
 from tests.conversion.folders import write_safetensors
 
 SIZE = 3000
-SHAPES = {"a": (SIZE // 4,), "small": (2,), "c": (SIZE // 4,), "d": (SIZE // 4,)}
+SHAPES = {"a": (SIZE // 4,), "b small": (2,), "c": (SIZE // 4,), "d": (SIZE // 4,)}
 PLACES = ((), (0,), (SIZE - 1,), (257, 1999), (1999, 256))
 
 
@@ -77,7 +77,7 @@ def test_a_small_pair_waits_for_no_later_one(
     monkeypatch.setattr(beforehand, "differs", counted)
     with open_model(path) as a, open_model(path) as b:
         pairs = align(a, b).pairs
-        small = next(n for n, pair in enumerate(pairs) if pair.key == "small")
+        small = next(n for n, pair in enumerate(pairs) if pair.key == "b small")
         before = sum(-(-SIZE // 256) for pair in pairs[:small])
         with Beforehand(pairs, 0) as bytes_of:
             pair = pairs[small]
@@ -96,6 +96,9 @@ def test_a_fault_of_a_thread_reaches_who_asks(
 
     monkeypatch.setattr(RunBytes, "window", broken)
     with open_model(path) as a, open_model(path) as b:
+        with Beforehand(align(a, b).pairs, 2) as bytes_of:
+            with pytest.raises(MemoryError, match="no more"):
+                bytes_of.of(0)((), ())
         with pytest.raises(MemoryError, match="no more"):
             diff_models(a, b)
 

@@ -1,6 +1,6 @@
 """Which pairs a comparison announces before it reads them: by bytes and by count.
 
-Seen red: five pairs only, of which half were norms, so that requests came in waves.
+Seen red: so many pairs and no more, however small they are, so that requests came in waves.
 """
 
 from dataclasses import dataclass

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.formats import atomic
-from aprfmt.formats.atomic import install_signal_handlers, pending, recover
+from aprfmt.formats.atomic import pending, recover
+from aprfmt.formats.ending import install_signal_handlers
 from aprfmt.formats.exchange import exchange
 from tests.formats.publishing import CALLS, SCENARIOS, Scenario
 from tests.formats.writers import VERSIONS, WRITERS, Writer

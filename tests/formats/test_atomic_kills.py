@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aprfmt.formats import temporary
-from aprfmt.formats.atomic import install_signal_handlers
+from aprfmt.formats.ending import install_signal_handlers
 from tests.formats.publishing import SCENARIOS
 from tests.formats.writers import WRITERS
 from tests.patience import PATIENCE

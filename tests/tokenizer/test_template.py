@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from aprfmt.base.suspicious import scan
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer import scan_template, template
 from aprfmt.tokenizer.render_child import environment
-from aprfmt.tokenizer.scan import scan
 from aprfmt.tokenizer.template import render
 from tests.patience import PATIENCE
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from aprfmt.base.protocols import Value
 from aprfmt.compare.align import TensorPair, align
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain.noise import noise
@@ -73,9 +74,9 @@ class Surroundings:
         return {pair.key: pair for pair in align(self.models["a"], self.models["b"]).pairs}
 
     @cached_property
-    def hyper(self) -> list[Mapping[str, Any]]:
+    def hyper(self) -> list[Mapping[str, Value]]:
         """The hyperparameters of both models, as far as they can be read."""
-        found: list[Mapping[str, Any]] = []
+        found: list[Mapping[str, Value]] = []
         for label in ("a", "b"):
             try:
                 rows = self.models[label].hyper

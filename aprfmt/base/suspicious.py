@@ -2,7 +2,8 @@
 
 Constant strings are joined first, so that `'__cl' ~ 'ass__'` is found. A chat template joins
 strings and loops over messages; it needs no Python internals, no other templates and no huge
-counts. Runs in the child process (`render_child.py`).
+counts. Runs in the child process (`tokenizer/render_child.py`), whose start every `inspect` waits
+for: it stands here because importing it imports nothing else of ours.
 """
 
 import re

@@ -1,0 +1,48 @@
+"""How a program ends before its outputs are whole: they are discarded, whatever ends it."""
+
+import atexit
+import os
+import signal
+import threading
+from types import FrameType
+from typing import NoReturn, Protocol
+
+
+class Unpublished(Protocol):
+    """An output that is neither published nor discarded."""
+
+    pid: int
+
+    def discard(self) -> None:
+        """Remove what was written."""
+        ...
+
+
+# An interrupt may come between the last line of a `with` block and the first line of `__exit__`:
+# then what is here is discarded when the program ends.
+OPEN: set[Unpublished] = set()
+
+
+@atexit.register
+def discard_open() -> None:
+    """Discard every output that is neither published nor discarded."""
+    for files in list(OPEN):
+        if files.pid == os.getpid():  # a forked child must not remove its parent's files
+            files.discard()
+
+
+def install_signal_handlers() -> None:
+    """Let SIGTERM, and a closed terminal, end the program by SystemExit, so that outputs clean up.
+
+    The exit codes are 143 and 129. Signals already ignored or handled are left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may install handlers
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, leave)

@@ -1,0 +1,96 @@
+"""What `aprfmt inspect` says of a file, key by key."""
+
+from typing import TypedDict
+
+from aprfmt.base.outcome import Outcome
+from aprfmt.base.protocols import Value
+
+
+class EncodingCount(TypedDict):
+    """What a file stores in one encoding."""
+
+    tensors: int
+    parameters: int
+    bytes: int
+
+
+class HyperRow(TypedDict):
+    """One hyperparameter, where it comes from, and under which key."""
+
+    value: Value
+    origin: str
+    key: str
+
+
+class KeysRead(TypedDict):
+    """What became of a file's keys (`KeyReport`)."""
+
+    read: dict[str, str]
+    defaulted: list[str]
+    ignored: list[str]
+    unknown: list[str]
+
+
+class RolesFound(TypedDict):
+    """How many roles are there, and which required ones are not."""
+
+    found: int
+    required: int
+    missing: list[str]
+    accepted: list[str]
+
+
+class InspectSummary(TypedDict):
+    """The parts of the first line, and the whole as `line`."""
+
+    name: str
+    kind: str
+    says: str
+    next: str
+    architecture: str
+    level: str
+    parameters: int
+    bits_per_weight: float | None
+    quantization: str
+    context_length: int | None
+    tokenizer: str
+    licence: str
+    unusual: list[str]
+    line: str
+
+
+class ArchFacts(TypedDict, total=False):
+    """What the architecture's tables make of a file; of one that is not known, only the error."""
+
+    architecture: str | None
+    architecture_error: str
+    notes: list[dict[str, str]]
+    level: str
+    hyperparameters: dict[str, HyperRow]
+    used: list[str]
+    keys: KeysRead
+    conflicts: list[str]
+    roles: RolesFound
+    unclaimed: list[str]
+    draft: list[str]
+
+
+class InspectBody(ArchFacts, total=False):
+    """The whole JSON."""
+
+    path: str
+    format: str
+    version: str
+    files: list[str]
+    file_bytes: int
+    tensor_count: int
+    parameters: int
+    encodings: dict[str, EncodingCount]
+    metadata: dict[str, object]
+    metadata_names: dict[str, str]
+    config: str | None
+    tokenizer: dict[str, object]
+    summary: InspectSummary
+    damage: list[dict[str, object]]
+    checksum: Outcome
+    html: str
