@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends.base import Array
-from aprfmt.inference.backends.hosted import Share
+from aprfmt.inference.backends.hosted import ExpertRows
 from aprfmt.inference.context import Context
 from aprfmt.inference.padded import lots, padded
 
@@ -203,14 +203,14 @@ def moe(c: Context, layer: int, x: Array) -> Array:
     return c.tap("moe_out", layer, total)
 
 
-def _weighted_output(c: Context, layer: int, share: Share, total: Array, x: Array) -> Array:
+def _weighted_output(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
     """Return the sum so far with an expert's output times its weights."""
     expert, rows, weights = share
     y = _expert(c, layer, expert, _rows(c, x, rows))
     return c.backend.add_weighted(total, rows, _own(c, y, rows), weights)
 
 
-def _weighted_input(c: Context, layer: int, share: Share, total: Array, x: Array) -> Array:
+def _weighted_input(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
     """Return the sum so far with an expert's output for its input times its weights."""
     b, (expert, rows, weights) = c.backend, share
     if b.deterministic:  # all rows: zeros where they are not the expert's

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Array = Any  # the backend's own
 Numbers = NDArray[Any]  # numpy's
 # An expert's number, the rows that it gets, and their weights, as the backend takes them.
-Share = tuple[int, Any, Any]
+ExpertRows = tuple[int, Any, Any]
 
 
 class _Host(Protocol):
@@ -29,7 +29,7 @@ class _Host(Protocol):
 class Hosted:
     """Who of the experts gets which rows, and what attention adds for a distance."""
 
-    def shares(self, experts: Numbers, weights: Numbers) -> Iterable[Share]:
+    def shares(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
         """Return a share for every expert of [tokens, used] that is chosen, by their numbers.
 
         Rows ascend. `take` and `add_weighted` take rows and weights as they come; numpy's here.

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, RopeCast
-from aprfmt.inference.backends.hosted import Share
+from aprfmt.inference.backends.hosted import ExpertRows
 from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.backends.torch_recurrent import TorchRecurrent
 from aprfmt.inference.weights import Weight
@@ -287,7 +287,7 @@ class TorchBackend(TorchRecurrent):
         """Copy the rows."""
         return x[self._index(rows)]
 
-    def shares(self, experts: Numbers, weights: Numbers) -> Iterable[Share]:
+    def shares(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
         """Bring all rows and weights of a layer to the device at once."""
         if self.deterministic:
             return super().shares(experts, weights)

@@ -270,7 +270,7 @@ INSISTED = {
     "attn_q_norm.weight": {
         "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",
         "hunyuan_v1_dense", "hunyuan_v1_moe", "minimax_m2", "dots1", "qwen3_next", "qwen3_5",
-        "qwen3_5_moe",
+        "qwen3_5_moe", "apertus",
     },
     "output.weight": {
         "phi2", "stablelm", "olmo2", "olmo3", "qwen2_moe", "gpt_oss", "nemotron", "olmoe",

@@ -50,7 +50,7 @@ def embedding(folder: Path) -> tuple[np.ndarray, Any]:
 
 
 def test_groups_that_are_not_looked_at_may_be_small(tmp_path: Path) -> None:
-    changed = {"topk_method": "greedy", "topk_group": 1}
+    changed: Mapping[str, Any] = {"topk_method": "greedy", "topk_group": 1}
     model = save_tiny("deepseek_v2", tmp_path, **changed).double()
     with torch.no_grad(), everything_float64(model):
         expected = model(torch.tensor([TOKENS])).logits[0].numpy()
