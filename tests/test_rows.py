@@ -19,10 +19,11 @@ from aprfmt.checks.table import CHECKS
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.explain_topics import topics
 from aprfmt.codecs import CODECS
-from aprfmt.compare.causes import CAUSES
+from aprfmt.compare.causes import CAUSES, describe
 from aprfmt.formats import FORMATS
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.engines import ENGINES
+from tests.cli.run import aprfmt
 from tests.patience import PATIENCE
 
 # One process asks all of them: collecting the fast set and asking every check cost seconds.
@@ -60,6 +61,14 @@ def test_an_encoding_is_explained_and_has_its_codec_or_says_why_not(name: str) -
     row = ENCODINGS[name]
     assert topics()["encoding"][name]
     assert (name in CODECS) == row.known or not row.ggml, name
+
+
+@pytest.mark.parametrize("name", TABLES["causes"])
+def test_a_cause_is_a_word_that_is_explained_with_what_to_do(name: str) -> None:
+    done, cause = aprfmt("explain", name), CAUSES[name]
+    assert done.code == 0 and name in done.out
+    assert re.fullmatch(r"[a-z0-9_]+", name) and cause.name == name
+    assert topics()["cause"][name] == describe(name) and len(describe(name).split()) > 5
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -40,9 +40,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     real = os.copy_file_range
 
-    def noted(fd_in: int, fd_out: int, count: int, offset: int) -> int:
+    def noted(fd_in: int, fd_out: int, count: int, offset: int, to: int | None = None) -> int:
         found.append((offset, count))
-        return real(fd_in, fd_out, min(count, 1 << 20), offset)
+        return real(fd_in, fd_out, min(count, 1 << 20), offset, to)
 
     monkeypatch.setattr(os, "copy_file_range", noted)
     return found

@@ -28,7 +28,7 @@ PARTIAL = {
     "qwen3_5_moe": 0.5,
 }  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
-OTHERWISE_SCALED = ("gemma3", "olmo3", "phi3")  # an object a layer type, or longrope only
+OTHERWISE_SCALED = ("gemma3", "olmo3", "phi3", "phimoe")  # an object a layer type, or longrope only
 
 
 def theirs(model: Any) -> np.ndarray | None:

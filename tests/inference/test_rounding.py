@@ -27,6 +27,8 @@ SUM_ORDER = {
     *((name, dtype) for name in ("phi2", "gpt_neox", "gptj", "falcon", "falcon_40b")
       for dtype in ("bfloat16", "float16")),  # attn + mlp + residual
     ("deepseek_v2", "float16"), ("deepseek_v2", "bfloat16"),  # pairs stay interleaved in q.k
+    ("cohere2", "float16"), ("cohere2", "bfloat16"),  # these too
+    ("qwen3_next", "float16"), ("qwen3_next", "bfloat16"),  # sums of a delta net's chunk
     ("gpt2", "float16"), ("gpt2", "bfloat16"),  # Conv1D multiplies with [in, out]
     ("llama4", "float16"), ("llama4", "bfloat16"),  # its experts' sum is rounded once
     ("gpt_oss", "bfloat16"),  # equal router logits: the lower id here
