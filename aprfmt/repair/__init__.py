@@ -155,7 +155,7 @@ def _digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
     """Return the SHA-256 that the whole file must have, "" where nobody says."""
     if stated is not None:
         return str(stated["sha256"])
-    return str(getattr(there, "sha256", ""))
+    return there.sha256
 
 
 def _write(
