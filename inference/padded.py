@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.inference.backends.base import Array, Numbers
+from aprfmt.inference.backends.hosted import grouped
 from aprfmt.inference.context import Context
 
 
@@ -29,8 +30,7 @@ class Lots:
 
 def lots(experts: NDArray[np.int64], weights: Numbers) -> Lots:
     """Return the rows of the experts chosen [tokens, used] with these weights."""
-    order = np.argsort(experts, axis=None, kind="stable")
-    chosen, counts = np.unique(experts, return_counts=True)
+    order, chosen, counts = grouped(experts)
     lot = np.repeat(np.arange(len(chosen)), counts)
     within = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     rows = np.zeros((len(chosen), int(counts.max())), np.int64)

@@ -7,7 +7,7 @@ runs without them. Sources: transformers' modeling files and its conversion mapp
 package's name map; the converter's bert.py.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import rules
@@ -77,8 +77,8 @@ def _tasks(value: Value, facts: Facts, hp: Params) -> str:
     return f"{found[1]} names adapters for {names}; the model runs without one"
 
 
-def _rotated(rope: Rope, check: object) -> tuple[HyperRule, ...]:
-    each = HyperRule("rope_layers", default=rules.per_layer(True), check=check)  # type: ignore[arg-type]
+def _rotated(rope: Rope, check: Callable[[Value, Facts, Params], str]) -> tuple[HyperRule, ...]:
+    each = HyperRule("rope_layers", default=rules.per_layer(True), check=check)
     return (*rope_rules(rope), rules.rope_style("half"), each)
 
 

@@ -15,6 +15,15 @@ Numbers = NDArray[Any]  # numpy's
 ExpertRows = tuple[int, Any, Any]
 
 
+def grouped(experts: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the flat places of [tokens, used] in the experts' order, the experts, their counts.
+
+    Only experts that are chosen; an expert's places ascend.
+    """
+    chosen, counts = np.unique(experts, return_counts=True)
+    return np.argsort(experts, axis=None, kind="stable"), chosen, counts
+
+
 class _Host(Protocol):
     """What a backend gives to the defaults below."""
 

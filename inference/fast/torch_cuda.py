@@ -148,24 +148,22 @@ class CudaBackend(TorchProducts):
             return found
         return super()._index(x)
 
-    def _constant(self, x: Numbers) -> torch.Tensor:
-        """Return a small array on the device, in the wide dtype; equal arrays are placed once."""
-        key = (self._device, x.tobytes())
+    def _constant(self, x: Numbers, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return a small array on the device, wide by default; equal arrays are placed once."""
+        wanted = self._wide if dtype is None else dtype
+        key = (self._device, wanted, x.tobytes())
         if key not in self._constants:
             self._needs_host("a constant is new")
-            self._constants[key] = torch.from_numpy(x).to(self._device, self._wide)
+            self._constants[key] = torch.from_numpy(x).to(self._device, wanted)
         return self._constants[key]
 
     def sloped(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Multiply on the device; a recorded step reads its position there."""
-        key = ("slopes", self._device, slopes.tobytes())
-        if key not in self._constants:
-            self._needs_host("slopes are new")
-            self._constants[key] = torch.from_numpy(slopes).to(self._device)[:, None, None]
         cached = None if self.recording is None else self.recording.cached
         places = torch.arange(max(queries, keys), device=self._device)
         away = places[:keys] - (places[:queries, None] + (start if cached is None else cached))
-        return (self._constants[key] * away).to(self._type)
+        exact = self._constant(slopes, torch.float64)[:, None, None]
+        return (exact * away).to(self._type)
 
     # norms and rotary positions
 

@@ -208,9 +208,11 @@ class TorchProducts(TorchBackend):
 
     def pads(self, experts: Numbers, stacks: Sequence[Weight]) -> bool:
         """Pad where experts have rows enough, few of them padding, and copies of weights fit."""
+        if self.deterministic or len(experts) == 1:  # a step: every expert has one row
+            return False
         chosen, counts = np.unique(experts, return_counts=True)
         filled = len(counts) * int(counts.max())
-        if self.deterministic or experts.size < 2 * len(counts) or filled > MOST * experts.size:
+        if experts.size < 2 * len(counts) or filled > MOST * experts.size:
             return False
         return not any(
             (self._decodes and keeps(w.encoding, self.dtype))
