@@ -51,7 +51,6 @@ class PlannedSource:
 
     version = ""
     files: tuple[Path, ...] = ()
-    shards = ()
     types: Mapping[str, str] = {}
     notes: Sequence[Note] = ()
     damage: Sequence[Damage] = ()
