@@ -35,6 +35,9 @@ GPTQ = packing.gptq_section()
 ROW = packing.compressed_section(
     "float-quantized", num_bits=8, type="float", strategy="channel", symmetric=True
 )
+WHOLE = packing.compressed_section(
+    "float-quantized", num_bits=8, type="float", strategy="tensor", symmetric=True
+)
 INT4 = packing.compressed_section(
     "pack-quantized", num_bits=4, type="int", strategy="group", group_size=32, symmetric=True
 )
@@ -269,7 +272,7 @@ PACKED_FAULTS: tuple[Fault, ...] = (
     copied("fp8-inverted", "llama", "FP8 with 1/s for s in every row", ROW,
            fp8(per="row", stored=lambda s: 1 / s), "quant_scale"),
     copied("fp8-tensor-inverted", "llama", "FP8 with 1/s for the scale of every tensor",
-           ROW, fp8(stored=lambda s: 1 / s), "quant_scale"),
+           WHOLE, fp8(stored=lambda s: 1 / s), "quant_scale"),
     copied("fp8-ignored", "qwen2", "FP8 with scales of 1", ROW,
            fp8(per="row", stored=np.ones_like), "quant_scale"),
     copied("fp8-tiles-turned", "llama", "FP8 by tiles, its scales by columns", TILES,
