@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from aprfmt.cli import doctor_facts
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference import cuda_driver
 from aprfmt.inference.backends.torch_device import torch_devices
@@ -225,3 +226,12 @@ def test_full_memory_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="other"):
         with cuda_driver.full_memory_is_named("cuda:0"):
             raise ValueError("other")
+
+
+def test_doctor_says_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "driver", lambda: NEW)
+    found = doctor_facts.devices()
+    assert (found["cuda"], found["why"]) == ("13.0", "")
+    assert found["gpus"] == [
+        {"index": 0, "name": "NVIDIA H200", "memory": 150_000_000_000, "compute": "9.0"}
+    ]
