@@ -11,10 +11,10 @@ def torch_devices(name: str) -> tuple[torch.device, ...]:
 
     Raises BackendUnavailableError, saying what is missing and what to do.
     """
-    kind, _, number = name.partition(":")
+    kind, colon, number = name.partition(":")
     if name == "cpu":
         return (torch.device("cpu"),)
-    if kind != "cuda" or not (number in ("", "all") or number.isdecimal()):
+    if kind != "cuda" or (colon and number != "all" and not number.isdecimal()):
         raise BackendUnavailableError(f"device {name!r}; expected cpu, cuda, cuda:N or cuda:all")
     if not torch.cuda.is_available():
         why = torch_problem(torch.__version__, torch.version.cuda)

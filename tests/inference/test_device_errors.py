@@ -173,12 +173,14 @@ def test_devices_are_read(device: str, backend: str | None, runs: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:x", "cuda:", "cuda:-1", "gpu", "cpu:0", "cuda:all:1"])
-def test_words_that_are_no_device_are_refused(device: str) -> None:
+def test_words_that_are_no_device_are_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="expected cpu, cuda, cuda:N, cuda:all or auto"):
         choose(device)
     with pytest.raises((UsageError, BackendUnavailableError), match="expected"):
         parse_run(f"cuda:{device}")
-    with pytest.raises(BackendUnavailableError):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(BackendUnavailableError, match="expected cpu, cuda, cuda:N or cuda:all"):
         torch_devices(device)
 
 
