@@ -177,7 +177,9 @@ def test_layers_are_split_over_gpus_as_a_run_splits_them(
     from aprfmt.inference.fast import dry_cuda
 
     two = dry_cuda.FoundGpus(("cuda:0", "cuda:1"), (None, None), kernels=True)
+    unknown = dry_cuda.FoundGpus(("cuda:0",), (None,), kernels=True)
     save_tiny("llama", tmp_path / "m", "bfloat16")
+    monkeypatch.setattr(dry_cuda, "found", lambda device: unknown)
     with open_model(tmp_path / "m") as model:
         one = estimate_run(model, request("torch:cuda:bfloat16"), 4)
         monkeypatch.setattr(dry_cuda, "found", lambda device: two)
