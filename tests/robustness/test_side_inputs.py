@@ -190,6 +190,8 @@ def test_every_command_came_to_read_its_file(
         for name in FILES
         if (taker, name) in PAIRS and f"{taker} {name}" in found
     ]
+    if not said:
+        pytest.skip("NOT-RUN: none of its files was tried: only this test was chosen")
     least = len(said) // 2 if len(said) > len(FILES) // 2 else 0  # of a part, one that came so far
     assert sum(str(folder) in text for text in said) > least or taker in ANSWERS, said[:3]
 
