@@ -5,6 +5,7 @@ No backend of a CPU does so by itself: here torch's is told to, with a product f
 Seen red:
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,16 @@ import pytest
 import torch
 
 from aprfmt.inference.blocked import MOST, block_shape
+from aprfmt.inference.device import parse_run
+from aprfmt.inference.dry.estimate import estimate_run
+from aprfmt.inference.fast.dry_cuda import WORKSPACE
 from aprfmt.inference.fast.torch_routing import TORCH, in_blocks
 from aprfmt.inference.routing import ROUTERS, route
+from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.inference.judge import backend, judged, rel
-from tests.models import IDS, MAKERS
+from tests.models import IDS, MAKERS, save_tiny
 
 # Weights on outputs and on inputs, biases of experts and a clamped gate, groups, a shared expert.
 NAMES = ("mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3", "llama4", "phimoe", "ernie4_5_moe")
@@ -28,9 +33,8 @@ HYPER = {
 }  # fmt: skip
 
 
-def logits(
-    patch: pytest.MonkeyPatch, name: str, run: str, ids: list[int], *, blocks: bool
-) -> np.ndarray:
+def told(patch: pytest.MonkeyPatch, run: str, *, blocks: bool) -> tuple[Any, list[Any]]:
+    """Return a CPU's backend that routes as a device does if `blocks`, and what it was asked."""
     arithmetic: Any = backend(run)
     calls: list[Any] = []
 
@@ -47,6 +51,13 @@ def logits(
         return in_blocks(routing.experts, weights, stacks[0].shape[0])
 
     patch.setattr(arithmetic, "blocks", found)
+    return arithmetic, calls
+
+
+def logits(
+    patch: pytest.MonkeyPatch, name: str, run: str, ids: list[int], *, blocks: bool
+) -> np.ndarray:
+    arithmetic, calls = told(patch, run, blocks=blocks)
     with open_model(judged(name).folder) as model, Session.of(model, arithmetic) as session:
         result = session.logits(ids)
     assert calls, "no layer with experts ran"
@@ -118,3 +129,39 @@ def test_no_choice_needs_more_blocks_than_there_are() -> None:
         few = min(experts, pairs)
         spare = pairs - few  # every one of `few` experts has a row
         assert few + spare // size == count
+
+
+@pytest.mark.parametrize("arch", ["mixtral", "qwen3_moe"])
+def test_an_estimate_of_a_gpu_counts_the_blocks(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same pass on a CPU, every block's product written where the device writes it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 512}
+    save_tiny(arch, tmp_path / "m", "float32", **sizes)
+    arithmetic, calls = told(monkeypatch, "torch:float32", blocks=True)
+
+    def stacked(x: Any, stack: Any, experts: Any) -> Any:
+        y = torch.empty((*x.shape[:2], stack.shape[1]))
+        for at, expert in enumerate(experts.tolist()):
+            torch.mm(x[at], stack.expert(expert).held(arithmetic).T, out=y[at])
+        return y
+
+    monkeypatch.setattr(arithmetic, "stacked", stacked)
+    ids = [3 + i % 500 for i in range(400)]
+    with open_model(tmp_path / "m") as model:
+        asked = RunRequest(ids=tuple(ids), choice=parse_run("torch:cuda:float32"))
+        found = estimate_run(model, asked, 0).devices[0]
+        with Session.of(model, arithmetic) as session:
+            session.extend(ids)  # weights are placed
+            session.reset()
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+                session.extend(ids)
+            assert session.cache is not None
+            cache = session.cache.nbytes
+    assert calls
+    rows = [row for row in seen.profiler.kineto_results.events() if row.name() == "[memory]"]
+    sizes_taken = [row.nbytes() for row in sorted(rows, key=lambda row: row.start_ns())]
+    peak = int(np.cumsum(sizes_taken).max()) + cache
+    assert abs((found.peak_bytes - found.weights_bytes - WORKSPACE) / peak - 1) < 0.1
