@@ -2,7 +2,7 @@
 
 No backend of a CPU does so by itself: here torch's is told to, with a product for each block.
 
-Seen red:
+Seen red: rows of half a block in an estimate.
 """
 
 from pathlib import Path
