@@ -144,6 +144,10 @@ class Weight:
             return self._place(backend)
         return placed
 
+    def fits(self, backend: "Backend") -> bool:
+        """Say whether the budget has room for the whole tensor in the backend's dtype."""
+        return self._holder.used + self._size * backend.itemsize <= self._holder.budget
+
     def ready(self, backend: "Backend") -> Any | None:
         """Return the whole tensor if it is placed already, or if rows cannot be decoded one by one.
 

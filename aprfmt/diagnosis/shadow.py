@@ -20,7 +20,7 @@ from aprfmt.compare.traced import backend_name
 from aprfmt.diagnosis.measure import NO_VALUES, Recorded, Seen, apart, axis_of
 from aprfmt.diagnosis.world import Call, Recording, Stop, World, arrays, same_memory
 from aprfmt.inference.capture import key_name, parse_key, resolve
-from aprfmt.inference.moe import route
+from aprfmt.inference.routing import route
 
 Array = NDArray[Any]
 # Points that are compared by a different rule, or that follow from such a point.

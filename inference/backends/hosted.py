@@ -1,16 +1,37 @@
 """Operations whose numbers are worked out on the host: defaults that bring them to the backend."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from aprfmt.base.protocols import Value
 
 if TYPE_CHECKING:
     from aprfmt.inference.weights import Weight
 
 Array = Any  # the backend's own
 Numbers = NDArray[Any]  # numpy's
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Which rows each expert gets, in blocks of equally many, all on the device.
+
+    `experts` [n] is each block's expert, `rows` [n * size] are tokens, `weights` [n * size] theirs;
+    rows that an expert lacks are token 0, weighed by 0. `places` [tokens, used] are each token's
+    places in `rows`, by ascending expert.
+    """
+
+    experts: Array
+    rows: Array
+    weights: Array
+    places: Array
+    size: int
+
+
 # An expert's number, the rows that it gets, and their weights, as the backend takes them.
 ExpertRows = tuple[int, Any, Any]
 
@@ -55,28 +76,32 @@ class Hosted:
         """Add y [n, width] to `rows` of total [tokens, width], in place; the sum is rounded."""
         return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
 
-    def pads(self, experts: Numbers, stacks: Sequence["Weight"]) -> bool:
-        """Say whether padding the experts of [tokens, used] to equal rows is quicker than a loop.
+    def blocks(
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
+        stacks: Sequence["Weight"], *, rounds: bool,
+    ) -> Blocks | None:  # fmt: skip
+        """Route logits [tokens, n_experts] where they are; None to have it done on the host.
 
-        `stacks` are the layer's three weights of [n_experts, out, in].
+        `stacks` are the layer's weights of [n_experts, out, in]; `bias` is added for the choice
+        (routing.py). `rounds`: the experts' weights are rounded to the dtype.
         """
-        return False
+        return None
 
-    def linears(self: _Host, x: Array, ws: Sequence["Weight"]) -> Array:
-        """Return `linear` of x[i] [n, rows, in] and the i-th weight: [n, rows, out]."""
-        ys = [self.linear(rows, w, None) for rows, w in zip(x, ws, strict=True)]
+    def stacked(self: _Host, x: Array, stack: "Weight", experts: Any) -> Array:
+        """Return [n, rows, out]: `linear` of x[i] [rows, in] and expert experts[i] of a stack."""
+        ys = [
+            self.linear(rows, stack.expert(expert), None)
+            for rows, expert in zip(x, experts.tolist(), strict=True)
+        ]
         return self.stack([y[None] for y in ys])
 
-    def combine(self: _Host, y: Array, places: Numbers, weights: Numbers) -> Array:
-        """Return for each token the sum of rows `places` [tokens, used] of y, weighed one by one.
+    def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
+        """Return for each token the sum of rows `places` [tokens, used] of y, in this order.
 
-        Products and sums are rounded as `add_weighted` rounds them.
+        Each is weighed by its own of `weights` [tokens, used], if any. Products and sums are
+        rounded as `add_weighted` rounds them. For backends that have `blocks`.
         """
-        total, every = self.zeros((len(places), y.shape[-1])), np.arange(len(places))
-        for rank in range(places.shape[1]):
-            rows = self.take(y, places[:, rank])
-            total = self.add_weighted(total, every, rows, weights[:, rank])
-        return total
+        raise NotImplementedError
 
     def sloped(self: _Host, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return slope times (key - query) [heads, queries, keys], rounded once.

@@ -297,14 +297,14 @@ class TorchBackend(TorchRecurrent):
         parts = (each.split(counts.tolist()) for each in (rows, factors))
         return list(zip(chosen.tolist(), *parts, strict=True))
 
-    def combine(self, y: Array, places: Numbers, weights: Numbers) -> Array:
+    def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
         """Weigh all rows at once, then add rank by rank."""
-        used = places.shape[1]
-        factors = torch.from_numpy(np.ascontiguousarray(weights.T)).to(self._device, self._wide)
-        rows = y[self._index(np.ascontiguousarray(places.T))]  # (used, tokens, width)
-        total, *others = self.narrow(rows * factors[:, :, None]).unbind()
-        for rank in range(used - 1):
-            total = total + others[rank]
+        rows = y[places.T.contiguous()]  # (used, tokens, width)
+        if weights is not None:
+            rows = self.narrow(rows * weights.T[:, :, None])
+        total, *others = rows.unbind()
+        for each in others:
+            total = total + each
         return total
 
     def column(self, weights: Numbers | Array) -> Array:

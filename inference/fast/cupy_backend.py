@@ -79,14 +79,23 @@ class CupyBackend(CupyRecurrent):
         """Copy to the GPU, rounded to the dtype there."""
         if x.dtype != np.float32 and x.dtype != np.float64:
             x = x.astype(np.float32)
-        values = memory.put(np.ascontiguousarray(x))
-        if x.dtype == self._stored:
+        return self._rounded(memory.put(np.ascontiguousarray(x)))
+
+    def _rounded(self, values: Array) -> Array:
+        """Return float32 or float64 numbers on the GPU in the dtype."""
+        if values.dtype == self._stored:
             return values
-        if x.dtype == np.float32:
+        if values.dtype == np.float32:
             return values.astype("float64") if self._wide != np.float32 else self.stored(values)
-        out, count = self._empty(*x.shape), int(x.size)
+        out, count = self._empty(*values.shape), int(values.size)
         self._ops.over("from_double", count, memory.pointer(values), memory.pointer(out), count)
         return out
+
+    def sloped(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
+        """Multiply in float64 on the GPU, round there."""
+        arrays = memory.arrays()
+        away = arrays.arange(keys) - arrays.arange(start, start + queries)[:, None]
+        return self._rounded(memory.put(slopes)[:, None, None] * away)
 
     def to_numpy(self, x: Array) -> Numbers:
         """Return a numpy array on the host; a numpy array is returned as it is."""

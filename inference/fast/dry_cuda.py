@@ -22,7 +22,7 @@ from aprfmt.inference.backends.base import (
 )
 from aprfmt.inference.dry.ghosts import Ghost, Ledger
 from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, layers
-from aprfmt.inference.fast.dry_host import DryTorch
+from aprfmt.inference.fast.dry_experts import DryExperts
 from aprfmt.inference.fast.kept import CODED, MEMORY_SHARE, SCRATCH, keeps
 from aprfmt.inference.weights import Weight, free_memory
 
@@ -77,7 +77,7 @@ class EncodedOnGpu:
         return self.arrays[0].memory.account
 
 
-class DryCuda(DryTorch):
+class DryCuda(DryExperts):
     """One GPU, or the layers spread over all of them in order."""
 
     def __init__(self, device: str, dtype: str, **options: Any) -> None:

@@ -3,7 +3,8 @@
 A prefill is recorded per number of tokens, a decoding step once per cache buffers: token, position
 and number of cached positions are read from device memory. The first pass of a kind runs normally
 (it places weights and compiles kernels), the second is recorded. A pass that needs the host in
-between (expert routing, weights streamed under a budget) is never recorded.
+between (experts whose weights are encoded or not all held, weights streamed under a budget) is
+never recorded.
 """
 
 from collections import OrderedDict

@@ -154,7 +154,7 @@ class CudaBackend(TorchProducts):
         key = (self._device, wanted, x.tobytes())
         if key not in self._constants:
             self._needs_host("a constant is new")
-            self._constants[key] = torch.from_numpy(x).to(self._device, wanted)
+            self._constants[key] = torch.from_numpy(x.copy()).to(self._device, wanted)
         return self._constants[key]
 
     def sloped(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:

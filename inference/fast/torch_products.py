@@ -1,17 +1,19 @@
 """Products of the CUDA backend: with decoded weights, with encoded weights, and fused ones."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from aprfmt.base.protocols import Value
 from aprfmt.inference.backends.base import Array, Numbers, Part
+from aprfmt.inference.backends.hosted import Blocks
 from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
-from aprfmt.inference.fast.cuda import layers
+from aprfmt.inference.fast.cuda import batched, layers
 from aprfmt.inference.fast.kept import SCRATCH, keeps
+from aprfmt.inference.fast.torch_routing import TORCH, in_blocks
 from aprfmt.inference.fast.torch_weights import (
     HALVES,
     BlocksOnTorch,
@@ -22,9 +24,8 @@ from aprfmt.inference.fast.torch_weights import (
     plain_bytes,
     prepared,
 )
+from aprfmt.inference.routing import route
 from aprfmt.inference.weights import Weight
-
-MOST = 3  # rows computed for one that is wanted: beyond, experts are multiplied one by one
 
 
 class TorchProducts(TorchBackend):
@@ -38,6 +39,9 @@ class TorchProducts(TorchBackend):
     _scratch: dict[torch.device, list[torch.Tensor]]
 
     def _go(self, device: torch.device) -> None:
+        raise NotImplementedError
+
+    def _constant(self, x: Numbers, dtype: torch.dtype | None = None) -> torch.Tensor:
         raise NotImplementedError
 
     def _needs_host(self, what: str) -> None:
@@ -206,27 +210,40 @@ class TorchProducts(TorchBackend):
 
     # experts
 
-    def pads(self, experts: Numbers, stacks: Sequence[Weight]) -> bool:
-        """Pad where experts have rows enough, few of them padding, and copies of weights fit."""
-        if self.deterministic or len(experts) == 1:  # a step: every expert has one row
-            return False
-        chosen, counts = np.unique(experts, return_counts=True)
-        filled = len(counts) * int(counts.max())
-        if experts.size < 2 * len(counts) or filled > MOST * experts.size:
-            return False
-        return not any(
-            (self._decodes and keeps(w.encoding, self.dtype))
-            or len(counts) * math.prod(w.shape[1:]) * self.itemsize > SCRATCH
-            or self.held(w.expert(int(chosen[0]))) is None
-            for w in stacks
-        )
+    def blocks(
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
+        stacks: Sequence[Weight], *, rounds: bool,
+    ) -> Blocks | None:  # fmt: skip
+        """Route on the device where all experts' weights are held there."""
+        if self.deterministic or any(self._addresses(w) is None for w in stacks):
+            return None
+        wide = self.wide(logits)
+        given = None if bias is None else self._constant(bias, wide.dtype)
+        routing = route(wide, given, hp, TORCH)
+        weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
+        return in_blocks(routing.experts, weights, stacks[0].shape[0])
 
-    def linears(self, x: Array, ws: Sequence[Weight]) -> Array:
-        """Multiply by a copy of all weights; one by one where some are not held."""
-        held = [self.held(w) for w in ws]
-        if any(w is None or w.device != x.device for w in held):
-            return super().linears(x, ws)
-        return x @ torch.stack([w for w in held if w is not None]).mT
+    def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
+        """Multiply all blocks at once, by weights where they lie."""
+        addresses = self._addresses(stack)
+        assert addresses is not None
+        return batched.products(x.contiguous(), addresses[experts], stack.shape[1])
+
+    def _addresses(self, stack: Weight) -> torch.Tensor | None:
+        """Return the addresses [n_experts] of a stack's weights; None where not all are held."""
+        if self not in stack.notes:
+            if (self._decodes and keeps(stack.encoding, self.dtype)) or not stack.fits(self):
+                return None
+            self._needs_host("addresses are brought to the device")
+            if not batched.works(self._device, self._type):
+                return None
+            held = [stack.expert(each).held(self) for each in range(stack.shape[0])]
+            if any(w is None or not w.is_contiguous() for w in held):
+                return None
+            found = [w.data_ptr() for w in held if w is not None]
+            stack.notes[self] = torch.tensor(found, device=self._device)
+        addresses: torch.Tensor = stack.notes[self]
+        return addresses if addresses.device == self._device else None
 
     def _joined(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
         """Return the weights joined as one [rows, columns]; each becomes a slice of it."""

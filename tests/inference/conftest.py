@@ -6,13 +6,13 @@ import pytest
 
 from aprfmt.inference import moe
 from aprfmt.inference.dry.backend import Routed
+from aprfmt.inference.routing import route
 from tests.threads import one_thread as one_thread
 
 
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have experts chosen in turn, as an estimate takes them to be."""
-    route = moe.route
 
     def turned(logits: Any, bias: Any, hp: Any) -> Any:
         taken = Routed(logits.shape, 4, None)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import torch
 
 from aprfmt.diagnosis.hypotheses.rules import rule_of, ruled
 from aprfmt.errors import ArchError
-from aprfmt.inference.moe import route
+from aprfmt.inference.routing import route
 from tests.models import tiny
 
 # id -> (tiny model, config values of ours, hyperparameters)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.case import Change, Layers
 from aprfmt.diagnosis.world import World
-from aprfmt.inference.moe import Routing
+from aprfmt.inference.routing import Routing
 
 Array = NDArray[Any]
 Scores = Literal["softmax", "sigmoid"]

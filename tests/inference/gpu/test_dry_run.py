@@ -26,7 +26,7 @@ def placed(x: Any) -> list[Any]:
     return [one for one in vars(x).values() if isinstance(one, torch.Tensor)]
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma3", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "deepseek_v3", "gpt_oss", "mixtral"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("encoding", ["BF16", "Q8_0"])
 def test_weights_cache_and_peak_are_those_of_the_run(

@@ -1,0 +1,48 @@
+"""The chosen experts of a layer at once, in blocks of equally many rows of one expert each.
+
+Three products for a layer instead of three for an expert, and nothing that depends on the choice
+comes to the host: how many blocks there are follows from the numbers of tokens and of experts.
+Numbers and their order of adding are those of moe.py's loop.
+"""
+
+from aprfmt.inference.backends.base import Array
+from aprfmt.inference.backends.hosted import Blocks
+from aprfmt.inference.context import Context
+
+MOST = 128  # rows of a block: more are padding where experts have few
+
+
+def block_shape(tokens: int, used: int, experts: int) -> tuple[int, int]:
+    """Return (blocks, rows of each): enough however the experts are chosen.
+
+    A block has half of what an expert gets on average, at least, as a power of two.
+    """
+    pairs, size = tokens * used, 1
+    while size < MOST and 2 * experts * size < pairs:
+        size *= 2
+    return (pairs + min(experts, pairs) * (size - 1)) // size, size
+
+
+def blocked(c: Context, layer: int, x: Array, found: Blocks) -> Array:
+    """Return the sum of the experts' outputs [tokens, width], weighed where the block says."""
+    b, size = c.backend, found.size
+    inputs, weights = b.take(x, found.rows), found.weights
+    if c.block.expert_weights == "input":
+        inputs = b.mul(inputs, b.column(weights))
+    inputs = inputs.reshape(-1, size, inputs.shape[-1])
+    gate = _product(c, layer, "ffn_gate_exps", inputs, found)
+    up = _product(c, layer, "ffn_up_exps", inputs, found)
+    del inputs
+    gated = c.gate(gate, up)
+    del gate, up
+    y = _product(c, layer, "ffn_down_exps", gated, found)
+    applied = None if c.block.expert_weights == "input" else b.take(weights, found.places)
+    return b.combine(y.reshape(-1, y.shape[-1]), found.places, applied)
+
+
+def _product(c: Context, layer: int, role: str, inputs: Array, found: Blocks) -> Array:
+    """Return [n, size, out]: each block times its expert's weight, its bias added by itself."""
+    b = c.backend
+    y = b.stacked(inputs, c.weights.of(layer, f"{role}.weight"), found.experts)
+    bias = c.weights.get_role(layer, f"{role}.bias")
+    return y if bias is None else b.add(y, b.take(bias.array(b), found.experts)[:, None])

@@ -1,0 +1,67 @@
+"""What experts that are routed on a CUDA device take: torch_routing.py and batched.py on ghosts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aprfmt.base.protocols import Value
+from aprfmt.inference.backends.base import Array, Numbers
+from aprfmt.inference.backends.hosted import Blocks
+from aprfmt.inference.blocked import block_shape
+from aprfmt.inference.fast.dry_host import DryTorch
+from aprfmt.inference.fast.kept import keeps
+from aprfmt.inference.weights import Weight
+
+_INDEX = 8  # bytes of an int64
+
+
+class DryExperts(DryTorch):
+    """How the experts of a layer are held, given their rows and multiplied."""
+
+    _decodes: bool  # cupy's kernels are available
+
+    def _cublas(self) -> None:
+        raise NotImplementedError
+
+    def blocks(
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
+        stacks: Sequence[Weight], *, rounds: bool,
+    ) -> Blocks | None:  # fmt: skip
+        """Allocate a layer's blocks: how many there are does not depend on the choice."""
+        if self.deterministic or not all(self._addressed(w) for w in stacks):
+            return None
+        (tokens, experts), used = logits.shape, int(hp["n_experts_used"])
+        count, size = block_shape(tokens, used, experts)
+        self.wide(logits)
+        return Blocks(
+            self.new((count,), _INDEX), self.new((count * size,), _INDEX),
+            self.new((count * size,), self.wide_size), self.new((tokens, used), _INDEX), size,
+        )  # fmt: skip
+
+    def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
+        """Allocate the products, beside the addresses of what is multiplied."""
+        self._cublas()
+        addresses = self.new((3, len(x)), _INDEX)
+        y = self.new((*x.shape[:2], stack.shape[1]))
+        del addresses
+        return y
+
+    def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
+        """Gather every token's rows, weigh them, add one after the other."""
+        rows = self.new((*places.shape[::-1], y.shape[-1]))
+        if weights is not None:
+            rows = self.narrow(self.new(rows.shape, self.wide_size))
+        total = self.new(rows.shape[1:])
+        self.account.during(total.nbytes)
+        return total
+
+    def _addressed(self, stack: Weight) -> bool:
+        """Say whether all experts of a stack are held; place them at the first question."""
+        if self in stack.notes:
+            return True
+        if (self._decodes and keeps(stack.encoding, self.dtype)) or not stack.fits(self):
+            return False
+        held = [stack.expert(each).held(self) for each in range(stack.shape[0])]
+        if any(w is None for w in held):
+            return False
+        stack.notes[self] = self.new((len(held),), _INDEX)
+        return True
