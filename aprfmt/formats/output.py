@@ -112,7 +112,6 @@ class OutputFile:
             if self._in_memory is None:
                 self._in_memory = lies_in_memory(self._fd)
             if self._in_memory and nbytes >= _DIRECT:
-                os.ftruncate(self._fd, max(start + nbytes, os.fstat(self._fd).st_size))
                 mapped = MappedRoom(self._fd, start, nbytes)
         return OutputRoom(self, start, nbytes, mapped)
 

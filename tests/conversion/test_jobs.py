@@ -152,11 +152,10 @@ class NotedRoom(MappedRoom):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("told", [True, False], ids=["populated", "allocated"])
 def test_pieces_stored_in_mapped_pages_are_the_same(
-    told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is done where files lie in memory gives the same anywhere, on older systems, too."""
+    """What is done where files lie in memory gives the same anywhere."""
     source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
     write_folder(tmp_path / "packed", "fp8_block")
     made = []
@@ -167,8 +166,6 @@ def test_pieces_stored_in_mapped_pages_are_the_same(
         monkeypatch.setattr(output, "lies_in_memory", lambda fd, mapped=mapped: mapped)
         monkeypatch.setattr(output, "_DIRECT", 16)
         monkeypatch.setattr(output, "MappedRoom", NotedRoom)
-        if not told:
-            monkeypatch.setattr(MappedRoom, "_advise", lambda *of: False)
         options: Mapping[str, Any] = {"max_shard_size": 300_000, "jobs": 3}
         convert(source, folder / "x.apr", quantize="Q8_0", **options)
         convert(source, folder / "y.apr", complete=False, **options)
@@ -186,7 +183,6 @@ def test_no_room_in_memory_is_said_before_a_page_is_stored(
 
     source = llama_folder(tmp_path / "m", "BF16", hidden=256)
     monkeypatch.setattr(output, "lies_in_memory", lambda fd: True)
-    monkeypatch.setattr(MappedRoom, "_advise", lambda *of: False)  # as where there is no room
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OutputError, match="No space left"):
         convert(source, tmp_path / "x.gguf", encoding="F16", jobs=2)
