@@ -204,6 +204,51 @@ class LaidOut:
             yield matrix, first, last, at - start
             at += last - first
 
+    def recodes(self, encoding: str) -> bool:
+        """Say whether `recode_into` makes an encoding: by kernels, of codes that lie in rows."""
+        native = native_kernels()
+        plain = self.codes.order == "rows" and self.factor is None
+        return native is not None and plain and bool(native.recodes(encoding))
+
+    def recode_into(
+        self, encoding: str, out: memoryview, start: int, stop: int, *, threads: int = 1
+    ) -> list[tuple[int, int, int]]:
+        """Fill `out` (bytes) with rows [start, stop) in an encoding that `recodes` is true of.
+
+        Nothing decoded is kept. Returns, of every part of the rows, how many values the encoding
+        changed, how many finite ones it did not hold, and how many others became zero.
+        """
+        native = native_kernels()
+        assert native is not None
+        width = len(out) // max(stop - start, 1)
+        found: list[tuple[int, int, int]] = []
+
+        def part(matrix: int, first: int, last: int, at: int) -> None:
+            streams = self.codes.streams(matrix, first, last)
+            row, numbers, tables = self._numbers(matrix, first, last)
+            room = out[at * width : (at + last - first) * width]
+            found.append(native.recode_packed(
+                encoding, room, streams, self.codes.bits, self.values, (row, *self.tile), numbers,
+                tables, self.group,
+            ))  # fmt: skip
+
+        run([partial(part, *chunk) for chunk in self._chunks(start, stop)], threads)
+        return found
+
+    def _numbers(
+        self, matrix: int, first: int, last: int
+    ) -> tuple[int, tuple[Array | None, ...], tuple[F32 | None, ...]]:
+        """Return scales, zeros and offsets of rows [first, last), and the tables of their bytes.
+
+        Before them the number that row `first` has in what is returned.
+        """
+        every = (self.scale, self.zero, self.offset)
+        held = [None if one is None else one.held[matrix] for one in every]
+        tables = tuple(None if one is None else one.table_of(matrix) for one in every)
+        if self.tile[0] == 1:  # numbers of these rows alone, each row's together
+            return 0, tuple(_of_these(one, first, last) for one in held), tables
+        return first, tuple(held), tables
+
     def _fill(self, matrix: int, first: int, out: F32, fresh: bool) -> None:
         native = native_kernels()
         if native is None:
@@ -211,22 +256,20 @@ class LaidOut:
             self._reference(matrix, first, streams, out)
         else:
             store = STORE_FRESH if fresh else STORE_BY_SIZE
-            every = (self.scale, self.zero, self.offset)
-            held = [None if one is None else one.held[matrix] for one in every]
-            tables = tuple(None if one is None else one.table_of(matrix) for one in every)
             codes = self.codes
             if self._across(first, len(out)):
+                every = (self.scale, self.zero, self.offset)
+                numbers = tuple(None if one is None else one.held[matrix] for one in every)
+                tables = tuple(None if one is None else one.table_of(matrix) for one in every)
                 native.decode_across(
                     codes.order, codes.held[matrix], codes.bits, self.values,
-                    (first, len(out), self.tile[1]), tuple(held), tables, self.group, out, store,
+                    (first, len(out), self.tile[1]), numbers, tables, self.group, out, store,
                 )  # fmt: skip
             else:
-                streams, at = codes.streams(matrix, first, first + len(out)), first
-                if self.tile[0] == 1:  # numbers of these rows alone, each row's together
-                    held = [_of_these(one, first, first + len(out)) for one in held]
-                    at = 0
+                streams = codes.streams(matrix, first, first + len(out))
+                row, numbers, tables = self._numbers(matrix, first, first + len(out))
                 native.decode_packed(
-                    streams, codes.bits, self.values, (at, *self.tile), tuple(held), tables,
+                    streams, codes.bits, self.values, (row, *self.tile), numbers, tables,
                     self.group, out, store,
                 )  # fmt: skip
         if self.factor is not None:

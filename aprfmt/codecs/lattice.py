@@ -83,6 +83,19 @@ class PackedWeight(NamedTuple):
             return self.laid.decode(*self.rows)
         return decode_weight(self.dialect, self.parts, self.config)
 
+    def recodes(self, encoding: str) -> bool:
+        """Say whether `recode_into` makes an encoding of it. Raises CodecError as `decode` does."""
+        laid = self.laid_out()
+        return laid is not None and laid.recodes(encoding)
+
+    def recode_into(
+        self, encoding: str, out: memoryview, threads: int
+    ) -> list[tuple[int, int, int]]:
+        """Fill `out` with its bytes in an encoding that it `recodes`; see `LaidOut.recode_into`."""
+        laid = self.laid_out()
+        assert laid is not None
+        return laid.recode_into(encoding, out, *(self.rows or (0, laid.rows)), threads=threads)
+
     def bands(self, elements: int) -> "list[PackedWeight]":
         """Return the weight in matrices of about so many elements, in order; itself if it has none.
 

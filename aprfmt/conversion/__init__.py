@@ -276,6 +276,8 @@ def _write(
             infos = _in_order(target, sink, plan)
             sink.plan(carried.metadata, infos)
             _write_tensors(sink, infos, plan, written, options, begun, verifier)
+            if not all(each is None or each.done() for each in (verifier, digest)):
+                files.sync()  # the disk ends its work while they end theirs
             if verifier is not None:
                 verifier.wait()
             if digest is not None:

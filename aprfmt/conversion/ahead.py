@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
@@ -23,12 +23,15 @@ from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.run import (
     CHUNK,
     WINDOW,
+    RowPiece,
     Written,
     check_overflow,
     copied,
     encode_piece,
     narrowed,
     pieces,
+    recode_piece,
+    recoded_bytes,
     together,
 )
 from aprfmt.errors import ConversionError
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
 HELD = 16  # bytes an element takes: read, decoded, encoded, read back
+RECODED = 4  # the same where a kernel does all of it
 PIECE = CHUNK // 2  # elements of a piece
 EACH = 4  # pieces handed out for each worker, at most
 
@@ -148,10 +152,10 @@ class Ahead:
         begun.nbytes += made.nbytes
 
     def _end(self, begun: _Begun) -> None:
-        if begun.nbytes != begun.room.nbytes:
+        planned = begun.room.place.nbytes
+        if begun.nbytes != planned:
             raise ConversionError(
-                f"{begun.output.info.name}: {begun.nbytes} bytes were made, {begun.room.nbytes} "
-                "were planned"
+                f"{begun.output.info.name}: {begun.nbytes} bytes were made, {planned} were planned"
             )
         if encodes(begun.output):
             begun.written.lost_codes = together(begun.lost)
@@ -187,7 +191,7 @@ class Ahead:
         def work(start: int, stop: int) -> PlacedPiece:
             crc, at = 0, start
             for window in copied(data, start, stop):
-                room.put(at, window)
+                room.place.put(at, window)
                 crc, at = crc32(window, crc) if summed else 0, at + window.nbytes
             data.drop(start, stop)
             return PlacedPiece(stop - start, crc, Counts())
@@ -200,25 +204,33 @@ class Ahead:
         shape = output.info.shape
         whole = math.prod(shape)
         parts = list(pieces(output, PIECE))
-        cost = HELD * (whole if len(parts) == 1 else min(whole, PIECE + shape[-1]))
-        for first, values in parts:
-            yield cost, self._work(output, room, first, values, len(parts))
+        elements = whole if len(parts) == 1 else min(whole, PIECE + shape[-1])
+        for piece in parts:
+            held = HELD if recoded_bytes(output, piece) is None else RECODED
+            yield held * elements, self._work(output, room, piece, len(parts))
         for band in narrowed(output, PIECE):
             cost = HELD * math.prod(band.shape) if band.rows is not None else 0
             yield cost, partial(_lost, band, output.info.encoding)
 
     def _work(
-        self, output: Output, room: LeftRoom, first: int, values: Callable[[], Any], parts: int
+        self, output: Output, room: LeftRoom, piece: RowPiece, parts: int
     ) -> Callable[[], PlacedPiece]:
         """Return the work on a piece: one thread's, or every worker's on a tensor that is one."""
         options = replace(self._options, threads=1 if parts > 1 else self._options.jobs)
         width = encoding(output.info.encoding).row_bytes(output.info.shape) or 0
         summed = self._summed(output, room)
 
+        def recode(into: memoryview) -> PlacedPiece:
+            counts = recode_piece(output, options, piece, into)
+            return PlacedPiece(len(into), crc32(into) if summed else 0, counts)
+
         def work() -> PlacedPiece:
+            size = recoded_bytes(output, piece)
+            if size is not None:
+                return room.place.fill(piece.first * width, size, recode)
             importance = importance_of(output, options)
-            data, counts = encode_piece(output, options, importance, first, values())
-            room.put(first * width, data)
+            data, counts = encode_piece(output, options, importance, piece)
+            room.place.put(piece.first * width, data)
             return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
 
         return work

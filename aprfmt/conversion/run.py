@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
@@ -42,6 +44,14 @@ class Written:
     crc: int = 0
     counts: Counts = field(default_factory=Counts)
     lost_codes: int | None = None
+
+
+class RowPiece(NamedTuple):
+    """Rows of a target from row `first` on: what decodes them, and the packed rows if they are."""
+
+    first: int
+    values: "Callable[[], Array]"
+    band: "PackedWeight | None" = None
 
 
 def chunks(output: Output, options: Options, written: Written) -> Iterator[memoryview]:
@@ -141,8 +151,8 @@ def _encoded(
 ) -> Iterator[memoryview]:
     """Decode, encode and count; in chunks of whole rows if the source's rows are separable."""
     importance = importance_of(output, options)
-    for first, values in pieces(output, chunk):
-        data, found = encode_piece(output, options, importance, first, values())
+    for piece in pieces(output, chunk):
+        data, found = encode_piece(output, options, importance, piece)
         counts.join(found)
         check_overflow(output, options, counts)
         yield memoryview(data)
@@ -151,16 +161,21 @@ def _encoded(
 
 
 def encode_piece(
-    output: Output, options: Options, importance: "Array | None", first: int, values: "Array"
-) -> tuple[bytes, Counts]:
-    """Return some rows encoded, from row `first` of the tensor, and what that changed of them."""
+    output: Output, options: Options, importance: "Array | None", piece: RowPiece
+) -> "tuple[bytes | memoryview, Counts]":
+    """Return some rows encoded, and what that changed of them."""
     target = output.info.encoding
+    room = recoded_bytes(output, piece)
+    if room is not None:
+        made = np.empty(room, np.uint8).data
+        return made, recode_piece(output, options, piece, made)
+    values = piece.values()
     data = encode_rows(
         target,
         _as_input(values, output),
         fma=options.fma,
         importance=importance,
-        first=first,
+        first=piece.first,
         expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
         threads=options.threads or 0,
     )
@@ -174,6 +189,23 @@ def encode_piece(
         before = values
     counts.add(before, after)
     return data, counts
+
+
+def recoded_bytes(output: Output, piece: RowPiece) -> int | None:
+    """Return the bytes of packed rows that `recode_piece` encodes; None where it does not."""
+    target = output.info.encoding
+    if piece.band is None or not piece.band.recodes(target):
+        return None
+    return math.prod(piece.band.shape) * encoding(target).type_size
+
+
+def recode_piece(output: Output, options: Options, piece: RowPiece, room: memoryview) -> Counts:
+    """Fill `room` with packed rows encoded, nothing decoded kept; return what that changed."""
+    assert piece.band is not None
+    threads, counts = options.threads or cpu_count(), Counts()
+    for found in piece.band.recode_into(output.info.encoding, room, threads):
+        counts.join(Counts(*found))
+    return counts
 
 
 def check_overflow(output: Output, options: Options, counts: Counts) -> None:
@@ -228,8 +260,8 @@ def _as_input(values: "Array", output: Output) -> "Array":
     return values if values.dtype.name == wanted else values.astype(wanted)
 
 
-def pieces(output: Output, chunk: int) -> "Iterator[tuple[int, Callable[[], Array]]]":
-    """Yield the target tensor's values in pieces: the first row, and what decodes the piece.
+def pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
+    """Yield the target tensor's values in pieces.
 
     Pieces are [rows, last axis], of about `chunk` elements; one for a tensor that cannot be cut.
     """
@@ -239,16 +271,17 @@ def pieces(output: Output, chunk: int) -> "Iterator[tuple[int, Callable[[], Arra
     if output.decodes is not None and not flat:
         at = 0
         for band in output.decodes().bands(chunk):
-            yield at, band.decode
+            yield RowPiece(at, band.decode, band)
             at += math.prod(band.shape[:-1])
         return
     cut = encoding(name).row_bytes(shape) is not None and columns and len(shape) > 1
     if output.runs is None or not cut or flat:
-        yield 0, lambda: output.make().reshape(shape)
+        yield RowPiece(0, lambda: output.make().reshape(shape))
         return
     data, step = RunBytes(output.runs), max(1, chunk // columns)
     for start in range(0, rows, step):
-        yield start, partial(decode_rows, name, data, start, min(start + step, rows), columns)
+        stop = min(start + step, rows)
+        yield RowPiece(start, partial(decode_rows, name, data, start, stop, columns))
 
 
 def outcome(output: Output, written: Written) -> TensorOutcome:

@@ -42,6 +42,10 @@ class SourceHash:
         self._pool.shutdown(wait=True, cancel_futures=True)
         sys.setswitchinterval(self._turn)
 
+    def done(self) -> bool:
+        """Say whether nothing is left to wait for."""
+        return self._digest.done()
+
     def result(self) -> str:
         """Wait for the digest, in hexadecimal; raises what reading the source raised."""
         return self._digest.result()

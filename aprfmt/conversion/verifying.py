@@ -65,9 +65,13 @@ class Verifier:
             return
         if output.copies and not output.made and not all(map(in_mapped_file, output.sources)):
             return
-        file, at = sink.lies() if room is None else (room.file, room.start)
+        file, at = sink.lies() if room is None else (room.place.file, room.place.start)
         self._places[output.info.name] = file, at
         self._waiting.append(self._pool.submit(_compare, file, at, output, record))
+
+    def done(self) -> bool:
+        """Say whether nothing is left to wait for."""
+        return all(each.done() for each in self._waiting)
 
     def wait(self) -> None:
         """Wait for every comparison. Raises ConversionError."""

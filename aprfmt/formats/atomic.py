@@ -134,6 +134,11 @@ class FileSet:
                 raise
         return file
 
+    def sync(self) -> None:
+        """Have the disk hold what was written so far: publishing has little to wait for then."""
+        for file in self._files:
+            file.sync()
+
     def publish(self) -> None:
         """Sync everything, put it in place, sync the folder. Raises OutputError."""
         if self._closed:

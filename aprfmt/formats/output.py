@@ -4,16 +4,20 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from aprfmt.errors import FormatError, OutputError
-from aprfmt.formats.in_memory import lies_in_memory, store
+from aprfmt.errors import ConversionError, FormatError, OutputError
+from aprfmt.formats.in_memory import MappedRoom, lies_in_memory
 from aprfmt.formats.mapped import cut_files, cut_line, identity_of, origin
 from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
 from aprfmt.formats.writeback import begin_writing
+
+T = TypeVar("T")
 
 _DIRECT = 64 << 10  # larger pieces are not copied into the buffer
 _BUFFER = 256 << 10
@@ -89,30 +93,38 @@ class OutputFile:
             write_at(self._fd, view, offset)
 
     def skip(self, nbytes: int) -> int:
-        """Go on behind `nbytes` that others `place`; return where these begin."""
+        """Go on behind `nbytes` that are written later; return where these begin."""
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
         self._flush()
         start = self._written
         with self._errors("cannot be written"):
-            if self._in_memory is None:
-                self._in_memory = lies_in_memory(self._fd)
-            if self._in_memory and nbytes:
-                os.posix_fallocate(self._fd, start, nbytes)
             os.lseek(self._fd, nbytes, os.SEEK_CUR)
         self._written += nbytes
         return start
 
-    def place(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write a contiguous buffer where room was left; several threads may, each its own."""
-        view = memoryview(data)
+    def leave(self, nbytes: int) -> "OutputRoom":
+        """Go on behind room that others fill, any number of threads; it is closed by them."""
+        start = self.skip(nbytes)
+        assert self._fd is not None
+        mapped = None
+        with self._errors("cannot be written"):
+            if self._in_memory is None:
+                self._in_memory = lies_in_memory(self._fd)
+            if self._in_memory and nbytes >= _DIRECT:
+                mapped = MappedRoom(self._fd, start, nbytes)
+        return OutputRoom(self, start, nbytes, mapped)
+
+    def place(self, offset: int, data: memoryview) -> None:
+        """Write bytes where room was left; several threads may, each its own."""
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
-        if self._in_memory and view.nbytes >= _DIRECT:
-            with self._errors("cannot be written"):
-                store(self._fd, view.cast("B"), offset)
-        elif view.nbytes:
-            self._send(view.cast("B"), offset)
+        if data:
+            self._send(data, offset)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Return what raises OutputError for what the system refuses, and marks the file failed."""
+        return self._errors("cannot be written")
 
     def passes(self, nbytes: int, crc: int) -> bool:
         """Say whether the next bytes lie here already; in a new file nothing does."""
@@ -125,6 +137,13 @@ class OutputFile:
     def flush(self) -> None:
         """Hand everything to the system, so that another descriptor reads it."""
         self._flush()
+
+    def sync(self) -> None:
+        """Have the disk hold what was written so far; what follows may still change it."""
+        if self._fd is not None and not self._failed:
+            self._flush()
+            with self._errors("cannot be synced"):
+                os.fsync(self._fd)
 
     def close(self) -> None:
         """Sync and close the file; needed only to limit the number of open files."""
@@ -199,3 +218,50 @@ class OutputFile:
         except BaseException:
             self._failed = True
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRoom:
+    """Bytes of an output from `start` on that any thread writes, each its own of them.
+
+    They are `mapped` where the file lies in memory. Errors are those of `OutputFile.write`.
+    """
+
+    file: OutputFile
+    start: int
+    nbytes: int
+    mapped: MappedRoom | None = None
+
+    def put(self, offset: int, data: bytes | memoryview) -> None:
+        """Write a contiguous buffer at an offset of the room."""
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        self._check(offset, len(view))
+        if self.mapped is None or len(view) < _DIRECT:
+            self.file.place(self.start + offset, view)
+        else:
+            with self.file.writing():
+                self.mapped.put(offset, view)
+
+    def fill(self, offset: int, nbytes: int, make: Callable[[memoryview], T]) -> T:
+        """Have `make` write `nbytes` at an offset of the room; return what it returns."""
+        self._check(offset, nbytes)
+        if self.mapped is None or nbytes < _DIRECT:
+            import numpy as np
+
+            into = np.empty(nbytes, np.uint8).data  # whose pages `make` touches first
+            made = make(into)
+            self.file.place(self.start + offset, into)
+            return made
+        with self.file.writing():
+            return self.mapped.fill(offset, nbytes, make)
+
+    def close(self) -> None:
+        """Say that all of it is written."""
+        if self.mapped is not None:
+            self.mapped.close()
+
+    def _check(self, offset: int, size: int) -> None:
+        if not 0 <= offset <= offset + size <= self.nbytes:
+            raise ConversionError(
+                f"{self.file.path}: bytes {offset}+{size} were given of a tensor of {self.nbytes}"
+            )

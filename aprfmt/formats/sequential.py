@@ -15,7 +15,7 @@ from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.output import OutputFile
+from aprfmt.formats.output import OutputFile, OutputRoom
 from aprfmt.formats.summing import RunningSum, SummedPiece
 
 _WIDTH = 4  # bytes of a checksum
@@ -53,29 +53,18 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class LeftRoom:
-    """The room of a tensor that others fill: where it begins in a file, and its bytes.
+    """The room of a tensor that others fill.
 
-    `crc` says that `SequentialSink.filled` needs their checksum.
+    `crc` says that `SequentialSink.filled` needs the checksum of its bytes.
     """
 
-    file: OutputFile
-    start: int
-    nbytes: int
+    place: OutputRoom
     summed: SummedPiece | None = None
 
     @property
     def crc(self) -> bool:
         """Whether the checksum of its bytes is needed."""
         return self.summed is not None
-
-    def put(self, offset: int, data: bytes | memoryview) -> None:
-        """Write bytes of it, on any thread. Raises OutputError as `OutputFile.write` does."""
-        size = memoryview(data).nbytes
-        if not 0 <= offset <= offset + size <= self.nbytes:
-            raise ConversionError(
-                f"{self.file.path}: bytes {offset}+{size} were given of a tensor of {self.nbytes}"
-            )
-        self.file.place(self.start + offset, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +149,7 @@ class SequentialSink:
         room, out = self._awaited(name), self._out
         assert out is not None
         summed = None if self._sum is None else self._sum.leave(room.nbytes)
-        left = LeftRoom(out, out.skip(room.nbytes), room.nbytes, summed)
+        left = LeftRoom(out.leave(room.nbytes), summed)
         self._left[out] = self._left.get(out, 0) + 1
         self._next = next(self._steps, None)
         return left
@@ -169,7 +158,8 @@ class SequentialSink:
         """Take note that all of a room is written, its bytes of this CRC-32."""
         if room.summed is not None:
             room.summed.crc = crc
-        self._left[room.file] -= 1
+        room.place.close()
+        self._left[room.place.file] -= 1
         self._settle()
 
     def lies(self) -> tuple[OutputFile, int]:

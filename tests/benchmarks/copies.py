@@ -1,6 +1,7 @@
 """Lossless conversion beside `cp` and `sync` of the same bytes, in interleaved pairs; `diff`.
 
     python tests/benchmarks/copies.py [--json FILE] [--size 2.0] [--folder DIR] [--pairs 7]
+        [--only WORDS]
 
 Each of the six directions runs bare (no source hash, no verification) and as it is by default;
 before every run `cp` and `sync` of the source are timed, so that both meet the same machine. The
@@ -123,13 +124,17 @@ def found_in(
     return found
 
 
-def converted(sources: Mapping[str, Path], folder: Path, count: int) -> Iterator[dict[str, Any]]:
+def converted(
+    sources: Mapping[str, Path], folder: Path, count: int, only: str
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of the six directions."""
     for first, second in permutations(sources, 2):
         source, weights = sources[first], weights_of(sources[first])
         made = folder / ("out" if second == "safetensors" else f"out.{second}")
         command = [*APRFMT, "convert", str(source), str(made), "--to", second, "--quiet"]
         for case, flags in (("bare", BARE), ("hash + verify", ())):
+            if only not in f"{first} to {second}, {case}":
+                continue
             run = [*command, *flags]
             timed(run)  # compiles what no run before it imported
             gone(made)
@@ -173,6 +178,7 @@ def main() -> None:
     parser.add_argument("--size", type=float, default=2.0)
     parser.add_argument("--folder")
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--only", default="", help="of the six directions, those that have this")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
@@ -186,8 +192,9 @@ def main() -> None:
             command = [*APRFMT, "convert", str(sources["safetensors"]), str(sources[kind])]
             timed([*command, *BARE, "--quiet"])
         os.sync()
-        rows = [found for every in (converted, libraries, compared)
-                for found in every(sources, folder, args.pairs)]  # fmt: skip
+        rows = [*converted(sources, folder, args.pairs, args.only)]
+        for every in (libraries, compared) if not args.only else ():
+            rows += every(sources, folder, args.pairs)
     if args.json:
         machine = {"cpu": cpu_name(), "cpus": os.cpu_count(), "python": sys.version.split()[0]}
         Path(args.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """`--jobs` beside one worker on one thread: FP8 to BF16, and BF16 to Q4_K_M.
 
     python tests/benchmarks/jobs.py [--json FILE] [--size 2.0] [--folder /dev/shm] [--runs 3]
+        [--only WORDS]
 
 Makes its own input by seed: `--size` gigabytes of BF16, and a folder of that size whose projections
 are FP8 with scales of 128 x 128 blocks. Each conversion runs with `--jobs 1 --threads 1` and with
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("--size", type=float, default=2.0)
     parser.add_argument("--folder", default="/dev/shm" if Path("/dev/shm").is_dir() else None)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", default="", help="of the cases, those whose title has this")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
@@ -108,10 +110,13 @@ def main() -> None:
             sys.exit(2)
         compile_as_installed(folder / "compiled")
         plain = llama(folder / "bf16", args.size)
-        sources = {"bf16": plain, "fp8": packed(plain, folder / "fp8")}
+        fp8 = folder / "fp8"
+        cases = {title: row for title, row in CASES.items() if args.only in title}
+        sources = {kind: plain if kind == "bf16" else packed(plain, fp8)
+                   for kind in {kind for kind, _ in cases.values()}}  # fmt: skip
         rows = [
             case(title, sources[kind], words, folder, args.runs)
-            for title, (kind, words) in CASES.items()
+            for title, (kind, words) in cases.items()
         ]
     if args.json:
         machine = {"cpu": cpu_name(), "cpus": os.cpu_count(), "python": sys.version.split()[0]}

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.codecs import f4, f6, fp8, laid_out
+from aprfmt.codecs import decode, encode, f4, f6, fp8, laid_out
 from aprfmt.codecs.bits import pairs_to_halves
-from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, codes_of
+from aprfmt.codecs.fp8 import OF_TWO_SIGNS
+from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, codes_of, grid_of
 from aprfmt.errors import CodecError
 from tests.codecs.levels import level as level
 from tests.codecs.levels import native, same_bits
@@ -232,6 +233,46 @@ def test_parts_that_do_not_fit_are_refused(level: str) -> None:
     ):  # fmt: skip
         with pytest.raises(CodecError):
             call(**change)
+
+
+@pytest.mark.parametrize("encoding", ["BF16", "F16"])
+@pytest.mark.parametrize("tile", [(1, 32), (7, 16), (ROWS, COLUMNS)])
+def test_rows_are_encoded_as_what_decodes_them_says(
+    level: str, tile: tuple[int, int], encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one call or by way of numbers: the same bytes, and the same counts of what changed."""
+    monkeypatch.setattr(laid_out, "_CHUNK", 1 << 12)
+    rng = np.random.default_rng(3)
+    for columns in (COLUMNS, COLUMNS - 5, 20_000):  # the last fill more than is decoded at a time
+        grid = (1, *grid_of((ROWS, columns), tile))
+        scale = np.exp2(rng.integers(-40, 40, grid)).astype(np.float32) * 1.37
+        held = rng.integers(0, 256, (1, ROWS, columns), np.uint8)
+        weight = LaidOut(
+            (ROWS, columns), LaidCodes(8, "rows", held),
+            OF_TWO_SIGNS[0].values.astype(np.float32), tile, GroupNumbers(scale.astype(np.float32)),
+        )  # fmt: skip
+        for first, last in ((0, ROWS), (3, ROWS - 1), (5, 6)):
+            out = memoryview(bytearray(2 * (last - first) * columns))
+            counted = weight.recode_into(encoding, out, first, last)
+            values = weight.decode(first, last)
+            assert bytes(out) == encode(encoding, values)[""]
+            after = decode(encoding, out, values.shape)
+            assert np.array(counted).sum(axis=0).tolist() == [*native.changes(values, after)]
+            assert np.array(counted).sum(), "nothing changed: the counts are not tried"
+
+
+def test_what_is_encoded_at_once_fits(level: str) -> None:
+    streams, values = np.zeros((4, 8), np.uint8), np.zeros(256, np.float32)
+    good = (streams, 8, values, (0, 4, 8), (np.ones((1, 1), np.float32), None, None),
+            (None, None, None), None)  # fmt: skip
+    assert native.recode_packed("BF16", bytearray(64), *good) == (0, 0, 0)
+    for encoding, weight, size in (
+        ("BF16", good, 63), ("BF16", good, 80), ("BF16", (streams, 7, *good[2:]), 64),
+        ("BF16", (*good[:3], (-1, 4, 8), *good[4:]), 64), ("Q8_0", good, 34),
+    ):  # fmt: skip
+        with pytest.raises(CodecError):
+            native.recode_packed(encoding, bytearray(size), *weight)
+    assert native.recodes("BF16") and native.recodes("F16") and not native.recodes("Q8_0")
 
 
 def test_orders_that_do_not_fit_are_refused(level: str) -> None:

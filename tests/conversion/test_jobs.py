@@ -8,17 +8,18 @@ import errno
 import hashlib
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from aprfmt.codecs.laid_out import LaidOut
 from aprfmt.conversion import ahead, convert
 from aprfmt.errors import ConversionError, OutputError
 from aprfmt.formats import output
-from aprfmt.formats.in_memory import kind_of, store
+from aprfmt.formats.in_memory import MappedRoom, kind_of
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
@@ -139,29 +140,38 @@ def test_a_full_disk_ends_a_run_of_several(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == ["m"]
 
 
+class NotedRoom(MappedRoom):
+    """Mapped room that says how many bytes are filled in it."""
+
+    stored: ClassVar[list[int]] = []
+
+    def fill(self, offset: int, nbytes: int, make: Callable[[memoryview], Any]) -> Any:
+        """Note the size, and fill."""
+        self.stored.append(nbytes)
+        return super().fill(offset, nbytes, make)
+
+
 @pytest.mark.usefixtures("small")
 def test_pieces_stored_in_mapped_pages_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done where files lie in memory gives the same anywhere."""
     source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
-    made, stored = [], []
-
-    def noted(fd: int, data: memoryview, offset: int) -> None:
-        stored.append(len(data))
-        store(fd, data, offset)
-
+    write_folder(tmp_path / "packed", "fp8_block")
+    made = []
     for mapped in (False, True):
+        NotedRoom.stored.clear()
         folder = tmp_path / str(mapped)
         folder.mkdir()
         monkeypatch.setattr(output, "lies_in_memory", lambda fd, mapped=mapped: mapped)
         monkeypatch.setattr(output, "_DIRECT", 16)
-        monkeypatch.setattr(output, "store", noted)
+        monkeypatch.setattr(output, "MappedRoom", NotedRoom)
         options: Mapping[str, Any] = {"max_shard_size": 300_000, "jobs": 3}
         convert(source, folder / "x.apr", quantize="Q8_0", **options)
         convert(source, folder / "y.apr", complete=False, **options)
+        convert(tmp_path / "packed", folder / "z.apr", encoding="BF16", **options)
         made.append(digests(folder))
-        assert bool(stored) == mapped
+        assert bool(NotedRoom.stored) == mapped
     assert made[0] == made[1]
 
 
@@ -177,6 +187,29 @@ def test_no_room_in_memory_is_said_before_a_page_is_stored(
     with pytest.raises(OutputError, match="No space left"):
         convert(source, tmp_path / "x.gguf", encoding="F16", jobs=2)
     assert os.listdir(tmp_path) == ["m"]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("wanted", ["BF16", "F16"])
+def test_a_kernel_that_decodes_and_encodes_changes_no_byte_and_no_count(
+    wanted: str, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "m", "fp8_block")
+    options: Mapping[str, Any] = {"encoding": wanted, "jobs": jobs, "allow_overflow": True}
+    found = [convert(tmp_path / "m", tmp_path / "one.gguf", **options)]
+    used: list[str] = []
+
+    def never(self: LaidOut, encoding: str) -> bool:
+        used.append(encoding)
+        return False
+
+    monkeypatch.setattr(LaidOut, "recodes", never)
+    found.append(convert(tmp_path / "m", tmp_path / "two.gguf", **options))
+    assert wanted in used
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
+    assert found[0].tensors == found[1].tensors
+    assert any(tensor.changed for tensor in found[0].tensors)
 
 
 def test_a_file_in_memory_is_known_by_its_mount() -> None:

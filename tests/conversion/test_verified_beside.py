@@ -4,6 +4,7 @@ Seen red: comparisons that nobody waits for, a place that counts for every file,
 with the memory it was written from.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import aprfmt
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion import verifying
+from aprfmt.conversion.source_hash import SourceHash
 from aprfmt.errors import ConversionError
 from aprfmt.formats import open_source
 from aprfmt.formats.mapped import (
@@ -151,3 +153,32 @@ def test_only_mapped_bytes_are_read_by_another_thread(tmp_path: Path) -> None:
     info = TensorInfo("a", (4,), "U8", 0, 4, 4)
     assert not in_mapped_file(MemoryTensor(info, b"abcd"))
     assert in_mapped_file(StoredTensor(BufferFile(b"abcd", tmp_path), info))
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "early"])
+def test_the_disk_works_while_a_digest_is_awaited(
+    late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written is synced before the digest is asked for, where that is not there yet."""
+    source = llama_folder(tmp_path / "m", "BF16", hidden=64)
+    asked: list[int] = []
+    synced: list[int] = []
+    real_sync, real_result = os.fsync, SourceHash.result
+
+    def sync(fd: int) -> None:
+        synced.append(os.fstat(fd).st_size)
+        real_sync(fd)
+
+    def result(self: SourceHash) -> str:
+        asked.append(len(synced))
+        return real_result(self)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(SourceHash, "result", result)
+    monkeypatch.setattr(SourceHash, "done", lambda self: not late)
+    monkeypatch.setattr(verifying.Verifier, "done", lambda self: True)
+    report = aprfmt.convert(source, tmp_path / "x.gguf")
+    size = (tmp_path / "x.gguf").stat().st_size
+    assert asked[0] == int(late)
+    assert synced[: asked[0]] == [size] * late
+    assert aprfmt.open(tmp_path / "x.gguf").metadata["aprfmt.source.sha256"] == report.source_sha256

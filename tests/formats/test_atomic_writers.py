@@ -111,7 +111,6 @@ def test_every_system_call_of_the_writing_modules_is_failed() -> None:
         used |= set(re.findall(r"\bos\.([A-Za-z_]+)", text))
     unknown = {call for call in used - READING if not FLAGS.fullmatch(call)}
     unknown.remove("copy_file_range")  # of large files only: test_copied.py fails it
-    unknown.remove("posix_fallocate")  # with workers in memory only: conversion/test_jobs.py does
     assert unknown == {*STRICT, "close", "unlink", "rmdir"}
     assert unknown - {*CALLS} == set()
 

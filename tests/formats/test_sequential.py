@@ -109,8 +109,8 @@ def test_rooms_that_others_fill_count_in_the_order_of_the_file(tmp_path: Path) -
         rooms += [(sink.leave("t2"), data[2]), (sink.leave("t3"), data[3])]
         for room, held in reversed(rooms):
             half = len(held) // 2
-            room.put(half, held[half:])
-            room.put(0, held[:half])
+            room.place.put(half, held[half:])
+            room.place.put(0, held[:half])
             sink.filled(room, zlib.crc32(held))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "several").read_bytes()
 
@@ -119,9 +119,9 @@ def test_a_room_that_nobody_filled_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="not whole"):
         with OneFile(tmp_path / "x") as sink:
             sink.plan({}, [info("t", (8,), "U8")])
-            sink.leave("t").put(0, b"12345678")
+            sink.leave("t").place.put(0, b"12345678")
     with pytest.raises(ConversionError, match="of a tensor of 8"):
         with OneFile(tmp_path / "x") as sink:
             sink.plan({}, [info("t", (8,), "U8")])
-            sink.leave("t").put(4, b"12345")
+            sink.leave("t").place.put(4, b"12345")
     assert not list(tmp_path.iterdir())

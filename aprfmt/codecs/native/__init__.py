@@ -28,7 +28,8 @@ __all__ = [
     "decode_across",
     "decode_coded",
     "decode_packed", "encode_coded", "first_not_finite", "force", "halves", "matmul", "matmuls",
-    "number", "products", "stats", "stats_of", "stream_fill", "turn", "walk_strings",
+    "number", "products", "recode_packed", "recodes", "stats", "stats_of", "stream_fill", "turn",
+    "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
@@ -194,6 +195,22 @@ def changes_of(encoding: str, before: Any, raw: Any) -> tuple[int, int, int]:
     """
     KERNELS[encoding]
     return _kernels.changes(before, raw, _DECODERS[encoding][0])
+
+
+def recodes(encoding: str) -> bool:
+    """Say whether `recode_packed` makes an encoding: one of single elements, with both kernels."""
+    row = ENCODINGS[encoding]
+    return row.block_size == 1 and encoding in KERNELS and (encoding, "fused") in ENCODERS
+
+
+def recode_packed(encoding: str, out: Any, *weight: Any) -> tuple[int, int, int]:
+    """Fill the bytes `out` with a packed weight's rows in an encoding that `recodes` is true of.
+
+    `weight` is what `decode_packed` takes before its output. Returns what `changes` does of the
+    decoded rows and `out`. Raises CodecError where lengths do not fit.
+    """
+    to = ENCODERS[encoding, "fused"].index
+    return _kernels.recode_packed(to, _DECODERS[encoding][0], out, *weight)
 
 
 def stats_of(encoding: str, raw: Any, count: int, threads: int = 1) -> "Moments":

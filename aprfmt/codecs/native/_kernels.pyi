@@ -27,6 +27,19 @@ def decode_packed(
     stream: int = -1,
     /,
 ) -> None: ...
+def recode_packed(
+    encoder: int,
+    decoder: int,
+    out: Any,
+    streams: Buffer,
+    bits: int,
+    values: Any,
+    at: tuple[int, int, int],
+    numbers: tuple[Any, ...],
+    tables: tuple[Any, ...],
+    group: Any,
+    /,
+) -> tuple[int, int, int]: ...
 def decode_across(
     order: str,
     held: Any,

@@ -8,7 +8,7 @@ PyDoc_STRVAR(encode_doc, "encode(index, x, out, columns, importance=None, fused=
                          "them as new bytes.");
 
 static PyObject *py_encode(PyObject *module, PyObject *args) {
-    Py_ssize_t index, columns, out_size = 0, row_count = 0;
+    Py_ssize_t index, columns, out_size = 0;
     int fused = 1;
     PyObject *x_object, *out_object, *importance_object = Py_None, *result = NULL, *made = NULL;
     buffers held = {.used = 0};
@@ -20,9 +20,8 @@ static PyObject *py_encode(PyObject *module, PyObject *args) {
                           &importance_object, &fused)) {
         return NULL;
     }
-    while (aprfmt_level->encoders[row_count].name) row_count++;
-    if (index < 0 || index >= row_count) return aprfmt_error("encoder %zd does not exist", index);
-    const encoder *row = &aprfmt_level->encoders[index];
+    const encoder *row = aprfmt_encoder_at(index);
+    if (!row) return NULL;
     const float *x = aprfmt_hold_floats(&held, x_object, 0, row->name, &count);
     if (!x) goto done;
     size_t blocks = count / row->block_size;

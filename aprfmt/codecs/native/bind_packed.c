@@ -84,44 +84,126 @@ static int take_streams(buffers *held, PyObject *from, PyObject *values, packed 
     return take_values(held, values, p);
 }
 
-static PyObject *py_decode_packed(PyObject *module, PyObject *args) {
-    PyObject *streams, *values, *scale, *zero, *offset, *tables[3], *group, *into, *result = NULL;
+/* What stands beside codes, as the arguments have it. */
+typedef struct {
     Py_ssize_t first, tall, wide;
+    PyObject *scale, *zero, *offset, *tables[3], *group;
+} beside;
+
+/* Take tiles and numbers of the streams that were taken, for `count` elements of them. */
+static int take_beside(buffers *held, const beside *b, size_t count, packed *p) {
+    size_t across;
+    p->columns = p->rows ? count / p->rows : 0;
+    if (b->first < 0 || b->tall < 1 || b->wide < 1 || p->columns * p->rows != count ||
+        (p->columns * (size_t)p->bits + 7) / 8 > p->row_bytes) {
+        aprfmt_error("packed weight: found %zu rows of %zu bytes for %zu elements of %d bits in "
+                     "tiles of %zd x %zd from row %zd",
+                     p->rows, p->row_bytes, count, p->bits, b->tall, b->wide, b->first);
+        return -1;
+    }
+    p->first = (size_t)b->first, p->tall = (size_t)b->tall, p->wide = (size_t)b->wide;
+    if (take_group(held, b->group, p, &across)) return -1;
+    const size_t down = p->rows ? (p->first + p->rows - 1) / p->tall + 1 : 0;
+    return take_numbers(held, b->scale, b->tables[0], down, across, &p->scale) ||
+                   take_numbers(held, b->zero, b->tables[1], down, across, &p->zero) ||
+                   take_numbers(held, b->offset, b->tables[2], down, across, &p->offset)
+               ? -1
+               : 0;
+}
+
+static PyObject *py_decode_packed(PyObject *module, PyObject *args) {
+    PyObject *streams, *values, *into, *result = NULL;
     int stream = -1;
     buffers held = {.used = 0};
+    beside b;
     packed p;
-    size_t count, across;
+    size_t count;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OiO(nnn)(OOO)(OOO)OO|i", &streams, &p.bits, &values, &first, &tall,
-                          &wide, &scale, &zero, &offset, &tables[0], &tables[1], &tables[2], &group,
-                          &into, &stream)) {
+    if (!PyArg_ParseTuple(args, "OiO(nnn)(OOO)(OOO)OO|i", &streams, &p.bits, &values, &b.first,
+                          &b.tall, &b.wide, &b.scale, &b.zero, &b.offset, &b.tables[0],
+                          &b.tables[1], &b.tables[2], &b.group, &into, &stream)) {
         return NULL;
     }
     if (take_streams(&held, streams, values, &p)) goto done;
     float *out = aprfmt_hold_floats(&held, into, 1, "packed weight", &count);
-    if (!out) goto done;
-    p.columns = p.rows ? count / p.rows : 0;
-    if (first < 0 || tall < 1 || wide < 1 || p.columns * p.rows != count ||
-        (p.columns * (size_t)p.bits + 7) / 8 > p.row_bytes) {
-        aprfmt_error("packed weight: found %zu rows of %zu bytes for %zu elements of %d bits in "
-                     "tiles of %zd x %zd from row %zd",
-                     p.rows, p.row_bytes, count, p.bits, tall, wide, first);
-        goto done;
-    }
-    p.first = (size_t)first, p.tall = (size_t)tall, p.wide = (size_t)wide;
-    if (take_group(&held, group, &p, &across)) goto done;
-    const size_t down = p.rows ? (p.first + p.rows - 1) / p.tall + 1 : 0;
-    if (take_numbers(&held, scale, tables[0], down, across, &p.scale) ||
-        take_numbers(&held, zero, tables[1], down, across, &p.zero) ||
-        take_numbers(&held, offset, tables[2], down, across, &p.offset)) {
-        goto done;
-    }
+    if (!out || take_beside(&held, &b, count, &p)) goto done;
     /* Storing past the cache needs every run of eight aligned. */
     const int aligned = p.columns % 8 == 0 && (p.wide % 8 == 0 || p.wide >= p.columns);
     int mode = aligned ? aprfmt_store_mode(out, count, stream) : 0;
     Py_BEGIN_ALLOW_THREADS aprfmt_level->packed(&p, out, mode);
     Py_END_ALLOW_THREADS result = Py_NewRef(Py_None);
 done:
+    aprfmt_release(&held);
+    return result;
+}
+
+PyDoc_STRVAR(
+    recode_packed_doc,
+    "recode_packed(encoder, decoder, out, streams, bits, values, at, numbers, tables, group)\n\n"
+    "Decode rows as `decode_packed` does and fill the bytes `out` with them as an encoder of\n"
+    "elements makes them, a few rows at a time. Return what `changes` says of both, by the\n"
+    "decoder of what was made.");
+
+enum { FEW = 1 << 14 }; /* elements decoded at a time: they stay in the cache */
+
+static void recode(const packed *p, float *room, const encoder *to, const decoder *back,
+                   uint8_t *out, changes *found) {
+    const size_t step = p->columns < FEW ? FEW / p->columns : 1;
+    float again[SEGMENT];
+    packed some = *p;
+    for (size_t at = 0; at < p->rows; at += step) {
+        some.rows = p->rows - at < step ? p->rows - at : step;
+        some.first = p->first + at;
+        some.streams = p->streams + at * p->stride;
+        const size_t count = some.rows * p->columns;
+        aprfmt_level->packed(&some, room, 0);
+        to->encode[1](room, out, count, p->columns, NULL);
+        for (size_t i = 0; i < count; i += SEGMENT) {
+            const size_t now = count - i < SEGMENT ? count - i : SEGMENT;
+            back->decode[0](out + i * back->type_size, again, now);
+            aprfmt_level->add_changes(room + i, again, now, found);
+        }
+        out += count * to->type_size;
+    }
+}
+
+static PyObject *py_recode_packed(PyObject *module, PyObject *args) {
+    PyObject *streams, *values, *into, *result = NULL;
+    Py_ssize_t to, from, size = 0;
+    buffers held = {.used = 0};
+    beside b;
+    packed p;
+    changes found = {0, 0, 0};
+    float *room = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "nnOOiO(nnn)(OOO)(OOO)O", &to, &from, &into, &streams, &p.bits,
+                          &values, &b.first, &b.tall, &b.wide, &b.scale, &b.zero, &b.offset,
+                          &b.tables[0], &b.tables[1], &b.tables[2], &b.group)) {
+        return NULL;
+    }
+    const encoder *encoding = aprfmt_encoder_at(to);
+    const decoder *back = encoding ? aprfmt_decoder_at(from) : NULL;
+    if (!back || take_streams(&held, streams, values, &p)) goto done;
+    uint8_t *out = aprfmt_hold(&held, into, 1, &size);
+    if (!out) goto done;
+    if (encoding->block_size != 1 || back->block_size != 1 ||
+        encoding->type_size != back->type_size || (size_t)size % encoding->type_size) {
+        aprfmt_error("packed weight: %zd bytes of %s, read as %s, are no single elements", size,
+                     encoding->name, back->name);
+        goto done;
+    }
+    const size_t count = (size_t)size / encoding->type_size;
+    if (take_beside(&held, &b, count, &p)) goto done;
+    room = PyMem_Malloc(sizeof *room * (p.columns < FEW ? FEW : p.columns));
+    if (!room) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS if (count) recode(&p, room, encoding, back, out, &found);
+    Py_END_ALLOW_THREADS result = Py_BuildValue("nnn", (Py_ssize_t)found.differ,
+                                                (Py_ssize_t)found.over, (Py_ssize_t)found.under);
+done:
+    PyMem_Free(room);
     aprfmt_release(&held);
     return result;
 }
@@ -284,6 +366,7 @@ done:
 
 PyMethodDef APRFMT_PACKED[] = {
     {"decode_packed", py_decode_packed, METH_VARARGS, decode_packed_doc},
+    {"recode_packed", py_recode_packed, METH_VARARGS, recode_packed_doc},
     {"decode_across", py_decode_across, METH_VARARGS, decode_across_doc},
     {"turn", py_turn, METH_VARARGS, turn_doc},
     {"halves", py_halves, METH_VARARGS, halves_doc},

@@ -68,3 +68,11 @@ const decoder *aprfmt_decoder_at(Py_ssize_t index) {
     aprfmt_error("kernel %zd does not exist; there are %zd", index, count);
     return NULL;
 }
+
+const encoder *aprfmt_encoder_at(Py_ssize_t index) {
+    Py_ssize_t count = 0;
+    while (aprfmt_level->encoders[count].name) count++;
+    if (index >= 0 && index < count) return &aprfmt_level->encoders[index];
+    aprfmt_error("encoder %zd does not exist; there are %zd", index, count);
+    return NULL;
+}

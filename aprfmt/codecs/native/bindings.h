@@ -43,6 +43,9 @@ int aprfmt_store_mode(const float *out, size_t count, int stream);
 /* A decoder by its index, or NULL with an exception set. */
 const decoder *aprfmt_decoder_at(Py_ssize_t index);
 
+/* An encoder by its index, or NULL with an exception set. */
+const encoder *aprfmt_encoder_at(Py_ssize_t index);
+
 /* The functions of the module, by file. */
 extern PyMethodDef APRFMT_DECODING[], APRFMT_PACKED[], APRFMT_ENCODING[], APRFMT_PRODUCTS[],
     APRFMT_STEPS[];
