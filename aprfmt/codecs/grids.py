@@ -40,6 +40,25 @@ class Groups:
         offset, zeros = (None if x is None else x[at] for x in (self.offset, self.zeros))
         return replace(self, scale=self.scale[at], offset=offset, zeros=zeros)
 
+    def three(self) -> tuple[F32, F32 | None, F32 | None]:
+        """Return scale, zero and offset, float32 [rows, groups] or None where there is none.
+
+        A value is (code - zero) * scale + offset, rounded in that order.
+        """
+        scale, zero, offset = self.scales(), None, None
+        if self.codes == "int" and self.offset is None and self.zeros is None:
+            zero = np.broadcast_to(_MIDDLE, scale.shape)
+        elif self.zeros is not None:
+            zero = self.zeros.astype(np.float32, copy=False)
+        else:
+            offset = self.offset
+        return scale, zero, offset
+
+    def numbers_of_codes(self) -> F32:
+        """Return the number of each of the sixteen codes, float32 [16]."""
+        found: F32 = f4.CODEC.values if self.codes == "e2m1" else _INTEGERS
+        return found
+
     def scales(self) -> F32:
         """Return what a code is multiplied by, float32 [rows, groups]."""
         if self.scale.dtype != np.uint8:
@@ -99,7 +118,7 @@ class GridWeight:
             codes: Array = fp8.E4M3.values[held]
         else:
             codes = np.empty((len(held), held.shape[1] * 2), np.float32)
-            table = f4.CODEC.values if groups.codes == "e2m1" else _INTEGERS
+            table = groups.numbers_of_codes()
             np.take(table, held & 15, out=codes[:, 0::2], mode="clip")
             np.take(table, held >> 4, out=codes[:, 1::2], mode="clip")
         grouped = codes.reshape(*groups.scale.shape, groups.size)

@@ -14,7 +14,7 @@ from aprfmt.codecs import modelopt as nvidia
 from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.dialect import Config, Parts, StoredPart, array, fits, need, scales, words_of
 from aprfmt.codecs.grids import GridWeight, Groups
-from aprfmt.codecs.laid_out import LaidCodes
+from aprfmt.codecs.laid_out import LaidCodes, turned
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import CodecError
 
@@ -163,11 +163,11 @@ def affine_mlx(packed: PackedWeight, target: str) -> GridWeight:
     return GridWeight(shape, groups, _rows_of(parts[".weight"], shape))
 
 
-def _with_zeros(size: int, scale: F32, zeros: Array) -> Groups:
-    """Return integers of 0 to 15 less a zero point; all [rows, groups]."""
-    if (zeros == 8).all():
+def _with_zeros(size: int, scale: F32, zeros: F32) -> Groups:
+    """Return integers of 0 to 15 less a zero point; all float32 [rows, groups]."""
+    low, high = (int(zeros.min()), int(zeros.max())) if zeros.size else (8, 8)
+    if low == high == 8:
         return Groups(size, scale)
-    low, high = int(zeros.min()), int(zeros.max())
     why = f"zero points are {low} to {high}, not 8"
     return Groups(size, scale, -(zeros * scale), why, zeros=zeros)
 
@@ -190,10 +190,8 @@ def affine_gptq(packed: PackedWeight, target: str) -> GridWeight:
     def codes(start: int, stop: int) -> U8:
         return np.ascontiguousarray(every.streams(0, start, stop))
 
-    held = np.ascontiguousarray(zeros.T).astype(np.int32)
-    return GridWeight(
-        (outputs, inputs), _with_zeros(size, np.ascontiguousarray(scale.T), held), codes
-    )
+    groups = _with_zeros(size, turned(scale), turned(zeros))
+    return GridWeight((outputs, inputs), groups, codes)
 
 
 def affine_awq(packed: PackedWeight, target: str) -> GridWeight:
@@ -207,7 +205,7 @@ def affine_awq(packed: PackedWeight, target: str) -> GridWeight:
     def codes(start: int, stop: int) -> U8:
         return np.ascontiguousarray(held.streams(0, start, stop))
 
-    groups = _with_zeros(size, np.ascontiguousarray(scale.T), zeros.astype(np.int32))
+    groups = _with_zeros(size, turned(scale), zeros)
     return GridWeight((outputs, inputs), groups, codes)
 
 

@@ -7,15 +7,17 @@ group may not fit (BF16 in F16, say): then values change, which `judged` counts.
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import decode
+from aprfmt.codecs import decode, native_kernels
 from aprfmt.codecs.base import F32, U8
 from aprfmt.codecs.grids import GridWeight
 from aprfmt.codecs.lattice import PackedWeight
+from aprfmt.codecs.parallel import run
 from aprfmt.codecs.repack_sources import (
     affine_awq,
     affine_gptq,
@@ -30,6 +32,10 @@ from aprfmt.codecs.repack_sources import (
 )
 from aprfmt.codecs.repack_targets import TARGETS, RepackTarget
 from aprfmt.errors import CodecError
+
+# `native.regroup`: codes, size of a group, numbers of codes, those of groups before and after
+# (scale, zero, offset), the change known -> groups that change, the largest change
+Regroup = Callable[..., tuple[int, float]]
 
 _ELEMENTS = 1 << 18  # values compared at a time: they stay in the cache
 _ROWS = 64  # rows at least: fewer are turned more slowly
@@ -125,35 +131,46 @@ class Repacked:
         found: F32 = decode(self.row.target, parts, (stop - start, self.shape[-1]))
         return found
 
-    def judged(self) -> GroupCounts:
-        """Count the groups in which a value changes; decodes only where a number did not fit."""
+    def judged(self, threads: int = 1) -> GroupCounts:
+        """Count the groups in which a value changes; looks at codes only if a number did not fit.
+
+        Bands of rows are shared among `threads`.
+        """
         groups = self.source.groups
         count = groups.scale.size
         if self.row.into.fits(groups, self._numbers):
             return GroupCounts(count, 0, 0.0)
-        laid = self._packed.laid_out()
+        step = max(_ROWS, _ELEMENTS // max(self.shape[-1], 1))
+        bands = [(at, min(at + step, self.rows)) for at in range(0, self.rows, step)]
+        found: list[tuple[int, float]] = []
+        native = native_kernels()
+
+        def band(start: int, stop: int) -> None:
+            changed = self._changed if native is None else partial(self._regrouped, native.regroup)
+            found.append(changed(start, stop))
+
+        run([partial(band, *each) for each in bands], threads)
+        return GroupCounts(
+            count, sum(each[0] for each in found), max((each[1] for each in found), default=0.0)
+        )
+
+    def _regrouped(self, regroup: Regroup, start: int, stop: int) -> tuple[int, float]:
+        """Return how many groups of some rows change, and by how much at most, by a kernel."""
+        before = self.source.groups.rows(start, stop)
+        made = {name: held[start:stop] for name, held in self._numbers.items()}
+        with np.errstate(all="ignore"):
+            numbers = before.three(), self.row.into.held(before, made).three()
+        codes = self.source.codes(start, stop)
+        return regroup(codes, before.size, before.numbers_of_codes(), *numbers, 0.0)
+
+    def _changed(self, start: int, stop: int) -> tuple[int, float]:
+        """Return the same by decoding both: the reference of the kernel."""
+        laid, size = self._packed.laid_out(), self.source.groups.size
         assert laid is not None
-        changed, largest, step = 0, 0.0, max(_ROWS, _ELEMENTS // max(self.shape[-1], 1))
-        for start in range(0, self.rows, step):
-            stop = min(start + step, self.rows)
-            before, after = laid.decode(start, stop), self._values(start, stop)
-            eight = (before != after).view(np.uint64)  # elements; groups are whole eights
-            changed += int(np.count_nonzero(eight.reshape(-1, groups.size // 8).any(axis=1)))
-            largest = max(largest, largest_change(before, after, largest))
-        return GroupCounts(count, changed, largest)
-
-
-def largest_change(before: F32, after: F32, least: float) -> float:
-    """Return the largest distance of two float32 arrays, exactly; 0 where it is below `least`.
-
-    Rounded to float32 the largest one is still the largest, so that few are looked at in float64.
-    """
-    off = before - after
-    most = np.abs(off, out=off).max(initial=0)
-    if not (most > 0 and most >= np.float32(least)):
-        return 0.0
-    at = off == most
-    return float(np.abs(before[at].astype(np.float64) - after[at]).max())
+        before, after = laid.decode(start, stop), self._values(start, stop)
+        changed = int(np.count_nonzero((before != after).reshape(-1, size).any(axis=1)))
+        off = np.abs(before.astype(np.float64) - after)
+        return changed, float(off.max(initial=0.0))
 
 
 def repacked(packed: PackedWeight, source: str, targets: Container[str]) -> "Repacked | str":

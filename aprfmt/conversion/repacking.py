@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.codecs import decode
+from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.errors import CodecError, ConversionError
@@ -50,13 +51,15 @@ class RepackedTensor(LazyTensor):
 
     info: TensorInfo
 
-    def __init__(self, origin: LazyTensor, made: "Repacked", latest: LatestBlocks) -> None:
+    def __init__(
+        self, origin: LazyTensor, made: "Repacked", latest: LatestBlocks, threads: int
+    ) -> None:
         name, row = origin.info.name, ENCODINGS[made.row.target]
         shape = made.shape
         self.info = TensorInfo(
             name, shape, row.name, origin.info.offset, row.nbytes(shape), row.row_bytes(shape)
         )
-        self.origin, self.judged = origin, made.judged()
+        self.origin, self.judged = origin, made.judged(threads)
         self.beside = dict(_beside(origin))
         if made.whole is not None:
             self.beside[_WHOLE] = made.whole.astype("<f4").tobytes()
@@ -156,6 +159,7 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
     every = {name for name in ENCODINGS if target.holds(ENCODINGS[name])}
     found: dict[str, Substitute] = {}
     reasons: dict[str, str] = {}
+    threads = options.threads or cpu_count()
     for view in model.values():
         tensor = view.stored[0]
         as_stored = copied and view.name not in asked and options.writer is None
@@ -177,7 +181,7 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
         except CodecError as error:
             raise ConversionError(f"{view.name}: {error}") from error
         if isinstance(made, Repacked):
-            found[view.name] = RepackedTensor(tensor, made, latest)
+            found[view.name] = RepackedTensor(tensor, made, latest, threads)
         elif made:
             reasons[view.name] = made
     return Repacking(found, reasons, frozenset(asked))

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from aprfmt.codecs import fp8, repack_sources
+from aprfmt.codecs import fp8, native, repack_sources
 from aprfmt.codecs.dialect import StoredPart
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
-from aprfmt.codecs.repacks import REPACKS, Repack, Repacked, repacked
+from aprfmt.codecs.repacks import REPACKS, GroupCounts, Repack, Repacked, repacked
 from aprfmt.codecs.way_back import all_come_back, lost_codes, surely_back
 from aprfmt.errors import CodecError
 from tests.codecs.data import Array, by_gguf
@@ -113,11 +113,26 @@ def held(weight: PackedWeight, row: Repack) -> Repacked:
 
 
 def check(weight: PackedWeight, made: Repacked) -> None:
-    """Hold what is said of a repack to the values of both sides."""
-    before, after, said = weight.decode(), made.values(), made.judged()
-    off = np.abs(before.astype(np.float64) - after).reshape(said.groups, -1)
-    assert said.inexact == int((off > 0).any(axis=1).sum())
-    assert said.largest == off.max()
+    """Hold what is said of a repack to the values of both sides, by kernels and by numpy."""
+    before, after = weight.decode(), made.values()
+    every = [judged_by(level, made) for level in (*native.LEVELS, None)]
+    for said in every:
+        off = np.abs(before.astype(np.float64) - after).reshape(said.groups, -1)
+        assert said.inexact == int((off > 0).any(axis=1).sum())
+        assert said.largest == off.max()
+
+
+def judged_by(level: str | None, made: Repacked) -> GroupCounts:
+    """Return what the kernels of a level say of a repack, or numpy."""
+    with pytest.MonkeyPatch.context() as patch:
+        if level is None:
+            patch.setenv("APRFMT_NATIVE", "0")
+            return made.judged()
+        native.force(level)
+        try:
+            return made.judged(threads=2)
+        finally:
+            native.force("best")
 
 
 def rows_of(source: str, *targets: str) -> list[Repack]:
@@ -287,6 +302,52 @@ def test_fp8_codes_come_back_over_all_scales(stored: str, data: st.DataObject) -
     if smallest + 10 <= power <= largest - 11:
         assert not lost.any()
         assert surely_back(weight, stored), "nothing was to be tried"
+
+
+@pytest.mark.parametrize("level", native.LEVELS)
+@pytest.mark.parametrize("size", [2, 6, 16, 32, 48, 128])
+def test_groups_are_told_by_the_codes_they_have(level: str, size: int) -> None:
+    """Numbers of which few codes differ: which of them a group has decides."""
+    rng = np.random.default_rng(size)
+    rows, groups = 5, 7
+    values = np.arange(16, dtype=np.float32)
+    few = rng.choice([*range(16)], (rows, groups, 1, 4))
+    codes = np.take_along_axis(few, rng.integers(0, 4, (rows, groups, 1, size)), -1).reshape(
+        rows, -1
+    )
+    held = (codes[:, 0::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    scale = rng.random((rows, groups), np.float32) + 1
+    zero = np.full((rows, groups), 3, np.float32)
+    offset = -3 * scale  # some codes come to the same, some do not
+    native.force(level)
+    try:
+        found = native.regroup(held, size, values, (scale, zero, None), (scale, None, offset), 0.0)
+        most = native.regroup(held, size, values, (scale, zero, None), (scale, None, offset), 9.0)
+    finally:
+        native.force("best")
+    each = codes.reshape(rows, groups, size).astype(np.float32)
+    a = (each - zero[..., None]) * scale[..., None]
+    b = each * scale[..., None] + offset[..., None]
+    off = np.abs(a.astype(np.float64) - b)
+    changed = int(off.any(axis=-1).sum())
+    assert 0 < changed < rows * groups
+    assert found == (changed, off.max()) and most == (changed, 9.0)
+
+
+def test_groups_of_no_such_shape_are_refused() -> None:
+    """Every number that a kernel would read is there."""
+    held, values = np.zeros((2, 32), np.uint8), np.arange(16, dtype=np.float32)
+    none = (None, None, None)
+    for size in (0, 1, 7, 10, -4):
+        with pytest.raises(CodecError):
+            native.regroup(held, size, values, none, none, 0.0)
+    with pytest.raises(CodecError):
+        native.regroup(held, 32, values[:8], none, none, 0.0)
+    short = np.zeros((2, 1), np.float32)
+    for numbers in ((short, None, None), (None, short, None), (None, None, short)):
+        for pair in ((numbers, none), (none, numbers)):
+            with pytest.raises(CodecError, match="expected 2 x 2"):
+                native.regroup(held, 32, values, pair[0], pair[1], 0.0)
 
 
 def test_every_pair_is_tried_here() -> None:

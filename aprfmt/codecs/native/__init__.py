@@ -28,8 +28,8 @@ __all__ = [
     "decode_across",
     "decode_coded",
     "decode_packed", "encode_coded", "first_not_finite", "force", "halves", "matmul", "matmuls",
-    "number", "products", "recode_packed", "recodes", "stats", "stats_of", "stream_fill", "turn",
-    "walk_strings",
+    "number", "products", "recode_packed", "recodes", "regroup", "stats", "stats_of",
+    "stream_fill", "turn", "walk_strings",
 ]  # fmt: skip
 
 walk_strings = _kernels.walk_strings
@@ -39,6 +39,7 @@ decode_coded = _kernels.decode_coded
 decode_across = _kernels.decode_across
 decode_packed = _kernels.decode_packed
 halves = _kernels.halves
+regroup = _kernels.regroup
 turn = _kernels.turn
 encode_coded = _kernels.encode_coded
 stream_fill = _kernels.stream_fill

@@ -54,6 +54,10 @@ def decode_across(
     /,
 ) -> None: ...
 def halves(codes: Buffer, half: int, out: Any, back: bool = False, /) -> None: ...
+def regroup(
+    codes: Buffer, size: int, values: Any, before: tuple[Any, ...], after: tuple[Any, ...],
+    most: float, /
+) -> tuple[int, float]: ...  # fmt: skip
 def turn(order: str, held: Buffer, first: int, out: Any, /) -> None: ...
 @overload
 def encode(

@@ -364,11 +364,56 @@ done:
     return result;
 }
 
+PyDoc_STRVAR(regroup_doc,
+             "regroup(codes, size, values, before, after, most) -> (changed, most)\n\n"
+             "Count the groups of `size` codes in which a value differs under two sets of numbers, "
+             "each\n(scale, zero, offset) as in `decode_packed`, float32 [rows, groups] or None; "
+             "and return the\nlargest distance of two values, or `most` if that is more. `codes` "
+             "are uint8 [rows, bytes] of\ntwo, the low one first, whose numbers are `values`, "
+             "float32 [16].");
+
+static PyObject *py_regroup(PyObject *module, PyObject *args) {
+    PyObject *from, *values, *a[3], *b[3], *result = NULL;
+    Py_ssize_t size;
+    size_t count;
+    buffers held = {.used = 0};
+    regrouped g = {.changed = 0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OnO(OOO)(OOO)d", &from, &size, &values, &a[0], &a[1], &a[2], &b[0],
+                          &b[1], &b[2], &g.most)) {
+        return NULL;
+    }
+    const Py_buffer *view = aprfmt_hold_matrix(&held, from, 1, "codes");
+    if (!view || !(g.values = aprfmt_hold_floats(&held, values, 0, "numbers of codes", &count))) goto done;
+    if (count != 16 || size < 2 || size % 2 || view->shape[1] % (size / 2) || view->strides[1] != 1 ||
+        view->strides[0] < 0) {
+        aprfmt_error("codes: found %zd x %zd bytes in groups of %zd, and %zu numbers", view->shape[0],
+                     view->shape[1], size, count);
+        goto done;
+    }
+    g.streams = view->buf, g.stride = (size_t)view->strides[0];
+    g.rows = (size_t)view->shape[0], g.groups = (size_t)(view->shape[1] / (size / 2)), g.size = (size_t)size;
+    if (take_numbers(&held, a[0], Py_None, g.rows, g.groups, &g.before.scale) ||
+        take_numbers(&held, a[1], Py_None, g.rows, g.groups, &g.before.zero) ||
+        take_numbers(&held, a[2], Py_None, g.rows, g.groups, &g.before.offset) ||
+        take_numbers(&held, b[0], Py_None, g.rows, g.groups, &g.after.scale) ||
+        take_numbers(&held, b[1], Py_None, g.rows, g.groups, &g.after.zero) ||
+        take_numbers(&held, b[2], Py_None, g.rows, g.groups, &g.after.offset)) {
+        goto done;
+    }
+    Py_BEGIN_ALLOW_THREADS aprfmt_level->regroup(&g);
+    Py_END_ALLOW_THREADS result = Py_BuildValue("nd", (Py_ssize_t)g.changed, g.most);
+done:
+    aprfmt_release(&held);
+    return result;
+}
+
 PyMethodDef APRFMT_PACKED[] = {
     {"decode_packed", py_decode_packed, METH_VARARGS, decode_packed_doc},
     {"recode_packed", py_recode_packed, METH_VARARGS, recode_packed_doc},
     {"decode_across", py_decode_across, METH_VARARGS, decode_across_doc},
     {"turn", py_turn, METH_VARARGS, turn_doc},
     {"halves", py_halves, METH_VARARGS, halves_doc},
+    {"regroup", py_regroup, METH_VARARGS, regroup_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -20,6 +20,7 @@
 #include "step.h"
 #include "packed.h"
 #include "turn.h"
+#include "regroup.h"
 #include "across.h"
 
 #define ONE_MODE(fn, suffix, mode)                                                    \
@@ -182,4 +183,5 @@ const level LEVEL = {
     run_encode_coded, run_add_moments, run_first_not_finite, run_add_changes, run_products, run_stream_fill,
     run_activate,     run_rms_norm,    run_rope,             run_scores,   run_probs,
     run_mix,          run_packed,      run_across,         run_turn,       run_halves,
+    run_regroup,
 };

@@ -84,6 +84,22 @@ typedef struct {
     tile_numbers zero, scale, offset;
 } packed;
 
+typedef struct {
+    tile_numbers zero, scale, offset;
+} three_numbers;
+
+/* Codes of four bits, two a byte, in groups of `size` under the numbers that they have before and
+ * after; `values` [16] is what a code counts as. Groups in which a value changes are added to
+ * `changed`; `most` becomes the largest change, if it is larger. */
+typedef struct {
+    const uint8_t *streams;
+    size_t stride, rows, groups, size;
+    const float *values;
+    three_numbers before, after;
+    size_t changed;
+    double most;
+} regrouped;
+
 /* Nibbles of blocks, `bytes` of each, whose order changes within every `half` bytes. */
 typedef struct {
     const uint8_t *from;
@@ -127,6 +143,7 @@ typedef struct {
     void (*turn)(int order, const uint8_t *held, ptrdiff_t down, size_t units, size_t rows,
                  uint8_t *out, size_t stride);
     void (*halves)(const nibbles *n, int back);
+    void (*regroup)(regrouped *g);
 } level;
 
 extern const level aprfmt_generic;
