@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _usage_line(error: click.ClickException) -> str:
-    ctx = getattr(error, "ctx", None)
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
     hint = f" (see {ctx.command_path} --help)" if ctx is not None else ""
     return error.format_message().rstrip(".") + hint
 

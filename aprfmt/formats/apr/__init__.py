@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import Sink
+from aprfmt.base.protocols import Sink, Source
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.fields import header_fields
 from aprfmt.formats.apr.metadata import ALIASES, TYPED
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.apr.reader import open_source
+from aprfmt.formats.apr.source import AprSource
 
 _MAGICS = (layout.MAGIC, *layout.LEGACY_MAGICS, *layout.REFUSED_MAGICS)
 
@@ -38,6 +39,11 @@ def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     return dict.fromkeys([*names, *(alias for group in ALIASES.values() for alias in group)], ())
 
 
+def footer_matches(source: Source) -> bool | None:
+    """Compare an open file's bytes with its footer; None for a source of no file."""
+    return source.footer_matches() if isinstance(source, AprSource) else None
+
+
 FORMAT = FormatSpec(
     name="apr",
     extensions=(".apr",),
@@ -54,6 +60,6 @@ FORMAT = FormatSpec(
     order=layout.order,
     rewrites=True,
     values=ValueRules(keys=keys),
-    checksum=lambda source: source.footer_matches(),
+    checksum=footer_matches,
     collects=True,
 )
