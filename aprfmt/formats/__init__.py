@@ -171,11 +171,9 @@ def detect(path: Path) -> FormatSpec:
 
     with closing(open_bytes(path)) as file:
         head, size = bytes(file.view[:4096]), file.size
-    for names in (FORMATS.own, FORMATS):  # other packages' formats only if no built-in one fits
-        for name in names:
-            spec = FORMATS[name]
-            if spec.recognise(head, size):
-                return spec
+    name = FORMATS.first(lambda spec: spec.recognise(head, size))
+    if name is not None:
+        return FORMATS[name]
     for magic, what in _FOREIGN:
         if head.startswith(magic):
             raise UnsupportedError(f"{path}: is {what}")
