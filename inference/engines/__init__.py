@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 
-class Engine(Protocol):
+class EngineRun(Protocol):
     """Another project's program that runs whole passes; the keywords are a RunRequest's fields."""
 
     def __call__(
@@ -38,7 +38,7 @@ class Engine(Protocol):
         ...
 
 
-ENGINES: Registry[Engine] = Registry(
+ENGINES: Registry[EngineRun] = Registry(
     "engines",
     {
         "transformers": (
