@@ -7,13 +7,12 @@ first half of `model.gguf`, `text.txt` some text.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MOST = 30  # commands, ever: what is new becomes an option or a report of one that exists
 
 
-@dataclass(frozen=True)
-class CommandRow:
+class CommandRow(NamedTuple):
     """One command: its module in aprfmt.cli, what it does in a line, and an example."""
 
     module: str

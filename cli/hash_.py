@@ -33,8 +33,7 @@ def command(
     (float64 for F64, int64 for integers) with all layout steps undone. A manifest holds hashes of
     whole files as well, so that damage to headers, metadata and padding is found.
     """
-    from aprfmt.checks.file import manifest
-    from aprfmt.model import open_model
+    from aprfmt.model import manifest, open_model
 
     if write and patterns:
         raise UsageError("--write is of the whole model; leave --tensor out")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from aprfmt.cli import render
 
 if TYPE_CHECKING:
-    from aprfmt.checks.file.manifest import Failure, TensorRow
+    from aprfmt.model.manifest import Failure, TensorRow
 
 
 class Hashes(TypedDict):

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import traceback
 from importlib import import_module
 from typing import Any
 
@@ -128,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _usage_line(error: click.ClickException) -> str:
-    ctx = getattr(error, "ctx", None)
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
     hint = f" (see {ctx.command_path} --help)" if ctx is not None else ""
     return error.format_message().rstrip(".") + hint
 
@@ -156,6 +155,8 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
     from aprfmt.base.text import escape
 
     if "--debug" in args:
+        import traceback
+
         for piece in traceback.format_exception(error):  # a frame, or an exception's whole message
             ours = piece.startswith(("  File ", "Traceback ", "\n"))
             for line in piece.rstrip("\n").split("\n") if ours else [piece.rstrip("\n")]:

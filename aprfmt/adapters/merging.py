@@ -114,8 +114,10 @@ class MergedSource:
         self.format, self.path, self.files = source.format, source.path, source.files
         self.version, self.notes = source.version, source.notes
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)  # what only sources of this format have
+    @property
+    def beneath(self) -> Source:
+        """The open file."""
+        return self._source
 
     @property
     def damage(self) -> "tuple[Damage, ...]":

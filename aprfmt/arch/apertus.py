@@ -9,13 +9,11 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, RoleRow, attention, linear, norm, tables, whole
+from aprfmt.arch.rows import FUSED, RoleRow, around, attention, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "attention_layernorm"),
         *attention(),
         *QK_NORMS,
@@ -24,7 +22,6 @@ _TENSORS, _BINDINGS = tables(
         *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size"),
         *(RoleRow(f"ffn_act.{x}", f"mlp.act_fn.{x}", ("1",)) for x in ("alpha_n", "alpha_p")),
         *(RoleRow(f"ffn_act.{x}", f"mlp.act_fn.{x}", ()) for x in ("beta", "eps")),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )

@@ -5,18 +5,15 @@ Source: transformers' modeling_arcee; the converter's arcee.py (a llama, Q and K
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, norm, plain_mlp, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
         *plain_mlp("up_proj", "down_proj", bias="mlp_bias"),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from aprfmt.arch import losses, rules
 from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
-from aprfmt.arch.rows import Q, linear, norm, tables, whole
+from aprfmt.arch.rows import Q, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import boolean
@@ -17,12 +17,8 @@ from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 _H = "transformer.h.{L}."
-_BEFORE, _AFTER = whole(
-    embed="transformer.word_embeddings", final="transformer.ln_f", norm_bias=True
-)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("token_embd_norm", "transformer.word_embeddings_layernorm", bias=True,
             layered=False),
         *norm("attn_norm", _H + "input_layernorm", bias=True),
@@ -31,7 +27,7 @@ _TENSORS, _BINDINGS = tables(
         *norm("ffn_norm", _H + "post_attention_layernorm", bias=True),
         *linear("ffn_up", _H + "mlp.dense_h_to_4h", "ffn_size", "hidden_size", bias=""),
         *linear("ffn_down", _H + "mlp.dense_4h_to_h", "hidden_size", "ffn_size", bias=""),
-        *_AFTER,
+        embed="transformer.word_embeddings", final="transformer.ln_f", norm_bias=True,
     ),
     hf_first=fused_in(_H + "self_attention.query_key_value", GROUPED),
     gguf_first=GGUF_FUSED,

@@ -9,19 +9,17 @@ from dataclasses import replace
 from aprfmt.arch import losses, rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, HyperRule
 
-_BEFORE, _AFTER = whole(head_gguf="")
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("attn_q_norm", "self_attn.q_norm", ("n_heads", "head_dim"), "qk_norm"),
         *norm("attn_k_norm", "self_attn.k_norm", ("n_kv_heads", "head_dim"), "qk_norm"),
         *gated_mlp(),
-        *_AFTER,
+        head_gguf="",
     ),
     hf_more=FUSED,
 )

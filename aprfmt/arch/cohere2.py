@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from aprfmt.arch import losses, rules
 from aprfmt.arch.cohere import logit_factor
 from aprfmt.arch.gemma2 import pattern_loss
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import PerLayer, Window, period, rotated_windows, window_rules
@@ -22,14 +22,12 @@ def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     return period(4 if found is None else whole_number(*found, 1))(facts, hp)
 
 
-_BEFORE, _AFTER = whole(head_gguf="")
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *gated_mlp(),
-        *_AFTER,
+        head_gguf="",
     ),
     hf_more=FUSED,
 )

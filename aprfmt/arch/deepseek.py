@@ -12,7 +12,7 @@ from aprfmt.arch import draft, losses, moe, rules
 from aprfmt.arch.joins import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
-from aprfmt.arch.rows import Q, RoleRow, gated_mlp, linear, norm, tables, whole
+from aprfmt.arch.rows import Q, RoleRow, around, gated_mlp, linear, norm, tables
 from aprfmt.arch.spec import (
     ArchSpec,
     Binding,
@@ -62,9 +62,7 @@ _GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
 def _rows(mlp_bias: str | None, *router: RoleRow) -> tuple[RoleRow, ...]:
-    before, after = whole()
-    return (
-        *before,
+    return around(
         *norm("attn_norm", "input_layernorm"),
         *_ATTENTION,
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -72,7 +70,6 @@ def _rows(mlp_bias: str | None, *router: RoleRow) -> tuple[RoleRow, ...]:
         *router,
         *EXPERTS,
         *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size", mlp_bias),
-        *after,
     )
 
 

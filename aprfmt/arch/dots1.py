@@ -10,7 +10,7 @@ from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_
 from aprfmt.arch.mla import dense_first, groups, shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
 from aprfmt.arch.qwen3 import QK_NORMS
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
@@ -26,10 +26,8 @@ def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     return tuple(i >= first for i in range(hp["n_layers"]))
 
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *QK_NORMS,
@@ -39,7 +37,6 @@ _TENSORS, _BINDINGS = tables(
         ROUTER_BIAS,
         *EXPERTS,
         *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size"),
-        *_AFTER,
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,

@@ -6,7 +6,7 @@ Source: transformers' modeling_ernie4_5; the converter's ernie.py, llama.cpp's e
 from aprfmt.arch import losses, rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 
 BIASES = (
@@ -21,15 +21,12 @@ BIAS_LOSS = Loss(
 )
 ROPE = (*rope_rules(Rope(theta=500000.0)), rules.rope_style("interleaved"))
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(bias="mlp_bias"),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )

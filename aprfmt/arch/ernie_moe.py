@@ -10,7 +10,7 @@ from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.ernie import BIASES, ROPE
 from aprfmt.arch.mla import shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.steps import Reshaped
 from aprfmt.arch.values import number
@@ -23,20 +23,19 @@ _FIRST, _LAST, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_laye
 _SMALL = 1e-9  # below what the weights of chosen experts add up to
 _FLAT = (Reshaped(("n_experts",), ("1", "n_experts")),)
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
     (
-        *_BEFORE,
-        *norm("attn_norm", "input_layernorm"),
-        *attention(),
-        *norm("ffn_norm", "post_attention_layernorm"),
-        *gated_mlp(bias="mlp_bias", needs="!moe_layers"),
-        ROUTER,
-        RoleRow("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", ("n_experts",),
-            "moe_layers", hf_steps=_FLAT),
-        *EXPERTS,
-        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size", "mlp_bias"),
-        *_AFTER,
+        *around(
+            *norm("attn_norm", "input_layernorm"),
+            *attention(),
+            *norm("ffn_norm", "post_attention_layernorm"),
+            *gated_mlp(bias="mlp_bias", needs="!moe_layers"),
+            ROUTER,
+            RoleRow("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", ("n_experts",),
+                "moe_layers", hf_steps=_FLAT),
+            *EXPERTS,
+            *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size", "mlp_bias"),
+        ),
         RoleRow("output.bias", "lm_head.bias", ("vocab_size",), "mlp_bias", layered=False),
     ),
     hf_first=EXPERT_BINDINGS,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from aprfmt.arch import losses, rules
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import PerLayer, Window, period, rotated_windows, window_rules
@@ -33,16 +33,13 @@ def _layers(facts: Facts | None, hp: Params) -> PerLayer:
     return tuple(letters[i % len(letters)] == "L" for i in range(hp["n_layers"]))
 
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *attention(bias=None, out_bias=None),
         *QK_NORMS,
         *norm("post_attention_norm", "post_attention_layernorm"),
         *gated_mlp(),
         *norm("post_ffw_norm", "post_feedforward_layernorm"),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from aprfmt.arch import losses, rules
 from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import four_times
-from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables, whole
+from aprfmt.arch.rows import Q, RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import boolean
@@ -24,21 +24,16 @@ Found = tuple[Value, str] | None
 _H = "transformer.h.{L}."
 _NEW = "new_decoder_architecture"
 
-_BEFORE, _AFTER = whole(
-    embed="transformer.word_embeddings", final="transformer.ln_f", norm_bias=True
-)
-
 
 def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
-    return (
-        *_BEFORE,
+    return around(
         *norms,
         *fused_rows("attention_bias"),
         *linear("attn_output", _H + "self_attention.dense", "hidden_size", Q,
             bias="attention_out_bias"),
         *linear("ffn_up", _H + "mlp.dense_h_to_4h", "ffn_size", "hidden_size", bias="mlp_bias"),
         *linear("ffn_down", _H + "mlp.dense_4h_to_h", "hidden_size", "ffn_size", bias="mlp_bias"),
-        *_AFTER,
+        embed="transformer.word_embeddings", final="transformer.ln_f", norm_bias=True,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from aprfmt.arch.named import named
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import LAYER, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import LAYER, RoleRow, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import Binding, Facts, HyperRule, Loss
 from aprfmt.arch.values import number
 from aprfmt.base.protocols import Value
@@ -44,12 +44,10 @@ def _write(value: Value, hp: Params) -> Params:
     return {key: x if key.endswith("multipliers") else x[0] for key, x in each.items()}
 
 
-_BEFORE, _AFTER = whole(final="model.final_layernorm")
 FALCON_H1 = named(
     "falcon_h1",
     tables(
-        (
-            *_BEFORE,
+        around(
             *norm("attn_norm", "input_layernorm"),
             *attention(),
             *mamba2_mixer(LAYER + "mamba"),
@@ -57,7 +55,7 @@ FALCON_H1 = named(
             RoleRow("ffn_norm.weight", "pre_ff_layernorm.weight", ("hidden_size",),
                 gguf="ffn_norm"),
             *gated_mlp(bias="mlp_bias", module="feed_forward"),
-            *_AFTER,
+            final="model.final_layernorm",
         ),
         gguf_more=(Binding(("blk.{L}.ffn_norm.weight",), ("ffn_norm.weight",)),),
     ),

@@ -5,7 +5,7 @@ gemma.py; llama.cpp's gemma graphs.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
 from aprfmt.arch.steps import Added
 
@@ -28,15 +28,14 @@ def embedding_scale() -> HyperRule:
     return rules.fixed("embedding_scale", lambda hp: float(hp["hidden_size"]) ** 0.5)
 
 
-_BEFORE, _AFTER = whole(head_gguf="", norm_steps=PLUS_ONE)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *gemma_norm("attn_norm", "input_layernorm"),
         *attention(),
         *gemma_norm("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(),
-        *_AFTER,
+        head_gguf="",
+        norm_steps=PLUS_ONE,
     ),
     hf_more=FUSED,
 )

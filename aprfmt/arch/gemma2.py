@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.values import positive
 from aprfmt.arch.window import Window, period, window_rules
@@ -99,14 +99,13 @@ SANDWICH = (
     *gemma_norm("post_ffw_norm", "post_feedforward_layernorm"),
 )
 
-_BEFORE, _AFTER = whole(head_gguf="", norm_steps=PLUS_ONE)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *gemma_norm("attn_norm", "input_layernorm"),
         *attention(),
         *SANDWICH,
-        *_AFTER,
+        head_gguf="",
+        norm_steps=PLUS_ONE,
     ),
     hf_more=FUSED,
 )

@@ -20,7 +20,7 @@ from aprfmt.arch.gemma2 import (
 )
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, attention, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, tables
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import PerLayer, Window, period, window_rules
@@ -47,16 +47,14 @@ def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
     )
 
 
-_BEFORE, _AFTER = whole(norm_steps=PLUS_ONE)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *gemma_norm("attn_norm", "input_layernorm"),
         *attention(),
         *gemma_norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
         *gemma_norm("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
         *SANDWICH,
-        *_AFTER,
+        norm_steps=PLUS_ONE,
     ),
     hf_more=FUSED,
 )

@@ -15,7 +15,7 @@ from aprfmt.arch.joins import Stacked
 from aprfmt.arch.named import named
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, Q, RoleRow, gated_mlp, linear, norm, tables, whole
+from aprfmt.arch.rows import KV, Q, RoleRow, around, gated_mlp, linear, norm, tables
 from aprfmt.arch.spec import MISSING, Facts, HyperRule, Loss
 from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
@@ -133,7 +133,6 @@ def same_width(default: int) -> HyperRule:
     })  # fmt: skip
 
 
-_BEFORE, _AFTER = whole()
 _N, _ROWS = "altup_streams", four_norms()
 
 
@@ -157,8 +156,7 @@ _ALTUP = (
 )
 GEMMA3N = named(
     "gemma3n",
-    tables((
-        *_BEFORE,
+    tables(around(
         *per_layer_embeddings(),
         _side("altup_proj", "altup_projections"),
         _side("altup_unembd_proj", "altup_unembed_projections"),
@@ -175,7 +173,6 @@ GEMMA3N = named(
         *gated_mlp(),
         *_ROWS[3],
         *per_layer_inputs(),
-        *_AFTER,
     )),
     rules.hyper_table(
         rules.hidden_size(2048),

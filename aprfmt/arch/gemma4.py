@@ -25,7 +25,7 @@ from aprfmt.arch.gemma3n import (
 )
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.named import named
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables, whole
+from aprfmt.arch.rows import KV, Q, RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import DerivedTensor, Facts, HyperRule, Read
 from aprfmt.arch.values import boolean, number, sequence
 from aprfmt.arch.values import whole as whole_number
@@ -217,7 +217,6 @@ def _write_widths(value: Value, hp: Params) -> Params:
     return {_WIDTH: [value * (1 + on) for on in wide] if any(wide) else value}
 
 
-_BEFORE, _AFTER = whole()
 _NORMS = four_norms()
 
 
@@ -265,8 +264,7 @@ def _count(name: str, hf: str, gguf: str) -> HyperRule:
 
 GEMMA4 = named(
     "gemma4",
-    tables((
-        *_BEFORE,
+    tables(around(
         *per_layer_embeddings(PER),
         *_NORMS[0],
         *_attention(),
@@ -277,7 +275,6 @@ GEMMA4 = named(
         *_NORMS[3],
         *per_layer_inputs(PER),
         RoleRow("layer_output_scale.weight", "layer_scalar", ("1",)),
-        *_AFTER,
     )),
     rules.hyper_table(
         rules.n_heads(8),

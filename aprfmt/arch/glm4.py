@@ -8,13 +8,11 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, attention, linear, norm, tables, whole
+from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(out_bias=None),
         *norm("post_attention_norm", "post_self_attn_layernorm"),
@@ -22,7 +20,6 @@ _TENSORS, _BINDINGS = tables(
         *(RoleRow(role, "", ("ffn_size", "hidden_size"), gguf="") for role in GATE_UP),
         *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size"),
         *norm("post_ffw_norm", "post_mlp_layernorm"),
-        *_AFTER,
     ),
     hf_first=(Binding((LAYER + "mlp.gate_up_proj.weight",), GATE_UP, IN_GATE_UP),),
     hf_more=FUSED,

@@ -10,13 +10,11 @@ from aprfmt.arch.mla import dense_first, groups, shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(out_bias=None),
         *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), "qk_norm"),
@@ -28,7 +26,6 @@ _TENSORS, _BINDINGS = tables(
         ROUTER_BIAS,
         *EXPERTS,
         *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size"),
-        *_AFTER,
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.joins import Split
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables, whole
+from aprfmt.arch.rows import KV, Q, RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.steps import Transposed
@@ -19,7 +19,6 @@ _TURNED = (Transposed(),)  # Conv1D
 _ROLES = {part: tuple(f"attn_{x}.{part}" for x in "qkv") for part in ("weight", "bias")}
 _QKV = Split((Q, KV, KV))
 
-_BEFORE, _AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
 POSITIONS = RoleRow(
     "position_embd.weight", "transformer.wpe.weight", ("context_length", "hidden_size"),
     layered=False,
@@ -30,8 +29,7 @@ _FUSED_ROWS = tuple(
     for role, rows in zip(roles, (Q, KV, KV), strict=True)
 )
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         POSITIONS,
         *norm("attn_norm", _H + "ln_1", bias=True),
         *_FUSED_ROWS,
@@ -40,7 +38,7 @@ _TENSORS, _BINDINGS = tables(
         *linear("ffn_up", _H + "mlp.c_fc", "ffn_size", "hidden_size", bias="", hf_steps=_TURNED),
         *linear("ffn_down", _H + "mlp.c_proj", "hidden_size", "ffn_size", bias="",
                 hf_steps=_TURNED),
-        *_AFTER,
+        embed="transformer.wte", final="transformer.ln_f", norm_bias=True,
     ),
     hf_first=(
         Binding((_H + "attn.c_attn.weight",), _ROLES["weight"], (*_TURNED, _QKV)),

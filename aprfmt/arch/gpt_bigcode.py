@@ -10,7 +10,7 @@ from dataclasses import replace
 from aprfmt.arch import losses, rules
 from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import BUFFERS, NO_ROPE, POSITIONS, four_times, scale_rule
-from aprfmt.arch.rows import Q, linear, norm, tables, whole
+from aprfmt.arch.rows import Q, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import boolean
@@ -18,10 +18,8 @@ from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 _H = "transformer.h.{L}."
-_BEFORE, _AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         POSITIONS,
         *norm("attn_norm", _H + "ln_1", bias=True),
         *fused_rows(""),
@@ -29,7 +27,9 @@ _TENSORS, _BINDINGS = tables(
         *norm("ffn_norm", _H + "ln_2", bias=True),
         *linear("ffn_up", _H + "mlp.c_fc", "ffn_size", "hidden_size", bias=""),
         *linear("ffn_down", _H + "mlp.c_proj", "hidden_size", "ffn_size", bias=""),
-        *_AFTER,
+        embed="transformer.wte",
+        final="transformer.ln_f",
+        norm_bias=True,
     ),
     hf_first=fused_in(_H + "attn.c_attn", GROUPED),
     gguf_first=GGUF_FUSED,

@@ -8,17 +8,13 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import Q, linear, norm, tables, whole
+from aprfmt.arch.rows import Q, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
 from aprfmt.arch.stated import divided_heads
 
 _L = "gpt_neox.layers.{L}."
-_BEFORE, _AFTER = whole(
-    embed="gpt_neox.embed_in", final="gpt_neox.final_layer_norm", head="embed_out", norm_bias=True
-)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", _L + "input_layernorm", bias=True),
         *fused_rows("attention_bias"),
         *linear("attn_output", _L + "attention.dense", "hidden_size", Q,
@@ -26,7 +22,10 @@ _TENSORS, _BINDINGS = tables(
         *norm("ffn_norm", _L + "post_attention_layernorm", bias=True),
         *linear("ffn_up", _L + "mlp.dense_h_to_4h", "ffn_size", "hidden_size", bias=""),
         *linear("ffn_down", _L + "mlp.dense_4h_to_h", "hidden_size", "ffn_size", bias=""),
-        *_AFTER,
+        embed="gpt_neox.embed_in",
+        final="gpt_neox.final_layer_norm",
+        head="embed_out",
+        norm_bias=True,
     ),
     hf_first=fused_in(_L + "attention.query_key_value", GROUPED),
     hf_more=(Binding(("lm_head.weight",), ("output.weight",)),),  # in memory

@@ -10,7 +10,7 @@ from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import YARN_BETAS, Rope, yarn_attention
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, attention, norm, tables, whole
+from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
 from aprfmt.arch.steps import Transposed
 from aprfmt.arch.window import Window, period, window_rules
@@ -29,10 +29,8 @@ _EXPERT_ROWS = tuple(
     for name, shape in (("gate", shapes[0]), ("up", shapes[0]), ("down", shapes[1]))
 )
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         RoleRow("attn_sinks.weight", "self_attn.sinks", ("n_heads",)),
@@ -41,7 +39,6 @@ _TENSORS, _BINDINGS = tables(
         RoleRow("ffn_gate_inp.weight", "mlp.router.weight", ("n_experts", "hidden_size")),
         RoleRow("ffn_gate_inp.bias", "mlp.router.bias", ("n_experts",)),
         *_EXPERT_ROWS,
-        *_AFTER,
     ),
     hf_first=(
         Binding((_EXPERTS + "gate_up_proj",), _GATE_UP, (_TURNED, _TURNS)),

@@ -11,19 +11,15 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.gpt2 import BUFFERS, four_times
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, Q, linear, norm, tables, whole
+from aprfmt.arch.rows import KV, Q, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
 
 _H = "transformer.h.{L}."
-_BEFORE, _AFTER = whole(
-    embed="transformer.wte", final="transformer.ln_f", norm_bias=True, head_bias=True
-)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", _H + "ln_1", bias=True),
         *linear("attn_q", _H + "attn.q_proj", Q, "hidden_size"),
         *linear("attn_k", _H + "attn.k_proj", KV, "hidden_size"),
@@ -31,7 +27,10 @@ _TENSORS, _BINDINGS = tables(
         *linear("attn_output", _H + "attn.out_proj", "hidden_size", Q),
         *linear("ffn_up", _H + "mlp.fc_in", "ffn_size", "hidden_size", bias=""),
         *linear("ffn_down", _H + "mlp.fc_out", "hidden_size", "ffn_size", bias=""),
-        *_AFTER,
+        embed="transformer.wte",
+        final="transformer.ln_f",
+        norm_bias=True,
+        head_bias=True,
     )
 )
 

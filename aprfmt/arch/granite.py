@@ -13,24 +13,21 @@ from aprfmt.arch.rows import (
     FUSED,
     LAYER,
     RoleRow,
+    around,
     attention,
     experts,
     gated_mlp,
     norm,
     tables,
-    whole,
 )
 from aprfmt.arch.spec import MISSING, ArchSpec, Binding, BlockSpec, HyperRule
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(bias="mlp_bias"),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )
@@ -86,15 +83,13 @@ MEMORY = (
     Binding((LAYER + "block_sparse_moe.router.weight",), ("ffn_gate_inp.weight",)),
 )
 _MOE_TENSORS, _MOE_BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
         RoleRow("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
             ("n_experts", "hidden_size"), "moe_layers"),
         *experts()[0],
-        *_AFTER,
     ),
     hf_first=(
         Binding((_IN + ".weight",), _GATE_UP, _HALVES),

@@ -26,7 +26,7 @@ from aprfmt.arch.named import Made, named
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import LAYER, RoleRow, experts, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import LAYER, RoleRow, around, experts, gated_mlp, norm, tables
 from aprfmt.arch.spec import Binding, Facts, HyperRule, Loss
 from aprfmt.base.protocols import Value
 
@@ -76,17 +76,15 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
     return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
 
 
-_B_BEFORE, _B_AFTER = whole(final="model.final_layernorm")
 BAMBA = named(
     "bamba",
-    tables((
-        *_B_BEFORE,
+    tables(around(
         *norm("attn_norm", "input_layernorm"),
         *attention_rows(permuted=True),
         *mamba2_mixer(LAYER + "mamba", SSM),
         *norm("ffn_norm", "pre_ff_layernorm"),
         *gated_mlp(bias="mlp_bias", module="feed_forward"),
-        *_B_AFTER,
+        final="model.final_layernorm",
     )),
     rules.hyper_table(
         kv_heads(8),
@@ -111,7 +109,6 @@ BAMBA = named(
     evidence=_is_bamba, derived=ROPE_TENSORS,
 )  # fmt: skip
 
-_BEFORE, _AFTER = whole()
 _MOE, _MLP = LAYER + "block_sparse_moe.", LAYER + "shared_mlp."
 _EXPERTS = (
     Binding((_MOE + "input_linear.weight",), ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
@@ -126,8 +123,7 @@ def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
     """Return the tables; the MLP that every token takes has a suffix and a size."""
     gate, up, down = (f"ffn_{name}{suffix}.weight" for name in ("gate", "up", "down"))
     return tables(
-        (
-            *_BEFORE,
+        around(
             *norm("attn_norm", "input_layernorm"),
             *attention_rows(permuted=True),
             *mamba2_mixer(LAYER + "mamba", SSM),
@@ -135,7 +131,6 @@ def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
             *routed,
             *(RoleRow(role, "", (size, "hidden_size")) for role in (gate, up)),
             RoleRow(down, "", ("hidden_size", size)),
-            *_AFTER,
         ),
         hf_first=(
             *(_EXPERTS if routed else ()),

@@ -14,7 +14,7 @@ from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, shared_expert
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import HFRope, Rope
-from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.values import positive, sequence
 from aprfmt.arch.values import whole as whole_number
@@ -60,7 +60,6 @@ def _stretched() -> tuple[HyperRule, ...]:
     )
 
 
-_BEFORE, _AFTER = whole()
 _ATTENTION = (
     *norm("attn_norm", "input_layernorm"),
     *attention(),
@@ -85,7 +84,7 @@ _IGNORED = frozenset(
 )
 _BLOCK = BlockSpec(qk_norm="head", qk_norm_place="after_rope")
 
-_TENSORS, _BINDINGS = tables((*_BEFORE, *_ATTENTION, *gated_mlp(), *_AFTER), hf_more=FUSED)
+_TENSORS, _BINDINGS = tables(around(*_ATTENTION, *gated_mlp()), hf_more=FUSED)
 
 HUNYUAN_V1_DENSE = ArchSpec(
     name="hunyuan_v1_dense",
@@ -114,14 +113,12 @@ def _same_everywhere(key: str) -> Any:
 
 
 _MOE_TENSORS, _MOE_BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *_ATTENTION,
         RoleRow("ffn_gate_inp.weight", "mlp.gate.wg.weight", ("n_experts", "hidden_size"),
             "moe_layers"),
         *EXPERTS,
         *shared_expert("mlp.shared_mlp"),
-        *_AFTER,
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,

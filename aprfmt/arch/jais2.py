@@ -5,18 +5,16 @@ Source: transformers' modeling_jais2; the converter's jais.py.
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, attention, norm, plain_mlp, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, norm, plain_mlp, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec
 
-_BEFORE, _AFTER = whole(norm_bias=True)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm", bias=True),
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm", bias=True),
         *plain_mlp("up_proj", "down_proj", bias="mlp_bias"),
-        *_AFTER,
+        norm_bias=True,
     ),
     hf_more=FUSED,
 )

@@ -21,13 +21,12 @@ from aprfmt.arch.layer_kinds import (
 )
 from aprfmt.arch.mamba import bias_rules, expanded, mamba_mixer, rank, state_rules
 from aprfmt.arch.named import named
-from aprfmt.arch.rows import LAYER, RoleRow, experts, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import LAYER, RoleRow, around, experts, gated_mlp, norm, tables
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.base.protocols import Value
 
 _ATTENTION = "attn_layer_period", "attn_layer_offset"
 _EXPERTS = "expert_layer_period", "expert_layer_offset"
-_BEFORE, _AFTER = whole(final="model.final_layernorm")
 _ROWS, _BINDINGS = experts("feed_forward.experts")
 
 
@@ -41,8 +40,7 @@ def _sparse(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
 JAMBA = named(
     "jamba",
     tables(
-        (
-            *_BEFORE,
+        around(
             *norm("attn_norm", "input_layernorm"),
             *attention_rows(bias=None),
             *mamba_mixer(LAYER + "mamba", SSM),
@@ -54,7 +52,7 @@ JAMBA = named(
             RoleRow("ffn_gate_inp.weight", "feed_forward.router.weight",
                 ("n_experts", "hidden_size"), "moe_layers"),
             *_ROWS,
-            *_AFTER,
+            final="model.final_layernorm",
         ),
         hf_first=_BINDINGS,
     ),

@@ -4,6 +4,8 @@ What converting, comparing, checking and quantizing need; no forward pass. Sourc
 modeling files; the gguf package's name map; the converter's olmo.py.
 """
 
+from typing import Unpack
+
 from aprfmt.arch import rules
 from aprfmt.arch.fused import GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, POSITIONS, four_times
@@ -15,12 +17,13 @@ from aprfmt.arch.rows import (
     KV,
     Q,
     RoleRow,
+    WholeNames,
+    around,
     attention,
     gated_mlp,
     linear,
     norm,
     tables,
-    whole,
 )
 from aprfmt.arch.spec import HyperRule
 
@@ -48,11 +51,9 @@ def _old(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     )
 
 
-_NEO_BEFORE, _NEO_AFTER = whole(embed="transformer.wte", final="transformer.ln_f", norm_bias=True)
 GPT_NEO = named(
     "gpt_neo",
-    tables((
-        *_NEO_BEFORE,
+    tables(around(
         POSITIONS,
         *norm("attn_norm", _H + "ln_1", bias=True),
         *linear("attn_q", _H + "attn.attention.q_proj", Q, "hidden_size"),
@@ -61,7 +62,7 @@ GPT_NEO = named(
         *linear("attn_output", _H + "attn.attention.out_proj", "hidden_size", Q, bias=""),
         *norm("ffn_norm", _H + "ln_2", bias=True),
         *_plain(_H + "mlp.c_fc", _H + "mlp.c_proj"),
-        *_NEO_AFTER,
+        embed="transformer.wte", final="transformer.ln_f", norm_bias=True,
     )),
     _old(
         rules.n_layers(None, "num_layers num_hidden_layers"),
@@ -72,17 +73,11 @@ GPT_NEO = named(
     ),
 )  # fmt: skip
 
-_OLMO_BEFORE, _OLMO_AFTER = whole()
 OLMO = named(
     "olmo",
     tables(
-        (
-            *(row for row in _OLMO_BEFORE),
-            *attention(permuted=True),
-            *gated_mlp(),
-            # Its norms have no weights.
-            *(row for row in _OLMO_AFTER if "norm" not in row.role),
-        ),
+        # Its norms have no weights.
+        (row for row in around(*attention(permuted=True), *gated_mlp()) if "norm" not in row.role),
         hf_more=FUSED,
     ),
     rules.hyper_table(
@@ -99,9 +94,8 @@ OLMO = named(
 # fairseq's decoders: norms before attention and MLP, biases everywhere.
 
 
-def _fairseq(layer: str, before: Rows, after: Rows, *more: RoleRow) -> Rows:
-    return (
-        *before,
+def _fairseq(layer: str, *more: RoleRow, **named: Unpack[WholeNames]) -> Rows:
+    return around(
         *more,
         *norm("attn_norm", layer + "self_attn_layer_norm", bias=True),
         *linear("attn_q", layer + "self_attn.q_proj", Q, "hidden_size", bias=""),
@@ -110,13 +104,13 @@ def _fairseq(layer: str, before: Rows, after: Rows, *more: RoleRow) -> Rows:
         *linear("attn_output", layer + "self_attn.out_proj", "hidden_size", Q, bias=""),
         *norm("ffn_norm", layer + "final_layer_norm", bias=True),
         *_plain(layer + "fc1", layer + "fc2"),
-        *after,
+        **named,
     )
 
 
 XGLM = named(
     "xglm",
-    tables(_fairseq("model.layers.{L}.", *whole(final="model.layer_norm", norm_bias=True))),
+    tables(_fairseq("model.layers.{L}.", final="model.layer_norm", norm_bias=True)),
     _old(
         rules.hidden_size(1024, "d_model hidden_size"),
         rules.n_layers(24, "num_layers num_hidden_layers"),
@@ -130,10 +124,10 @@ BIOGPT = named(
     "biogpt",
     tables(_fairseq(
         "biogpt.layers.{L}.",
-        *whole(embed="biogpt.embed_tokens", final="biogpt.layer_norm", norm_bias=True,
-            head="output_projection"),
         RoleRow("position_embd.weight", "biogpt.embed_positions.weight",
             ("context_length+2", "hidden_size"), layered=False),
+        embed="biogpt.embed_tokens", final="biogpt.layer_norm", norm_bias=True,
+        head="output_projection",
     )),
     _old(
         rules.context_length(1024),
@@ -145,8 +139,7 @@ _L = "model.layers.{L}."
 PERSIMMON = named(
     "persimmon",
     tables(
-        (
-            *whole()[0],
+        around(
             *norm("attn_norm", "input_layernorm", bias=True),
             *fused_rows(""),
             *norm("attn_q_norm", "self_attn.q_layernorm", ("head_dim",), "qk_norm", bias=True),
@@ -154,7 +147,7 @@ PERSIMMON = named(
             *linear("attn_output", "self_attn.dense", "hidden_size", Q, bias=""),
             *norm("ffn_norm", "post_attention_layernorm", bias=True),
             *_plain(_L + "mlp.dense_h_to_4h", _L + "mlp.dense_4h_to_h"),
-            *whole(final="model.final_layernorm", norm_bias=True)[1],
+            final="model.final_layernorm", norm_bias=True,
         ),
         hf_first=fused_in(_L + "self_attn.query_key_value", GROUPED),
     ),
@@ -169,19 +162,15 @@ PERSIMMON = named(
     ),
 )  # fmt: skip
 
-_CODE_BEFORE, _CODE_AFTER = whole(
-    embed="transformer.wte", final="transformer.ln_f", norm_bias=True, head_bias=True
-)
 CODEGEN = named(
     "codegen",
-    tables((
-        *_CODE_BEFORE,
+    tables(around(
         *norm("attn_norm", _H + "ln_1", bias=True),
         # q, v and k of each of four parts of the heads: kept as they are stored.
         RoleRow("attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")),
         *linear("attn_output", _H + "attn.out_proj", "hidden_size", Q),
         *_plain(_H + "mlp.fc_in", _H + "mlp.fc_out"),
-        *_CODE_AFTER,
+        embed="transformer.wte", final="transformer.ln_f", norm_bias=True, head_bias=True,
     )),
     _old(
         rules.hidden_size(4096, "n_embd hidden_size"),

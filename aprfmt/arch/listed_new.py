@@ -8,7 +8,7 @@ from aprfmt.arch import rules
 from aprfmt.arch.named import named
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables, whole
 from aprfmt.arch.spec import Loss
 
 _BEFORE, _AFTER = whole()
@@ -17,17 +17,14 @@ _NORMS = norm("attn_norm", "input_layernorm"), norm("ffn_norm", "post_attention_
 BITNET = named(
     "bitnet",
     tables(
-        (
-            *_BEFORE,
+        around(
             *_NORMS[0],
             *attention(),
             *norm("attn_sub_norm", "self_attn.attn_sub_norm"),
             *_NORMS[1],
             *gated_mlp(),
             *norm("ffn_sub_norm", "mlp.ffn_sub_norm", ("ffn_size",)),
-            *(row for row in _AFTER if row.role != "output.weight"),
-            RoleRow("output.weight", "lm_head.weight", ("vocab_size", "hidden_size"),
-                "!tied_embeddings", gguf="", layered=False),
+            head_gguf="",
         ),
         hf_more=FUSED,
     ),

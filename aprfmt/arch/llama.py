@@ -14,12 +14,12 @@ from aprfmt.arch.rows import (
     FUSED,
     LAYER,
     RoleRow,
+    around,
     attention,
     experts,
     gated_mlp,
     norm,
     tables,
-    whole,
 )
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
@@ -28,17 +28,14 @@ from aprfmt.base.protocols import Value
 # Old checkpoints store inverse frequencies, which the rotary module computes.
 BUFFERS = {"hf": (LAYER + "self_attn.rotary_emb.inv_freq",)}
 
-_BEFORE, _AFTER = whole()
 _NORMS = norm("attn_norm", "input_layernorm"), norm("ffn_norm", "post_attention_layernorm")
 
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *_NORMS[0],
         *attention(permuted=True),
         *_NORMS[1],
         *gated_mlp(bias="mlp_bias"),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )
@@ -59,13 +56,11 @@ LLAMA = ArchSpec(
 )
 
 _MISTRAL_TENSORS, _MISTRAL_BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *_NORMS[0],
         *attention(bias=None, out_bias=None, permuted=True),
         *_NORMS[1],
         *gated_mlp(),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )
@@ -103,14 +98,12 @@ _ROUTER = RoleRow(
 )  # fmt: skip
 
 _MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *_NORMS[0],
         *attention(bias=None, out_bias=None, permuted=True),
         *_NORMS[1],
         _ROUTER,
         *_EXPERTS,
-        *_AFTER,
     ),
     hf_first=_EXPERT_BINDINGS,
     # transformers 5 calls the module `mlp` in memory.

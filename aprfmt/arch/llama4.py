@@ -20,12 +20,12 @@ from aprfmt.arch.rows import (
     FUSED,
     LAYER,
     RoleRow,
+    around,
     attention,
     experts,
     gated_mlp,
     norm,
     tables,
-    whole,
 )
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.steps import Transposed
@@ -44,10 +44,8 @@ _F = "feed_forward."
 _GATE_UP = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 _HALVES = (Transposed(), Split(("moe_ffn_size", "moe_ffn_size"), axis=1))
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -56,7 +54,6 @@ _TENSORS, _BINDINGS = tables(
             "moe_layers"),
         *experts()[0],
         *shared_expert(_F + "shared_expert"),
-        *_AFTER,
     ),
     hf_first=(
         Binding((f"{LAYER}{_F}experts.gate_up_proj",), _GATE_UP, _HALVES),

@@ -13,7 +13,7 @@ from aprfmt.arch import rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.named import named
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
-from aprfmt.arch.rows import RoleRow, linear, norm, tables, whole
+from aprfmt.arch.rows import RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.arch.steps import Reshaped
 from aprfmt.arch.values import whole as whole_number
@@ -151,9 +151,8 @@ _UNUSED = frozenset({"attention.head_count", "feed_forward_length"})  # zeros in
 
 
 def _rows(mixer: Rows) -> Any:
-    before, after = whole(embed="backbone.embeddings", final="backbone.norm_f")
-    layer = "backbone.layers.{L}."
-    return tables((*before, *norm("attn_norm", layer + "norm"), *mixer, *after))
+    rows = (*norm("attn_norm", "backbone.layers.{L}.norm"), *mixer)
+    return tables(around(*rows, embed="backbone.embeddings", final="backbone.norm_f"))
 
 
 def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:

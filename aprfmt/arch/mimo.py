@@ -19,7 +19,7 @@ from aprfmt.arch.qwen2 import QWEN2, WINDOW
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import LAYER, Q, RoleRow, gated_mlp, linear, norm, tables, whole
+from aprfmt.arch.rows import LAYER, Q, RoleRow, around, gated_mlp, linear, norm, tables
 from aprfmt.arch.spec import MISSING, Binding, DraftNames, Facts, HyperRule
 from aprfmt.arch.steps import HalvesExchanged
 from aprfmt.arch.values import boolean, sequence
@@ -143,13 +143,11 @@ def _kv(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:
 
 
 _EPS = rules.norm_eps(1e-5)
-_BEFORE, _AFTER = whole()
 _V2 = "model.mtp.layers.{I}."
 MIMO_V2 = named(
     "mimo_v2",
     tables(
-        (
-            *_BEFORE,
+        around(
             *norm("attn_norm", "input_layernorm"),
             *linear("attn_q", "self_attn.q_proj", Q, "hidden_size"),
             *_kv("attn_k", "self_attn.k_proj", "head_dim"),
@@ -162,7 +160,6 @@ MIMO_V2 = named(
             ROUTER,
             ROUTER_BIAS,
             *EXPERTS,
-            *_AFTER,
         ),
         hf_first=EXPERT_BINDINGS,
         # transformers' name in memory

@@ -11,17 +11,15 @@ from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.deepseek import sigmoid_router
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, KV, LAYER, Q, RoleRow, attention, experts, norm, tables, whole
+from aprfmt.arch.rows import FUSED, KV, LAYER, Q, RoleRow, around, attention, experts, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
 
 _MOE = "block_sparse_moe."
 _EXPERTS, _EXPERT_BINDINGS = experts(_MOE + "experts", "w1", "w3", "w2")
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(bias=None, out_bias=None),
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
@@ -32,7 +30,6 @@ _TENSORS, _BINDINGS = tables(
         RoleRow("exp_probs_b.bias", _MOE + "e_score_correction_bias", ("n_experts",),
             "moe_layers"),
         *_EXPERTS,
-        *_AFTER,
     ),
     hf_first=_EXPERT_BINDINGS,
     # transformers 5 calls the module `mlp` in memory.

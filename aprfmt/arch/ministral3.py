@@ -12,7 +12,7 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import ORIGINAL, HFRope, Rope
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.values import number
 from aprfmt.arch.values import whole as whole_number
@@ -58,15 +58,12 @@ _RULES = {rule.name: rule for rule in rope_rules(_ROPE)}
 _SCALING = _RULES["rope_scaling"]
 _RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write_rope})
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(bias=None, out_bias=None, permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )

@@ -10,7 +10,7 @@ from typing import Any
 from aprfmt.arch import losses, rules
 from aprfmt.arch.fused import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
-from aprfmt.arch.rows import Q, linear, norm, tables, whole
+from aprfmt.arch.rows import Q, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.stated import divided_heads
 from aprfmt.arch.values import number, positive
@@ -20,17 +20,16 @@ Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 _B = "transformer.blocks.{L}."
 _USUAL = 8.0
-_BEFORE, _AFTER = whole(embed="transformer.wte", final="transformer.norm_f")
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", _B + "norm_1"),
         *fused_rows(None),
         *linear("attn_output", _B + "attn.out_proj", "hidden_size", Q),
         *norm("ffn_norm", _B + "norm_2"),
         *linear("ffn_up", _B + "ffn.up_proj", "ffn_size", "hidden_size"),
         *linear("ffn_down", _B + "ffn.down_proj", "hidden_size", "ffn_size"),
-        *_AFTER,
+        embed="transformer.wte",
+        final="transformer.norm_f",
     ),
     hf_first=fused_in(_B + "attn.Wqkv", IN_ORDER, ("weight",)),
     gguf_first=GGUF_FUSED[:1],

@@ -22,7 +22,7 @@ from aprfmt.arch.layer_kinds import (
 from aprfmt.arch.mamba import bias_rules, head_rules, mamba2_mixer, state_rules
 from aprfmt.arch.mla import groups
 from aprfmt.arch.named import Made, named
-from aprfmt.arch.rows import RoleRow, linear, norm, tables, whole
+from aprfmt.arch.rows import RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import Binding, Facts, HyperRule, Read
 from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
@@ -152,15 +152,14 @@ _SECOND = frozenset({"attention.layer_norm_epsilon"})  # read under the other na
 
 
 def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
-    before, after = whole(embed="backbone.embeddings", final="backbone.norm_f")
     return tables(
-        (
-            *before,
+        around(
             *norm("attn_norm", _LAYER + "norm"),
             *attention_rows(_MIXER),
             *mamba2_mixer(_MIXER, "ssm_layers"),
             *mlp,
-            *after,
+            embed="backbone.embeddings",
+            final="backbone.norm_f",
         ),
         hf_first=hf_first,
     )

@@ -10,22 +10,19 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, KV, Q, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, KV, Q, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 from aprfmt.arch.window import Window, period, window_rules
 from aprfmt.base.protocols import Value
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *attention(),
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
         *norm("attn_k_norm", "self_attn.k_norm", (KV,)),
         *norm("post_attention_norm", "post_attention_layernorm"),
         *gated_mlp(),
         *norm("post_ffw_norm", "post_feedforward_layernorm"),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )

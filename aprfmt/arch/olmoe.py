@@ -5,14 +5,12 @@ Source: transformers' modeling_olmoe; the converter's olmo.py, llama.cpp's olmoe
 
 from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
-from aprfmt.arch.rows import FUSED, KV, Q, attention, norm, tables, whole
+from aprfmt.arch.rows import FUSED, KV, Q, around, attention, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
 from aprfmt.arch.stated import divided_heads
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
@@ -20,7 +18,6 @@ _TENSORS, _BINDINGS = tables(
         *norm("ffn_norm", "post_attention_layernorm"),
         ROUTER,
         *EXPERTS,
-        *_AFTER,
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,

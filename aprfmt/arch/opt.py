@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from aprfmt.arch import rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables, whole
+from aprfmt.arch.rows import KV, Q, RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.stated import divided_heads
 from aprfmt.base.protocols import Value
@@ -16,12 +16,8 @@ from aprfmt.errors import ArchError
 
 _O = "model.decoder.layers.{L}."
 _BIAS = "attention_bias"
-_BEFORE, _AFTER = whole(
-    embed="model.decoder.embed_tokens", final="model.decoder.final_layer_norm", norm_bias=True
-)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         RoleRow("position_embd.weight", "model.decoder.embed_positions.weight",
             ("context_length+2", "hidden_size"), layered=False),
         *norm("attn_norm", _O + "self_attn_layer_norm", bias=True),
@@ -33,7 +29,7 @@ _TENSORS, _BINDINGS = tables(
         *norm("ffn_norm", _O + "final_layer_norm", bias=True),
         *linear("ffn_up", _O + "fc1", "ffn_size", "hidden_size", bias="mlp_bias"),
         *linear("ffn_down", _O + "fc2", "hidden_size", "ffn_size", bias="mlp_bias"),
-        *_AFTER,
+        embed="model.decoder.embed_tokens", final="model.decoder.final_layer_norm", norm_bias=True,
     )
 )  # fmt: skip
 

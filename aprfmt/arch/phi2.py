@@ -7,10 +7,9 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, Q, RoleRow, attention, norm, plain_mlp, tables, whole
+from aprfmt.arch.rows import KV, Q, RoleRow, around, attention, norm, plain_mlp, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
 
-_BEFORE, _AFTER = whole(final="model.final_layernorm", norm_bias=True, head_bias=True)
 # LayerNorms of each query and key head, one weight for all heads. GGUF has no names for them.
 _QK_NORMS = tuple(
     RoleRow(f"attn_{x}_norm.{part}", f"self_attn.{x}_layernorm.{part}", ("head_dim",), "qk_norm",
@@ -19,13 +18,14 @@ _QK_NORMS = tuple(
     for part in ("weight", "bias")
 )  # fmt: skip
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm", bias=True),
         *attention(bias="", out_bias="", out="dense"),
         *_QK_NORMS,
         *plain_mlp("fc1", "fc2"),
-        *_AFTER,
+        final="model.final_layernorm",
+        norm_bias=True,
+        head_bias=True,
     ),
     gguf_more=tuple(
         Binding(

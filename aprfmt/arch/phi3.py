@@ -9,7 +9,7 @@ from aprfmt.arch.joins import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, LAYER, Q, RoleRow, linear, norm, tables, whole
+from aprfmt.arch.rows import KV, LAYER, Q, RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 
@@ -17,10 +17,8 @@ _QKV = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
 GATE_UP = ("ffn_gate.weight", "ffn_up.weight")
 _IN_QKV, IN_GATE_UP = (Split((Q, KV, KV)),), (Split(("ffn_size", "ffn_size")),)
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *(
             RoleRow(role, "", (rows, "hidden_size"), gguf="")
@@ -30,7 +28,6 @@ _TENSORS, _BINDINGS = tables(
         *norm("ffn_norm", "post_attention_layernorm"),
         *(RoleRow(role, "", ("ffn_size", "hidden_size"), gguf="") for role in GATE_UP),
         *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size"),
-        *_AFTER,
     ),
     hf_first=(
         Binding((LAYER + "self_attn.qkv_proj.weight",), _QKV, _IN_QKV),

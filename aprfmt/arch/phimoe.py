@@ -18,11 +18,11 @@ from aprfmt.arch.rows import (
     FUSED,
     LAYER,
     RoleRow,
+    around,
     attention,
     experts,
     norm,
     tables,
-    whole,
 )
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
@@ -31,17 +31,17 @@ from aprfmt.base.protocols import Value
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 _EXPERTS, _BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
-_BEFORE, _AFTER = whole(norm_bias=True)
 _TENSORS, _MADE = tables(
     (
-        *_BEFORE,
-        *norm("attn_norm", "input_layernorm", bias=True),
-        *attention(),
-        *norm("ffn_norm", "post_attention_layernorm", bias=True),
-        RoleRow("ffn_gate_inp.weight", "block_sparse_moe.gate.weight",
-            ("n_experts", "hidden_size"), "moe_layers"),
-        *_EXPERTS,
-        *_AFTER,
+        *around(
+            *norm("attn_norm", "input_layernorm", bias=True),
+            *attention(),
+            *norm("ffn_norm", "post_attention_layernorm", bias=True),
+            RoleRow("ffn_gate_inp.weight", "block_sparse_moe.gate.weight",
+                ("n_experts", "hidden_size"), "moe_layers"),
+            *_EXPERTS,
+            norm_bias=True,
+        ),
         RoleRow("output.bias", "lm_head.bias", ("vocab_size",), "head_bias", layered=False),
     ),
     hf_first=_BINDINGS,

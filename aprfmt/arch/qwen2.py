@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
@@ -25,15 +25,12 @@ def upper_layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
 
 WINDOW = Window(layers=upper_layers, gguf_layers=every, switch=True)
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(bias="attention_bias", out_bias=None),
         *norm("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.qwen2 import MAX_WINDOW_LAYERS
-from aprfmt.arch.rows import FUSED, RoleRow, attention, experts, linear, norm, tables, whole
+from aprfmt.arch.rows import FUSED, RoleRow, around, attention, experts, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.steps import Reshaped
 from aprfmt.arch.values import whole as whole_number
@@ -53,10 +53,8 @@ SHARED_GATE = RoleRow(
     "moe_layers", gguf_steps=(Reshaped(("1", "hidden_size"), ("hidden_size",)),),
 )  # fmt: skip
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(out_bias=None),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -65,7 +63,6 @@ _TENSORS, _BINDINGS = tables(
         *EXPERTS,
         SHARED_GATE,
         *shared_expert("mlp.shared_expert"),
-        *_AFTER,
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,

@@ -3,7 +3,7 @@
 from aprfmt.arch import losses, rules
 from aprfmt.arch.qwen2 import WINDOW
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec
 from aprfmt.arch.window import IGNORED_WINDOW, window_rules
 
@@ -12,16 +12,13 @@ QK_NORMS = (
     *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
 )
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *QK_NORMS,
         *norm("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )

@@ -14,7 +14,7 @@ from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, SHARED_GATE,
 from aprfmt.arch.qwen3_next import shared_size
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope, write_hf
-from aprfmt.arch.rows import RoleRow, gated_mlp, tables, whole
+from aprfmt.arch.rows import RoleRow, around, gated_mlp, tables
 from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, TensorRule
 from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
@@ -47,10 +47,9 @@ def _mixing() -> tuple[RoleRow, ...]:
 def _tables(
     mlp: tuple[RoleRow, ...], hf: tuple[Binding, ...] = (), gguf: tuple[Binding, ...] = ()
 ) -> tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]:
-    before, after = whole(norm_steps=PLUS_ONE)
     first, second = delta.norms()
     return tables(
-        (*before, *first, *_mixing(), *second, *mlp, *after),
+        around(*first, *_mixing(), *second, *mlp, norm_steps=PLUS_ONE),
         hf_first=(*hf, *delta.GATED_HF),
         gguf_first=delta.GATED_GGUF,
         gguf_more=gguf,

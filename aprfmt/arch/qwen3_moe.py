@@ -3,14 +3,12 @@
 from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.qwen2_moe import DENSE, DENSE_LOSS, EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.qwen3 import QK_NORMS
-from aprfmt.arch.rows import FUSED, attention, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *QK_NORMS,
@@ -18,7 +16,6 @@ _TENSORS, _BINDINGS = tables(
         *DENSE,
         ROUTER,
         *EXPERTS,
-        *_AFTER,
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,

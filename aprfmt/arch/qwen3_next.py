@@ -21,7 +21,7 @@ from aprfmt.arch.qwen2_moe import (
 )
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import LAYER, tables, whole
+from aprfmt.arch.rows import LAYER, around, tables
 from aprfmt.arch.spec import ArchSpec, Binding, HyperRule
 
 _INTO = ("attn_qkv.weight", "attn_gate.weight")
@@ -46,11 +46,9 @@ def shared_size() -> HyperRule:
     )  # fmt: skip
 
 
-_BEFORE, _AFTER = whole(norm_steps=PLUS_ONE)
 _FIRST, _SECOND = delta.norms()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *_FIRST,
         *delta.attention(),
         *delta.delta_net(),
@@ -60,7 +58,7 @@ _TENSORS, _BINDINGS = tables(
         *EXPERTS,
         SHARED_GATE,
         *shared_expert("mlp.shared_expert"),
-        *_AFTER,
+        norm_steps=PLUS_ONE,
     ),
     hf_first=(
         *EXPERT_BINDINGS,

@@ -6,6 +6,7 @@ Most GGUF names equal the role, so a row usually gives only the Hugging Face nam
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from aprfmt.arch.joins import Split, Stacked
 from aprfmt.arch.spec import Binding, LayoutStep, TensorRule
@@ -97,6 +98,24 @@ def whole(
     if head_bias:
         after += (RoleRow("output.bias", f"{head}.bias", ("vocab_size",), layered=False),)
     return before, after
+
+
+class WholeNames(TypedDict, total=False):
+    """The arguments of `whole`."""
+
+    embed: str
+    final: str
+    head: str
+    norm_bias: bool
+    head_bias: bool
+    head_gguf: str | None
+    norm_steps: Steps
+
+
+def around(*rows: RoleRow, **named: Unpack[WholeNames]) -> tuple[RoleRow, ...]:
+    """Return rows with those of the whole-model tensors around them, named as `whole` has it."""
+    before, after = whole(**named)
+    return (*before, *rows, *after)
 
 
 def attention(

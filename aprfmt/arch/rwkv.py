@@ -7,7 +7,7 @@ transformers' modeling_rwkv.
 from aprfmt.arch import rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.named import named
-from aprfmt.arch.rows import RoleRow, linear, norm, tables, whole
+from aprfmt.arch.rows import RoleRow, around, linear, norm, tables
 
 _LAYER = "rwkv.blocks.{L}"
 _TIME, _CHANNEL = f"{_LAYER}.attention", f"{_LAYER}.feed_forward"
@@ -22,13 +22,9 @@ def _vectors(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
     )
 
 
-_BEFORE, _AFTER = whole(
-    embed="rwkv.embeddings", final="rwkv.ln_out", head="head", norm_bias=True,
-)  # fmt: skip
 RWKV = named(
     "rwkv",
-    tables((
-        *_BEFORE,
+    tables(around(
         *norm("token_embd_norm", "rwkv.blocks.0.pre_ln", bias=True, layered=False),
         *norm("attn_norm", f"{_LAYER}.ln1", bias=True),
         RoleRow("time_mix_decay.weight", f"{_TIME}.time_decay", (_WIDE,)),
@@ -43,7 +39,7 @@ RWKV = named(
         *linear("channel_mix_k", f"{_CHANNEL}.key", "ffn_size", "hidden_size"),
         *linear("channel_mix_r", f"{_CHANNEL}.receptance", "hidden_size", "hidden_size"),
         *linear("channel_mix_v", f"{_CHANNEL}.value", "hidden_size", "ffn_size"),
-        *_AFTER,
+        embed="rwkv.embeddings", final="rwkv.ln_out", head="head", norm_bias=True,
     )),
     rules.hyper_table(
         rules.hidden_size(4096),

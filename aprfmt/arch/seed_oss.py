@@ -5,19 +5,16 @@ llama.cpp's seed-oss.cpp.
 """
 
 from aprfmt.arch import losses, rules
-from aprfmt.arch.rows import FUSED, RoleRow, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         RoleRow("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
             gguf="post_attention_norm.weight"),
         *gated_mlp(bias="mlp_bias"),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from aprfmt.arch import losses, rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, attention, gated_mlp, norm, tables, whole
+from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.unrotated import every_fourth, rope_layers, rotating
 from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
@@ -18,15 +18,12 @@ from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 
-_BEFORE, _AFTER = whole()
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(bias="mlp_bias"),
-        *_AFTER,
     ),
     hf_more=FUSED,
 )

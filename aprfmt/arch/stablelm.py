@@ -8,14 +8,12 @@ from aprfmt.arch.joins import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, attention, gated_mlp, tables, whole
+from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, gated_mlp, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 
 _HEADS = {"q": "n_heads", "k": "n_kv_heads"}
-_BEFORE, _AFTER = whole(norm_bias=True)
 _TENSORS, _BINDINGS = tables(
-    (
-        *_BEFORE,
+    around(
         RoleRow("attn_norm.weight", "input_layernorm.weight", ("hidden_size",)),
         RoleRow("attn_norm.bias", "input_layernorm.bias", ("hidden_size",)),
         *attention(out_bias=None),
@@ -29,7 +27,7 @@ _TENSORS, _BINDINGS = tables(
             for part in ("weight", "bias")
         ),
         *gated_mlp(),
-        *_AFTER,
+        norm_bias=True,
     ),
     hf_first=tuple(
         Binding(

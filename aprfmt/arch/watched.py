@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from aprfmt.arch.spec import HyperParam
+from aprfmt.arch.spec import HyperParam, HyperParams
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -76,22 +76,14 @@ class NotSettledError(ArchError):
     """A rule asks for a hyperparameter that has no value."""
 
 
-class Live(Mapping[str, Value]):
+class Live(HyperParams):
     """The hyperparameters read so far; asking for any other raises NotSettledError."""
 
-    def __init__(self, rows: Mapping[str, HyperParam]) -> None:
-        self._rows = rows
+    def __init__(self, rows: dict[str, HyperParam]) -> None:
+        self._rows = rows  # those that a reading adds to
 
-    def __getitem__(self, name: str) -> Value:
+    def of(self, name: str) -> HyperParam:
+        """Return value, origin and key."""
         if name not in self._rows:
             raise NotSettledError(f"{name} is not known here, and this depends on it")
-        return self._rows[name].value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._rows
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        return self._rows[name]

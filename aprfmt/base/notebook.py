@@ -7,7 +7,6 @@ colours are in borders only, so that text keeps those of the notebook's theme.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
 from aprfmt.base.text import escape_html
@@ -54,6 +53,8 @@ class Card:
 
 @cache
 def _style() -> str:
+    from importlib.resources import files
+
     return (files("aprfmt.base") / "notebook.css").read_text(encoding="utf-8")
 
 

@@ -234,6 +234,16 @@ class Source(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
+@runtime_checkable
+class Overlay(Protocol):
+    """A source that lays tensors or metadata of its own over those of another one."""
+
+    @property
+    def beneath(self) -> Source:
+        """The other one."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Typed:
     """A metadata value and the type it must be written as (`uint32`, `array:string`)."""

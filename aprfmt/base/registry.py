@@ -6,8 +6,7 @@ backends, engines, causes) is a Registry; third parties add rows through the ent
 (hypotheses) is a tuple, followed by the rows of other packages.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Generic, TypeVar
@@ -82,6 +81,8 @@ class Registry(Mapping[str, T], Generic[T]):
         if name not in self._rows:
             self._read_entry_points()
         if name not in self._rows:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, self._rows, 3) or list(self._rows)
             raise self._error(f"{self.kind} {name!r} is not known; known: {some_of(near)}")
         if name not in self._loaded:
@@ -100,6 +101,14 @@ class Registry(Mapping[str, T], Generic[T]):
             ) from error
         result: T = loaded
         return result
+
+    def first(self, fits: Callable[[T], bool]) -> str | None:
+        """Return the name of the first row that fits; other packages' rows only if none of ours."""
+        for names in (self.own, self):
+            for name in names:
+                if fits(self[name]):
+                    return name
+        return None
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names, third parties' included."""

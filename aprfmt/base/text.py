@@ -9,7 +9,6 @@ an escape: then it is doubled. So `\d+` and `C:\models` stay, `\n` (two characte
 and `unescape(escape(text)) == text` for every text.
 """
 
-import html
 import re
 
 # Controls (Cc), formats (Cf: bidirectional controls, joiners, tags), surrogates (Cs), line and
@@ -56,6 +55,8 @@ def guard(text: str) -> str:
 
 def escape_html(text: str, limit: int | None = None) -> str:
     """Return `escape(text, limit)` for HTML, in text and between quotes of an attribute."""
+    import html
+
     return html.escape(escape(text, limit), quote=True)
 
 

@@ -8,12 +8,13 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from aprfmt.codecs.base import F32, Array
 
 # Elements below which a part is not worth a thread of its own: 50 us of decoding or multiplying,
@@ -29,7 +30,7 @@ _MOST_THREADS = 256
 # output goes past the cache, as a store through it would read first what it overwrites.
 STORE_FRESH, STORE_BY_SIZE = 0, -1
 
-_pool: ThreadPoolExecutor | None = None
+_pool: "ThreadPoolExecutor | None" = None
 _lock = threading.Lock()
 _inside = threading.local()
 
@@ -120,9 +121,11 @@ def aligned(count: int) -> "F32":
     return result
 
 
-def _threads() -> ThreadPoolExecutor:
+def _threads() -> "ThreadPoolExecutor":
     """Return the pool; it starts threads as they are needed, and no task waits for another."""
     global _pool
+    from concurrent.futures import ThreadPoolExecutor
+
     with _lock:
         if _pool is None:
             _pool = ThreadPoolExecutor(_MOST_THREADS, "aprfmt")

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import unified_diff
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
@@ -110,8 +109,10 @@ def _one_sided(a: bool, b: bool) -> str:
 def template_lines(a: "Model", b: "Model") -> tuple[str, ...]:
     """Return the unified diff of both chat templates; empty for equal ones, or without both."""
     x, y = _template(a), _template(b)
-    if x is None or y is None:
+    if x is None or y is None or x == y:
         return ()
+    from difflib import unified_diff
+
     lines = unified_diff(x.splitlines(), y.splitlines(), "A", "B", lineterm="", n=_AROUND)
     return tuple(lines)
 

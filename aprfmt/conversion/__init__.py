@@ -35,12 +35,11 @@ class NoFormatError(UsageError):
 
 def target_format(path: Path, to: str | None) -> FormatSpec:
     """Return the format to write: `to`, else by extension; UsageError if they contradict."""
-    by_name = {ext: name for name in FORMATS for ext in FORMATS[name].extensions}
-    found = by_name.get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    found = FORMATS.first(lambda spec: suffix in spec.extensions)
     if to is None and found is None:
-        raise NoFormatError(
-            f"{path}: its extension names no format; expected {', '.join(sorted(by_name))}"
-        )
+        known = sorted(extension for spec in FORMATS.values() for extension in spec.extensions)
+        raise NoFormatError(f"{path}: its extension names no format; expected {', '.join(known)}")
     if to is not None and found is not None and to != found:
         raise UsageError(f"{path}: the extension says {found}; expected {to}, make them agree")
     return FORMATS[to or found or ""]
@@ -84,12 +83,10 @@ def _converted(
     hashed: "SourceHash | None", verifier: "Verifier | None",
 ) -> ConversionReport:  # fmt: skip
     """Plan, write, verify and report."""
-    from aprfmt.conversion.estimate import estimate
     from aprfmt.conversion.metadata import HASH_KEY
     from aprfmt.conversion.plan import build
     from aprfmt.conversion.quantized import prepare
     from aprfmt.conversion.restoring import record as keep_bits
-    from aprfmt.conversion.resume import note
     from aprfmt.conversion.run import Written, outcome
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
@@ -105,6 +102,8 @@ def _converted(
     if hashing:
         carried.metadata[HASH_KEY] = PLACEHOLDER
     if options.dry_run:
+        from aprfmt.conversion.estimate import estimate
+
         sizes = _planned(model, target, dst, plan, carried, options)
         files = tuple(sizes)
         expected = estimate(model, dst, plan, sizes, options, hashing)
@@ -112,6 +111,8 @@ def _converted(
         if options.resume:
             begun = _resumed(model, target, dst, plan, carried, asked)
         if begun is not None and begun.published:
+            from aprfmt.conversion.resume import note
+
             files = tuple(_planned(model, target, dst, plan, carried, options))
             for output, record in zip(plan.outputs, written, strict=True):
                 note(begun, output.info.name, record)

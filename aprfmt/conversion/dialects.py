@@ -114,9 +114,11 @@ class InDialect(Packed):
 
 def writer_of(options: Options) -> "Writer | None":
     """Return the writer that a scheme names; None where it names none."""
+    if options.writer is None:
+        return None
     from aprfmt.codecs.writers import WRITERS
 
-    return None if options.writer is None else WRITERS[options.writer]
+    return WRITERS[options.writer]
 
 
 def in_dialect(

@@ -17,7 +17,6 @@ from aprfmt.conversion.packed import has_companions
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
-from aprfmt.quantizing.imatrix import ImportanceMatrix, read_imatrix
 from aprfmt.quantizing.mixture import (
     FORMAT_VERSION,
     QUANTIZER_VERSION,
@@ -29,6 +28,7 @@ from aprfmt.quantizing.mixture import (
 
 if TYPE_CHECKING:
     from aprfmt.conversion.outputs import Output
+    from aprfmt.quantizing.imatrix import ImportanceMatrix
 
 RECORD = "aprfmt.quantize."
 IMATRIX_RECORD = "quantize.imatrix."  # llama.cpp's own keys
@@ -47,6 +47,8 @@ def prepare(model: Model, target: FormatSpec, options: Options) -> Options:
         raise UsageError("a quantization and an encoding for every weight exclude each other")
     matrix = None
     if options.imatrix is not None:
+        from aprfmt.quantizing.imatrix import read_imatrix
+
         matrix = read_imatrix(options.imatrix)
     mixture = mixture_of(model, options, matrix is not None)
     scheme = scheme_of(mixture.scheme)
@@ -107,7 +109,7 @@ def _first(value: Value) -> int:
 
 
 def _record(
-    scheme: str, options: Options, matrix: ImportanceMatrix | None
+    scheme: str, options: Options, matrix: "ImportanceMatrix | None"
 ) -> Mapping[str, Value | Typed]:
     found: dict[str, Value | Typed] = {
         RECORD + "type": scheme,

@@ -152,18 +152,20 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
 
     `copied` says that packed weights go to the target as the tensors they are stored in.
     """
+    latest, asked = LatestBlocks(), _asked(model, options)
+    packed = [view for view in model.values() if view.stored[0].parts]
+    if not packed:
+        return Repacking({}, {}, frozenset(asked))
     from aprfmt.codecs.repacks import Repacked, pairs_of, repacked
 
-    latest, asked = LatestBlocks(), _asked(model, options)
     blocks = _chosen(model, options)
     every = {name for name in ENCODINGS if target.holds(ENCODINGS[name])}
     found: dict[str, Substitute] = {}
     reasons: dict[str, str] = {}
     threads = options.threads or cpu_count()
-    for view in model.values():
+    for view in packed:
         tensor = view.stored[0]
-        as_stored = copied and view.name not in asked and options.writer is None
-        if not tensor.parts or as_stored:
+        if copied and view.name not in asked and options.writer is None:
             continue
         if tensor.packed is None:
             wished = asked.get(view.name) or blocks.get(view.name)
@@ -277,11 +279,11 @@ def judged_of(output: Output) -> "tuple[str, GroupCounts | None]":
 
     ("", None) for an output that was not repacked.
     """
-    from aprfmt.codecs.repacks import GroupCounts
-
     held = [one for one in output.sources if isinstance(one, RepackedTensor)]
     if not held:
         return "", None
+    from aprfmt.codecs.repacks import GroupCounts
+
     said = [one.judged for one in held]
     total = GroupCounts(
         sum(one.groups for one in said),

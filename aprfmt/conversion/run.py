@@ -220,9 +220,11 @@ def check_overflow(output: Output, options: Options, counts: Counts) -> None:
 
 def lost_codes_of(output: Output) -> int | None:
     """Count the FP8 codes that do not come back from a narrower float; None for other outputs."""
+    bands = narrowed(output, CHUNK // 4)
+    if not bands:
+        return None
     from aprfmt.codecs.way_back import lost_codes
 
-    bands = narrowed(output, CHUNK // 4)
     return together([lost_codes(band, output.info.encoding) for band in bands])
 
 
@@ -236,12 +238,14 @@ def narrowed(output: Output, elements: int) -> "list[PackedWeight]":
 
     They come in bands, but for those whose scales say at once that no code is lost.
     """
-    from aprfmt.codecs.way_back import surely_back
-
     stored = output.info.encoding
     if stored not in ("BF16", "F16"):
         return []
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
+    if not made:
+        return []
+    from aprfmt.codecs.way_back import surely_back
+
     return [
         band
         for packed in made

@@ -68,15 +68,12 @@ def weights_inside(case: Case) -> tuple[str, ...]:
     near = [key for key in stored if split_key(key)[0] in (None, case.layer)]
     found: list[str] = []
     for call in case.view.calls:
-        for arg in (*call.args, *call.kwargs.values()):
-            key = getattr(arg, "key", None)
-            if isinstance(key, str):
-                found.append(key.partition("[")[0])
-            elif isinstance(arg, np.ndarray) and arg.ndim == 1 and call.op not in MOVES:
-                found += [  # norms and biases are passed as arrays
-                    key for key in near
-                    if stored[key].shape == arg.shape and np.array_equal(stored[key].numpy(), arg)
-                ]  # fmt: skip
+        found += [weight.key.partition("[")[0] for weight in call.weights]
+        for arg in call.vectors if call.op not in MOVES else ():
+            found += [
+                key for key in near
+                if stored[key].shape == arg.shape and np.array_equal(stored[key].numpy(), arg)
+            ]  # fmt: skip
     return tuple(dict.fromkeys(found))
 
 

@@ -34,12 +34,6 @@ def acts(case: Case, change: Change, layers: Layers) -> bool:
 def _reads(case: Case, after: World) -> bool:
     """Say whether an operation before the point reads a weight that was replaced."""
     replaced = after.replaced[len(case.world.replaced) :]
-    read, vectors = set(), []
-    for call in case.view.calls:
-        for arg in (*call.args, *call.kwargs.values()):
-            key = getattr(arg, "key", None)
-            if isinstance(key, str):
-                read.add(key.partition("[")[0])
-            elif getattr(arg, "ndim", 0) == 1:
-                vectors.append(arg.shape)
+    read = {each.key.partition("[")[0] for call in case.view.calls for each in call.weights}
+    vectors = [each.shape for call in case.view.calls for each in call.vectors]
     return any(key in read or after.weights[key].shape[-1:] in vectors for key in replaced)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aprfmt.arch.spec import ArchSpec, HyperParams
 from aprfmt.diagnosis.taps import Tap, Tapped
@@ -18,7 +19,7 @@ from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import POINTS, WHOLE, Instance, instances
 from aprfmt.inference.forward import LogitRows, Span
 from aprfmt.inference.session import load_forward
-from aprfmt.inference.weights import Weights
+from aprfmt.inference.weights import Weight, Weights
 
 # The operations that are recorded; a hypothesis may wrap them.
 OPS = (
@@ -51,6 +52,17 @@ class Call:
     kwargs: Mapping[str, Any]
     result: Any
     at: At
+
+    @property
+    def weights(self) -> list[Weight]:
+        """The weights among its arguments; a norm's and a bias are passed as arrays."""
+        return [arg for arg in (*self.args, *self.kwargs.values()) if isinstance(arg, Weight)]
+
+    @property
+    def vectors(self) -> list[NDArray[Any]]:
+        """The arrays of one axis among its arguments."""
+        values = (*self.args, *self.kwargs.values())
+        return [arg for arg in values if isinstance(arg, np.ndarray) and arg.ndim == 1]
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from aprfmt.base.encodings import encoding
 from aprfmt.base.outcome import Outcome
 from aprfmt.checks.asking import ask
 from aprfmt.checks.context import Checked
-from aprfmt.checks.file.manifest import tensor_rows
 from aprfmt.checks.records import NotRun
 from aprfmt.checks.table import file_checks
 from aprfmt.errors import AprfmtError, ArchError, UsageError
 from aprfmt.model import Model
+from aprfmt.model.manifest import tensor_rows
 from aprfmt.tensors.companions import all_bytes
 
 ARCHITECTURE = "general.architecture"

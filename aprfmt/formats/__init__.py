@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aprfmt.base.encodings import Encoding
-from aprfmt.base.protocols import Note, Region, Sink, Source, TensorInfo
+from aprfmt.base.protocols import Note, Overlay, Region, Sink, Source, TensorInfo
 from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.fields import HeaderField
 from aprfmt.remote.paths import place
+
+if TYPE_CHECKING:
+    from aprfmt.formats.damage import Structure
 
 
 class OpenSource(Protocol):
@@ -25,6 +28,14 @@ class OpenSource(Protocol):
 
     def __call__(self, path: Path, *, partial: bool = False) -> Source:
         """Open `path`; `partial` lists the structure of a truncated file instead of raising."""
+        ...
+
+
+class ReadStructure(Protocol):
+    """How the header of one file is read, whatever set it is of."""
+
+    def __call__(self, view: Region, where: str, /, *, partial: bool = False) -> "Structure":
+        """Read a whole file's bytes; `where` names it in errors, `partial` as in OpenSource."""
         ...
 
 
@@ -71,8 +82,7 @@ class FormatSpec:
     holds: Callable[[Encoding], bool]
     style: str
     header_fields: Callable[[Region, str], Iterator[HeaderField]]
-    structure: Callable[..., Any] | None = None  # (Region, where, partial=) gives one file's
-    # mapped.Structure, whatever set it is of; None: such files are not repaired
+    structure: ReadStructure | None = None  # None: such files are not repaired
     vectors_f32: bool = False
     keys_like: str = ""
     carries: bool = False  # True: encodings without a code are stored too, as plain bytes
@@ -86,8 +96,8 @@ class FormatSpec:
     # not change keeps its bytes; the sink's method `order` gives the data order
     takes: Callable[[Any], bool] = lambda value: True  # can it be a metadata value?
     values: ValueRules = ValueRules()
-    checksum: Callable[[Any], bool | None] = lambda source: None  # do an open file's bytes fit the
-    # checksum it carries? None where it carries none
+    checksum: Callable[[Source], bool | None] = lambda source: None  # do the bytes of a file that
+    # `open_source` opened fit the checksum it carries? None where it carries none
     fill: Callable[[bytes, int], bytes] = lambda head, size: head  # what stands before the tensors,
     # made that long where the format has room for nothing
     collects: bool = False  # open_source takes `damaged=True`: damage is collected, not raised
@@ -161,11 +171,9 @@ def detect(path: Path) -> FormatSpec:
 
     with closing(open_bytes(path)) as file:
         head, size = bytes(file.view[:4096]), file.size
-    for names in (FORMATS.own, FORMATS):  # other packages' formats only if no built-in one fits
-        for name in names:
-            spec = FORMATS[name]
-            if spec.recognise(head, size):
-                return spec
+    name = FORMATS.first(lambda spec: spec.recognise(head, size))
+    if name is not None:
+        return FORMATS[name]
     for magic, what in _FOREIGN:
         if head.startswith(magic):
             raise UnsupportedError(f"{path}: is {what}")
@@ -215,6 +223,8 @@ def open_source(path: Path | str, *, partial: bool = False, damaged: bool = Fals
 
 def checksum_matches(source: Source) -> bool | None:
     """Read every byte and compare it with the checksum the file carries; None without one."""
+    while isinstance(source, Overlay):
+        source = source.beneath
     return FORMATS[source.format].checksum(source)
 
 

@@ -47,7 +47,7 @@ _TODO = {
 
 def output_error(path: Path | str, what: str, error: OSError | ValueError) -> OutputError:
     """Return the OutputError that says which output failed, why, and what to do."""
-    number = getattr(error, "errno", None)
+    number = error.errno if isinstance(error, OSError) else None
     reason = os.strerror(number) if number else str(error)
     todo = f"; {_TODO[number]}" if number in _TODO else ""
     result = OutputError(f"{path}: {what}: {reason}{todo}")

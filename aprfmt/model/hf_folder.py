@@ -14,8 +14,7 @@ from typing import Any
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.mapped import Buffer, open_bytes
-from aprfmt.remote.cache import hub_cache
-from aprfmt.remote.paths import is_remote
+from aprfmt.remote.paths import hub_cache, is_remote
 from aprfmt.remote.traffic import TRAFFIC
 
 # Files that travel with the weights, besides config.json and tokenizer.json; all are text.

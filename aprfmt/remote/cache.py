@@ -36,18 +36,6 @@ def limit() -> int:
     return int(text)
 
 
-def hub_home() -> Path:
-    """Return the folder of the hub's own library."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("HF_HOME") or Path(base) / "huggingface").expanduser()
-
-
-def hub_cache() -> Path:
-    """Return the local hub cache, which is the hub's own library's."""
-    chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    return Path(chosen).expanduser() if chosen else hub_home() / "hub"
-
-
 class Cache:
     """The ranges on disk; every failure of the disk means only that nothing is kept."""
 

@@ -73,7 +73,7 @@ def resolve(host: str, port: int) -> Sequence[str]:
 def is_public(address: str) -> bool:
     """Say whether an IP address is reachable from anywhere."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return bool((mapped or ip).is_global)
 
 

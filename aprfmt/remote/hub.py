@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 from aprfmt.errors import RemoteError, UsageError
-from aprfmt.remote.cache import hub_cache, hub_home
 from aprfmt.remote.client import Headers
+from aprfmt.remote.paths import hub_cache, hub_home
 from aprfmt.remote.ranges import Denied, Gone, Ranges
 from aprfmt.remote.site import FIRST, FileFacts, missing
 from aprfmt.remote.sites import SiteSpec

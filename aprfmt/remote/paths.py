@@ -27,6 +27,18 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+")  # one slash where a Path w
 _OPENERS = 16  # files opened at a time
 
 
+def hub_home() -> Path:
+    """Return the folder of the hub's own library."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or Path(base) / "huggingface").expanduser()
+
+
+def hub_cache() -> Path:
+    """Return the local hub cache, which is the hub's own library's."""
+    chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(chosen).expanduser() if chosen else hub_home() / "hub"
+
+
 class RemotePath(_Path):
     """A place on a site; `str()` gives its address without anything secret."""
 

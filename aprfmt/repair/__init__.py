@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.protocols import ByteSource, TensorInfo
-from aprfmt.checks.file.manifest import manifest_path, read
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import open_bytes
+from aprfmt.model.manifest import manifest_path, read
 from aprfmt.remote.paths import is_remote
 from aprfmt.repair.ranges import Range, joined, rest
 

@@ -32,8 +32,7 @@ def _parsed(file: ByteSource, partial: bool = False) -> Structure:
     spec = detect(file.path)
     if spec.structure is None:
         raise FormatError(f"{file.path}: files of the format {spec.name} are not repaired")
-    found: Structure = spec.structure(file.view, str(file.path), partial=partial)
-    return found
+    return spec.structure(file.view, str(file.path), partial=partial)
 
 
 def by_bytes(

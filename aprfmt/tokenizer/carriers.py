@@ -31,7 +31,6 @@ _PREFIX = "tokenizer."
 _MODEL_NAMES: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama", "wordpiece": "bert"}
 _SPM_PRE = "default"  # what llama.cpp's converter writes for a SentencePiece vocabulary
 _ADDED_SCORE = -1000.0  # likewise, for tokens that merging does not make
-_BY_APR: Mapping[str, keys.Key] = {key.apr: key for key in keys.KEYS}
 _BY_GGUF: Mapping[str, keys.Key] = {key.gguf: key for key in keys.KEYS}
 
 

@@ -7,15 +7,17 @@ scan runs there too, since parsing a hostile template may take as long as render
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Timer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.tokenizer.limits import CPU_SECONDS, MEMORY, OUTPUT, REASON, WALL_SECONDS
+
+if TYPE_CHECKING:
+    import subprocess
 
 _CHILD = Path(__file__).with_name("render_child.py")
 
@@ -101,6 +103,8 @@ def scan_template(template: str) -> list[str]:
 
 def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
     """Run the child on one task and return its answer's text."""
+    import subprocess
+
     here = [str(_CHILD.parents[2]), *map(os.path.abspath, sys.path)]
     limits = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY, "output": OUTPUT}
     work = {"task": task, "path": here, "limits": limits, **request}

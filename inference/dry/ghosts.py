@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[Any]
-Operand = "Ghost | Numbers | float"
 
 
 class Ledger:

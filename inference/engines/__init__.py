@@ -4,8 +4,8 @@ Importing this imports no engine. An engine is a row of ENGINES; third parties a
 the entry-point group `aprfmt.engines`.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from aprfmt.base.registry import Registry
 from aprfmt.errors import BackendUnavailableError
@@ -13,11 +13,32 @@ from aprfmt.errors import BackendUnavailableError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from aprfmt.inference.trace import Trace
+    from aprfmt.inference.device import Choice
+    from aprfmt.inference.forward import LogitRows
+    from aprfmt.inference.trace import Positions, Trace
+    from aprfmt.model import Model
 
-# Called as `ENGINES[name](model, ids, choice, wanted=..., positions=..., threads=..., hashes=...)`
-# with an open Model and a device.Choice; gives a context manager of a Trace.
-ENGINES: "Registry[Callable[..., AbstractContextManager[Trace]]]" = Registry(
+
+class EngineRun(Protocol):
+    """Another project's program that runs whole passes; the keywords are a RunRequest's fields."""
+
+    def __call__(
+        self,
+        model: "Model",
+        ids: Sequence[int],
+        choice: "Choice",
+        *,
+        wanted: Collection[str] | None,
+        positions: "Positions",
+        threads: int | None,
+        hashes: bool,
+        logits_rows: "LogitRows",
+    ) -> "AbstractContextManager[Trace]":
+        """Run `ids` where `choice` says; the trace's values can be fetched until it is left."""
+        ...
+
+
+ENGINES: Registry[EngineRun] = Registry(
     "engines",
     {
         "transformers": (

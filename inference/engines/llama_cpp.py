@@ -46,7 +46,6 @@ def run(
     threads: int | None = None,
     hashes: bool = False,
     logits_rows: LogitRows = "all",
-    **_: Any,
 ) -> Iterator[Trace]:
     """Run a sequence through llama.cpp on the CPU; yields a trace whose values can be fetched.
 

@@ -56,7 +56,6 @@ def run(
     threads: int | None = None,
     hashes: bool = False,
     logits_rows: LogitRows = "all",
-    **_: Any,
 ) -> Iterator[Trace]:
     """Run a sequence through transformers; yields a trace whose values can be fetched.
 

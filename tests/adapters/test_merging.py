@@ -71,6 +71,23 @@ def test_once_twice_and_not_at_all_are_told_apart(tmp_path: Path) -> None:
         assert word in command("diff", base, copy, "--adapter", adapter).out
 
 
+def test_the_checksum_of_the_base_is_asked_for_through_the_merge(tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, "plain")
+    stored = tmp_path / "base.apr"
+    aprfmt.convert(base, stored)
+
+    def said(name: str) -> list[str]:
+        made = convert_merged(stored, tmp_path / name, adapter, to="safetensors")
+        return [note.text for note in made.notes if note.key == "checksum"]
+
+    assert not said("sound")
+    data = bytearray(stored.read_bytes())
+    data[-1] ^= 1
+    stored.write_bytes(data)
+    (text,) = said("spoilt")
+    assert "the file is damaged" in text
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_what_peft_merged_is_once_and_one_bit_of_it_is_noticed(case: str, tmp_path: Path) -> None:
     """PEFT's sums end elsewhere than ours; where they lie halfway, its rounding takes the other."""

@@ -174,8 +174,8 @@ def _html(root: Path, version: int) -> None:
 
 
 def _manifest(root: Path, version: int) -> None:
-    from aprfmt.checks.file.manifest import write
     from aprfmt.model import open_model
+    from aprfmt.model.manifest import write
 
     with open_model(root / "model.safetensors") as model:
         write(model, [{"name": f"v{version}"}] * 500, force=True)

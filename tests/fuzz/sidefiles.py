@@ -20,7 +20,6 @@ import numpy as np
 from aprfmt.base.outcome import Check
 from aprfmt.base.text import escape
 from aprfmt.checks import validate_model
-from aprfmt.checks.file import manifest as side_manifest
 from aprfmt.checks.gates import baseline as qa_baseline
 from aprfmt.checks.gates import golden as qa_golden
 from aprfmt.checks.records import Answer, Measure
@@ -37,6 +36,7 @@ from aprfmt.inference.engines.llama_text import load_eval_text
 from aprfmt.inference.parity.bundle import parse_bundle, run_cell
 from aprfmt.inference.parity.calibrate import parse_calibration
 from aprfmt.model import Model
+from aprfmt.model import manifest as side_manifest
 from aprfmt.model.hf_folder import HFFolder, parse_config
 from aprfmt.tokenizer import facts, load, to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON

@@ -4,6 +4,7 @@ Seen red: query and key swapped in a joined projection, adjacent pairs left as t
 axis before the tokens, an embedding taken for the scaled one, a router's experts unsorted.
 """
 
+import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from aprfmt.errors import ArchError, BackendUnavailableError, FormatError, Usage
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.capture import POINTS
 from aprfmt.inference.device import Choice, choose, parse_run, split_run
-from aprfmt.inference.engines import ENGINES
+from aprfmt.inference.engines import ENGINES, EngineRun
 from aprfmt.inference.engines.npz import load_npz
 from aprfmt.inference.engines.opening import is_trace, open_trace
 from aprfmt.inference.points_page import page
@@ -179,6 +180,13 @@ def test_runs_are_named_without_importing_the_engines() -> None:
     assert split_run("user@host") == ("user@host", None)
     with pytest.raises(UsageError, match="expected one of numpy, torch"):
         parse_run("llama.cpp").open()
+
+
+def test_an_engine_takes_what_a_run_gives_and_nothing_else() -> None:
+    """Rows are strings, which no type checker follows. Seen red: an engine without `hashes`."""
+    wanted = list(inspect.signature(EngineRun.__call__).parameters)[1:]
+    for name in ENGINES.own:
+        assert list(inspect.signature(ENGINES[name]).parameters) == wanted, name
 
 
 def test_a_third_partys_engine_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

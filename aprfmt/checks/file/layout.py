@@ -7,11 +7,11 @@ from typing import Any
 from aprfmt.base.protocols import Damage, Note
 from aprfmt.base.text import escape, shorten
 from aprfmt.checks.context import Checked
-from aprfmt.checks.file import manifest
-from aprfmt.checks.file.manifest import between
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.formats.apr.layout import ALIGNMENT
 from aprfmt.formats.mapped import Shard
+from aprfmt.model import manifest
+from aprfmt.model.manifest import between
 
 
 def _parsed(source: Any) -> list[Any]:

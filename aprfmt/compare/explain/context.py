@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 SPOTS = 4  # rows of every tensor in the index
 WIDTH = 64  # values read of each such row
-
-Label = Literal["a", "b", "base"]
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,6 @@ class Reread(NamedTuple):
 # --- changes of a dialect's parts -----------------------------------------------------------------
 
 
-def _main(weight: PackedWeight, change: "Callable[[Array], Array]") -> PackedWeight:
-    """Return the weight with the bytes of its codes (uint8, 1-D) changed."""
-    return weight.altered(_changed(weight.parts, weight.dialect.main, change))
-
-
 def _changed(parts: Parts, suffix: str, change: "Callable[[Array], Array]") -> Parts:
     part = parts[suffix]
     raw = np.frombuffer(part.raw, np.uint8)

@@ -1,18 +1,40 @@
 """GGUF, the container of llama.cpp: versions 2 and 3 read, version 3 written.
 
-Listing a file is what this package does most, so what only writing or `hex` needs is imported then.
+Files of other formats are asked whether they are one, so only what recognises it is imported first.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import Sink
+from aprfmt.base.protocols import Region, Sink, Source
 from aprfmt.formats import FormatSpec, ValueRules
-from aprfmt.formats.gguf.fields import header_fields
-from aprfmt.formats.gguf.known_keys import keys
+from aprfmt.formats.fields import HeaderField
 from aprfmt.formats.gguf.layout import ARRAY, MAGIC, MAX_DIMS, MAX_NAME_BYTES, TYPE_BY_NAME
-from aprfmt.formats.gguf.parse import parse
-from aprfmt.formats.gguf.reader import open_source
+
+if TYPE_CHECKING:
+    from aprfmt.formats.damage import Structure
+
+
+def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> Source:
+    """Open a file and the set it is of; see `reader.open_source`."""
+    from aprfmt.formats.gguf import reader
+
+    return reader.open_source(path, partial=partial, damaged=damaged)
+
+
+def structure(view: Region, where: str, /, *, partial: bool = False) -> "Structure":
+    """Read one file's header; see `parse.parse`."""
+    from aprfmt.formats.gguf import parse
+
+    return parse.parse(view, where, partial=partial)
+
+
+def header_fields(view: Region, where: str) -> Iterator[HeaderField]:
+    """Yield the header field by field; see `fields.header_fields`."""
+    from aprfmt.formats.gguf import fields
+
+    return fields.header_fields(view, where)
 
 
 def open_sink(path: Path, **options: Any) -> Sink:
@@ -20,6 +42,13 @@ def open_sink(path: Path, **options: Any) -> Sink:
     from aprfmt.formats.gguf import writer
 
     return writer.open_sink(path, **options)
+
+
+def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the keys that readers know; see `known_keys.keys`."""
+    from aprfmt.formats.gguf import known_keys
+
+    return known_keys.keys(architectures)
 
 
 def takes(value: Any) -> bool:
@@ -38,7 +67,7 @@ FORMAT = FormatSpec(
     holds=lambda row: row.ggml is not None,
     style="gguf",
     header_fields=header_fields,
-    structure=parse,
+    structure=structure,
     vectors_f32=True,
     takes=takes,
     values=ValueRules(tuple(n for n in TYPE_BY_NAME if n != ARRAY.name), keys, own=("split.",)),

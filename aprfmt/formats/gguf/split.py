@@ -6,6 +6,7 @@ first file has the model's metadata.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
@@ -21,10 +22,12 @@ from aprfmt.formats.gguf.layout import (
     parse_split_name,
     split_name,
 )
-from aprfmt.formats.gguf.parse import ParsedGguf
+
+if TYPE_CHECKING:
+    from aprfmt.formats.gguf.parse import ParsedGguf
 
 
-class GgufShard(mapped.Shard[ParsedGguf]):
+class GgufShard(mapped.Shard["ParsedGguf"]):
     """One file of a source, and its structure."""
 
     __slots__ = ()
@@ -35,7 +38,7 @@ class GgufShard(mapped.Shard[ParsedGguf]):
         return SwappedTensor if self.parsed.order == ">" else mapped.StoredTensor
 
 
-def _whole(parsed: ParsedGguf, key: str) -> int | None:
+def _whole(parsed: "ParsedGguf", key: str) -> int | None:
     """Return an integer key of a split, None where it is absent. Raises FormatError."""
     value: Value = parsed.metadata.get(key)
     if value is None:
@@ -48,7 +51,7 @@ def _whole(parsed: ParsedGguf, key: str) -> int | None:
     return value
 
 
-def siblings(path: Path, parsed: ParsedGguf) -> list[str]:
+def siblings(path: Path, parsed: "ParsedGguf") -> list[str]:
     """Return the names of all files of the model that `path` belongs to, in order.
 
     Without a split, the file alone. Raises FormatError where the split's keys and the

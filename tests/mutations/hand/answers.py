@@ -67,12 +67,12 @@ ROWS: tuple[Row, ...] = (
         "one element of those that narrowing changes comes back",
     ),
     Row(
-        "manifest-decoded", "aprfmt/checks/file/manifest.py",
+        "manifest-decoded", "aprfmt/model/manifest.py",
         'if found["decoded"] != expected["decoded"]:', "if False:",
         "other values than the manifest's pass where only they were recorded",
     ),
     Row(
-        "manifest-gone", "aprfmt/checks/file/manifest.py",
+        "manifest-gone", "aprfmt/model/manifest.py",
         "keys = found if selected else dict.fromkeys((*expected, *found))",
         "keys = found",
         "a tensor that the manifest has and the model lacks is not missed",

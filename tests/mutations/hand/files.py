@@ -102,13 +102,13 @@ ROWS: tuple[Row, ...] = (
         "shapes are not hashed",
     ),
     Row(
-        "manifest-outside", "aprfmt/checks/file/manifest.py",
+        "manifest-outside", "aprfmt/model/manifest.py",
         '        elif before["outside"] != now["outside"]:',
         "        elif False:",
         "damage outside of tensors, beside damaged tensors, is not named",
     ),
     Row(
-        "manifest-new-text", "aprfmt/checks/file/manifest.py",
+        "manifest-new-text", "aprfmt/model/manifest.py",
         "not in texts[0]:\n",
         "not in texts[0] and False:\n",
         "a new text beside the model",
