@@ -87,6 +87,12 @@ class Hosted:
         """
         return None
 
+    def packed(
+        self, experts: Numbers, weights: Numbers, stacks: Sequence["Weight"]
+    ) -> ExpertBlocks | None:
+        """Return the blocks of a choice made on the host; None to have expert follow expert."""
+        return None
+
     def stacked(self: _Host, x: Array, stack: "Weight", experts: Any) -> Array:
         """Return [n, rows, out]: `linear` of x[i] [rows, in] and expert experts[i] of a stack."""
         ys = [

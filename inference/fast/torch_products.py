@@ -223,6 +223,15 @@ class TorchProducts(TorchBackend):
         weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
         return in_blocks(routing.experts, weights, stacks[0].shape[0])
 
+    def packed(
+        self, experts: Numbers, weights: Numbers, stacks: Sequence[Weight]
+    ) -> ExpertBlocks | None:
+        """Bring the choice to the device where all experts' weights are held there."""
+        if self.deterministic or any(self._addresses(w) is None for w in stacks):
+            return None
+        given = torch.from_numpy(weights.copy()).to(self._device, self._wide)
+        return in_blocks(self._index(experts.copy()), given, stacks[0].shape[0])
+
     def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
         """Multiply all blocks at once, by weights where they lie."""
         addresses = self._addresses(stack)
