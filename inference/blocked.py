@@ -6,7 +6,7 @@ Numbers and their order of adding are those of moe.py's loop.
 """
 
 from aprfmt.inference.backends.base import Array
-from aprfmt.inference.backends.hosted import Blocks
+from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.context import Context
 
 MOST = 128  # rows of a block: more are padding where experts have few
@@ -23,7 +23,7 @@ def block_shape(tokens: int, used: int, experts: int) -> tuple[int, int]:
     return (pairs + min(experts, pairs) * (size - 1)) // size, size
 
 
-def blocked(c: Context, layer: int, x: Array, found: Blocks) -> Array:
+def blocked(c: Context, layer: int, x: Array, found: ExpertBlocks) -> Array:
     """Return the sum of the experts' outputs [tokens, width], weighed where the block says."""
     b, size = c.backend, found.size
     inputs, weights = b.take(x, found.rows), found.weights
@@ -40,7 +40,7 @@ def blocked(c: Context, layer: int, x: Array, found: Blocks) -> Array:
     return b.combine(y.reshape(-1, y.shape[-1]), found.places, applied)
 
 
-def _product(c: Context, layer: int, role: str, inputs: Array, found: Blocks) -> Array:
+def _product(c: Context, layer: int, role: str, inputs: Array, found: ExpertBlocks) -> Array:
     """Return [n, size, out]: each block times its expert's weight, its bias added by itself."""
     b = c.backend
     y = b.stacked(inputs, c.weights.of(layer, f"{role}.weight"), found.experts)

@@ -21,6 +21,7 @@ from aprfmt.inference.context import Context, Ids, PassFacts, Recorder
 from aprfmt.inference.delta_net import delta_net
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.moe import moe
+from aprfmt.inference.placing import has_last_norm
 from aprfmt.inference.points import normed_before, unscaled
 from aprfmt.inference.rope import ropes
 from aprfmt.inference.weights import Weights
@@ -150,6 +151,8 @@ def _embed(c: Context) -> Array:
     """Return the input of layer 0: embedding rows, scaled, or with rows added and normalised."""
     b = c.backend
     x = c.tap("embd", WHOLE, b.embed(c.weights["token_embd.weight"], c.facts.ids))
+    if c.weights.get_role(None, "embd_in.weight") is not None:
+        x = c.tap("embd_in", WHOLE, c.linear(None, "embd_in", x))
     scale = float(c.hp["embedding_scale"])
     if scale != 1:
         x = b.scale(x, b.rounded(scale))
@@ -294,8 +297,10 @@ def _inner(c: Context, layer: int, x: Array) -> Array:
 def _head(c: Context, x: Array) -> Array:
     """Return the logits of the wanted rows; without a head, what the rows are pooled to."""
     b = c.backend
-    if c.block.head == "logits" or c.weights.get_role(None, "output_norm.weight") is not None:
+    if has_last_norm(c.block, c.weights):
         x = c.tap("final_norm", WHOLE, c.norm(None, "output_norm", x))
+    if c.weights.get_role(None, "head_in.weight") is not None:
+        x = c.tap("head_in", WHOLE, c.linear(None, "head_in", x))
     pooled = x
     if c.hp["pooling"] is not None and (c.block.head == "none" or c.wants("pooled", WHOLE)):
         pooled = c.tap("pooled", WHOLE, _pooled(b, x, str(c.hp["pooling"])))

@@ -4,6 +4,7 @@ Routing is done in numpy, and expert follows expert, but where a backend does bo
 once (blocked.py): then nothing comes to the host.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from aprfmt.inference.backends.hosted import ExpertRows
 from aprfmt.inference.blocked import blocked
 from aprfmt.inference.context import Context
 from aprfmt.inference.routing import route
+from aprfmt.inference.weights import Weight
 
 STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 ROUTED = ("router", "experts", "expert_w", "router_margin")  # points that the host sees
@@ -29,18 +31,23 @@ def moe(c: Context, layer: int, x: Array) -> Array:
     correction = c.weights.get_role(layer, "exp_probs_b.bias")
     bias = None if correction is None else correction.numpy()
     found = None
+    stacks = [c.weights.of(layer, f"{role}.weight") for role in STACKS]
     if not any(c.wants(point, layer) for point in ROUTED):
-        stacks = [c.weights.of(layer, f"{role}.weight") for role in STACKS]
         rounds = cast in ("weights", "product")
         found = b.blocks(logits, bias, c.hp, stacks, rounds=rounds)
-    total = _looped(c, layer, x, logits, bias) if found is None else blocked(c, layer, x, found)
+    if found is None:
+        total = _seen(c, layer, x, logits, bias, stacks)
+    else:
+        total = blocked(c, layer, x, found)
     if c.block.shared_expert != "none" and c.hp["shared_ffn_size"]:
         total = b.add(total, _shared(c, layer, x))
     return c.tap("moe_out", layer, total)
 
 
-def _looped(c: Context, layer: int, x: Array, logits: Array, bias: Any) -> Array:
-    """Return the sum of the experts' outputs, chosen on the host and added one by one."""
+def _seen(
+    c: Context, layer: int, x: Array, logits: Array, bias: Any, stacks: Sequence[Weight]
+) -> Array:
+    """Return the sum of the experts' outputs, chosen on the host, where recorders see it."""
     b = c.backend
     logits = b.to_numpy(c.tap("router", layer, logits))
     bias = None if bias is None else bias.astype(logits.dtype, copy=False)
@@ -51,6 +58,9 @@ def _looped(c: Context, layer: int, x: Array, logits: Array, bias: Any) -> Array
         applied = b.to_numpy(b.array(applied))
     weights = b.to_numpy(c.tap("expert_w", layer, applied))
     c.tap("router_margin", layer, routing.margin)
+    found = b.packed(experts, weights, stacks)
+    if found is not None:
+        return blocked(c, layer, x, found)
     total = b.zeros(x.shape)
     for share in b.shares(experts, weights):
         total = _ADDED[c.block.expert_weights](c, layer, share, total, x)

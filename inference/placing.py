@@ -99,6 +99,11 @@ def normed_before(block: BlockSpec) -> bool:
     return block.placement in ("pre", "sandwich")
 
 
+def has_last_norm(block: BlockSpec, roles: Collection[str]) -> bool:
+    """Say whether a norm follows the last layer: with a head always, unless sums are normalised."""
+    return "output_norm.weight" in roles or (block.head == "logits" and block.placement != "after")
+
+
 # HERE: computed and captured. ABSENT: the architecture has no such tensor. Any other string is
 # the name of the point it equals (of the same layer, or a whole-model one; "out-" is the layer
 # before).

@@ -209,6 +209,12 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "ffn_dim": 72, "max_position_embeddings": 64,
         "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
     }),
+    "opt_350m": ("OPT", {
+        "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "ffn_dim": 72, "max_position_embeddings": 64, "word_embed_proj_dim": 32,
+        "do_layer_norm_before": False,
+        "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2,
+    }),
     "olmoe": ("Olmoe", LLAMA | {
         "num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40,
     }),
@@ -335,9 +341,9 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 IN_GGUF: tuple[str, ...] = tuple(
-    name for name in MAKERS if name not in ("opt", "apertus")
+    name for name in MAKERS if name not in ("opt", "opt_350m", "apertus")
 )  # llama.cpp has none
-NO_ROPE = ("gpt2", "gpt_bigcode", "bloom", "mpt", "opt")
+NO_ROPE = ("gpt2", "gpt_bigcode", "bloom", "mpt", "opt", "opt_350m")
 
 
 def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -> Any:

@@ -119,6 +119,7 @@ ROWS: Mapping[str, ArchRow] = {
     "bloom": _row("bloom BloomForCausalLM", "bloom"),
     "mpt": _row("mpt MptForCausalLM MPTForCausalLM", "mpt"),
     "opt": _row("opt OPTForCausalLM", ""),
+    "opt_350m": _row("opt OPTForCausalLM", "", "opt_350m", module="opt"),
     "gpt_neo": _row("gpt_neo GPTNeoForCausalLM", "", module="listed"),
     "olmo": _row("olmo OlmoForCausalLM", "olmo", module="listed"),
     "llama4": _row(

@@ -1,9 +1,11 @@
 """opt: learned positions that begin at row 2, a plain MLP with relu, biases everywhere.
 
-llama.cpp has no form of it. Source: transformers' modeling_opt.
+The 350M form embeds in fewer elements than the stream has, with a projection on either side, and
+normalises the sums instead of what is read. llama.cpp has no form of them. Source: transformers'
+modeling_opt.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import rules
@@ -16,46 +18,84 @@ from aprfmt.errors import ArchError
 
 _O = "model.decoder.layers.{L}."
 _BIAS = "attention_bias"
-_TENSORS, _BINDINGS = tables(
-    around(
+_NARROW = ("vocab_size", "embedding_width")
+
+
+def _layer(before: str, behind: str) -> tuple[RoleRow, ...]:
+    """Return the rows of positions and of a layer; the norms' roles say where they stand."""
+    return (
         RoleRow("position_embd.weight", "model.decoder.embed_positions.weight",
             ("context_length+2", "hidden_size"), layered=False),
-        *norm("attn_norm", _O + "self_attn_layer_norm", bias=True),
+        *norm(before, _O + "self_attn_layer_norm", bias=True),
         *linear("attn_q", _O + "self_attn.q_proj", Q, "hidden_size", bias=_BIAS),
         *linear("attn_k", _O + "self_attn.k_proj", KV, "hidden_size", bias=_BIAS),
         *linear("attn_v", _O + "self_attn.v_proj", KV, "hidden_size", bias=_BIAS),
         *linear("attn_output", _O + "self_attn.out_proj", "hidden_size", Q,
             bias="attention_out_bias"),
-        *norm("ffn_norm", _O + "final_layer_norm", bias=True),
+        *norm(behind, _O + "final_layer_norm", bias=True),
         *linear("ffn_up", _O + "fc1", "ffn_size", "hidden_size", bias="mlp_bias"),
         *linear("ffn_down", _O + "fc2", "hidden_size", "ffn_size", bias="mlp_bias"),
-        embed="model.decoder.embed_tokens", final="model.decoder.final_layer_norm", norm_bias=True,
+    )  # fmt: skip
+
+
+_TENSORS, _BINDINGS = tables(
+    around(
+        *_layer("attn_norm", "ffn_norm"), embed="model.decoder.embed_tokens",
+        final="model.decoder.final_layer_norm", norm_bias=True,
+    )
+)  # fmt: skip
+_SMALL = tables(
+    (
+        RoleRow("token_embd.weight", "model.decoder.embed_tokens.weight", _NARROW, layered=False),
+        RoleRow("embd_in.weight", "model.decoder.project_in.weight",
+            ("hidden_size", "embedding_width"), layered=False),
+        *_layer("attn_output_norm", "layer_output_norm"),
+        RoleRow("head_in.weight", "model.decoder.project_out.weight",
+            ("embedding_width", "hidden_size"), layered=False),
+        RoleRow("output.weight", "lm_head.weight", _NARROW, "!tied_embeddings", layered=False),
     )
 )  # fmt: skip
 
 
 def _usual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
-    """Raise ArchError for the forms of the 350M model and of old checkpoints."""
+    """Raise ArchError for the form of the 350M model and of old checkpoints."""
     width = facts.first("word_embed_proj_dim")
     if width is not None and width[0] != hp["hidden_size"]:
         raise ArchError(
             f"{width[1]}: is {width[0]}; expected {hp['hidden_size']}: projections beside the "
             "embedding are not known"
         )
-    for key, usual in (("do_layer_norm_before", True), ("_remove_final_layer_norm", False),
-                       ("layer_norm_elementwise_affine", True)):  # fmt: skip
+    _as_expected(facts, {"do_layer_norm_before": True, "_remove_final_layer_norm": False})
+    return ""
+
+
+def _small(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
+    """Raise ArchError for a model that has the 350M form's projections alone."""
+    _as_expected(facts, {"do_layer_norm_before": False})
+    facts.first("_remove_final_layer_norm")  # there is none behind a sum that is normalised
+    return ""
+
+
+def _as_expected(facts: Facts, wanted: Mapping[str, bool]) -> None:
+    for key, usual in {**wanted, "layer_norm_elementwise_affine": True}.items():
         found = facts.first(key)
         if found is not None and found[0] is not usual:
             raise ArchError(f"{key}: is {found[0]}; expected {usual}: no other is known")
-    return ""
+
+
+def _has_projections(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    own = ("project_in.weight", "project_out.weight", "embd_in.weight", "head_in.weight")
+    return any(name.endswith(own) for name in names)
 
 
 _EPS = rules.norm_eps(1e-5)  # config.json has no key for it
 
-OPT = ArchSpec(
-    name="opt",
-    hyper=rules.hyper_table(
-        rules.hidden_size(768),
+
+def _hyper(
+    check: Callable[[Value, Facts, Mapping[str, Value]], str], *more: HyperRule
+) -> tuple[HyperRule, ...]:
+    return rules.hyper_table(
+        replace(rules.hidden_size(768), shape=rules.axis("position_embd.weight", 1)),
         rules.n_layers(12),
         rules.n_heads(12),
         rules.n_kv_heads(hf=""),
@@ -72,10 +112,33 @@ OPT = ArchSpec(
             written=False),
         rules.flag("mlp_bias", True, "enable_bias", present=("ffn_up.bias",), written=False),
         *NO_ROPE,
-        HyperRule("parallel_residual", default=False, check=_usual),
-    ),
+        HyperRule("parallel_residual", default=False, check=check),
+        *more,
+    )  # fmt: skip
+
+
+_IGNORED = frozenset({"dropout", "activation_dropout", "layerdrop", "init_std", "prefix"})
+OPT = ArchSpec(
+    name="opt",
+    hyper=_hyper(_usual),
     tensors=_TENSORS,
     bindings={"hf": _BINDINGS["hf"]},
     block=BlockSpec(norm="layer", position="learned", mlp="plain"),
-    ignored=frozenset({"dropout", "activation_dropout", "layerdrop", "init_std", "prefix"}),
+    ignored=_IGNORED,
+)
+OPT_350M = ArchSpec(
+    name="opt_350m",
+    hyper=_hyper(
+        _small,
+        HyperRule("embedding_width", {"hf": ("word_embed_proj_dim",)}, "size",
+            shape=rules.axis("token_embd.weight", 1), shape_wins=True,
+            write={"hf": lambda value, hp: {
+                "word_embed_proj_dim": value, "do_layer_norm_before": False,
+            }}),
+    ),
+    tensors=_SMALL[0],
+    bindings={"hf": _SMALL[1]["hf"]},
+    block=BlockSpec(norm="layer", placement="after", position="learned", mlp="plain"),
+    ignored=_IGNORED,
+    evidence=_has_projections,
 )  # fmt: skip

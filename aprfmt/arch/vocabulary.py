@@ -78,6 +78,7 @@ HYPER_NAMES: dict[str, str] = {
 
 # What only some architectures have: their tables add rows for it, and no others have one.
 SPECIAL_NAMES: dict[str, str] = {
+    "embedding_width": "width of the embedding, beside which are projections (opt_350m)",
     "attention_layers": "tuple of bool: has layer i attention (hybrids)",
     "mlp_layers": "tuple of bool: has layer i a dense MLP (nemotron_h: a layer is one thing only)",
     "ssm_layers": "tuple of bool: does layer i mix by a state space model (mamba)",

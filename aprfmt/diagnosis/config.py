@@ -7,7 +7,8 @@ from aprfmt.model import Model
 
 # Hyperparameter -> cause; "" for sizes: models of different sizes are different models.
 HYPER_CAUSES: Mapping[str, str] = {
-    "hidden_size": "", "n_layers": "", "n_heads": "gqa_mapping", "n_kv_heads": "gqa_mapping",
+    "hidden_size": "", "embedding_width": "",
+    "n_layers": "", "n_heads": "gqa_mapping", "n_kv_heads": "gqa_mapping",
     "head_dim": "gqa_mapping", "value_head_dim": "gqa_mapping", "ffn_size": "", "vocab_size": "",
     "context_length": "rope_scaling", "norm_eps": "norm_eps", "lora_norm_eps": "norm_eps",
     "activation": "activation", "tied_embeddings": "tied_embedding",

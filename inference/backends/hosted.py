@@ -17,7 +17,7 @@ Numbers = NDArray[Any]  # numpy's
 
 
 @dataclass(frozen=True)
-class Blocks:
+class ExpertBlocks:
     """Which rows each expert gets, in blocks of equally many, all on the device.
 
     `experts` [n] is each block's expert, `rows` [n * size] are tokens, `weights` [n * size] theirs;
@@ -79,12 +79,18 @@ class Hosted:
     def blocks(
         self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
         stacks: Sequence["Weight"], *, rounds: bool,
-    ) -> Blocks | None:  # fmt: skip
+    ) -> ExpertBlocks | None:  # fmt: skip
         """Route logits [tokens, n_experts] where they are; None to have it done on the host.
 
         `stacks` are the layer's weights of [n_experts, out, in]; `bias` is added for the choice
         (routing.py). `rounds`: the experts' weights are rounded to the dtype.
         """
+        return None
+
+    def packed(
+        self, experts: Numbers, weights: Numbers, stacks: Sequence["Weight"]
+    ) -> ExpertBlocks | None:
+        """Return the blocks of a choice made on the host; None to have expert follow expert."""
         return None
 
     def stacked(self: _Host, x: Array, stack: "Weight", experts: Any) -> Array:

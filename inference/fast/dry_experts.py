@@ -5,7 +5,7 @@ from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.inference.backends.base import Array, Numbers
-from aprfmt.inference.backends.hosted import Blocks
+from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.fast.dry_host import DryTorch
 from aprfmt.inference.fast.kept import keeps
@@ -25,14 +25,23 @@ class DryExperts(DryTorch):
     def blocks(
         self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
         stacks: Sequence[Weight], *, rounds: bool,
-    ) -> Blocks | None:  # fmt: skip
+    ) -> ExpertBlocks | None:  # fmt: skip
         """Allocate a layer's blocks: how many there are does not depend on the choice."""
+        self.wide(logits)
+        return self._blocks((len(logits), int(hp["n_experts_used"])), stacks)
+
+    def packed(
+        self, experts: Numbers, weights: Numbers, stacks: Sequence[Weight]
+    ) -> ExpertBlocks | None:
+        """Allocate the same for a choice made on the host."""
+        return self._blocks(experts.shape, stacks)
+
+    def _blocks(self, shape: tuple[int, ...], stacks: Sequence[Weight]) -> ExpertBlocks | None:
         if self.deterministic or not all(self._addressed(w) for w in stacks):
             return None
-        (tokens, experts), used = logits.shape, int(hp["n_experts_used"])
-        count, size = block_shape(tokens, used, experts)
-        self.wide(logits)
-        return Blocks(
+        tokens, used = shape
+        count, size = block_shape(tokens, used, stacks[0].shape[0])
+        return ExpertBlocks(
             self.new((count,), _INDEX), self.new((count * size,), _INDEX),
             self.new((count * size,), self.wide_size), self.new((tokens, used), _INDEX), size,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from aprfmt.base.protocols import Value
 from aprfmt.inference.backends.base import Array, Numbers, Part
-from aprfmt.inference.backends.hosted import Blocks
+from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
 from aprfmt.inference.fast.cuda import batched, layers
 from aprfmt.inference.fast.kept import SCRATCH, keeps
@@ -213,7 +213,7 @@ class TorchProducts(TorchBackend):
     def blocks(
         self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
         stacks: Sequence[Weight], *, rounds: bool,
-    ) -> Blocks | None:  # fmt: skip
+    ) -> ExpertBlocks | None:  # fmt: skip
         """Route on the device where all experts' weights are held there."""
         if self.deterministic or any(self._addresses(w) is None for w in stacks):
             return None
@@ -222,6 +222,15 @@ class TorchProducts(TorchBackend):
         routing = route(wide, given, hp, TORCH)
         weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
         return in_blocks(routing.experts, weights, stacks[0].shape[0])
+
+    def packed(
+        self, experts: Numbers, weights: Numbers, stacks: Sequence[Weight]
+    ) -> ExpertBlocks | None:
+        """Bring the choice to the device where all experts' weights are held there."""
+        if self.deterministic or any(self._addresses(w) is None for w in stacks):
+            return None
+        given = torch.from_numpy(weights.copy()).to(self._device, self._wide)
+        return in_blocks(self._index(experts.copy()), given, stacks[0].shape[0])
 
     def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
         """Multiply all blocks at once, by weights where they lie."""

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from aprfmt.inference.backends.hosted import Blocks
+from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.blocked import block_shape
-
-Tensor = torch.Tensor
 
 
 class TorchMaths:
@@ -21,37 +19,39 @@ class TorchMaths:
     minimum = staticmethod(torch.minimum)
     maximum = staticmethod(torch.maximum)
 
-    def where(self, mask: Tensor, x: Tensor, other: Tensor | float) -> Tensor:
+    def where(
+        self, mask: torch.Tensor, x: torch.Tensor, other: torch.Tensor | float
+    ) -> torch.Tensor:
         """Return x where the mask is True, `other` elsewhere."""
         return torch.where(mask, x, other)
 
-    def highest(self, x: Tensor) -> Tensor:
+    def highest(self, x: torch.Tensor) -> torch.Tensor:
         """Return the highest of each row."""
         return x.amax(-1, keepdim=True)
 
-    def total(self, x: Tensor) -> Tensor:
+    def total(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of each row."""
         return x.sum(-1, keepdim=True)
 
-    def ranked(self, x: Tensor) -> Tensor:
+    def ranked(self, x: torch.Tensor) -> torch.Tensor:
         """Sort so that equals keep their order."""
         return torch.sort(-x, dim=-1, stable=True).indices
 
-    def pick(self, x: Tensor, places: Tensor) -> Tensor:
+    def pick(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Return each row's elements at these places."""
         return x.gather(-1, places)
 
-    def marked(self, places: Tensor, count: int) -> Tensor:
+    def marked(self, places: torch.Tensor, count: int) -> torch.Tensor:
         """Return True at a row's places."""
         shape = (*places.shape[:-1], count)
         found = torch.zeros(shape, dtype=torch.bool, device=places.device)
         return found.scatter_(-1, places, True)
 
-    def spread(self, x: Tensor, times: int) -> Tensor:
+    def spread(self, x: torch.Tensor, times: int) -> torch.Tensor:
         """Return every element so many times."""
         return x[..., None].expand(*x.shape, times).flatten(-2)
 
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Join along the last axis."""
         return torch.cat(tuple(parts), -1)
 
@@ -59,13 +59,13 @@ class TorchMaths:
 TORCH = TorchMaths()
 
 
-def in_blocks(experts: Tensor, weights: Tensor, n_experts: int) -> Blocks:
+def in_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int) -> ExpertBlocks:
     """Return the rows of the experts chosen [tokens, used] with these weights."""
     tokens, used = experts.shape
     count, size = block_shape(tokens, used, n_experts)
     device, flat = experts.device, experts.reshape(-1)
 
-    def numbers(length: int) -> Tensor:
+    def numbers(length: int) -> torch.Tensor:
         return torch.arange(length, device=device)
 
     of_pair, order = torch.sort(flat, stable=True)
@@ -83,4 +83,4 @@ def in_blocks(experts: Tensor, weights: Tensor, n_experts: int) -> Blocks:
     places = torch.empty_like(flat).scatter_(0, order, slots).reshape(tokens, used)
     # Blocks behind the last one that is used are anybody's: all their rows are padding.
     owners = torch.searchsorted(ends, numbers(count), right=True).clamp(max=n_experts - 1)
-    return Blocks(owners, rows, padded, places.sort(-1).values, size)
+    return ExpertBlocks(owners, rows, padded, places.sort(-1).values, size)

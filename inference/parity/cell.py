@@ -32,7 +32,7 @@ Numbers = NDArray[Any]
 # Hyperparameters with one value a layer.
 PER_LAYER = ("moe_layers", "rope_layers", "window_layers")
 # Whole-model points behind the layers.
-BEHIND = ("final_norm", "logits_raw", "logits")
+BEHIND = ("final_norm", "head_in", "logits_raw", "logits")
 # Rows of the vocabulary that a cell of the logits keeps.
 VOCAB_ROWS = 256
 _BUDGET = 1 << 62
@@ -180,7 +180,7 @@ def cut_out(
     )  # fmt: skip
     if not name.startswith("embd"):
         cell = replace(cell, inputs=_inputs(model, key, layer, known, values))
-    if whole and name != "final_norm":
+    if whole and name.startswith("logits"):
         cell = _few_rows(cell, columns)
     elif name == "embd" or not cell.inputs:
         cell = _own_rows(cell)

@@ -136,6 +136,13 @@ def test_forms_of_opt_that_are_not_known_are_refused(key: str) -> None:
         hf("opt", {**config, key: OTHER_FORMS[key]})
 
 
+def test_opts_projections_beside_norms_before_are_refused() -> None:
+    config = make(next(tiny for tiny in TINY if tiny.arch == "opt_350m")).config
+    assert hf("opt_350m", config)["embedding_width"] == 16
+    with pytest.raises(ArchError, match="do_layer_norm_before: is True; expected False"):
+        hf("opt_350m", {**config, "do_layer_norm_before": True})
+
+
 @pytest.mark.parametrize("key", ["norm_bias", "attention_bias", "mlp_bias"])
 def test_modernbert_with_biases_is_refused(key: str) -> None:
     """Its embedding came out without them."""

@@ -256,16 +256,18 @@ INSISTED = {
     "attn_q.bias": {
         "jais2",
         "qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2", "seed_oss", "glm4",
-        "gpt_neox", "gpt_bigcode", "bloom", "opt",
+        "gpt_neox", "gpt_bigcode", "bloom", "opt", "opt_350m",
     },
     "attn_output.bias": {
-        "gpt_oss", "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "bloom", "opt", "jais2",
+        "gpt_oss", "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "bloom", "opt",
+        "opt_350m", "jais2",
     },
     "ffn_up.bias": {
-        "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "bloom", "opt", "jais2",
+        "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "bloom", "opt", "opt_350m",
+        "jais2",
     },
     "ffn_norm.weight": set(arch_names()) - {
-        "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2", "gptj", "falcon",
+        "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2", "gptj", "falcon", "opt_350m",
     },
     "attn_q_norm.weight": {
         "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",

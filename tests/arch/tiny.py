@@ -13,6 +13,7 @@ from aprfmt.arch.hyper import KeyReport, derived_tensors, read_hyper
 from aprfmt.arch.spec import ArchSpec, Facts, HyperParams
 from aprfmt.arch.values import single
 from tests.arch.tiny_sizes import BLOOM, DELTA, FALCON, GPT2, LLAMA3, MLA, MOE, MPT, UNGROUPED, YARN
+from tests.arch.tiny_sizes import OPT_350M as OPT_350M
 from tests.arch.tiny_sizes import SIZES as SIZES
 
 
@@ -279,6 +280,8 @@ TINY: tuple[Tiny, ...] = (
         "ffn_dim": 40, "word_embed_proj_dim": 24, "enable_bias": False,
         "activation_function": "gelu", "tie_word_embeddings": False,
     }, FALCON),
+    Tiny("opt_350m", "opt", "plain", OPT_350M, FALCON),
+    Tiny("opt_350m", "opt", "untied", OPT_350M | {"tie_word_embeddings": False}, FALCON),
     Tiny("olmoe", "olmoe", "plain", {"num_experts": 5, "num_experts_per_tok": 3}),
     Tiny("olmoe", "olmoe", "clipped", {
         "num_experts": 5, "num_experts_per_tok": 3, "clip_qkv": 0.7, "norm_topk_prob": True,

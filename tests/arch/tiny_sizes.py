@@ -55,4 +55,5 @@ GPT2: dict[str, Any] = {
 UNGROUPED = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 BLOOM = {"hidden_size": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56}
 MPT = {"d_model": 24, "n_layers": 3, "n_heads": 6, "vocab_size": 56, "max_seq_len": 128}
+OPT_350M = {"ffn_dim": 40, "word_embed_proj_dim": 16, "do_layer_norm_before": False}
 FALCON = {key: value for key, value in UNGROUPED.items() if key != "intermediate_size"}

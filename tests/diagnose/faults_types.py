@@ -60,6 +60,8 @@ TYPE_FAULTS = (
            hp={"attn_scale": 1.0}),
     engine("opt-row", "opt", "positions begin at the table's first row", "positions",
            "position_offset", fine=True, hp={"position_offset": 0}),
+    engine("opt-350m-gelu", "opt_350m", "gelu for relu", "activation", "activation", fine=True,
+           hp={"activation": "gelu"}),
     engine("next-weights", "qwen3_next", "experts' weights not renormalised", "moe_routing",
            "norm_topk", hp={"norm_topk": False}),
     engine("qwen3-5-moe-one", "qwen3_5_moe", "one expert for two", "moe_routing",

@@ -87,6 +87,8 @@ WHOLE: dict[str, str] = {
     r"transformer\.word_embeddings_layernorm": "embd_norm",
     r"(model|transformer)\.(norm|final_layernorm|ln_f|norm_f)": "final_norm",
     r"(gpt_neox|model\.decoder)\.final_layer_norm": "final_norm",
+    r"model\.decoder\.project_in": "embd_in",
+    r"model\.decoder\.project_out": "head_in",
     r"lm_head": "logits_raw",
 }
 _RULE = "torch_chunk_gated_delta_rule"  # the function of a delta net, in transformers' code
@@ -259,6 +261,11 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             keep(prefix + ("attn_contrib" if sandwich else "ffn_norm"), out)
             if not sandwich and not getattr(cfg, "use_parallel_residual", False):
                 keep(prefix + "mid", args[0])
+            return
+        if getattr(cfg, "do_layer_norm_before", True) is False and name.endswith("_layer_norm"):
+            attends = name.startswith("self_attn")
+            keep(prefix + ("attn_sum" if attends else "ffn_sum"), args[0])
+            keep(prefix + ("mid" if attends else "out"), out)
             return
         if name == "self_attn.qk_norm":  # called for q, then for k
             part = "q" if args[0].shape[2] == cfg.num_attention_heads else "k"

@@ -20,6 +20,7 @@ from aprfmt.inference.fast.torch_routing import TORCH, in_blocks
 from aprfmt.inference.routing import ROUTERS, route
 from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Session
+from aprfmt.inference.trace import Kept
 from aprfmt.model import open_model
 from tests.inference.judge import backend, judged, rel
 from tests.models import IDS, MAKERS, save_tiny
@@ -50,7 +51,14 @@ def told(patch: pytest.MonkeyPatch, run: str, *, blocks: bool) -> tuple[Any, lis
             weights = arithmetic.wide(arithmetic.narrow(weights))
         return in_blocks(routing.experts, weights, stacks[0].shape[0])
 
+    def packed(experts: Any, weights: Any, stacks: Any) -> Any:
+        if not blocks:
+            return None
+        given = torch.from_numpy(weights.copy()).to(arithmetic._wide)
+        return in_blocks(torch.from_numpy(experts.copy()), given, stacks[0].shape[0])
+
     patch.setattr(arithmetic, "blocks", found)
+    patch.setattr(arithmetic, "packed", packed)
     return arithmetic, calls
 
 
@@ -76,6 +84,23 @@ def test_logits_are_those_of_the_loop(
         logits(monkeypatch, name, run, list(ids), blocks=blocks) for blocks in (True, False)
     )
     assert rel(at_once, one_by_one) < limit
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trace_gives_the_logits_of_the_plain_run(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its experts are chosen on the host, where they are recorded, and multiplied in blocks too."""
+    arithmetic, calls = told(monkeypatch, "torch:float64", blocks=True)
+    with open_model(judged(name).folder) as model, Session.of(model, arithmetic) as session:
+        plain = session.logits(IDS)
+        count, kept = len(calls), Kept()
+        seen = [key for key in session.points if key.endswith((".experts", ".router"))]
+        session.trace(IDS, (*seen, "logits"), keep=kept.keep, logits_rows="all")
+        assert seen and len(calls) == count  # the device was not asked
+        found = kept.fetch("logits")
+    assert found is not None
+    assert rel(found, plain) < 1e-13
 
 
 @pytest.mark.parametrize("name", ROUTERS)
