@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 WINDOW = 16 << 20  # bytes per write(); larger windows are not faster
 BAND = 2 << 20  # bytes made at a time
+BACK = 2 << 20  # bytes read back at a time: so much of two files is mapped meanwhile, twice
 SMALL = 256 << 10  # runs below this are joined before they are written
 CHUNK = 1 << 22  # elements decoded and encoded at a time
 
@@ -82,7 +83,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
 def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
     """Yield stored bytes in windows and release mapped pages; small runs are joined."""
     if isinstance(runs, Columns):  # rows in another order
-        for window in windows(runs, WINDOW // 4):
+        for window in windows(runs, BAND):
             yield memoryview(window)
         return
     for view, run in _joined(runs):
@@ -311,12 +312,12 @@ def outcome(output: Output, written: Written) -> TensorOutcome:
 
 def equal_bytes(runs: Sequence[ByteRun], stored: LazyTensor) -> int | None:
     """Compare source runs with a stored tensor; return the first differing byte, or None."""
-    return first_difference(runs, all_runs(stored))
+    return first_difference(runs, all_runs(stored), BACK)
 
 
 def checksum(stored: LazyTensor) -> int:
     """Return the CRC-32 of a stored tensor's bytes; releases mapped pages."""
     crc = 0
-    for window in windows(all_runs(stored)):
+    for window in windows(all_runs(stored), BACK):
         crc = crc32(window, crc)
     return crc

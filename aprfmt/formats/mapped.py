@@ -24,7 +24,7 @@ from aprfmt.remote.paths import RemotePath
 Buffer = bytes | bytearray | memoryview
 
 _PAGE = mmap.PAGESIZE
-_AROUND = max(_PAGE, 64 << 10)  # what Linux maps around a page that is touched
+_AROUND = 2 << 20  # what Linux maps with a page that is touched, at most: one folio of its cache
 _DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)
 
 

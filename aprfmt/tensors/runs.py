@@ -210,17 +210,19 @@ def windows(
             data.drop(start, stop)
 
 
-def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
+def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun], size: int = WINDOW) -> int | None:
     """Return the offset of the first differing byte, or None if all are equal.
 
-    Streams of different length differ at the end of the shorter one at the latest.
+    Streams of different length differ at the end of the shorter one at the latest. `size` bytes
+    are looked at at a time, of rows that have to be copied for it a quarter.
     """
     if published_equal(a, b):
         return None
     at = 0
     expect(a)
     expect(b)
-    size = WINDOW // 4 if isinstance(a, Columns) or isinstance(b, Columns) else WINDOW  # copied
+    if isinstance(a, Columns) or isinstance(b, Columns):
+        size //= 4
     with closing(windows(a, size)) as of_a, closing(windows(b, size)) as of_b:
         for left, right in zip(of_a, of_b, strict=False):
             found = differs(left, right)

@@ -3,6 +3,7 @@
 Mapped pages count as resident memory; the system says how many of them a process holds.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -50,6 +51,22 @@ def test_resident_pages_are_counted(tmp_path: Path) -> None:
         assert resident(model) >= len(raw)
         model["a"].drop()
         assert resident(model) < SLACK
+
+
+def test_windows_leave_nothing_behind(tmp_path: Path) -> None:
+    """A touch maps what lies around it, also what was dropped just before."""
+    size, step = 32 << 20, 800_000
+    write_safetensors(tmp_path / "a.safetensors", {"a": (size // 4,)}, {"a": bytes(size)}, "F32")
+    with (tmp_path / "a.safetensors").open("r+b") as file:  # read again, in large folios
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with open_model(tmp_path / "a.safetensors") as model:
+        tensor, left = model["a"].stored[0], []
+        for start in range(0, size - step, step):
+            assert sum(tensor.raw(start, start + step)[:: 4 << 10]) == 0
+            tensor.drop(start, start + step)
+            left.append(resident(model))
+        assert max(left) <= HUGE // 8, left
 
 
 def test_equal_tensors_leave_nothing_behind(tmp_path: Path) -> None:
