@@ -18,6 +18,7 @@
 #include "moments.h"
 #include "dot.h"
 #include "step.h"
+#include "packed_codes.h"
 #include "packed.h"
 #include "turn.h"
 #include "regroup.h"
