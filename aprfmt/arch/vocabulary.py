@@ -105,6 +105,7 @@ SPECIAL_NAMES: dict[str, str] = {
     "image_positions": "rows of the position table: patches, and one for the class",
     "image_tokens": "rows that stand for an image in the text (gemma3_vision)",
     "patch_merge": "patches side by side that are joined to one (mistral3)",
+    "deepstack_layers": "first layers to which a tower adds what it saw (qwen3_vl; text: nothing)",
     "projection_size": "width of the text model behind a projector",
     "own_kv_layers": "tuple of bool: has layer i keys and values of its own (gemma3n, gemma4)",
     "wide_layers": "tuple of bool: is the MLP of layer i twice as wide (gemma4)",
