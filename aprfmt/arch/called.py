@@ -212,6 +212,9 @@ ROWS: Mapping[str, ArchRow] = {
     ),
     "gemma3_vision": _row("gemma3_vision", "clip"),
     "pixtral_vision": _row("pixtral_vision", "clip"),
+    "qwen2_vl_vision": _row("qwen2_vl_vision", "clip", module="qwen_vl_vision"),
+    "qwen2_5_vl_vision": _row("qwen2_5_vl_vision", "clip", module="qwen_vl_vision"),
+    "qwen3_vl_vision": _row("qwen3_vl_vision qwen3_vl_moe_vision", "clip", module="qwen_vl_vision"),
     "qwen2_audio_tower": _row("qwen2_audio_tower", "clip", module="audio_towers"),
     "voxtral_tower": _row("voxtral_tower", "clip", module="audio_towers"),
     "gemma3n": _row(
