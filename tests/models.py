@@ -19,6 +19,7 @@ from tests.model_values import EPS as EPS
 from tests.model_values import IDS as IDS
 from tests.model_values import VOCAB as VOCAB
 from tests.model_values import WINDOW as WINDOW
+from tests.text_heads import HEADLESS, causal
 
 MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("Llama", LLAMA | {"head_dim": 16}),
@@ -196,6 +197,12 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_5_moe": ("Qwen3_5Moe", {
         key: value for key, value in (LLAMA | MOE | DELTA).items() if key != "intermediate_size"
     } | {"shared_expert_intermediate_size": 56, "full_attention_interval": 2}),
+    "qwen2_vl": ("Qwen2VL", LLAMA | {
+        "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
+    }),
+    "qwen2_5_vl": ("Qwen2_5_VL", LLAMA),
+    "qwen3_vl": ("Qwen3VL", LLAMA | {"head_dim": 16}),
+    "qwen3_vl_moe": ("Qwen3VLMoe", LLAMA | MOE | {"head_dim": 16, "tie_word_embeddings": False}),
     "bloom": ("Bloom", {
         "vocab_size": VOCAB, "hidden_size": 48, "n_layer": 3, "n_head": 6,
         "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2,
@@ -366,14 +373,16 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
     values = {key: v for key, v in values.items() if v is not None or key in nullable}
     if tied is not None:
         values["tie_word_embeddings"] = tied
-    texts = {name: f"{name}TextConfig" for name in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")}
-    config_name = texts.get(prefix, f"{prefix}Config")
+    of_texts = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe", *HEADLESS)
+    config_name = f"{prefix}TextConfig" if prefix in of_texts else f"{prefix}Config"
     model_name = {"GPT2": "GPT2LMHeadModel"}.get(prefix, f"{prefix}ForCausalLM")
     config = getattr(transformers, config_name)(**deepcopy(values))  # it writes into what it gets
     config._attn_implementation = "eager"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = getattr(transformers, model_name)(config)
+        model = (causal(prefix) if prefix in HEADLESS else getattr(transformers, model_name))(
+            config
+        )
     if getattr(model, "_can_set_experts_implementation", lambda: False)():
         model.set_experts_implementation("eager")
     fill(model, seed)

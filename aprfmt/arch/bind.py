@@ -119,10 +119,11 @@ def _stored_names(
     """Return the stored names of a group in order, and the first few missing ones."""
     stored: list[str] = []
     lacking: list[str] = []
-    last = max(element for names in found.values() for element in names)
+    there = sorted({element for names in found.values() for element in names})
+    every = there if binding.elements else range(there[-1] + 1)
     for s, template in enumerate(binding.stored):
         names = found.get(s, {})
-        for element in range(last + 1) if "{E}" in template else (0,):
+        for element in every if "{E}" in template else (0,):
             if element in names:
                 stored.append(names[element])
                 continue
@@ -243,9 +244,14 @@ def groups_for(
 def _written_names(binding: Binding, layer: int | None, hp: Mapping[str, Value]) -> tuple[str, ...]:
     names: list[str] = []
     for template in binding.stored:
-        count = 1
-        if "{E}" in template:
-            step = next(step for step in binding.steps if isinstance(step, Stacked))
-            count = size_of(step.count, hp)
-        names += [expand(template, layer, element) for element in range(count)]
+        elements = _elements(binding, hp) if "{E}" in template else (0,)
+        names += [expand(template, layer, element) for element in elements]
     return tuple(names)
+
+
+def _elements(binding: Binding, hp: Mapping[str, Value]) -> Sequence[int]:
+    """Return the numbers that {E} takes in a binding's names."""
+    if binding.elements:
+        return [number for number, here in enumerate(hp[binding.elements]) if here]
+    step = next(step for step in binding.steps if isinstance(step, Stacked))
+    return range(size_of(step.count, hp))

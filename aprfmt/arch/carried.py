@@ -21,7 +21,7 @@ LAYERED = (
     "rope_layers", "window_layers", "moe_layers", "delta_layers", "attn_norm_layers",
     "attention_layers", "ssm_layers", "mlp_layers", "encoder_layers", "decoder_layers",
     "encoder_bias_layers", "decoder_bias_layers", "own_kv_layers", "wide_layers",
-    "sink_layers",
+    "sink_layers", "merger_layers",
 )  # fmt: skip
 LISTED = ("rope_sections",)  # whole numbers
 WORDS: Mapping[str, tuple[str, ...]] = {

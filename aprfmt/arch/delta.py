@@ -8,7 +8,7 @@ Sources: transformers' modeling_qwen3_next and modeling_qwen3_5; llama.cpp's con
 
 from collections.abc import Mapping
 
-from aprfmt.arch import rules
+from aprfmt.arch import rules, sections
 from aprfmt.arch.gemma import PLUS_ONE, gemma_norm
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.joins import Split
@@ -221,6 +221,5 @@ LOST = (
 IGNORED = frozenset(
     """mtp_num_hidden_layers mtp_use_dedicated_embeddings attn_output_gate mamba_ssm_dtype
     language_model_only use_sliding_window sliding_window max_window_layers image_token_id
-    video_token_id vision_start_token_id vision_end_token_id rope_parameters.mrope_interleaved
-    rope_scaling.mrope_interleaved""".split()
-)
+    video_token_id vision_start_token_id vision_end_token_id""".split()
+).union(sections.IGNORED)

@@ -229,7 +229,8 @@ class _Reader:
         keys = KNOWN.get(style)
         left = [key for key in self.watched.unseen() if keys is None or keys.counts(key, arch_key)]
         known = self.spec.ignored | IGNORED.get(style, frozenset())
-        ignored = tuple(key for key in left if _bare(key, arch_key, self.spec.section) in known)
+        bare = {key: _bare(key, arch_key, self.spec.section) for key in left}
+        ignored = tuple(key for key in left if bare[key] in known or _object(bare[key]) in known)
         defaulted = tuple(
             rule.name
             for rule in self.spec.hyper
@@ -274,6 +275,11 @@ def _frozen(value: Value) -> Value:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple(_frozen(item) for item in value)
     return value
+
+
+def _object(bare: str) -> str:
+    """Return the object that a key is in: of an ignored one a rule may read a part."""
+    return bare.partition(".")[0]
 
 
 # --- writing ----------------------------------------------------------------------------------

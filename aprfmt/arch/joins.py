@@ -101,17 +101,18 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """`count` stored tensors of one shape are one logical tensor with a leading axis.
+    """`count` stored tensors of one shape are one logical tensor with an axis more.
 
-    Used for the experts of a layer and for stablelm's norms per head. `count` is the name of the
-    hyperparameter that counts them.
+    Used for the experts of a layer and for stablelm's norms per head, where that axis is the first,
+    and for the frames of a patch. `count` is the name of the hyperparameter that counts them.
     """
 
     count: str
+    axis: int = 0
     permutes: ClassVar[bool] = True
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return [count, ...]."""
+        """Return the shape with `count` at the axis."""
         count = size_of(self.count, hp)
         if len(stored) != count:
             raise ArchError(f"{self}: {len(stored)} tensors; expected {count} ({self.count})")
@@ -122,35 +123,41 @@ class Stacked:
                     f"{self}: number {i} has shape {list(shape)}; expected {list(first)} like "
                     "number 0"
                 )
-        return [(count, *first)]
+        return [(*first[: self.axis], count, *first[self.axis :])]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shape without its first axis, `count` times."""
-        shape = only(logical, self)
-        if not shape or shape[0] != count:
-            raise ArchError(f"{self}: shape {list(shape)}; expected {count} on the first axis")
-        return [shape[1:]] * count
+        """Return the shape without the axis, `count` times."""
+        shape, at = only(logical, self), self.axis
+        if len(shape) <= at or shape[at] != count:
+            where = f"axis {at}" if at else "the first axis"
+            raise ArchError(f"{self}: shape {list(shape)}; expected {count} on {where}")
+        return [(*shape[:at], *shape[at + 1 :])] * count
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run a tensor."""
+        """One run a tensor, and for each index in front of the axis."""
         self.shapes(stored, hp)
-        return [[Move(i, 0, math.prod(shape)) for i, shape in enumerate(stored)]]
+        if not stored:
+            return [[]]
+        outer, inner = math.prod(stored[0][: self.axis]), math.prod(stored[0][self.axis :])
+        if outer * len(stored) > MAX_MOVES:
+            return None
+        return [[Move(i, o * inner, inner) for o in range(outer) for i in range(len(stored))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Stack."""
         import numpy as np
 
         self.shapes([x.shape for x in stored], hp)
-        return [np.stack(list(stored))]
+        return [np.stack(list(stored), axis=self.axis)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
         """Unstack."""
         x = logical[0]
         self.stored_shapes([x.shape], hp, size_of(self.count, hp))
-        return list(x)
+        return [x[(slice(None),) * self.axis + (i,)] for i in range(x.shape[self.axis])]
 
     def __str__(self) -> str:
-        return f"Stacked({self.count})"
+        return f"Stacked({self.count}{f', axis {self.axis}' if self.axis else ''})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ _BETRAYS: dict[str, tuple[str, ...]] = {
     "hf": (
         *PREFIXES["hf"],
         "vision_tower.",
+        "visual.",
         "audio_tower.",
         "multi_modal_projector.",
         "gpt_neox.",

@@ -48,8 +48,11 @@ A tower that sees or hears is, with its projector, an architecture that `--arch`
 of gemma3, `convert FOLDER mmproj.gguf --arch gemma3_vision --drop 'language_model*'` writes what
 llama.cpp takes by `--mmproj`, and `--drop 'vision_tower*' --drop 'multi_modal_projector*'` the
 text. `pixtral_vision` is that of `llava` with pixtral and of `mistral3` (llama.cpp also asks its
-file for the row of the text's token [IMG_BREAK], which is not written), `qwen2_audio_tower` that of
-`qwen2_audio` and `voxtral_tower` that of `voxtral`. Files of other projectors are looked at,
+file for the row of the text's token [IMG_BREAK], which is not written), `qwen2_vl_vision`,
+`qwen2_5_vl_vision` and `qwen3_vl_vision` those of the Qwen models that see (the last also of
+qwen3_vl_moe; they leave out `lm_head.weight` and `model.language_model*`, or `model.*` where the
+tower is below `visual.` alone), `qwen2_audio_tower` that of `qwen2_audio` and `voxtral_tower` that
+of `voxtral`. Files of other projectors are looked at,
 compared and copied by their tensors.
 
 """

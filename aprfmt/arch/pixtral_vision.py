@@ -25,8 +25,8 @@ KIND = PROJECTORS[_NAME]
 _TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
 _LAYER = _TOWER + "transformer.layers.{L}."
 _WIDE, _OUT = ("hidden_size",), "projection_size"
-_MEAN = [0.48145466, 0.4578275, 0.40821073]
-_DEVIATION = [0.26862954, 0.26130258, 0.27577711]
+MEAN = [0.48145466, 0.4578275, 0.40821073]
+DEVIATION = [0.26862954, 0.26130258, 0.27577711]
 
 
 def _write(value: Value, hp: Params) -> Params:
@@ -34,8 +34,8 @@ def _write(value: Value, hp: Params) -> Params:
         "general.type": "mmproj",
         "{arch}.projector_type": KIND,
         "{arch}.vision.projection_dim": value,
-        "{arch}.vision.image_mean": _MEAN,
-        "{arch}.vision.image_std": _DEVIATION,
+        "{arch}.vision.image_mean": MEAN,
+        "{arch}.vision.image_std": DEVIATION,
     }
 
 

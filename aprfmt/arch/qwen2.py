@@ -3,7 +3,7 @@
 Source: docs/architectures.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
@@ -16,14 +16,18 @@ from aprfmt.base.protocols import Value
 MAX_WINDOW_LAYERS = 28  # transformers' default
 
 
-def upper_layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
-    """Window the layers from max_window_layers on."""
-    found = None if facts is None else facts.first("max_window_layers")
-    first = MAX_WINDOW_LAYERS if found is None else whole_number(*found)
-    return tuple(i >= first for i in range(hp["n_layers"]))
+def upper(usual: int) -> Callable[[Facts | None, Mapping[str, Value]], PerLayer]:
+    """Return what windows the layers from max_window_layers on; `usual` is that key's default."""
+
+    def layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
+        found = None if facts is None else facts.first("max_window_layers")
+        first = usual if found is None else whole_number(*found)
+        return tuple(i >= first for i in range(hp["n_layers"]))
+
+    return layers
 
 
-WINDOW = Window(layers=upper_layers, gguf_layers=every, switch=True)
+WINDOW = Window(layers=upper(MAX_WINDOW_LAYERS), gguf_layers=every, switch=True)
 
 _TENSORS, _BINDINGS = tables(
     around(

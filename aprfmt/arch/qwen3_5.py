@@ -1,7 +1,8 @@
 """qwen3_5 and qwen3_5_moe (text): qwen3_next with its projections apart; dense, or experts alone.
 
 GGUF has the value heads of the delta nets tiled: the key heads run fastest. The rotary sections of
-images and videos change nothing in a text, but llama.cpp requires them. Sources: delta.py.
+images and videos change nothing in a text, but llama.cpp requires them (sections.py). Sources:
+delta.py.
 """
 
 from collections.abc import Mapping
@@ -13,14 +14,11 @@ from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, SHARED_GATE, shared_expert
 from aprfmt.arch.qwen3_next import shared_size
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope, write_hf
+from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import RoleRow, around, gated_mlp, tables
-from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, TensorRule
-from aprfmt.arch.values import sequence
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.base.protocols import Value
+from aprfmt.arch.sections import sections
+from aprfmt.arch.spec import ArchSpec, Binding, HyperRule, TensorRule
 
-Params = Mapping[str, Value]
 SECTIONS = (11, 11, 10)  # transformers' default, and the converter's
 _ROPE = Rope(partial=0.25)
 _HEADS, _HEAD = (Tiled("delta_value_dim"),), (Tiled("1"),)
@@ -56,45 +54,6 @@ def _tables(
     )
 
 
-def _sections() -> HyperRule:
-    """Return the rule for the pairs that turn by time, height and width."""
-    key = "{arch}.rope.dimension_sections"
-
-    def read(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
-        if found is None:
-            return None
-        parts = tuple(whole_number(part, found[1]) for part in sequence(*found, len(SECTIONS)))
-        return parts[: len(SECTIONS)], found[1]
-
-    def hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        for name in ("rope_parameters", "rope_scaling"):
-            rope = facts.values.get(name)
-            if isinstance(rope, Mapping) and rope.get("mrope_section") is not None:
-                return read((rope["mrope_section"], f"{name}.mrope_section"))
-        return None
-
-    def to_hf(value: Value, hp: Params) -> Params:
-        if value == SECTIONS:
-            return {}
-        scaling = write_hf(_ROPE, hp["rope_scaling"], hp)["rope_scaling"]
-        return {
-            "rope_parameters": {
-                **(scaling or {"rope_type": "default"}),
-                "rope_theta": hp["rope_theta"],
-                "partial_rotary_factor": hp["rope_dim"] / hp["head_dim"],
-                "mrope_section": value,
-            }
-        }
-
-    return HyperRule(
-        "rope_sections",
-        {"gguf": (key,)},
-        read={"hf": hf, "gguf": lambda facts, hp: read(facts.first(key))},
-        write={"hf": to_hf, "gguf": lambda value, hp: {key: [*value, 0]}},
-        default=SECTIONS,
-    )
-
-
 def _hyper(*own: HyperRule) -> tuple[HyperRule, ...]:
     return rules.hyper_table(
         draft.main_layers(),
@@ -103,7 +62,7 @@ def _hyper(*own: HyperRule) -> tuple[HyperRule, ...]:
         *rules.attention_biases(),
         rules.fixed("qk_norm", True),
         *rope_rules(_ROPE),
-        _sections(),
+        sections(_ROPE, SECTIONS),
         *delta.sizes(),
         *own,
     )

@@ -279,12 +279,14 @@ class Binding:
 
     `stored` are name templates ({L} layer, {E} expert: one template with {E} stands for all
     experts in order); together they hold `roles`. Steps run in order from stored to logical. All
-    bindings of a role are read; the first one is used for writing.
+    bindings of a role are read; the first one is used for writing. `elements` is the hyperparameter
+    that says by layer which numbers {E} takes, where they are not 0, 1, 2 and so on.
     """
 
     stored: tuple[str, ...]
     roles: tuple[str, ...]
     steps: tuple[LayoutStep, ...] = ()
+    elements: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,6 +148,54 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
+class Oriented(Transposed):
+    """The last two axes are written exchanged, but stored either way: the shape tells.
+
+    `rows` and `columns` are the logical sizes. qwen3_vl_moe is published with its experts' matrices
+    exchanged; transformers 5.23 reads both forms by their shape, and saves them as they are. Where
+    both sizes are equal nothing tells: such a matrix is read and written as it is.
+    """
+
+    rows: str
+    columns: str
+
+    def _turned(self, shape: Shape, hp: Sizes) -> bool:
+        """Say whether a stored shape is exchanged; ArchError where it is of other sizes."""
+        rows, columns = size_of(self.rows, hp), size_of(self.columns, hp)
+        if shape[-2:] not in ((rows, columns), (columns, rows)):
+            raise ArchError(f"{self}: shape {list(shape)}; expected {rows} by {columns} at its end")
+        return shape[-2:] != (rows, columns)
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the logical shape."""
+        shape = only(stored, self)
+        return Transposed.shapes(self, stored, hp) if self._turned(shape, hp) else [shape]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the shape that is written."""
+        self._turned(only(logical, self), hp)
+        return Transposed.shapes(self, logical, hp)
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """One run where nothing moves."""
+        shape = only(stored, self)
+        turned = self._turned(shape, hp) and 1 not in shape[-2:]
+        return None if turned else [[Move(0, 0, math.prod(shape))]]
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Exchange the last two axes if they are exchanged."""
+        return [stored[0].swapaxes(-1, -2) if self._turned(stored[0].shape, hp) else stored[0]]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Exchange the last two axes, unless nobody could tell."""
+        rows, columns = size_of(self.rows, hp), size_of(self.columns, hp)
+        return [logical[0] if rows == columns else logical[0].swapaxes(-1, -2)]
+
+    def __str__(self) -> str:
+        return f"Oriented({self.rows}, {self.columns})"
+
+
+@dataclass(frozen=True, slots=True)
 class HalvesExchanged:
     """The second half of every row stands before the first (MiMo's join of a draft head)."""
 

@@ -84,7 +84,7 @@ def _size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
     return rules.size(name, hf, gguf, hf_default=default)
 
 
-def _keys(activation: str) -> HyperRule:
+def activation_keys(activation: str) -> HyperRule:
     """Return the rule for the activation; its keys in a GGUF say which, and what the file is."""
     names = {"quick_gelu": "gelu_quick"}
 
@@ -114,7 +114,7 @@ def tower_hyper(eps: float, activation: str, class_token: bool) -> tuple[HyperRu
         rules.fixed("context_length", 0),
         HyperRule("norm_eps", {"hf": ("layer_norm_eps",),
             "gguf": ("{arch}.vision.attention.layer_norm_epsilon",)}, "positive", eps),
-        _keys(activation),
+        activation_keys(activation),
         rules.fixed("tied_embeddings", True),
         *NO_ROPE,
         _size("image_size", "image_size", "vision.image_size", 224),

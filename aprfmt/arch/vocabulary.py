@@ -106,6 +106,11 @@ SPECIAL_NAMES: dict[str, str] = {
     "image_positions": "rows of the position table: patches, and one for the class",
     "image_tokens": "rows that stand for an image in the text (gemma3_vision)",
     "patch_merge": "patches side by side that are joined to one (mistral3)",
+    "patch_frames": "frames of a video that are a patch together (qwen2_vl and later)",
+    "image_window": "pixels of a window's side (qwen2_5_vl)",
+    "merger_layers": "tuple of bool: has layer i of a tower a merger of its own (qwen3_vl)",
+    "merger_count": "how many layers have",
+    "deepstack_layers": "first layers to which a tower adds what it saw (qwen3_vl; text: nothing)",
     "projection_size": "width of the text model behind a projector",
     "own_kv_layers": "tuple of bool: has layer i keys and values of its own (gemma3n, gemma4)",
     "wide_layers": "tuple of bool: is the MLP of layer i twice as wide (gemma4)",
@@ -130,6 +135,9 @@ SPECIAL_NAMES: dict[str, str] = {
 PROJECTORS = {
     "gemma3_vision": "gemma3",
     "pixtral_vision": "pixtral",
+    "qwen2_vl_vision": "qwen2vl_merger",
+    "qwen2_5_vl_vision": "qwen2.5vl_merger",
+    "qwen3_vl_vision": "qwen3vl_merger",
     "qwen2_audio_tower": "qwen2a",
     "voxtral_tower": "voxtral",
 }

@@ -18,6 +18,7 @@ HYPER_CAUSES: Mapping[str, str] = {
     "temperature_scale": "attention_scale", "temperature_length": "attention_scale",
     "delta_layers": "", "delta_key_heads": "gqa_mapping", "delta_value_heads": "gqa_mapping",
     "delta_key_dim": "", "delta_value_dim": "", "conv_taps": "", "rope_sections": "",
+    "deepstack_layers": "",
     "rope_theta": "rope_theta", "rope_theta_local": "rope_theta", "rope_dim": "partial_rotary",
     "rope_style": "rope_pairing", "rope_scaling": "rope_scaling",
     "rope_scaling_layers": "rope_layers", "rope_layers": "rope_layers",

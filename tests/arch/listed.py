@@ -37,6 +37,9 @@ _VISION = {
     "image_size": 16, "patch_size": 4, "projection_dim": 12,
 }  # fmt: skip
 _LLAMA = {**SIZES, **_SPECIAL, "hidden_size": 28, "num_attention_heads": 7, "model_type": "llama"}
+_QWEN = {**SIZES, **_SPECIAL, "hidden_size": 28, "num_attention_heads": 7,
+         "num_key_value_heads": 1}  # fmt: skip
+_SEES = {"depth": 4, "num_heads": 6, "patch_size": 4}
 _GEMMA = {
     **_HYBRID, "head_dim": 6, "vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8,
     "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -152,6 +155,30 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "text_config": {**_LLAMA, "model_type": "mistral"}, "spatial_merge_size": 2,
         "vision_config": {**_VISION, "model_type": "pixtral"},
     }),
+    "qwen2_vl_vision": ("qwen2_vl_vision", "qwen2_vl", "AutoModelForImageTextToText", {
+        "text_config": _QWEN, "vision_config": {
+            **_SEES, "embed_dim": 24, "hidden_size": 28, "mlp_ratio": 3,
+        },
+    }),
+    "qwen2_5_vl_vision": ("qwen2_5_vl_vision", "qwen2_5_vl", "AutoModelForImageTextToText", {
+        "text_config": _QWEN, "vision_config": {
+            **_SEES, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 28,
+            "fullatt_block_indexes": [1, 3],
+        },
+    }),
+    "qwen3_vl_vision": ("qwen3_vl_vision", "qwen3_vl", "AutoModelForImageTextToText", {
+        "text_config": _QWEN, "vision_config": {
+            **_SEES, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 28,
+            "num_position_embeddings": 36, "deepstack_visual_indexes": [1, 3],
+        },
+    }),
+    "qwen3_vl_moe_vision": ("qwen3_vl_vision", "qwen3_vl_moe", "AutoModelForImageTextToText", {
+        "text_config": {**_QWEN, "num_experts": 4, "moe_intermediate_size": 20},
+        "vision_config": {
+            **_SEES, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 28,
+            "num_position_embeddings": 16, "deepstack_visual_indexes": [],
+        },
+    }),
     "qwen2_audio_tower": ("qwen2_audio_tower", "qwen2_audio",
                           "Qwen2AudioForConditionalGeneration", {
         "text_config": {**_LLAMA, "model_type": "qwen2"},
@@ -198,6 +225,8 @@ CUT = {
     },
     "pixtral_vision": {"vision_tower.": "vision_tower.", _PROJECTOR: _PROJECTOR},
     "mistral3_vision": {"vision_tower.": "vision_tower.", _PROJECTOR: _PROJECTOR},
+    **{f"{name}_vision": {"model.visual.": "visual.", "visual.": "visual."}
+       for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
     "qwen2_audio_tower": {"audio_tower.": "audio_tower.", _PROJECTOR: _PROJECTOR},
     "voxtral_tower": {"audio_tower.": "audio_tower.", _PROJECTOR: _PROJECTOR},
 }  # fmt: skip
@@ -212,6 +241,10 @@ HOMELESS = {
 # and norms that it names itself.
 UNMAPPED = {
     "gemma4-moe": ("ffn_gate_inp.scale", "ffn_down_exps.scale"),
+    **dict.fromkeys(("qwen2_vl_vision", "qwen2_5_vl_vision"), ("attn_q", "attn_k", "attn_v")),
+    **dict.fromkeys(("qwen3_vl_vision", "qwen3_vl_moe_vision"), (
+        "v.deepstack", "v.post_ln", "mm.0", "mm.2",
+    )),
     "clip_vision": ("v.class_embd",),  # named without a suffix
     "llama4": ("ffn_gate_exps", "ffn_up_exps"), "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
     "granitemoehybrid": ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp", "ffn_up_shexp"),

@@ -31,6 +31,10 @@ _SECTIONS = {"rope_parameters": {
     "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
     "mrope_section": [2, 1, 1], "mrope_interleaved": True,
 }}  # fmt: skip
+_TEXT_SECTIONS = {"rope_parameters": {
+    "rope_type": "default", "rope_theta": 5000.0, "mrope_section": [3, 3, 2],
+    "mrope_interleaved": True,
+}}  # fmt: skip
 # Shapes and settings that llama.cpp's graphs are fixed to, where the tiny models have others: what
 # a GGUF has no key for is listed in docs/architectures.md.
 SUITED: Mapping[str, Mapping[str, Any]] = {
@@ -47,6 +51,9 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
     "bitnet": {"hidden_act": "silu"}, "umt5": {"num_decoder_layers": 3},
     "qwen3_next": _DELTA, "qwen3_5": {**_DELTA, **_SECTIONS},
     "qwen3_5_moe": {**_DELTA, **_SECTIONS},
+    "qwen2_vl": {"use_sliding_window": False, "rms_norm_eps": 1e-9},
+    "qwen2_5_vl": {"rms_norm_eps": 1e-9},
+    "qwen3_vl": _TEXT_SECTIONS, "qwen3_vl_moe": _TEXT_SECTIONS,
     "bamba": {"rope_parameters": {
         "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
     }},
@@ -73,6 +80,15 @@ BECAUSE: Mapping[str, str] = {
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5", "qwen3_5_moe"),
         "its delta nets add the model's epsilon to the lengths of q and k, transformers' 1e-6",
+    ),
+    **dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl"),
+        "this version reads no epsilon of such a file and computes with 0: this model's is 1e-9, "
+        "and 3.4e-02 lie between them at 3e-4",
+    ),
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_moe"),
+        "pairs that no section has do not turn there: this model's have all",
     ),
     "gemma3n": "it divides the variance that cuts an MLP's gate by one less than the values, 4000 "
     "here: 3.6e-02 apart at 40; the first 20 layers have keys and values, the first 10 are cut",

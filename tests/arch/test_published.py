@@ -24,7 +24,9 @@ from aprfmt.arch.spec import ArchSpec, Facts
 
 FILES = sorted((Path(__file__).parent / "published").glob("*.json"))
 PARTS = (".scales", ".biases")  # of MLX's packed weights, which are bound with their `.weight`
-TOWERS = {"gemma3": "gemma3_vision"}  # rows of their own
+TOWERS = {  # rows of their own
+    "gemma3": "gemma3_vision", "qwen2_vl": "qwen2_vl_vision", "qwen3_vl": "qwen3_vl_vision",
+}  # fmt: skip
 
 published = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
@@ -65,9 +67,18 @@ def left_and_missing(file: Path, without: str = "") -> tuple[set[str], set[str]]
     left = set(bound.unbound)
     for head in heads(spec, "hf", hyper, names, set()):
         left -= {name for group in head.bound.groups for name in group.stored}
+    missing = set(expected_roles(spec, hyper, demanded)) - roles
     if spec.name in TOWERS:
-        left = set(bind(ARCHS[TOWERS[spec.name]], "hf", sorted(left)).unbound)
-    return left, set(expected_roles(spec, hyper, demanded)) - roles
+        tower = ARCHS[TOWERS[spec.name]]
+        sees = bind(tower, "hf", sorted(left))
+        left = set(sees.unbound)
+        roles = {role for group in sees.groups for role in group.roles}
+        hyper, _ = read_hyper(tower, Facts("hf", data["config"], {}, names="hf"), file.stem,
+                              complete=False)  # fmt: skip
+        if "projection_size" not in hyper:
+            hyper = hyper.replaced(projection_size=1)  # only a tensor's shape says it
+        missing |= set(expected_roles(tower, hyper)) - roles
+    return left, missing
 
 
 @published

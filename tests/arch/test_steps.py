@@ -13,7 +13,14 @@ from aprfmt.arch.joins import KvB, Split, Stacked
 from aprfmt.arch.moves import compose, invert, merged
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import LayoutStep, Move
-from aprfmt.arch.steps import Added, HalvesExchanged, Reshaped, RowsPermuted, Transposed
+from aprfmt.arch.steps import (
+    Added,
+    HalvesExchanged,
+    Oriented,
+    Reshaped,
+    RowsPermuted,
+    Transposed,
+)
 from aprfmt.errors import ArchError
 
 sizes = st.integers(1, 5)
@@ -29,12 +36,14 @@ def cases(draw: st.DrawFn) -> tuple[LayoutStep, list[tuple[int, ...]], dict[str,
     rows: list[tuple[LayoutStep, list[tuple[int, ...]]]] = [
         (RowsPermuted("a"), [(2 * a * b, *tail)]),
         (Transposed(), [(*tail, a, b)]),
+        (Oriented("a", "b"), [(*tail, a, b)]),
         (HalvesExchanged(), [(*tail, a, 2 * b)]),
         (Split(("a", "b", "c")), [(a, *tail), (b, *tail), (c, *tail)]),
         (Split(("a", "a"), axis=1), [(b, a, *tail), (b, a, *tail)]),
         (Split(("a", "a", "a"), interleaved=True), [(a, *tail)] * 3),
         (Split(("a", "a"), axis=1, interleaved=True), [(b, a, *tail)] * 2),
         (Stacked("a"), [(a, b, *tail)]),
+        (Stacked("a", axis=2), [(b, c, a, *tail)]),
         (KvB(), [(a * (c + d), b)]),
         (Reshaped(("a", "b"), ("a*b",)), [(a, b)]),
         (ByGroup("a", ("a*b", "a*c", "a"), ((0, 1), (2,))), [(a * (b + c), *tail), (a, *tail)]),
@@ -161,11 +170,13 @@ REFUSED: dict[str, tuple[LayoutStep, list[tuple[int, ...]], dict[str, int], str]
     "odd head": (RowsPermuted("h"), [(9, 2)], {"h": 3}, "9 rows; expected 3 heads"),
     "partial head": (RowsPermuted("h"), [(10, 2)], {"h": 4}, "10 rows"),
     "two tensors": (RowsPermuted("h"), [(4,), (4,)], {"h": 1}, "2 tensors"),
+    "other sizes": (Oriented("a", "b"), [(2, 3, 5)], {"a": 3, "b": 4}, "expected 3 by 4"),
     "rank 1": (Transposed(), [(4,)], {}, "two axes"),
     "parts": (Split(("a", "b")), [(5, 2)], {"a": 2, "b": 2}, r"expected 2 \+ 2"),
     "axis": (Split(("a", "a"), axis=1), [(5,)], {"a": 2}, "0 on axis 1"),
     "uneven turns": (Split(("a", "b"), interleaved=True), [(3,)], {"a": 1, "b": 2}, "1 \\+ 2"),
     "missing expert": (Stacked("n"), [(2, 3)] * 3, {"n": 4}, "3 tensors; expected 4"),
+    "frames": (Stacked("n", axis=2), [(2, 3)], {"n": 2}, "1 tensors; expected 2"),
     "other expert": (Stacked("n"), [(2, 3), (3, 2)], {"n": 2}, "number 1 has shape"),
     "elements": (Reshaped(("a",), ("a",)), [(2, 3)], {"a": 5}, "6 elements"),
     "partial group": (ByGroup("g", ("6", "4"), ((0,), (1,))), [(10, 2)], {"g": 4}, "g divides"),
@@ -221,3 +232,17 @@ def test_compose_is_chaining(first: list[int], second: list[int]) -> None:
     x = np.arange(100, 112)
     middle = np.array(gathered(inner, [x])[0])
     assert gathered(compose(outer, inner), [x]) == gathered(outer, [middle])
+
+
+def test_a_matrix_of_either_orientation_is_read_by_its_shape() -> None:
+    hp, x = {"a": 3, "b": 4}, np.arange(24).reshape(2, 3, 4)
+    step = Oriented("a", "b")
+    for stored in (x, x.swapaxes(1, 2)):
+        assert step.shapes([stored.shape], hp) == [(2, 3, 4)]
+        np.testing.assert_array_equal(step.undo([stored], hp)[0], x)
+    assert step.moves([x.shape], hp) == [[Move(0, 0, 24)]]
+    assert step.moves([(2, 4, 3)], hp) is None
+    assert step.apply([x], hp)[0].shape == (2, 4, 3)
+    square = np.arange(9).reshape(3, 3)  # nothing tells: as it is, both ways
+    assert step.apply([square], {"a": 3, "b": 3})[0] is square
+    assert step.undo([square], {"a": 3, "b": 3})[0] is square

@@ -3,7 +3,7 @@
 Sizes are chosen to tell axes apart (no two equal where the architecture allows it).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,22 +15,9 @@ from aprfmt.arch.values import single
 from tests.arch.tiny_sizes import BLOOM, DELTA, FALCON, GPT2, LLAMA3, MLA, MOE, MPT, UNGROUPED, YARN
 from tests.arch.tiny_sizes import OPT_350M as OPT_350M
 from tests.arch.tiny_sizes import SIZES as SIZES
-
-
-@dataclass(frozen=True)
-class Tiny:
-    """One configuration: our architecture, transformers' model type, keyword arguments."""
-
-    arch: str
-    model_type: str
-    label: str = "plain"
-    config: dict[str, Any] = field(default_factory=dict)
-    sizes: dict[str, Any] = field(default_factory=lambda: SIZES)
-
-    @property
-    def id(self) -> str:
-        return f"{self.arch}-{self.label}"
-
+from tests.arch.tiny_sizes import Tiny as Tiny
+from tests.arch.tiny_texts import SEEING
+from tests.text_heads import registered
 
 TINY: tuple[Tiny, ...] = (
     Tiny("llama", "llama"),
@@ -273,6 +260,7 @@ TINY: tuple[Tiny, ...] = (
     Tiny("qwen3_5_moe", "qwen3_5_moe_text", "plain", {
         **MOE, **DELTA, "shared_expert_intermediate_size": 28,
     }, {key: value for key, value in SIZES.items() if key != "intermediate_size"}),
+    *SEEING,
     Tiny("bloom", "bloom", sizes=BLOOM),
     Tiny("mpt", "mpt", "plain", {"attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.3}}, MPT),
     Tiny("opt", "opt", "plain", {"ffn_dim": 40, "word_embed_proj_dim": 24}, FALCON),
@@ -321,6 +309,7 @@ def _make(tiny_id: str) -> Made:
 
     auto: Any = transformers
     quiet()
+    registered()
     tiny = next(t for t in TINY if t.id == tiny_id)
     config = auto.AutoConfig.for_model(tiny.model_type, **{**tiny.sizes, **tiny.config})
     model = auto.AutoModelForCausalLM.from_config(config)

@@ -1,5 +1,6 @@
-"""Sizes and parts of configurations that the tiny models of tiny.py share."""
+"""What a tiny model is, and the sizes and parts of configurations that those of tiny.py share."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 SIZES: dict[str, Any] = {
@@ -57,3 +58,18 @@ BLOOM = {"hidden_size": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56}
 MPT = {"d_model": 24, "n_layers": 3, "n_heads": 6, "vocab_size": 56, "max_seq_len": 128}
 OPT_350M = {"ffn_dim": 40, "word_embed_proj_dim": 16, "do_layer_norm_before": False}
 FALCON = {key: value for key, value in UNGROUPED.items() if key != "intermediate_size"}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One configuration: our architecture, transformers' model type, keyword arguments."""
+
+    arch: str
+    model_type: str
+    label: str = "plain"
+    config: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=lambda: SIZES)
+
+    @property
+    def id(self) -> str:
+        return f"{self.arch}-{self.label}"

@@ -21,5 +21,7 @@ def test_fused_and_turned_tensors_come_back(name: str, form: str, tmp_path: Path
         load_file(tmp_path / "a" / "model.safetensors"),
         load_file(tmp_path / "c.safetensors"),
     )
+    if (name, form) == ("qwen3_vl_moe", "gguf"):  # written as published, which transformers turned
+        before = {k: v.swapaxes(1, 2) if ".experts." in k else v for k, v in before.items()}
     assert {k: v.shape for k, v in before.items()} == {k: v.shape for k, v in after.items()}
     assert all((after[key] == value).all() for key, value in before.items())

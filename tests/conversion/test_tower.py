@@ -1,9 +1,11 @@
 """A model of two halves is written as two GGUF files: the text, and what sees (mmproj).
 
 The judge is the gguf package's reader. Seen red: the whole model's config.json carried along, by
-which the tower was taken for the text; the projector's norm without the one that llama.cpp expects.
+which the tower was taken for the text; the projector's norm without the one that llama.cpp expects;
+a Qwen tower's frames exchanged, its mergers numbered 0 and 1, the text's activation taken for it.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from aprfmt.model import open_model
-from tests.arch.listed import LISTED, save
+from tests.arch.listed import LISTED, built, save
 from tests.cli.run import aprfmt as run
 
 TOWER = ("--drop", "vision_tower*", "--drop", "multi_modal_projector*")
@@ -78,19 +80,27 @@ def test_the_text_becomes_a_model_of_its_own(whole: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("label", "kind", "text"),
     [("pixtral_vision", "pixtral", 28), ("qwen2_audio_tower", "qwen2a", 28),
-     ("voxtral_tower", "voxtral", 28)],
+     ("voxtral_tower", "voxtral", 28), ("qwen2_vl_vision", "qwen2vl_merger", 28),
+     ("qwen2_5_vl_vision", "qwen2.5vl_merger", 28), ("qwen3_vl_vision", "qwen3vl_merger", 28)],
 )  # fmt: skip
 def test_other_towers_say_what_they_are(label: str, kind: str, text: int, tmp_path: Path) -> None:
     save(label, tmp_path / "model")
     target = tmp_path / "mmproj.gguf"
     assert run("convert", tmp_path / "model", target).code == 0
     theirs = gguf.GGUFReader(target)
-    part, has = ("audio", "audio") if kind != "pixtral" else ("vision", "vision")
+    part = has = "vision" if label.endswith("_vision") else "audio"
     said = [theirs.get_field(name).contents() for name in (  # type: ignore[union-attr]
         "general.architecture", "general.type", "clip.projector_type", f"clip.has_{has}_encoder",
         f"clip.{part}.projection_dim", f"clip.{part}.block_count",
     )]  # fmt: skip
-    assert said == ["clip", "mmproj", kind, True, text, 2]
+    assert said == [
+        "clip",
+        "mmproj",
+        kind,
+        True,
+        text,
+        4 if "qwen" in kind and has == "vision" else 2,
+    ]
     shown = run("inspect", target, "--json").json
     assert (shown["architecture"], shown["level"]) == (label, "names")
 
@@ -138,3 +148,117 @@ def test_the_tower_of_a_whole_clip(kind: str, tmp_path: Path) -> None:
     assert len(back) == len(source) - len(others)
     for name, values in back.items():
         np.testing.assert_array_equal(values, source[f"vision_model.{name}"])
+
+
+def written(label: str, folder: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Convert a tower; return a reader of its GGUF, and the tensors of both."""
+    save(label, folder / "model")
+    assert run("convert", folder / "model", folder / "mmproj.gguf").code == 0
+    reader = gguf.GGUFReader(folder / "mmproj.gguf")
+    ours = {tensor.name: tensor.data for tensor in reader.tensors}
+    return reader, ours, load_file(folder / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("label", ["qwen2_vl_vision", "qwen2_5_vl_vision", "qwen3_vl_vision"])
+def test_a_qwen_tower_is_as_the_converter_writes_it(label: str, tmp_path: Path) -> None:
+    """Two convolutions for two frames; q, k and v apart, or as they are; the merger's names."""
+    _, ours, source = written(label, tmp_path)
+    patch = source["visual.patch_embed.proj.weight"]
+    for name, frame in (("v.patch_embd.weight", 0), ("v.patch_embd.weight.1", 1)):
+        np.testing.assert_array_equal(ours[name], patch[:, :, frame])
+    for part in ("weight", "bias"):
+        fused = source[f"visual.blocks.2.attn.qkv.{part}"]
+        if label == "qwen3_vl_vision":
+            np.testing.assert_array_equal(ours[f"v.blk.2.attn_qkv.{part}"], fused)
+            continue
+        for at, name in enumerate("qkv"):
+            third = fused[24 * at : 24 * (at + 1)]
+            np.testing.assert_array_equal(ours[f"v.blk.2.attn_{name}.{part}"], third)
+    first = "linear_fc1" if label == "qwen3_vl_vision" else "mlp.0"
+    np.testing.assert_array_equal(ours["mm.0.weight"], source[f"visual.merger.{first}.weight"])
+
+
+def test_mergers_are_numbered_by_their_layers(tmp_path: Path) -> None:
+    """Layers 1 and 3 of the tower have one; the folder numbers them 0 and 1."""
+    reader, ours, source = written("qwen3_vl_vision", tmp_path)
+    assert reader.get_field("clip.vision.is_deepstack_layers").contents() == [False, True] * 2
+    assert reader.get_field("clip.vision.image_size").contents() == 24
+    names = {name for name in ours if name.startswith("v.deepstack.")}
+    assert {name.split(".")[2] for name in names} == {"1", "3"} and len(names) == 12
+    for layer, number in ((1, 0), (3, 1)):
+        for part, theirs in (("norm", "norm"), ("fc1", "linear_fc1"), ("fc2", "linear_fc2")):
+            np.testing.assert_array_equal(
+                ours[f"v.deepstack.{layer}.{part}.weight"],
+                source[f"visual.deepstack_merger_list.{number}.{theirs}.weight"],
+            )
+
+
+def test_a_tower_without_mergers_has_none(tmp_path: Path) -> None:
+    """As qwen3_5's."""
+    reader, ours, _ = written("qwen3_vl_moe_vision", tmp_path)
+    assert reader.get_field("clip.vision.is_deepstack_layers").contents() == [False] * 4
+    assert not any("deepstack" in name for name in ours)
+
+
+def test_windows_are_a_pattern_and_the_text_at_the_top_is_not_the_towers(tmp_path: Path) -> None:
+    reader, _, _ = written("qwen2_5_vl_vision", tmp_path / "a")
+    assert reader.get_field("clip.vision.n_wa_pattern").contents() == 2
+    assert reader.get_field("clip.use_silu").contents() is True
+    save("qwen2_vl_vision", tmp_path / "b")
+    path = tmp_path / "b" / "config.json"
+    config = json.loads(path.read_text())
+    text = config.pop("text_config")
+    sees = {key: config["vision_config"][key] for key in ("depth", "embed_dim", "num_heads",
+            "hidden_size", "mlp_ratio", "patch_size")}  # fmt: skip
+    flat = {**text, **config, "vision_config": sees, "hidden_act": "silu", "hidden_size": 28}
+    path.write_text(json.dumps(flat))
+    assert run("convert", tmp_path / "b", tmp_path / "b.gguf").code == 0
+    fields = gguf.GGUFReader(tmp_path / "b.gguf").fields
+    assert "clip.use_silu" not in fields and "clip.use_gelu" not in fields  # quick, by its type
+    said = [fields[f"clip.vision.{name}"].contents() for name in (
+        "embedding_length", "feed_forward_length", "attention.head_count", "projection_dim",
+    )]  # fmt: skip
+    assert said == [24, 72, 6, 28]
+
+
+def test_windows_that_are_no_pattern_are_a_loss(tmp_path: Path) -> None:
+    save("qwen2_5_vl_vision", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    config["vision_config"]["fullatt_block_indexes"] = [0, 3]
+    path.write_text(json.dumps(config))
+    done = run("convert", tmp_path / "model", tmp_path / "m.gguf")
+    assert "GGUF has a pattern only" in done.err + done.out, (done.out, done.err)
+
+
+@pytest.mark.parametrize(
+    ("label", "drops"),
+    [
+        ("qwen2_vl_vision", ("model.*", "lm_head.weight")),
+        ("qwen2_5_vl_vision", ("model.*", "lm_head.weight")),
+        ("qwen3_vl_vision", ("model.language_model*", "lm_head.weight")),
+        ("qwen3_vl_moe_vision", ("model.language_model*", "lm_head.weight")),
+    ],
+)
+def test_a_qwen_that_sees_is_cut_in_two(label: str, drops: tuple[str, ...], tmp_path: Path) -> None:
+    """Of one whole folder, as transformers writes it: the mmproj, and the text."""
+    arch, kind, loader, values = LISTED[label]
+    built(kind, loader, values).save_pretrained(tmp_path / "model")
+    source = load_file(tmp_path / "model" / "model.safetensors")
+    left = [part for name in drops for part in ("--drop", name)]
+    done = run("convert", tmp_path / "model", tmp_path / "mmproj.gguf", "--arch", arch, *left)
+    assert done.code == 0, done.err
+    assert (
+        run("convert", tmp_path / "mmproj.gguf", tmp_path / "back", "--to", "safetensors").code == 0
+    )
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    sees = {name.removeprefix("model."): x for name, x in source.items() if "visual." in name}
+    assert back.keys() == sees.keys()
+    for name, array in sees.items():
+        np.testing.assert_array_equal(back[name], array)
+    text = run("convert", tmp_path / "model", tmp_path / "text.gguf", "--drop", "*visual.*")
+    assert text.code == 0, text.err
+    with open_model(tmp_path / "text.gguf") as model:
+        assert model.resolution.unbound == () and model.resolution.missing == ()
+        wanted = model.spec.called["gguf"][0]
+        assert wanted == {"qwen2_5_vl": "qwen2vl"}.get(kind, kind.replace("_", ""))

@@ -70,4 +70,12 @@ TYPE_FAULTS = (
            "norm_topk", hp={"norm_topk": True}),
     engine("ministral-steady", "ministral3", "no factor on the queries", "attention_scale",
            "temperature_scale", fine=True, hp={"temperature_scale": None}),
+    engine("qwen2-vl-section", "qwen2_vl", "half of each head rotated, as if by one section",
+           "partial_rotary", "rope_dim", hp=lambda hp: {"rope_dim": hp["head_dim"] // 2}),
+    engine("qwen2-5-vl-bias", "qwen2_5_vl", "q has no bias", "missing_bias", "L0.attn_q.bias",
+           fine=True, weights=nothing("attn_q")),
+    engine("qwen3-vl-theta", "qwen3_vl", "transformers' own base for 5000", "rope_theta",
+           "rope_theta", hp={"rope_theta": 5e5}),
+    engine("qwen3-vl-moe-weights", "qwen3_vl_moe", "experts' weights not renormalised",
+           "moe_routing", "norm_topk", hp={"norm_topk": False}),
 )  # fmt: skip

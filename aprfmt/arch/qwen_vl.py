@@ -1,0 +1,169 @@
+"""The text of qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe: qwen2 and qwen3 with sections.
+
+A text has one position for time, height and width, so it runs as qwen2's or qwen3's would. The
+towers are in qwen_vl_vision.py. qwen3_vl's tower also adds to the first layers, of which llama.cpp
+wants the number. Sources: transformers' modeling_qwen2_vl, modeling_qwen2_5_vl, modeling_qwen3_vl
+and modeling_qwen3_vl_moe; the converter's qwenvl.py and qwen3vl.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.joins import Split
+from aprfmt.arch.qwen2 import QWEN2, upper
+from aprfmt.arch.qwen2_moe import DENSE_LOSS
+from aprfmt.arch.qwen3 import QWEN3
+from aprfmt.arch.qwen3_moe import QWEN3_MOE
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import ROPE_TENSORS
+from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rows import LAYER
+from aprfmt.arch.sections import IGNORED, old_sections
+from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, Loss
+from aprfmt.arch.stated import divided_heads
+from aprfmt.arch.steps import Oriented
+from aprfmt.arch.values import sequence
+from aprfmt.arch.window import IGNORED_WINDOW, Window, every, window_rules
+from aprfmt.base.protocols import Value
+
+Params = Mapping[str, Value]
+_MROPE = {"mrope": "default"}  # what the first checkpoints call it
+_TWO, _THREE = Rope(theta=1e6, aliases=_MROPE), Rope(theta=5e5, aliases=_MROPE)
+_IGNORED = IGNORED.union(
+    "video_token_id vision_start_token_id vision_end_token_id vision_token_id".split()
+)
+_SEEN = 3  # layers that a tower of qwen3_vl adds to, if its configuration lists none
+
+
+def _deepstack() -> HyperRule:
+    """Return the rule for the layers that the tower adds to; a text alone has none."""
+    tower = "vision_config"
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        sees = facts.values.get(tower)
+        if not isinstance(sees, Mapping):
+            return None
+        listed = sees.get("deepstack_visual_indexes")
+        key = f"{tower}.deepstack_visual_indexes"
+        return (_SEEN, tower) if listed is None else (len(sequence(listed, key)), key)
+
+    return HyperRule(
+        "deepstack_layers",
+        {"gguf": ("{arch}.n_deepstack_layers",)},
+        "int",
+        0,
+        read={"hf": read},
+        write={"hf": lambda value, hp: {}},
+    )
+
+
+_TOWERS_OWN = Loss(
+    "hf",
+    "deepstack_layers",
+    lambda hp: bool(hp["deepstack_layers"]),
+    "config.json lists them with the tower, which a text alone has not",
+)
+
+
+def _two(name: str, chosen: bool) -> ArchSpec:
+    """Return qwen2's text with sections; a GGUF's qwen2vl is the `chosen` one."""
+    return ArchSpec(
+        name=name,
+        hyper=rules.hyper_table(
+            rules.n_kv_heads(8),
+            divided_heads(),
+            rules.context_length(32768),
+            rules.norm_eps(1e-5),
+            rules.flag("attention_bias", True, present=("attn_q.bias",)),
+            *rope_rules(_TWO),
+            old_sections(_TWO, (16, 24, 24)),
+            *window_rules(Window(layers=upper(80), gguf_layers=every, switch=True)),
+        ),
+        tensors=QWEN2.tensors,
+        bindings=QWEN2.bindings,
+        block=QWEN2.block,
+        lost=(*losses.common_losses(), IGNORED_WINDOW),
+        ignored=_IGNORED | {"use_mrope"},
+        derived=ROPE_TENSORS,
+        evidence=None if chosen else lambda names, values: False,
+    )
+
+
+QWEN2_VL = _two("qwen2_vl", chosen=True)
+QWEN2_5_VL = _two("qwen2_5_vl", chosen=False)
+
+
+def _three(heads: int) -> tuple[HyperRule, ...]:
+    """Return the rules that qwen3's two forms share."""
+    return (
+        rules.n_kv_heads(heads),
+        rules.context_length(128000),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        *rope_rules(_THREE),
+        old_sections(_THREE, (24, 20, 20), interleaved=True),
+        _deepstack(),
+    )
+
+
+QWEN3_VL = ArchSpec(
+    name="qwen3_vl",
+    hyper=rules.hyper_table(*_three(32), rules.head_dim(128)),
+    tensors=QWEN3.tensors,
+    bindings=QWEN3.bindings,
+    block=QWEN3.block,
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY, _TOWERS_OWN),
+    ignored=_IGNORED,
+    derived=ROPE_TENSORS,
+)
+
+
+def _tied(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    """Return the key; a text alone is tied without it, a whole model is not."""
+    found = facts.first("tie_word_embeddings")
+    alone = facts.values.get("model_type") == "qwen3_vl_moe_text"
+    if found is None and alone and "text_config" not in facts.values:
+        return True, "model_type"
+    return found
+
+
+# One tensor for all experts, exchanged as published.
+_EXPERTS = "mlp.experts."
+_PUBLISHED = (
+    Binding(
+        (f"{LAYER}{_EXPERTS}gate_up_proj",),
+        ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+        (Oriented("2*moe_ffn_size", "hidden_size"),
+         Split(("moe_ffn_size", "moe_ffn_size"), axis=1)),
+    ),
+    Binding(
+        (f"{LAYER}{_EXPERTS}down_proj",),
+        ("ffn_down_exps.weight",),
+        (Oriented("hidden_size", "moe_ffn_size"),),
+    ),
+)  # fmt: skip
+_STORED = {name for binding in _PUBLISHED for name in binding.stored}
+
+QWEN3_VL_MOE = ArchSpec(
+    name="qwen3_vl_moe",
+    hyper=rules.hyper_table(
+        *_three(16),
+        replace(rules.tied_embeddings(), read={"hf": _tied}),
+        *moe.counts(60, 4),
+        moe.expert_size(hf_default=1408),
+        moe.sparse_layers(),
+        rules.fixed("norm_topk", True),
+    ),
+    tensors=QWEN3_MOE.tensors,
+    bindings={
+        **QWEN3_MOE.bindings,
+        "hf": (
+            *_PUBLISHED,
+            *(row for row in QWEN3_MOE.bindings["hf"] if _STORED.isdisjoint(row.stored)),
+        ),
+    },
+    block=QWEN3_MOE.block,
+    lost=(*losses.common_losses(), losses.ONE_BIAS_KEY, DENSE_LOSS, _TOWERS_OWN),
+    ignored=_IGNORED | {"norm_topk_prob", "sliding_window"},
+)

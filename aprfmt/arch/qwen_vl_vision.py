@@ -1,0 +1,378 @@
+"""The towers and mergers of qwen2_vl, qwen2_5_vl and qwen3_vl, each a file of its own in GGUF.
+
+A patch is two frames deep: GGUF has its convolution as two. qwen2_5_vl looks through windows but
+in every n-th layer. qwen3_vl has a table of positions, and mergers behind some layers, which GGUF
+numbers by the layer and the folder one after the other; qwen3_5's tower is one without these. The
+folder is that of the whole model, whose config.json is read in `vision_config` alone: the first
+ones have the text's keys beside it. Sources: transformers' modeling_qwen2_vl, modeling_qwen2_5_vl
+and modeling_qwen3_vl; the gguf package's name map; the converter's qwenvl.py and qwen3vl.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isqrt
+from typing import Any
+
+from aprfmt.arch import rules
+from aprfmt.arch.joins import Split, Stacked
+from aprfmt.arch.named import named
+from aprfmt.arch.pixtral_vision import DEVIATION, MEAN
+from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
+from aprfmt.arch.spec import MISSING, ArchSpec, Binding, Facts, HyperRule, Loss, Read
+from aprfmt.arch.values import sequence
+from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.vision import UNUSED, activation_keys, of_projector, tower_hyper
+from aprfmt.arch.vocabulary import PROJECTORS
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+Rows = tuple[RoleRow, ...]
+_SECTION = "vision_config"
+_TOWER = "visual."
+_LAYER = _TOWER + "blocks.{L}."
+_WIDE, _JOINED = "hidden_size", "patch_merge*patch_merge*hidden_size"
+_QKV = Split((Q, KV, KV))
+# The text's keys, which stand beside the tower's in the first configurations; and the tower's own
+# that change no weight.
+_BESIDE = frozenset(
+    """text_config hidden_act hidden_size intermediate_size max_position_embeddings
+    max_window_layers num_attention_heads num_hidden_layers num_key_value_heads rms_norm_eps
+    rope_scaling rope_parameters rope_theta sliding_window use_sliding_window tie_word_embeddings
+    vocab_size layer_types video_token_id vision_start_token_id vision_end_token_id
+    vision_token_id tokens_per_second spatial_patch_size in_chans
+    vision.feed_forward_length""".split()
+)
+
+
+def _own(key: str) -> Read:
+    """Return what reads a key of the tower's object, and of no other."""
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        inner = facts.values.get(_SECTION)
+        values = inner if isinstance(inner, Mapping) else facts.values
+        found = values.get(key)
+        return None if found is None else (found, key)
+
+    return read
+
+
+def _size(name: str, key: str, default: int, gguf: str = "") -> HyperRule:
+    """Return the rule of a size; its key in config.json is the tower's own."""
+    return HyperRule(
+        name,
+        {"gguf": (f"{{arch}}.vision.{gguf}",) if gguf else ()},
+        "size",
+        MISSING if gguf else default,
+        {"hf": default},
+        read={"hf": _own(key)},
+        write={"hf": lambda value, hp: {key: value}},
+    )
+
+
+def _activation(default: str) -> HyperRule:
+    rule, own = activation_keys(default), _own("hidden_act")
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found = own(facts, hp)
+        values = {} if found is None else {"hidden_act": found[0]}
+        return rule.read["hf"](replace(facts, values=values), hp)
+
+    return replace(rule, read={"hf": read})
+
+
+def _listed(name: str, key: str, usual: tuple[int, ...], inside: bool) -> HyperRule:
+    """Return the rule of a list of layers: `inside` is what it says of those in the list."""
+    own = _own(key)
+
+    def of(layers: tuple[int, ...], hp: Params) -> tuple[bool, ...]:
+        return tuple((layer in layers) is inside for layer in range(hp["n_layers"]))
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found = own(facts, hp)
+        if found is None:
+            return None
+        return of(tuple(whole_number(layer, key) for layer in sequence(*found)), hp), key
+
+    def write(value: Value, hp: Params) -> Params:
+        return {key: [layer for layer, on in enumerate(value) if on is inside]}
+
+    return HyperRule(name, default=lambda hp: of(usual, hp), read={"hf": read}, write={"hf": write})
+
+
+def _two_frames() -> HyperRule:
+    """Return the rule for a patch's frames: GGUF has names for two."""
+    rule = _size("patch_frames", "temporal_patch_size", 2)
+
+    def check(value: Value, facts: Facts, hp: Params) -> str:
+        if value != 2:
+            raise ArchError(f"temporal_patch_size: is {value}; expected 2: no other is known")
+        return ""
+
+    return replace(rule, check=check)
+
+
+def _projection(kind: str, key: str) -> HyperRule:
+    """Return the rule for the text's width, which says in a GGUF what the file is."""
+
+    def write(value: Value, hp: Params) -> Params:
+        return {
+            "general.type": "mmproj",
+            "{arch}.projector_type": kind,
+            "{arch}.vision.projection_dim": value,
+            "{arch}.vision.image_mean": MEAN,
+            "{arch}.vision.image_std": DEVIATION,
+        }
+
+    rule = _size("projection_size", key, 3584, "projection_dim")
+    return replace(rule, write={**rule.write, "gguf": write}, shape=rules.axis("mm.2.weight", 0))
+
+
+def _hyper(
+    kind: str, layers: int, act: str, patch: int, out: str, *own: HyperRule
+) -> tuple[HyperRule, ...]:
+    """Return the rules; `out` is the key of the text's width."""
+    return rules.hyper_table(
+        *tower_hyper(1e-6, act, class_token=False),
+        _size("n_layers", "depth", layers, "block_count"),
+        _size("n_heads", "num_heads", 16, "attention.head_count"),
+        HyperRule(
+            "norm_eps", {"gguf": ("{arch}.vision.attention.layer_norm_epsilon",)}, "positive", 1e-6
+        ),
+        _activation(act),
+        _size("image_size", "image_size", 560, "image_size"),
+        _size("patch_size", "patch_size", patch, "patch_size"),
+        _size("image_channels", "in_channels", 3),
+        _two_frames(),
+        replace(_size("patch_merge", "spatial_merge_size", 2, "spatial_merge_size"), default=2),
+        _projection(kind, out),
+        *own,
+    )
+
+
+def _once(role: str, hf: str, *shape: str) -> RoleRow:
+    return RoleRow(role, f"{_TOWER}{hf}", shape, layered=False)
+
+
+def _both(role: str, hf: str, out: str, into: str) -> Rows:
+    """Return a matrix and its bias outside the layers."""
+    matrix = _once(f"{role}.weight", f"{hf}.weight", out, into)
+    return matrix, _once(f"{role}.bias", f"{hf}.bias", out)
+
+
+def _layer(mlp: Mapping[str, str], bias: bool) -> Rows:
+    """Return a layer's rows; `mlp` are its matrices by role, `bias`: its norms have one."""
+    sizes = {"ffn_down": (_WIDE, "ffn_size")}
+    rows = (
+        *norm("ln1", _LAYER + "norm1", bias=bias),
+        *linear("attn_q", "-", Q, _WIDE, bias=""),
+        *linear("attn_k", "-", KV, _WIDE, bias=""),
+        *linear("attn_v", "-", KV, _WIDE, bias=""),
+        *linear("attn_out", _LAYER + "attn.proj", _WIDE, Q, bias=""),
+        *norm("ln2", _LAYER + "norm2", bias=bias),
+        *(row for role, hf in mlp.items() for row in
+          linear(role, f"{_LAYER}mlp.{hf}", *sizes.get(role, ("ffn_size", _WIDE)), bias="")),
+    )  # fmt: skip
+    joined = {f"attn_{x}" for x in "qkv"}
+    return tuple(
+        replace(
+            row,
+            hf="" if row.role.partition(".")[0] in joined else row.hf,
+            gguf=f"v.blk.{{L}}.{row.role}",
+        )
+        for row in rows
+    )
+
+
+def _fused(stored: str) -> tuple[Binding, ...]:
+    """Return the bindings of q, k and v in one tensor."""
+    return tuple(
+        Binding((f"{stored}.{part}",), tuple(f"attn_{x}.{part}" for x in "qkv"), (_QKV,))
+        for part in ("weight", "bias")
+    )
+
+
+_PATCH = replace(
+    _once("v.patch_embd.weight", "patch_embed.proj.weight", _WIDE, "image_channels", "patch_frames",
+          "patch_size", "patch_size"),
+    gguf="",
+)  # fmt: skip
+_FRAMES = Binding(
+    ("v.patch_embd.weight", "v.patch_embd.weight.1"), ("v.patch_embd.weight",),
+    (Stacked("patch_frames", axis=2),),
+)  # fmt: skip
+
+
+def _around(name: str, first: str, second: str, bias: bool) -> Rows:
+    """Return the merger: a norm, then two matrices on patches joined."""
+    parts = ("weight", "bias") if bias else ("weight",)
+    return (
+        *(_once(f"v.post_ln.{part}", f"merger.{name}.{part}", _WIDE) for part in parts),
+        *_both("mm.0", f"merger.{first}", _JOINED, _JOINED),
+        *_both("mm.2", f"merger.{second}", "projection_size", _JOINED),
+    )
+
+
+def _tower(
+    name: str,
+    rows: Rows,
+    hyper: tuple[HyperRule, ...],
+    hf: tuple[Binding, ...] = (),
+    gguf: tuple[Binding, ...] = (),
+    **more: Any,
+) -> ArchSpec:
+    fused = _fused(_LAYER + "attn.qkv")
+    return named(
+        name,
+        tables((_PATCH, *rows), hf_first=(*fused, *hf), gguf_first=(_FRAMES, *gguf)),
+        hyper, evidence=of_projector(PROJECTORS[name]), section=_SECTION,
+        ignored=UNUSED | _BESIDE, **more,
+    )  # fmt: skip
+
+
+def _ffn_of_ratio() -> HyperRule:
+    """Return qwen2_vl's rule; the converter's key has the text's width, so tensors say it."""
+    own = _own("mlp_ratio")
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found = own(facts, hp)
+        return None if found is None else (hp["hidden_size"] * whole_number(*found, 1), found[1])
+
+    return HyperRule(
+        "ffn_size",
+        kind="size",
+        default=lambda hp: 4 * hp["hidden_size"],
+        read={"hf": read},
+        write={
+            "hf": lambda value, hp: {"mlp_ratio": value // hp["hidden_size"]},
+            "gguf": lambda value, hp: {"{arch}.vision.feed_forward_length": value},
+        },
+        shape=rules.axis("ffn_up.weight", 0),
+    )
+
+
+QWEN2_VL_VISION = _tower(
+    "qwen2_vl_vision",
+    (*_layer({"ffn_up": "fc1", "ffn_down": "fc2"}, bias=True),
+     *_around("ln_q", "mlp.0", "mlp.2", bias=True)),
+    _hyper(PROJECTORS["qwen2_vl_vision"], 32, "gelu_quick", 14, "hidden_size",
+           _size("hidden_size", "embed_dim", 1280, "embedding_length"), _ffn_of_ratio()),
+)  # fmt: skip
+
+_EVERY = "{arch}.vision.n_wa_pattern"
+
+
+def _pattern(layers: tuple[bool, ...]) -> int:
+    """Return n where every n-th layer has no window and the others have; 0 where it is not so."""
+    first = (*layers, False).index(False) + 1
+    same = layers == tuple((layer + 1) % first != 0 for layer in range(len(layers)))
+    return first if same else 0
+
+
+def _windows() -> HyperRule:
+    """Return the rule for the layers that look through windows; GGUF has a pattern."""
+    rule = _listed("window_layers", "fullatt_block_indexes", (7, 15, 23, 31), inside=False)
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found = facts.first(_EVERY)
+        if found is None:
+            return None
+        every = whole_number(*found, 1)
+        return tuple((layer + 1) % every != 0 for layer in range(hp["n_layers"])), found[1]
+
+    def write(value: Value, hp: Params) -> Params:
+        every = _pattern(value)
+        return {_EVERY: every} if every else {}
+
+    return replace(rule, read={**rule.read, "gguf": read}, write={**rule.write, "gguf": write})
+
+
+QWEN2_5_VL_VISION = _tower(
+    "qwen2_5_vl_vision",
+    (*_layer({"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}, bias=False),
+     *_around("ln_q", "mlp.0", "mlp.2", bias=False)),
+    _hyper(PROJECTORS["qwen2_5_vl_vision"], 32, "silu", 14, "out_hidden_size",
+           _size("hidden_size", "hidden_size", 3584, "embedding_length"),
+           _size("ffn_size", "intermediate_size", 3420, "feed_forward_length"),
+           _windows(), _size("image_window", "window_size", 112)),
+    lost=(Loss("gguf", "window_layers", lambda hp: not _pattern(hp["window_layers"]),
+               "GGUF has a pattern only: llama.cpp takes every so many-th layer"),),
+)  # fmt: skip
+
+
+def _positions() -> tuple[HyperRule, ...]:
+    """Return the rules for the table of positions, which GGUF says by the image's side."""
+    own, patches = _own("num_position_embeddings"), _own("patch_size")
+
+    def side(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        rows, size = own(facts, hp), patches(facts, hp)
+        count = 2304 if rows is None else whole_number(*rows, 1)
+        key = "num_position_embeddings"
+        return isqrt(count) * (16 if size is None else whole_number(*size, 1)), key
+
+    image = _size("image_size", "image_size", 768, "image_size")
+    return (
+        replace(image, read={"hf": side}, write={"hf": lambda value, hp: {}}),
+        HyperRule(
+            "image_positions",
+            kind="size",
+            default=lambda hp: (hp["image_size"] // hp["patch_size"]) ** 2,
+            read={"hf": own},
+            write={"hf": lambda value, hp: {"num_position_embeddings": value}},
+            shape=rules.axis("v.position_embd.weight", 0),
+        ),
+    )
+
+
+def _mergers() -> tuple[HyperRule, ...]:
+    """Return the rules for the layers with a merger of their own, and for how many there are."""
+    key = "{arch}.vision.is_deepstack_layers"
+    rule = _listed("merger_layers", "deepstack_visual_indexes", (8, 16, 24), inside=True)
+
+    def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        found = facts.first(key)
+        if found is None:
+            return None
+        listed = sequence(*found, hp["n_layers"])[: hp["n_layers"]]
+        return tuple(bool(on) for on in listed), found[1]
+
+    return (
+        replace(
+            rule,
+            read={**rule.read, "gguf": read},
+            write={**rule.write, "gguf": lambda value, hp: {key: list(value)}},
+        ),
+        HyperRule("merger_count", default=lambda hp: sum(hp["merger_layers"])),
+    )
+
+
+# GGUF's name below a layer's number -> the folder's, and the shape of each.
+_DEEP = {
+    "norm.weight": ("norm.weight", (_JOINED,)), "norm.bias": ("norm.bias", (_JOINED,)),
+    "fc1.weight": ("linear_fc1.weight", (_JOINED, _JOINED)),
+    "fc1.bias": ("linear_fc1.bias", (_JOINED,)),
+    "fc2.weight": ("linear_fc2.weight", ("projection_size", _JOINED)),
+    "fc2.bias": ("linear_fc2.bias", ("projection_size",)),
+}  # fmt: skip
+_STACK = (Stacked("merger_count"),)
+
+QWEN3_VL_VISION = _tower(
+    "qwen3_vl_vision",
+    (
+        _once("v.patch_embd.bias", "patch_embed.proj.bias", _WIDE),
+        _once("v.position_embd.weight", "pos_embed.weight", "image_positions", _WIDE),
+        *_layer({"ffn_up": "linear_fc1", "ffn_down": "linear_fc2"}, bias=True),
+        *_around("norm", "linear_fc1", "linear_fc2", bias=True),
+        *(RoleRow(f"v.deepstack_{role}", "", ("merger_count", *shape), "merger_count", gguf="",
+                  layered=False) for role, (_, shape) in _DEEP.items()),
+    ),
+    _hyper(PROJECTORS["qwen3_vl_vision"], 27, "gelu_tanh", 16, "out_hidden_size",
+           _size("hidden_size", "hidden_size", 1152, "embedding_length"),
+           _size("ffn_size", "intermediate_size", 4304, "feed_forward_length"),
+           *_positions(), *_mergers()),
+    hf=tuple(Binding((f"{_TOWER}deepstack_merger_list.{{E}}.{hf}",), (f"v.deepstack_{role}",),
+                     _STACK) for role, (hf, _) in _DEEP.items()),
+    gguf=(*_fused("v.blk.{L}.attn_qkv"),
+          *(Binding((f"v.deepstack.{{E}}.{role}",), (f"v.deepstack_{role}",), _STACK,
+                    "merger_layers") for role in _DEEP)),
+)  # fmt: skip
