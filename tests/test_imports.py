@@ -318,6 +318,25 @@ def test_inspect_imports_nothing_that_writes_compares_or_draws(demo_model: Path)
     assert not loaded & {*unused}
 
 
+@pytest.mark.parametrize("command", ["hash", "convert"])
+def test_a_plain_file_loads_what_reads_it_alone(
+    command: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Seen red: `hash` with the reader of APR at the top of its package."""
+    args = [command, str(demo_model)]
+    args += [str(tmp_path / "out.safetensors")] if command == "convert" else []
+    code = (
+        "import io, contextlib\nfrom aprfmt.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    try: main({args!r})\n"
+        "    except SystemExit as stop: assert not stop.code, stop.code"
+    )
+    loaded = modules_after(code, whole=True)
+    others = {"aprfmt.formats.apr.parse", "aprfmt.formats.gguf.parse", "aprfmt.checks"}
+    dear = {"aprfmt.codecs.repacks", "aprfmt.codecs.writers", "aprfmt.conversion.estimate"}
+    assert not loaded & {*others, *dear, "importlib.metadata"}
+
+
 def test_the_child_that_scans_templates_loads_nothing_else_of_ours() -> None:
     """`inspect` waits for it. Seen red: the scan in a module of aprfmt.tokenizer."""
     found = imported(ROOT / "aprfmt" / "tokenizer" / "render_child.py")

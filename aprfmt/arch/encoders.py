@@ -200,7 +200,7 @@ DISTILBERT = encoder(
 
 
 def _buckets(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError for a table of another size: transformers looks up 32 rows of any."""
+    """Raise ArchError for a count other than 32: transformers computes with 32 whatever it is."""
     must_be(facts, {"relative_attention_num_buckets": 32})
     return ""
 

@@ -44,9 +44,9 @@ def lost_codes(packed: PackedWeight, stored: str) -> int | None:
 
 
 def all_come_back(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> bool:
-    """Say whether every code there is comes back under every scale of rows [start, stop).
+    """Say whether each of the 256 codes comes back under every scale of rows [start, stop).
 
-    That needs no look at the codes that a weight has; False where it has more than scales.
+    The weight's own codes are not read. False where it has numbers other than scales.
     """
     scales = _doubtful(laid, start, stop, stored, table)
     if scales is None:
@@ -64,9 +64,9 @@ def all_come_back(laid: LaidOut, start: int, stop: int, stored: str, table: Arra
 
 
 def _doubtful(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> F32 | None:
-    """Return the scales of rows [start, stop) that have to be tried; None beside other numbers.
+    """Return the scales of rows [start, stop) that have to be tried, all of a matrix or none.
 
-    A matrix has all of its own tried, or none.
+    None for codes that are not bytes, and where zero points, offsets or factors join the scales.
     """
     beside = (laid.zero, laid.offset, laid.group, laid.factor)
     if laid.scale is None or laid.codes.bits != 8 or any(one is not None for one in beside):

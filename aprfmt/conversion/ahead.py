@@ -170,10 +170,10 @@ class Ahead:
         return made or self._options.resume or room.crc
 
     def _tasks(self, output: Output) -> Callable[[LeftRoom], Iterator[PieceWork]] | None:
-        """Return what gives the work on an output; None for what one thread has to make in order.
+        """Return what gives the work on an output; None where one thread makes it, in order.
 
-        That is what several tensors are made from at once, what is repacked, and bytes that are
-        fetched from elsewhere.
+        One thread makes the parts of a weight that is stored in several tensors, what is repacked,
+        and copies of bytes that are fetched from elsewhere.
         """
         if encodes(output):
             return partial(self._encoded, output)

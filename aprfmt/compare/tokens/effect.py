@@ -147,7 +147,11 @@ def apart(mine: Readings, theirs: Readings) -> list[SideLabel]:
 
 @dataclass(frozen=True)
 class Effect:
-    """What one difference does: readings with everything else as in A, and with all as in A."""
+    """What one difference does to the readings.
+
+    `labels` are those that are not A's where this part alone is B's, `before` their share of all.
+    `after` is the share that is not A's where every listed part is A's and the rest B's.
+    """
 
     labels: tuple[SideLabel, ...]
     before: float

@@ -174,7 +174,7 @@ def _biases(world: World) -> Iterator[Usual]:
 
 
 def _weights(world: World) -> Iterator[Usual]:
-    """Yield the embedding for the head, gate and up exchanged, the embedding some rows on."""
+    """Yield the embedding for the head, and exchanges: gate with up, keys with values."""
     yield from each(tied(world))
     stored = world.stored
     for first, second in (("ffn_gate", "ffn_up"), ("attn_k", "attn_v")):
