@@ -26,7 +26,7 @@ from tests.inference.judge import judged, median_row, rel, run, traced, traced64
 from tests.models import EVERY, IDS, MAKERS
 
 FEW = ("gemma2", "qwen3_5")
-LEARNED = ("gpt2", "gpt_bigcode", "opt")  # 64 positions, and no more
+LEARNED = ("gpt2", "gpt_bigcode", "opt", "opt_350m")  # 64 positions, and no more
 
 
 def cases(few: tuple[str, ...] = FEW, every: Any = MAKERS) -> pytest.MarkDecorator:
