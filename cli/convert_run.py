@@ -64,7 +64,7 @@ def converted(
     **wishes: Unpack[Wishes],
 ) -> "ConversionReport":  # fmt: skip
     """Convert, warn of what the target cannot say, and return the report."""
-    from aprfmt.conversion import NoFormatError
+    from aprfmt.conversion.target import NoFormatError
 
     command = click.get_current_context()
     try:

@@ -43,7 +43,8 @@ def parsed(
     opened: "Model", changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
 ) -> tuple[dict[str, object], dict[str, list[str]]]:
     """Return (new values by key, near names by unknown key) of the changes asked for."""
-    from aprfmt.conversion import NoFormatError, edits, target_of
+    from aprfmt.conversion import edits
+    from aprfmt.conversion.target import NoFormatError, target_of
     from aprfmt.formats import FORMATS
 
     if not changes and not remove:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
 from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
+from aprfmt.conversion.target import target_format, target_of
 from aprfmt.errors import ArchError, ConversionError, UsageError
-from aprfmt.formats import FORMATS, FormatSpec
+from aprfmt.formats import FormatSpec
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import MappedFile, MappedSource
 from aprfmt.model import Model, open_model
@@ -27,22 +28,6 @@ if TYPE_CHECKING:
     from aprfmt.formats.sequential import LeftRoom
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
-
-
-class NoFormatError(UsageError):
-    """The output's format is given neither by its name nor by an option."""
-
-
-def target_format(path: Path, to: str | None) -> FormatSpec:
-    """Return the format to write: `to`, else by extension; UsageError if they contradict."""
-    suffix = path.suffix.lower()
-    found = FORMATS.first(lambda spec: suffix in spec.extensions)
-    if to is None and found is None:
-        known = sorted(extension for spec in FORMATS.values() for extension in spec.extensions)
-        raise NoFormatError(f"{path}: its extension names no format; expected {', '.join(known)}")
-    if to is not None and found is not None and to != found:
-        raise UsageError(f"{path}: the extension says {found}; expected {to}, make them agree")
-    return FORMATS[to or found or ""]
 
 
 def convert(
@@ -187,13 +172,6 @@ def _leftover(dst: Path, options: Options) -> list[Note]:
         return []
     text = f"{hidden.name} beside it is of an earlier run with --resume; it may be removed"
     return [Note("warning", str(dst), text, "resume_left")]
-
-
-def target_of(model: Model, dst: Path, to: str | None) -> FormatSpec:
-    """Return the format to write; a folder without `to` keeps the source's."""
-    if dst.suffix == "" and (to is not None or dst.is_dir() or model.folder is not None):
-        return FORMATS[to or model.format]
-    return target_format(dst, to)
 
 
 def _open_sink(

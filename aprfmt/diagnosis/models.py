@@ -13,6 +13,7 @@ from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.tensors import compare_tensors, padded
 from aprfmt.diagnosis.tokens import tokenizers
+from aprfmt.diagnosis.unclaimed import unclaimed
 from aprfmt.diagnosis.unread import restored
 from aprfmt.model import Model
 from aprfmt.model.completeness import listed
@@ -26,7 +27,7 @@ def compare_models(a: Model, b: Model) -> Levels:
     """Compare identity, hyperparameters and tensors of two open models."""
     found = Levels()
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
-        whole = restored(good, bad, label)
+        whole = restored(good, bad, label) or unclaimed(good, bad, label)
         if whole is not None:
             return _unread(good, whole, label)
     for label, model in (("A", a), ("B", b)):
@@ -37,7 +38,7 @@ def compare_models(a: Model, b: Model) -> Levels:
             )
             return found
         found.evidence += _incomplete(label, model)
-    if a.path.resolve() == b.path.resolve():
+    if _one_file(a, b):
         found.evidence.append(Evidence("identity", f"A and B are the same file, {a.path.name}"))
         found.checked.append("identity: the same file")
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
@@ -58,6 +59,15 @@ def compare_models(a: Model, b: Model) -> Levels:
         if found.unmoved and found.stated:
             found.checked.append(_NO_PASS)
     return found
+
+
+def _one_file(a: Model, b: Model) -> bool:
+    """Say whether both are one file with the same beside it: a config.json says what bytes mean.
+
+    Snapshots of a hub's cache share weights by links, and differ in what lies beside them.
+    """
+    folders = {None if each.folder is None else each.folder.path.resolve() for each in (a, b)}
+    return a.path.resolve() == b.path.resolve() and len(folders) == 1
 
 
 def _unread(good: Model, whole: tuple[Model, CauseFound, Evidence], label: str) -> Levels:

@@ -122,11 +122,9 @@ ROWS: tuple[Row, ...] = (
         "a loss of no token is 0",
     ),
     Row(
-        "router-bias", "inference/moe.py",
-        "weights = np.take_along_axis(scores, chosen, -1)\n"
-        "    return Routing(chosen, _weighted(weights, hp, 1e-20)",
-        "weights = np.take_along_axis(choice, chosen, -1)\n"
-        "    return Routing(chosen, _weighted(weights, hp, 1e-20)",
+        "router-bias", "inference/routing.py",
+        "    weights = _weighted(m, m.pick(scores, chosen), hp, 1e-20)",
+        "    weights = _weighted(m, m.pick(choice, chosen), hp, 1e-20)",
         "experts are weighed with the bias that only chooses them",
     ),
     Row(

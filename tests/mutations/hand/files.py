@@ -54,7 +54,7 @@ ROWS: tuple[Row, ...] = (
         "a source whose checksum is wrong is converted in silence",
     ),
     Row(
-        "convert-to-against-extension", "aprfmt/conversion/__init__.py",
+        "convert-to-against-extension", "aprfmt/conversion/target.py",
         "    if to is not None and found is not None and to != found:",
         "    if False:",
         "--to against the extension",

@@ -78,8 +78,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "qwen2-window-key", "aprfmt/arch/qwen2.py",
-        "    first = MAX_WINDOW_LAYERS if found is None else whole_number(*found)",
-        "    first = MAX_WINDOW_LAYERS",
+        "        first = usual if found is None else whole_number(*found)",
+        "        first = usual",
         "qwen2's max_window_layers is not read",
     ),
     Row(

@@ -1,0 +1,30 @@
+"""Which format a conversion writes: by an option, by the output's name, or the source's own."""
+
+from pathlib import Path
+
+from aprfmt.errors import UsageError
+from aprfmt.formats import FORMATS, FormatSpec
+from aprfmt.model import Model
+
+
+class NoFormatError(UsageError):
+    """The output's format is given neither by its name nor by an option."""
+
+
+def target_format(path: Path, to: str | None) -> FormatSpec:
+    """Return the format to write: `to`, else by extension; UsageError if they contradict."""
+    suffix = path.suffix.lower()
+    found = FORMATS.first(lambda spec: suffix in spec.extensions)
+    if to is None and found is None:
+        known = sorted(extension for spec in FORMATS.values() for extension in spec.extensions)
+        raise NoFormatError(f"{path}: its extension names no format; expected {', '.join(known)}")
+    if to is not None and found is not None and to != found:
+        raise UsageError(f"{path}: the extension says {found}; expected {to}, make them agree")
+    return FORMATS[to or found or ""]
+
+
+def target_of(model: Model, dst: Path, to: str | None) -> FormatSpec:
+    """Return the format to write; a folder without `to` keeps the source's."""
+    if dst.suffix == "" and (to is not None or dst.is_dir() or model.folder is not None):
+        return FORMATS[to or model.format]
+    return target_format(dst, to)

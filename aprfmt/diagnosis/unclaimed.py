@@ -1,0 +1,65 @@
+"""Packed weights of which config.json says nothing, beside a model that says how to read them."""
+
+from dataclasses import replace
+
+from aprfmt.compare.measured import rel_l2
+from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
+from aprfmt.model.packing import packing_config
+from aprfmt.tensors.companions import SECTIONS, section_of
+
+# Relative L2 below which a weight that is read by the other side's claim is that weight: codes that
+# are read as something else are as far away as unrelated values, which is sqrt(2).
+_NEAR = 0.5
+_TRIED = 12  # weights that are read by the claim, of however many there are
+
+
+def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Evidence] | None:
+    """Return `bad` with the claim of packing that `good` has, and its absence as a finding.
+
+    None where `bad` says anything of packing itself, holds other tensors than `good`'s packed
+    weights, or does not decode by that claim.
+    """
+    names = _packed(good)
+    config = None if bad.folder is None else bad.folder.config
+    if not names or config is None or bad.folder is None or section_of(config) or _packed(bad):
+        return None
+    section = section_of(packing_config(good) or {})
+    if section is None:
+        return None
+    folder = replace(bad.folder, config={**config, SECTIONS[0]: section})
+    try:
+        made = Model(bad.source, folder, allow_missing=bad.allow_missing)
+        if not names <= _packed(made):
+            return None
+        tried = sorted(names)[:_TRIED]
+        away = max(rel_l2(made[name].numpy(), good[name].numpy()) for name in tried)
+    except AprfmtError:
+        return None
+    other = "A" if label == "B" else "B"
+    where = tuple(sorted(names))
+    method = section.get("quant_method", "unnamed")
+    finding = CauseFound(
+        "packing_claim", f"{label}'s config.json says nothing of packing; {len(where)} of its "
+        f"weights are packed as {other}'s are, whose method is {method!r}: {label} needs {other}'s "
+        f"{SECTIONS[0]!r}", "tensor", "bug", where, away < _NEAR, "", 1.0, away,
+        f"the furthest of {len(tried)} weights from {other}'s; before: none is read, counted as 1; "
+        f"after: by {other}'s claim", {SECTIONS[0]: {other.lower(): dict(section)}}, label,
+    )  # fmt: skip
+    codes = bad.source.tensors[_codes(good, where[0])].info
+    said = (
+        f"{label}: {codes.name} is {codes.encoding} {list(codes.shape)}, and nothing says of what"
+    )
+    return made, finding, Evidence("tensor", said, where[:_TRIED])
+
+
+def _packed(model: Model) -> set[str]:
+    """Return the names of weights that are read from several stored tensors by a claim."""
+    return {name for name, view in model.items() if view.stored[0].packed is not None}
+
+
+def _codes(model: Model, name: str) -> str:
+    """Return the name of the stored tensor with a weight's codes: its largest part."""
+    parts = model[name].stored[0].parts
+    return max(parts.values(), key=lambda part: part.info.nbytes).info.name

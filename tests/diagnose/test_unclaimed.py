@@ -1,0 +1,62 @@
+"""A folder whose config.json lost what it says of packing: named beside a good one, both ways.
+
+Seen red: the other side's claim not put there, one file taken for one model.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from aprfmt.compare.causes import CAUSES
+from aprfmt.diagnosis import diagnose
+from tests.cli.run import aprfmt
+
+TYPES = (
+    "MODELOPT-NVFP4", "COMPRESSED-INT4-g32", "GPTQ-g32", "AWQ-g32", "MLX-4bit-g32",
+)  # fmt: skip
+KEYS = ("quantization_config", "quantization")
+
+
+@pytest.fixture(scope="module", params=TYPES)
+def folders(
+    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """Return a packed folder, and one of the same weights by links, without the claim."""
+    folder = tmp_path_factory.mktemp("unclaimed")
+    good, bad = folder / "good", folder / "bad"
+    assert aprfmt("quantize", demo_model, good, "--type", request.param, "--quiet").code == 0
+    bad.mkdir()
+    for file in good.iterdir():
+        if file.name not in ("config.json", "hf_quant_config.json"):
+            os.symlink(file, bad / file.name)
+    config = json.loads((good / "config.json").read_text())
+    assert config.keys() & set(KEYS)
+    (bad / "config.json").write_text(json.dumps({k: config[k] for k in config if k not in KEYS}))
+    return good, bad
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["B", "A"])
+def test_a_claim_that_is_gone_is_the_cause(folders: tuple[Path, Path], turned: bool) -> None:
+    pair = folders[::-1] if turned else folders
+    found = diagnose(*map(str, pair)).findings
+    assert [one.cause for one in found] == ["packing_claim"]
+    assert (found[0].side, found[0].confidence) == ("A" if turned else "B", "confirmed")
+    assert found[0].residual_after == 0 and found[0].verdict == CAUSES["packing_claim"].verdict
+
+
+def test_a_folder_beside_itself_is_the_same(folders: tuple[Path, Path]) -> None:
+    assert diagnose(str(folders[0]), str(folders[0])).findings == ()
+
+
+def test_weights_by_links_do_not_make_one_model_of_two_folders(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    for file in demo_model.iterdir():
+        if file.name != "config.json":
+            os.symlink(file, tmp_path / file.name)
+    config = json.loads((demo_model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.01}))
+    found = diagnose(str(demo_model), str(tmp_path)).findings
+    assert [one.cause for one in found] == ["norm_eps"]
