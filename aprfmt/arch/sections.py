@@ -5,6 +5,7 @@ the rope object, llama.cpp requires them in a GGUF (four numbers, of which the l
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from aprfmt.arch.rope_hf import Rope, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
@@ -35,6 +36,12 @@ def _hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
     return None
 
 
+def _scaling(rope: Rope, hp: Params) -> Params:
+    """Return the rope object of config.json without theta and sections."""
+    found: Params | None = write_hf(rope, hp["rope_scaling"], hp)["rope_scaling"]
+    return found or {"rope_type": "default"}
+
+
 def sections(rope: Rope, usual: Sections) -> HyperRule:
     """Return the rule for the pairs; `usual` are those of a model that does not say them.
 
@@ -44,10 +51,9 @@ def sections(rope: Rope, usual: Sections) -> HyperRule:
     def to_hf(value: Value, hp: Params) -> Params:
         if value == usual:
             return {}
-        scaling = write_hf(rope, hp["rope_scaling"], hp)["rope_scaling"]
         return {
             "rope_parameters": {
-                **(scaling or {"rope_type": "default"}),
+                **_scaling(rope, hp),
                 "rope_theta": hp["rope_theta"],
                 "partial_rotary_factor": hp["rope_dim"] / hp["head_dim"],
                 "mrope_section": value,
@@ -67,12 +73,8 @@ def old_sections(rope: Rope, usual: Sections, *, interleaved: bool = False) -> H
     """Return the rule for models of which every reader wants the sections, in `rope_scaling`."""
 
     def to_hf(value: Value, hp: Params) -> Params:
-        scaling = write_hf(rope, hp["rope_scaling"], hp)["rope_scaling"]
         turns = {INTERLEAVED: True} if interleaved else {}
-        plain = {"rope_type": "default"}
-        return {"rope_scaling": {**(scaling or plain), **turns, "mrope_section": value}}
+        return {"rope_scaling": {**_scaling(rope, hp), **turns, "mrope_section": value}}
 
     rule = sections(rope, usual)
-    return HyperRule(
-        rule.name, rule.keys, read=rule.read, write={**rule.write, "hf": to_hf}, default=usual
-    )
+    return replace(rule, write={**rule.write, "hf": to_hf})

@@ -242,12 +242,16 @@ class LaidOut:
 
         Before them the number that row `first` has in what is returned.
         """
-        every = (self.scale, self.zero, self.offset)
-        held = [None if one is None else one.held[matrix] for one in every]
-        tables = tuple(None if one is None else one.table_of(matrix) for one in every)
+        held, tables = self._held(matrix)
         if self.tile[0] == 1:  # numbers of these rows alone, each row's together
             return 0, tuple(_of_these(one, first, last) for one in held), tables
-        return first, tuple(held), tables
+        return first, held, tables
+
+    def _held(self, matrix: int) -> tuple[tuple[Array | None, ...], tuple[F32 | None, ...]]:
+        """Return a matrix's scales, zeros and offsets as they lie, and tables of their bytes."""
+        every = (self.scale, self.zero, self.offset)
+        held = tuple(None if one is None else one.held[matrix] for one in every)
+        return held, tuple(None if one is None else one.table_of(matrix) for one in every)
 
     def _fill(self, matrix: int, first: int, out: F32, fresh: bool) -> None:
         native = native_kernels()
@@ -258,12 +262,9 @@ class LaidOut:
             store = STORE_FRESH if fresh else STORE_BY_SIZE
             codes = self.codes
             if self._across(first, len(out)):
-                every = (self.scale, self.zero, self.offset)
-                numbers = tuple(None if one is None else one.held[matrix] for one in every)
-                tables = tuple(None if one is None else one.table_of(matrix) for one in every)
                 native.decode_across(
                     codes.order, codes.held[matrix], codes.bits, self.values,
-                    (first, len(out), self.tile[1]), numbers, tables, self.group, out, store,
+                    (first, len(out), self.tile[1]), *self._held(matrix), self.group, out, store,
                 )  # fmt: skip
             else:
                 streams = codes.streams(matrix, first, first + len(out))

@@ -21,12 +21,12 @@ def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, E
     None where `bad` says anything of packing itself, holds other tensors than `good`'s packed
     weights, or does not decode by that claim.
     """
-    names = _packed(good)
     config = None if bad.folder is None else bad.folder.config
-    if not names or config is None or bad.folder is None or section_of(config) or _packed(bad):
-        return None
     section = section_of(packing_config(good) or {})
-    if section is None:
+    if section is None or config is None or bad.folder is None or section_of(config):
+        return None
+    names = _packed(good)
+    if not names or _packed(bad):
         return None
     folder = replace(bad.folder, config={**config, SECTIONS[0]: section})
     try:

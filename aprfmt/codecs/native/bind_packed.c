@@ -364,6 +364,16 @@ done:
     return result;
 }
 
+/* Take (scale, zero, offset) of all groups; 0, or -1 with an exception set. */
+static int take_three(buffers *held, PyObject *const from[3], const regrouped *g,
+                      three_numbers *into) {
+    tile_numbers *const each[3] = {&into->scale, &into->zero, &into->offset};
+    for (int i = 0; i < 3; i++) {
+        if (take_numbers(held, from[i], Py_None, g->rows, g->groups, each[i])) return -1;
+    }
+    return 0;
+}
+
 PyDoc_STRVAR(regroup_doc,
              "regroup(codes, size, values, before, after, most) -> (changed, most)\n\n"
              "Count the groups of `size` codes in which a value differs under two sets of numbers, "
@@ -393,14 +403,7 @@ static PyObject *py_regroup(PyObject *module, PyObject *args) {
     }
     g.streams = view->buf, g.stride = (size_t)view->strides[0];
     g.rows = (size_t)view->shape[0], g.groups = (size_t)(view->shape[1] / (size / 2)), g.size = (size_t)size;
-    if (take_numbers(&held, a[0], Py_None, g.rows, g.groups, &g.before.scale) ||
-        take_numbers(&held, a[1], Py_None, g.rows, g.groups, &g.before.zero) ||
-        take_numbers(&held, a[2], Py_None, g.rows, g.groups, &g.before.offset) ||
-        take_numbers(&held, b[0], Py_None, g.rows, g.groups, &g.after.scale) ||
-        take_numbers(&held, b[1], Py_None, g.rows, g.groups, &g.after.zero) ||
-        take_numbers(&held, b[2], Py_None, g.rows, g.groups, &g.after.offset)) {
-        goto done;
-    }
+    if (take_three(&held, a, &g, &g.before) || take_three(&held, b, &g, &g.after)) goto done;
     Py_BEGIN_ALLOW_THREADS aprfmt_level->regroup(&g);
     Py_END_ALLOW_THREADS result = Py_BuildValue("nd", (Py_ssize_t)g.changed, g.most);
 done:
