@@ -175,15 +175,18 @@ _opening = threading.Lock()
 
 
 def cut_files() -> list[tuple[Path, int, int]]:
-    """Return the files that are mapped and shorter by now: their size then, and now."""
+    """Return the files that are mapped and shorter by now: their size then, and now.
+
+    One that another file has replaced is whole as long as it is mapped.
+    """
     found = []
     for file in list(_mapped):
         try:
-            size = os.stat(file.path).st_size
+            facts = os.stat(file.path)
         except OSError:
             continue
-        if size < file.size:
-            found.append((file.path, file.size, size))
+        if facts.st_size < file.size and _place(identity_of(facts)) == _place(file.identity):
+            found.append((file.path, file.size, facts.st_size))
     return found
 
 
@@ -198,6 +201,11 @@ def cut_line(path: Path, had: int, has: int) -> str:
 def identity_of(facts: os.stat_result) -> str:
     """Return what changes when a file's bytes do."""
     return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}"
+
+
+def _place(identity: str) -> list[str]:
+    """Return what stays of an identity while a file's bytes change: device and inode."""
+    return identity.split(":")[:2]
 
 
 class BufferFile(MappedFile):

@@ -1,6 +1,7 @@
 """A source that is cut while a command reads it: one line, exit 2, and nothing half written.
 
-Seen red: the process ended by SIGBUS, a temporary file left beside the output, the output blamed.
+Seen red: the process ended by SIGBUS, a temporary file left beside the output, the output blamed, a
+file blamed that a shorter one had replaced.
 """
 
 import json
@@ -14,7 +15,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import MappedFile
+from aprfmt.formats.mapped import MappedFile, cut_files
 from tests.conftest import ROOT
 from tests.conversion.folders import write_safetensors
 from tests.patience import PATIENCE
@@ -78,3 +79,17 @@ def test_a_write_from_it_names_it_and_not_the_output(source: Path) -> None:
             out.write(file.view[1 << 20 : 2 << 20])
         files.discard()
     assert os.listdir(source.parent) == [source.name]
+
+
+def test_a_file_that_was_replaced_by_a_shorter_one_was_not_cut(source: Path) -> None:
+    old = MappedFile(source.with_name("x.safetensors"))
+    other = source.with_name("z")
+    other.write_bytes(source.read_bytes()[:5000])
+    os.replace(other, source)
+    assert source not in [path for path, _, _ in cut_files()]
+    os.truncate(source, 4000)  # the file that lies there now
+    now = MappedFile(source)
+    os.truncate(source, 3000)
+    assert (source, 4000, 3000) in cut_files()
+    old.close()
+    now.close()
