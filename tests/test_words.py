@@ -7,9 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKS = ("aprfmt/cli/", "aprfmt/inference/")
-# Both kinds of a case and of a hypothesis are what extensions import from one module each. An
-# array is numpy's, or of whatever library the backend uses.
-SHARED = frozenset({"Array", "Case", "Hypothesis"})
+# An array is numpy's, or of whatever library the backend uses.
+SHARED = frozenset({"Array"})
 
 
 def types(name: str, text: str) -> Iterator[tuple[str, str]]:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import split_key
-from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.shadow import Pass, ShadowView
 from aprfmt.diagnosis.world import MOVES, World
 
@@ -62,7 +62,7 @@ class Examined:
     supposed: str = ""
 
 
-def weights_inside(case: Case) -> tuple[str, ...]:
+def weights_inside(case: Mismatch) -> tuple[str, ...]:
     """Return the keys of all weights that the operations up to the divergence read, in order."""
     stored = case.world.stored
     near = [key for key in stored if split_key(key)[0] in (None, case.layer)]
@@ -77,7 +77,7 @@ def weights_inside(case: Case) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def scopes_of(case: Case, change: Change) -> list[Layers]:
+def scopes_of(case: Mismatch, change: Change) -> list[Layers]:
     """Return the layers to try a change in: all, those of this kind, this one."""
     if not change.scoped or case.layer < 0:
         return [None]

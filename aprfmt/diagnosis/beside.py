@@ -7,9 +7,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.answers import Divergence, Solution, scopes_of, weights_inside
-from aprfmt.diagnosis.case import Case
 from aprfmt.diagnosis.grown import supposed, with_direction
 from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.mismatch import Mismatch
 from aprfmt.diagnosis.search import Search
 from aprfmt.diagnosis.shadow import Pass, shadow
 from aprfmt.diagnosis.world import World
@@ -20,7 +20,9 @@ NEARLY = 0.1  # such a mistake leaves this share of the difference at most
 FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference at most
 
 
-def beside_rounding(case: Case, search: Search) -> tuple[Divergence, World, Recorded, str] | None:
+def beside_rounding(
+    case: Mismatch, search: Search
+) -> tuple[Divergence, World, Recorded, str] | None:
     """Return the usual mistake that, once removed, leaves only rounding; None if no one does.
 
     It has to take away nearly all of the difference; what it leaves has to be what TF32 or 16 bits
@@ -54,7 +56,7 @@ def faint_in(
     view = with_direction(world, recorded, found)
     if view is None or not view.residual:
         return []
-    case = Case(world, recorded, view, found, plain)
+    case = Mismatch(world, recorded, view, found, plain)
     search = Search(case)
     search.run(joined=False)
     best = min(search.singles, key=lambda one: one.residual, default=None)

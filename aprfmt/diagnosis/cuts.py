@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from aprfmt.compare.thresholds import DISCRETE
-from aprfmt.diagnosis.case import Case
+from aprfmt.diagnosis.mismatch import Mismatch
 from aprfmt.diagnosis.shadow import glance
 from aprfmt.inference.capture import POINTS, key_name, parse_key
 
@@ -34,7 +34,7 @@ def cuts(key: str) -> Iterator[str]:
     yield from ("final_norm", "logits")
 
 
-def agrees_without(case: Case, cut: str) -> bool:
+def agrees_without(case: Mismatch, cut: str) -> bool:
     """Say whether a later point agrees if nothing between is taken from the trace."""
     if not case.recorded.has(cut) or not {cut, case.view.key} <= case.world.points.keys():
         return False
@@ -55,7 +55,7 @@ def depends(later: str, earlier: str) -> bool:
                    for side in group for other in group if side is not other)  # fmt: skip
 
 
-def is_used(case: Case) -> bool:
+def is_used(case: Mismatch) -> bool:
     """Say whether what follows was computed from the recorded values, and not from the reference's.
 
     Then they are what the engine computed with, and were not taken at another point.

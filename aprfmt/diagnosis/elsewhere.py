@@ -9,15 +9,15 @@ what the model says and recorded it at another place.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.cuts import agrees_without, cuts, depends
 from aprfmt.diagnosis.hypotheses.capture import around
+from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.relations import relation
 from aprfmt.diagnosis.shadow import ShadowView, shadow
 from aprfmt.inference.capture import key_name
 
 
-def taken_elsewhere(case: Case) -> Change | None:
+def taken_elsewhere(case: Mismatch) -> Change | None:
     """Return that the differing point, and others after it, were taken elsewhere, or None."""
     key = case.view.key
     cut = next((cut for cut in cuts(key) if agrees_without(case, cut)), None)
@@ -51,12 +51,12 @@ def taken_elsewhere(case: Case) -> Change | None:
     )  # fmt: skip
 
 
-def _everywhere(case: Case, names: Sequence[str]) -> set[str]:
+def _everywhere(case: Mismatch, names: Sequence[str]) -> set[str]:
     """Return the keys of points in all layers: engines record a point the same way in each."""
     return {key_name(name, layer) for name in names for layer in range(case.world.n_layers)}
 
 
-def _acts(case: Case, cut: ShadowView, names: Sequence[str]) -> bool:
+def _acts(case: Mismatch, cut: ShadowView, names: Sequence[str]) -> bool:
     """Say whether the trace's own values would have shown at the cut, or at a point before it."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
@@ -69,7 +69,7 @@ def _acts(case: Case, cut: ShadowView, names: Sequence[str]) -> bool:
 # --- what the values are -------------------------------------------------------------------------
 
 
-def _relation(case: Case, key: str) -> str:
+def _relation(case: Mismatch, key: str) -> str:
     """Say how a point's recorded values follow from the reference's, as far as that is known."""
     view = case.found.views[key]
     if view.seen is None or view.seen.rows is not None:

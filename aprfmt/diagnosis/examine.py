@@ -11,11 +11,11 @@ from aprfmt.base.registry import offered
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
 from aprfmt.diagnosis.answers import Divergence, Examined, Solution, scopes_of, weights_inside
 from aprfmt.diagnosis.beside import beside_rounding, faint_in
-from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.elsewhere import taken_elsewhere
 from aprfmt.diagnosis.grown import stated, supposed
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.rejudge import judged_again
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
 from aprfmt.diagnosis.search import Purse, Search, SearchStep, is_wide, spanned
@@ -54,7 +54,7 @@ def examine(world: World, recorded: Recorded) -> Examined:
             known.add(view.key)
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
-        case = Case(world, recorded, view, found, values)
+        case = Mismatch(world, recorded, view, found, values)
         elsewhere = taken_elsewhere(case)
         if elsewhere is not None:
             recorded = case.without(elsewhere.drop)
@@ -131,7 +131,7 @@ def _as_good(answers: Sequence[Solution], best: Solution, view: ShadowView) -> t
 
 
 def _searched(
-    case: Case, search: Search, answers: list[Solution], known: set[str]
+    case: Mismatch, search: Search, answers: list[Solution], known: set[str]
 ) -> list[Divergence]:
     """Look for usual mistakes; add single ones to `answers`, return joined ones as divergences."""
     order = {key: i for i, key in enumerate(case.found.views)}
@@ -169,7 +169,7 @@ def _searched(
 
 
 def _reaching(
-    case: Case, steps: Sequence[SearchStep], residual: float, known: set[str],
+    case: Mismatch, steps: Sequence[SearchStep], residual: float, known: set[str],
     order: Mapping[str, int], here: int,
 ) -> Solution | None:  # fmt: skip
     """Return these steps as an answer, in the layers in which the pass agrees furthest."""
@@ -218,7 +218,7 @@ def _like(view: ShadowView, found: Pass) -> set[str]:
     return {other.key for other in found.flagged if other.point == view.point}
 
 
-def _likely(case: Case) -> str:
+def _likely(case: Mismatch) -> str:
     """Return the cause to suspect, "" if several operations or weights could be wrong.
 
     For a quantized weight it is that the run used values that were never quantized.
@@ -236,7 +236,7 @@ def _likely(case: Case) -> str:
     return SUSPECTS[last.op] if len(others) == len(biased) else ""
 
 
-def _like_weights(case: Case, likely: str) -> set[str]:
+def _like_weights(case: Mismatch, likely: str) -> set[str]:
     """Return the diverging keys with the same suspected cause."""
     found = _like(case.view, case.found)
     if likely == "quantisation":
@@ -246,7 +246,7 @@ def _like_weights(case: Case, likely: str) -> set[str]:
     return found
 
 
-def _answers(case: Case, known: set[str]) -> Iterator[Solution]:
+def _answers(case: Mismatch, known: set[str]) -> Iterator[Solution]:
     """Yield, for every row of the table, the change with which the pass agrees furthest."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
@@ -265,7 +265,7 @@ def _answers(case: Case, known: set[str]) -> Iterator[Solution]:
 
 
 def _verified(
-    case: Case, change: Change, known: set[str], order: Mapping[str, int], here: int
+    case: Mismatch, change: Change, known: set[str], order: Mapping[str, int], here: int
 ) -> Solution | None:
     """Apply a change to the whole pass; None unless all points up to the divergence then agree."""
     if change.drop:

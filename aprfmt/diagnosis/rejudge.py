@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aprfmt.diagnosis.answers import Divergence
-from aprfmt.diagnosis.case import Change, Layers
 from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.mismatch import Change, Layers
 from aprfmt.diagnosis.shadow import Pass, shadow
 from aprfmt.diagnosis.world import MOVES, World
 

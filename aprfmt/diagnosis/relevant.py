@@ -1,13 +1,13 @@
 """Whether a change can act on a point at all: told without a pass, from what it replaces."""
 
-from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.world import MOVES, World
 from aprfmt.errors import AprfmtError
 
 ROUTED = ("experts", "expert_w", "router_margin")
 
 
-def acts(case: Case, change: Change, layers: Layers) -> bool:
+def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
     """Say whether a change replaces something that the operations before the point use.
 
     Changes of hyperparameters may act on anything.
@@ -31,7 +31,7 @@ def acts(case: Case, change: Change, layers: Layers) -> bool:
     return _reads(case, after)
 
 
-def _reads(case: Case, after: World) -> bool:
+def _reads(case: Mismatch, after: World) -> bool:
     """Say whether an operation before the point reads a weight that was replaced."""
     replaced = after.replaced[len(case.world.replaced) :]
     read = {each.key.partition("[")[0] for call in case.view.calls for each in call.weights}

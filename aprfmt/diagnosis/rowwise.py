@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses.attention import masked
 from aprfmt.diagnosis.hypotheses.cache import cache_change
 from aprfmt.diagnosis.hypotheses.rope import positions_change
 from aprfmt.diagnosis.hypotheses.turning import places
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 
 Array = NDArray[Any]
 ZERO = -1  # a row that was never written
@@ -44,7 +44,7 @@ class Solver:
     tries: Tries
 
 
-def solvers(case: Case) -> Iterator[tuple[str, Solver]]:
+def solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
     """Yield what can be solved at a divergence, with the operation that must lie before it."""
     n = case.tokens
     own = np.arange(n)

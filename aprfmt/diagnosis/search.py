@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses.attention import scale_change
 from aprfmt.diagnosis.hypotheses.norm import eps_change
 from aprfmt.diagnosis.hypotheses.rope import divided_change, theta_change
@@ -25,6 +24,7 @@ from aprfmt.diagnosis.hypotheses.usual import (
 )
 from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
 from aprfmt.diagnosis.hypotheses.usual_steps import single_layers
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.relevant import acts
 from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers
 from aprfmt.diagnosis.shadow import ShadowView
@@ -74,7 +74,7 @@ class Purse:
 class Search:
     """The search at one divergence. `runs` of `allowed` passes are left; `tried` are made."""
 
-    case: Case
+    case: Mismatch
     purse: Purse = field(default_factory=Purse)
     runs: int = 0
     allowed: int = 0
@@ -327,13 +327,13 @@ class Search:
         return list(found.values())
 
 
-def spanned(case: Case) -> frozenset[int]:
+def spanned(case: Mismatch) -> frozenset[int]:
     """Return the layers whose operations lie between the last points of the trace and this one."""
     layers = {call.at.layer for call in case.view.calls if call.op not in MOVES}
     return frozenset(layer for layer in layers if 0 <= layer < case.world.n_layers)
 
 
-def is_wide(case: Case) -> bool:
+def is_wide(case: Mismatch) -> bool:
     """Say whether more operations lie before the point than hypotheses can solve."""
     return sum(call.op not in MOVES for call in case.view.calls) > FEW
 

@@ -113,18 +113,18 @@ def test_decoded_chunks_leave_nothing_behind(
 def test_explaining_leaves_nothing_behind(
     differing: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.compare.explain.case import WINDOW, Case
+    from aprfmt.compare.explain.unequal import WINDOW, Unequal
 
     seen: list[int] = []
     with open_model(differing[0]) as a, open_model(differing[1]) as b:
-        windows = Case.windows
+        windows = Unequal.windows
 
-        def watched(self: Case, rows: Array | None) -> object:
+        def watched(self: Unequal, rows: Array | None) -> object:
             for window in windows(self, rows):
                 seen.append(resident(a, b))
                 yield window
 
-        monkeypatch.setattr(Case, "windows", watched)
+        monkeypatch.setattr(Unequal, "windows", watched)
         report = diff_models(a, b)
         assert report.tensors[0].explanation is not None
         assert len(seen) > 4, "nothing was read whole"

@@ -8,7 +8,7 @@ import pytest
 from aprfmt.diagnosis import examine as examining
 from aprfmt.diagnosis import hypotheses
 from aprfmt.diagnosis import search as searching
-from aprfmt.diagnosis.case import Change
+from aprfmt.diagnosis.mismatch import Change
 
 
 def without(monkeypatch: pytest.MonkeyPatch, cause: str = "") -> None:

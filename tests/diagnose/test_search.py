@@ -8,9 +8,9 @@ import pytest
 
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis import search as searching
-from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.measure import Recorded
+from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.mixing import world_of
 from aprfmt.diagnosis.rowwise import masks
 from aprfmt.inference.engines.opening import open_trace
@@ -56,9 +56,9 @@ def strange() -> Any:
 
 def test_all_searches_of_a_trace_share_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[int] = []
-    beneath = Case.attempt_all
+    beneath = Mismatch.attempt_all
 
-    def counted(case: Case, changes: Any) -> Any:
+    def counted(case: Mismatch, changes: Any) -> Any:
         passes.append(len(changes))
         return beneath(case, changes)
 
@@ -67,7 +67,7 @@ def test_all_searches_of_a_trace_share_one_bound(monkeypatch: pytest.MonkeyPatch
         world = world_of(model, IDS, "float32", None)
         without(monkeypatch, "none")  # every row stays
         monkeypatch.setattr("aprfmt.diagnosis.examine.HYPOTHESES", ())
-        monkeypatch.setattr(Case, "attempt_all", counted)
+        monkeypatch.setattr(Mismatch, "attempt_all", counted)
         found = examine(world, Recorded(made, IDS, {}))
         world.weights.close()
     assert len(found.divergences) >= 4

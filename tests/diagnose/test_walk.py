@@ -11,9 +11,9 @@ import pytest
 import aprfmt
 from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis import conclude, diagnose
-from aprfmt.diagnosis.case import short_numbers
 from aprfmt.diagnosis.hypotheses.attention import cap_of
 from aprfmt.diagnosis.measure import fit
+from aprfmt.diagnosis.mismatch import short_numbers
 from aprfmt.diagnosis.prompt import LONGEST, chosen_ids, hidden_from
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import save_aprt

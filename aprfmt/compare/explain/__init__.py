@@ -17,7 +17,6 @@ from aprfmt.base.registry import offered
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.diffs import TensorDiff
-from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.compound import remainder, rereadings
 from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.derived import with_derived
@@ -28,6 +27,7 @@ from aprfmt.compare.explain.joined import with_joined
 from aprfmt.compare.explain.padding import with_padding
 from aprfmt.compare.explain.reading import Reader, SomeRows
 from aprfmt.compare.explain.symmetry import with_symmetries
+from aprfmt.compare.explain.unequal import Unequal, row_distances
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
@@ -57,7 +57,7 @@ def _explain(a: View, b: View, context: Surroundings, key: str) -> Explanation |
     first, second = Reader(a), Reader(b)
     if not first.size or not second.size:
         return None
-    case = Case(key or a.name, first, second, context)
+    case = Unequal(key or a.name, first, second, context)
     if a.shape != b.shape:
         shaped = _tried(case, shapes=True)
         return None if shaped is None else shaped[0]
@@ -66,7 +66,7 @@ def _explain(a: View, b: View, context: Surroundings, key: str) -> Explanation |
     return _with_numbers(case, _of_values(case))
 
 
-def _with_numbers(case: Case, found: Explanation | None) -> Explanation | None:
+def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | None:
     """Add the places where only one side is not finite to an explanation.
 
     NaN and infinities are explained only by a transformation that gives exactly the same bits or
@@ -91,7 +91,7 @@ def _with_numbers(case: Case, found: Explanation | None) -> Explanation | None:
     return Explanation("nonfinite", (case.key,), says, case.before.relative, after, equal)
 
 
-def _of_values(case: Case) -> Explanation | None:
+def _of_values(case: Unequal) -> Explanation | None:
     found = _tried(case)
     if found is None or not found[0].confirmed:
         part = _of_part(case)
@@ -105,7 +105,7 @@ def _of_values(case: Case) -> Explanation | None:
 Tried = tuple[Explanation, Guess | None]
 
 
-def _tried(case: Case, *, shapes: bool = False, part: bool = False) -> Tried | None:
+def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried | None:
     """Try all rows of the table; return the first confirmed guess, else the first likely one."""
     likely: Tried | None = None
     budget = TRIED
@@ -128,7 +128,7 @@ def _tried(case: Case, *, shapes: bool = False, part: bool = False) -> Tried | N
     return likely
 
 
-def _guesses(case: Case, shapes: bool, part: bool) -> Iterator[Guess | Explanation]:
+def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Explanation]:
     from aprfmt.compare.explain.table import TABLE
 
     for row in (*TABLE, *offered("explanations")):
@@ -136,7 +136,7 @@ def _guesses(case: Case, shapes: bool, part: bool) -> Iterator[Guess | Explanati
             yield from row.find(case)
 
 
-def _confirmed(case: Case, guess: Guess, shapes: bool) -> Explanation | None:
+def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
     """Apply a guess to the whole tensors (or its rows); None if the distance hardly improves."""
     after = case.distance(guess.left, guess.right, guess.rows, guess.slack)
     before = None if shapes else case.before.relative
@@ -158,7 +158,7 @@ def _confirmed(case: Case, guess: Guess, shapes: bool) -> Explanation | None:
     return Explanation(guess.cause, where, says, before, after.relative, equal)
 
 
-def _of_part(case: Case) -> Tried | None:
+def _of_part(case: Unequal) -> Tried | None:
     """Explain only the rows that differ, if they are few."""
     if case.a.columns == 1:
         return None
@@ -168,7 +168,7 @@ def _of_part(case: Case) -> Tried | None:
     rows = case.changed_rows
     if not 0 < len(rows) <= min(PART * case.a.rows, PART_ROWS):
         return None
-    part = Case(case.key, SomeRows(case.a, rows), SomeRows(case.b, rows), case.context)
+    part = Unequal(case.key, SomeRows(case.a, rows), SomeRows(case.b, rows), case.context)
     part.numbers, part.known = rows, False
     found = _tried(part, part=True)
     if found is None:
@@ -178,7 +178,7 @@ def _of_part(case: Case) -> Tried | None:
     return replace(found[0], evidence=evidence, residual_before=case.before.relative), None
 
 
-def _compound(case: Case, found: Tried | None) -> Explanation | None:
+def _compound(case: Unequal, found: Tried | None) -> Explanation | None:
     """Explain the rest that a helpful guess leaves; the evidence then has both causes."""
     if found is None or found[1] is None:
         return None
@@ -192,7 +192,7 @@ def _compound(case: Case, found: Tried | None) -> Explanation | None:
     return replace(found[0], evidence=said, residual_after=second[0].residual_after, confirmed=True)
 
 
-def _reread(case: Case) -> Explanation | None:
+def _reread(case: Unequal) -> Explanation | None:
     """Explain a side's bytes read as another type, together with moved elements."""
     if case.before.relative < DENSE:
         return None

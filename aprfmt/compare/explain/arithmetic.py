@@ -7,9 +7,9 @@ import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs import codec, decode, encode
-from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.guesses import Explanation, Guess, Take
 from aprfmt.compare.explain.noise import UNIT, noise_of
+from aprfmt.compare.explain.unequal import Unequal, row_distances
 from aprfmt.compare.numbers import wide
 from aprfmt.compare.tensors import in_steps
 from aprfmt.errors import AprfmtError
@@ -25,7 +25,7 @@ REQUANTIZED = 1 << 22  # elements encoded again to confirm
 THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
 
 
-def norm_offset(case: Case) -> Iterator[Guess]:
+def norm_offset(case: Unequal) -> Iterator[Guess]:
     """Guess that 1 was added to a vector, or was not added although it should be."""
     if case.a.columns != 1:
         return
@@ -42,7 +42,7 @@ def norm_offset(case: Case) -> Iterator[Guess]:
         yield case.guess("norm_offset", (f"B's values are A's {way} 1",), smaller, made, slack)
 
 
-def scale(case: Case) -> Iterator[Guess]:
+def scale(case: Unequal) -> Iterator[Guess]:
     """Guess a factor: a single one, one per row, or one per column."""
     x, y = wide(case.sample_a), wide(case.sample_b)
     if not (np.isfinite(x).all() and np.isfinite(y).all()) or not x.any() or not y.any():
@@ -94,7 +94,7 @@ def _fit(x: "Array", y: "Array", slack: float) -> bool:
     return bool((row_distances(x, y) <= 2 * slack).all())
 
 
-def _told(case: Case, factor: float) -> str:
+def _told(case: Unequal, factor: float) -> str:
     """Return a factor and what it may be: a root of a size, a multiplier, a power of two."""
     names: dict[str, float] = {}
     for size in ("hidden_size", "head_dim", "n_layers", "ffn_size"):
@@ -168,7 +168,7 @@ ROUNDINGS: tuple[tuple[str, Take], ...] = (
 )
 
 
-def rounding(case: Case) -> Iterator[Guess | Explanation]:
+def rounding(case: Unequal) -> Iterator[Guess | Explanation]:
     """Guess that A (or B) was rounded or cut to fewer bits; else that all are within one unit."""
     a, b = case.a, case.b
     if not (_float(a.encoding) and _float(b.encoding)):
@@ -223,7 +223,7 @@ def _float(encoding: str) -> bool:
 # --- quantization ---------------------------------------------------------------------------
 
 
-def quantisation(case: Case) -> Iterator[Guess | Explanation]:
+def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
     """Guess that one side is the other encoded again, or that both encode one source."""
     a, b = case.a, case.b
     if case.before.relative > 1.0:
@@ -283,7 +283,7 @@ def _again(take: Take, name: str) -> Take:
     return through
 
 
-def steps_apart(case: Case) -> float | None:
+def steps_apart(case: Unequal) -> float | None:
     """Return the largest |a-b| in steps of both encodings; None if steps are not known."""
     if case.a.encoding != case.b.encoding or encoding_row(case.a.encoding).block_size == 1:
         return None

@@ -12,9 +12,9 @@ import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs import CODECS
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.unequal import Unequal
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -24,7 +24,7 @@ ROWS = 6  # rows that every reading is tried on first
 LOOSE = 1.5  # times the rounding of the type, on so few rows
 
 
-def other_layout(case: Case) -> Iterator[Guess]:
+def other_layout(case: Unequal) -> Iterator[Guess]:
     """Guess that the parts of each block are stored in another order."""
     for reader, other, whose in _blocked(case):
         for says, cause, order in _orders(reader):
@@ -40,7 +40,7 @@ def other_layout(case: Case) -> Iterator[Guess]:
                 return
 
 
-def late_blocks(case: Case) -> Iterator[Guess]:
+def late_blocks(case: Unequal) -> Iterator[Guess]:
     """Guess that blocks are read or written a part of a block too early or too late."""
     for reader, other, whose in _blocked(case):
         size = encoding_row(reader.encoding).type_size
@@ -60,7 +60,7 @@ def late_blocks(case: Case) -> Iterator[Guess]:
                 return
 
 
-def _blocked(case: Case) -> Iterator[tuple[Reader, Reader, str]]:
+def _blocked(case: Unequal) -> Iterator[tuple[Reader, Reader, str]]:
     """Yield the sides that are stored in blocks, each with the other and its own genitive."""
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
@@ -71,7 +71,7 @@ def _blocked(case: Case) -> Iterator[tuple[Reader, Reader, str]]:
 
 
 def _guess(
-    case: Case, reader: Reader, other: Reader, read: Callable[["Array"], "Array"], cause: str,
+    case: Unequal, reader: Reader, other: Reader, read: Callable[["Array"], "Array"], cause: str,
     says: tuple[str, ...], rows: "Array | None" = None,
 ) -> Guess | None:  # fmt: skip
     """Return the guess if a few rows agree with it."""

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.compare.diffs import Explanation
-from aprfmt.compare.explain.case import STRAY, Case
 from aprfmt.compare.explain.noise import noise_of
 from aprfmt.compare.explain.outliers import FINE, flipped_bit
 from aprfmt.compare.explain.places import numbered
+from aprfmt.compare.explain.unequal import STRAY, Unequal
 from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ SHARE = 0.5  # of a tensor's bytes that may be overwritten
 SHOWN = 4
 
 
-def runs(case: Case) -> Iterator[Explanation]:
+def runs(case: Unequal) -> Iterator[Explanation]:
     """Ask whether all but a few runs of values are equal up to rounding."""
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
@@ -76,7 +76,7 @@ def runs(case: Case) -> Iterator[Explanation]:
     )  # fmt: skip
 
 
-def _flips(case: Case, found: list[list[int]]) -> list[str]:
+def _flips(case: Unequal, found: list[list[int]]) -> list[str]:
     """Return the bits whose flips repair every run of wrong values, each of one block; or []."""
     if len(found) > SHOWN:
         return []
@@ -94,7 +94,7 @@ def _flips(case: Case, found: list[list[int]]) -> list[str]:
     return flips
 
 
-def blanks(case: Case) -> Iterator[Explanation]:
+def blanks(case: Unequal) -> Iterator[Explanation]:
     """Ask whether A and B are equal up to rounding but for runs of zeros on one side.
 
     Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.reading import Computed, Reader
 from aprfmt.compare.explain.stored import SIXTEEN, swapped
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
@@ -31,17 +31,17 @@ class Transformed(Computed):
         return self._take(np.asarray(index))
 
 
-def remainder(case: Case, guess: Guess) -> Case | None:
+def remainder(case: Unequal, guess: Guess) -> Unequal | None:
     """Return the pair after applying a guess; None if the guess concerns only some rows."""
     if guess.rows is not None or case.a.shape != case.b.shape:
         return None
     a, b = Transformed(case.a, guess.left), Transformed(case.b, guess.right)
-    rest = Case(case.key, a, b, case.context)
+    rest = Unequal(case.key, a, b, case.context)
     rest.numbers, rest.known = case.numbers, False
     return rest
 
 
-def rereadings(case: Case) -> Iterator[tuple[str, str, Case]]:
+def rereadings(case: Unequal) -> Iterator[tuple[str, str, Unequal]]:
     """Yield (cause, sentence, case) of one side's bytes read as another type or byte order.
 
     Only if the values then have about the other side's size, and did not before.
@@ -73,7 +73,7 @@ def rereadings(case: Case) -> Iterator[tuple[str, str, Case]]:
                 continue
             made = Transformed(side, take)
             a, b = (other, made) if label == "B" else (made, other)
-            reread = Case(case.key, a, b, case.context)
+            reread = Unequal(case.key, a, b, case.context)
             reread.known = False
             yield cause, text, reread
 

@@ -13,12 +13,12 @@ import numpy as np
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain import coarse
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.coarse import GAP, LEAST, SHARE, SHOWN, SPANS
 from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.places import alignment, in_file, numbered, told
 from aprfmt.compare.explain.reading import SomeRows
 from aprfmt.compare.explain.stored import ANCHOR, bytes_of, layouts
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.compare.numbers import wide
 from aprfmt.tensors.runs import RunBytes
 
@@ -41,7 +41,7 @@ class ByteSpan:
     holds: str = ""
 
 
-def ranges(case: Case) -> Iterator[Explanation]:
+def ranges(case: Unequal) -> Iterator[Explanation]:
     """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
     for a, b, _ in layouts(case):
@@ -77,7 +77,7 @@ def ranges(case: Case) -> Iterator[Explanation]:
     )  # fmt: skip
 
 
-def _units(case: Case, spans: list[ByteSpan]) -> Iterator[Explanation]:
+def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Explanation]:
     """Ask for whole rows or experts that were never written, or left as they were once."""
     size = case.b.row_bytes or 0
     if case.a.columns == 1 or not size:
@@ -105,12 +105,12 @@ def _units(case: Case, spans: list[ByteSpan]) -> Iterator[Explanation]:
                           True)  # fmt: skip
 
 
-def _whole(case: Case, span: ByteSpan, one: int) -> bool:
+def _whole(case: Unequal, span: ByteSpan, one: int) -> bool:
     """Say whether a range reaches from near the first to near the last byte of whole units."""
     return span.start % one < GAP and -span.stop % one < GAP
 
 
-def _columns(case: Case) -> Iterator[Explanation]:
+def _columns(case: Unequal) -> Iterator[Explanation]:
     """Ask whether some columns alone differ, and were never filled."""
     columns = case.a.columns
     if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
@@ -139,7 +139,7 @@ def _columns(case: Case) -> Iterator[Explanation]:
     )  # fmt: skip
 
 
-def _line(case: Case, span: ByteSpan, b: RunBytes) -> str:
+def _line(case: Unequal, span: ByteSpan, b: RunBytes) -> str:
     logical = b is case.b.bytes or len(case.b.side.layout) == 0
     where = told(case.b, span.start, span.stop) if logical else _stored_place(b, span)
     return where + (f", {span.holds}" if span.holds else "")
@@ -201,7 +201,7 @@ def stretches(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] 
     return found if len(found) <= most else None
 
 
-def _with_content(case: Case, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
+def _with_content(case: Unequal, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
     """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
     made, unknown = [], []
     for span in spans:
@@ -231,7 +231,7 @@ def _simple(data: bytes) -> str:
 
 
 def _elsewhere(
-    case: Case, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
+    case: Unequal, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
 ) -> dict[int, str]:
     """Return where in either file these bytes stand a second time."""
     needles = {}
@@ -294,7 +294,7 @@ def _stored(context: "Surroundings", label: str) -> list[LazyTensor]:
     return list(found.values())
 
 
-def _no_weights(case: Case, span: ByteSpan, b: RunBytes) -> bool:
+def _no_weights(case: Unequal, span: ByteSpan, b: RunBytes) -> bool:
     """Say whether a range of unknown origin must be damage: disk pages, or values no weight has."""
     if b is case.b.bytes:
         place = in_file(case.b, span.start, span.stop)

@@ -7,12 +7,12 @@ import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.diffs import EQUAL
-from aprfmt.compare.explain.case import Case, row_distances
 from aprfmt.compare.explain.context import sample_line
 from aprfmt.compare.explain.foreign import foreign
 from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.unequal import Unequal, row_distances
 from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SHOWN = 3  # other tensors named
 TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
 
 
-def other_tensor(case: Case) -> Iterator[Guess]:
+def other_tensor(case: Unequal) -> Iterator[Guess]:
     """Guess that B has another tensor's values under this name: exchanged, renumbered or copied.
 
     Not of a tensor most rows of which are right: then it is damaged, whatever else is equal to it.
@@ -42,7 +42,7 @@ def other_tensor(case: Case) -> Iterator[Guess]:
             yield _renamed(case, label, mine, key, other)
 
 
-def _moves_nothing(case: Case, label: str, mine: Reader, key: str) -> bool:
+def _moves_nothing(case: Unequal, label: str, mine: Reader, key: str) -> bool:
     """Say whether this side has equal values under both names, so that exchanging changes nothing.
 
     A head that is a copy of the embedding is a cause of its own.
@@ -52,7 +52,7 @@ def _moves_nothing(case: Case, label: str, mine: Reader, key: str) -> bool:
     return equal and (case.key, key) != TIED and not _doubled(case, label, key)
 
 
-def _doubled(case: Case, label: str, key: str) -> bool:
+def _doubled(case: Unequal, label: str, key: str) -> bool:
     """Say whether a vector of B holds a copy of another one, from which A's own is apart.
 
     Rows of a matrix that stand twice are found by `misplaced`.
@@ -64,7 +64,7 @@ def _doubled(case: Case, label: str, key: str) -> bool:
     return varied and not _same_sample(own, case.a)
 
 
-def _renamed(case: Case, label: str, mine: Reader, key: str, other: Reader) -> Guess:
+def _renamed(case: Unequal, label: str, mine: Reader, key: str, other: Reader) -> Guess:
     """Return the guess that `label`'s tensor of this role is the other file's tensor `key`."""
     layer, role = split_key(case.key)
     layer_there, role_there = split_key(key)
@@ -116,7 +116,7 @@ def renamed(key: str, label: str, context: "Surroundings") -> Explanation | None
         if row is None or row.verdict != f"ONLY_IN_{there.upper()}" or reader is None:
             continue
         a, b = (mine, reader) if label == "a" else (reader, mine)
-        case = Case(key, a, b, context)
+        case = Unequal(key, a, b, context)
         case.known = False
         apart = case.before
         if apart.relative <= case.slack() and (case.slack() or not apart.changed):
@@ -128,7 +128,7 @@ def renamed(key: str, label: str, context: "Surroundings") -> Explanation | None
     return None
 
 
-def zeroed_bias(case: Case) -> Iterator[Guess]:
+def zeroed_bias(case: Unequal) -> Iterator[Guess]:
     """Guess that a bias is all zeros on one side, so that adding it does nothing."""
     if not case.role.endswith(".bias") or case.numbers is not None:
         return
@@ -142,7 +142,7 @@ def zeroed_bias(case: Case) -> Iterator[Guess]:
         return
 
 
-def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
+def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
     """Guess that B's tensor is the base's, or constant, or unrelated while others are equal."""
     context = case.context
     for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
@@ -186,7 +186,7 @@ def stale_tensor(case: Case) -> Iterator[Guess | Explanation]:
     )  # fmt: skip
 
 
-def _constant(case: Case, label: str, sample: "Array") -> float | None:
+def _constant(case: Unequal, label: str, sample: "Array") -> float | None:
     """Return the value of a constant side; None if it is not constant, or both sides are."""
     other = case.sample_a if label == "B" else case.sample_b
     if not sample.size or np.ptp(wide(sample)) != 0 or np.ptp(other) == 0:

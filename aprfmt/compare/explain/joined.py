@@ -16,11 +16,11 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain import fused
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.permutation import FOUND
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.sources import JoinedRows, runs, sources
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _case(
     pairs: Mapping[str, TensorPair],
     roles: Sequence[tuple[str, str]],
     layer: int,
-) -> Case | None:
+) -> Unequal | None:
     """Return the pair of both sides' joined rows; None unless all parts fit together."""
     keys = [f"L{layer}.{role}" for role, _ in roles]
     chosen = [pairs.get(key) for key in keys]
@@ -125,18 +125,21 @@ def _case(
     if len({(row.columns, len(row.shape)) for row, _ in readers}) != 1:
         return None
     first, second = (JoinedRows(keys, [pair[side] for pair in readers]) for side in (0, 1))
-    case = Case(keys[0], first, second, context)
+    case = Unequal(keys[0], first, second, context)
     case.known = False
     return case
 
 
-def _keys(case: Case) -> tuple[str, ...]:
+def _keys(case: Unequal) -> tuple[str, ...]:
     assert isinstance(case.a, JoinedRows)
     return case.a.keys
 
 
 def _order(
-    context: Surroundings, rows: Mapping[str, TensorDiff], family: FusedRoles, case: Case | None
+    context: Surroundings,
+    rows: Mapping[str, TensorDiff],
+    family: FusedRoles,
+    case: Unequal | None,
 ) -> RowOrder | None:
     """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
     if case is None or not any(rows[key].unexplained(WEAK) for key in _keys(case)):
@@ -156,7 +159,9 @@ def _order(
     return _named(context, family, case, at)
 
 
-def _named(context: Surroundings, family: FusedRoles, case: Case, at: "Array") -> RowOrder | None:
+def _named(
+    context: Surroundings, family: FusedRoles, case: Unequal, at: "Array"
+) -> RowOrder | None:
     assert isinstance(case.a, JoinedRows)
     parts = [(name, reader.rows) for (_, name), reader in
              zip(family.of("weight"), case.a.readers, strict=True)]  # fmt: skip
@@ -224,7 +229,7 @@ def segments(pool: JoinedRows, at: "Array") -> str:
     return "rows of B, by those of A: " + "; ".join(said) + more
 
 
-def _explained(case: Case, order: RowOrder, more: tuple[str, ...]) -> dict[str, Explanation]:
+def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[str, Explanation]:
     """Return an explanation for every part that the order changes; {} if it does not fit."""
     assert isinstance(case.a, JoinedRows) and isinstance(case.b, JoinedRows)
     found: dict[str, Explanation] = {}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.compare.diffs import Explanation
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess
 from aprfmt.compare.explain.places import numbered
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.sources import JoinedRows, runs, sources
+from aprfmt.compare.explain.unequal import Unequal
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -34,7 +34,7 @@ class RowRun:
     count: int
 
 
-def misplaced(case: Case) -> Iterator[Guess | Explanation]:
+def misplaced(case: Unequal) -> Iterator[Guess | Explanation]:
     """Ask whether the differing rows of B are other rows of A: of any tensor of as many columns."""
     if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
         return
@@ -76,7 +76,7 @@ def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
         yield from ((start + first, source, n) for first, source, n in runs(at[start:stop]))
 
 
-def _told(case: Case, found: list[RowRun]) -> str:
+def _told(case: Unequal, found: list[RowRun]) -> str:
     """Return a sentence that is the same for every tensor with the same defect."""
     size = case.shape[1] if len(case.shape) == 3 else 0
     whole = size and all(
@@ -95,7 +95,7 @@ def _told(case: Case, found: list[RowRun]) -> str:
     return "rows of B are rows of other tensors of A"
 
 
-def _line(case: Case, run: RowRun) -> str:
+def _line(case: Unequal, run: RowRun) -> str:
     of = "" if run.key == case.key else f" of {run.key}"
     name = numbered("row", run.at, run.at + run.count)
     return f"{name}: A's {numbered('row', run.there, run.there + run.count)}{of}"

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.compare.explain import permutation
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.permutation import FoundLines
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.turned import near, turned_inside
+from aprfmt.compare.explain.unequal import Unequal
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -22,7 +22,7 @@ BLOCKS = (16, 32, 64, 256)  # values a block of some encoding has
 NORMS = 1e-4  # relative difference of two norms that a rearrangement of floats never makes
 
 
-def transpose(case: Case) -> Iterator[Guess]:
+def transpose(case: Unequal) -> Iterator[Guess]:
     """Guess that rows and columns are exchanged, in the data or only in the shape."""
     a, b = case.a, case.b
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.size > TRANSPOSED:
@@ -53,7 +53,7 @@ def transpose(case: Case) -> Iterator[Guess]:
                          lambda rows: b.whole.reshape(a.rows, a.columns)[rows])  # fmt: skip
 
 
-def rearranged(case: Case) -> Iterator[Guess]:
+def rearranged(case: Unequal) -> Iterator[Guess]:
     """Guess another order of rows, then columns: rope pairs, heads, experts, an offset, or any."""
     if case.a.rows != case.b.rows or case.a.columns != case.b.columns:
         return
@@ -67,7 +67,7 @@ def rearranged(case: Case) -> Iterator[Guess]:
             yield from _named(case, found)
 
 
-def _named(case: Case, found: FoundLines) -> Iterator[Guess]:
+def _named(case: Unequal, found: FoundLines) -> Iterator[Guess]:
     enough = len(found.index) >= permutation.FOUND * found.count or found.count > len(found.index)
     what = "rows" if found.axis == 0 else "columns"
     if case.a.columns == 1:
@@ -101,7 +101,7 @@ def _named(case: Case, found: FoundLines) -> Iterator[Guess]:
     yield _guess("row_offset", says, case, found.axis, found.at)
 
 
-def _guess(cause: str, says: tuple[str, ...], case: Case, axis: int, p: "Array") -> Guess:
+def _guess(cause: str, says: tuple[str, ...], case: Unequal, axis: int, p: "Array") -> Guess:
     b = case.b
     right = _at(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
     return case.guess(cause, says, "B", right)
@@ -116,7 +116,7 @@ def starting_at(reader: Reader, start: int) -> Take:
     return lambda rows: reader.take(rows + start)
 
 
-def _shifted(case: Case, found: FoundLines, k: int, what: str) -> Iterator[Guess]:
+def _shifted(case: Unequal, found: FoundLines, k: int, what: str) -> Iterator[Guess]:
     one = what.removesuffix("s")
     around = (np.arange(found.count) + k) % found.count
     text = f"{one} i of A is {one} i{k:+d} of B"
@@ -127,7 +127,7 @@ def _shifted(case: Case, found: FoundLines, k: int, what: str) -> Iterator[Guess
         yield case.guess("row_offset", says, "B", starting_at(case.b, k), rows=rows)
 
 
-def value_offset(case: Case) -> Iterator[Guess]:
+def value_offset(case: Unequal) -> Iterator[Guess]:
     """Guess that values are shifted along their rows (a shift seen through other encodings)."""
     x, y = case.sample_a, case.sample_b
     width = case.a.columns
@@ -158,7 +158,7 @@ def _shifted_take(reader: Reader, k: int) -> Take:
     return lambda rows: _along(reader.take(rows), k)
 
 
-def right_heads(case: Case, count: int) -> int | None:
+def right_heads(case: Unequal, count: int) -> int | None:
     """Return the number of heads in `count` rows of this role; None if the sizes do not say."""
     role = case.role
     names = ("n_kv_heads",) if role.startswith(("attn_k", "attn_v")) else ("n_heads",)
@@ -166,7 +166,7 @@ def right_heads(case: Case, count: int) -> int | None:
     return told[0] if role.startswith("attn_") and told and count % told[0] == 0 else None
 
 
-def _paired(case: Case, found: FoundLines, heads: int, way: str, p: "Array", what: str) -> Guess:
+def _paired(case: Unequal, found: FoundLines, heads: int, way: str, p: "Array", what: str) -> Guess:
     right = right_heads(case, found.count)
     text = f"{what} of each head: {way}"
     if right is None or right == heads:
@@ -180,7 +180,7 @@ def _paired(case: Case, found: FoundLines, heads: int, way: str, p: "Array", wha
     return _guess("gqa_mapping", says, case, found.axis, p)
 
 
-def _blocked(case: Case, found: FoundLines, what: str) -> Iterator[Guess]:
+def _blocked(case: Unequal, found: FoundLines, what: str) -> Iterator[Guess]:
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
         yield _order(case, found, found.at, 1, "expert_order", "the router's experts")
         return
@@ -209,7 +209,7 @@ def _blocked(case: Case, found: FoundLines, what: str) -> Iterator[Guess]:
         return
 
 
-def _experts(case: Case) -> Iterator[Guess]:
+def _experts(case: Unequal) -> Iterator[Guess]:
     """Guess another order of the experts in a stack, each recognised by its first row."""
     if len(case.shape) != 3 or case.numbers is not None:
         return
@@ -223,7 +223,7 @@ def _experts(case: Case) -> Iterator[Guess]:
         yield _order(case, whole, found, size, "expert_order", "experts")
 
 
-def _in_blocks(case: Case, found: FoundLines) -> Iterator[Guess]:
+def _in_blocks(case: Unequal, found: FoundLines) -> Iterator[Guess]:
     """Guess the same rearrangement inside every block: nibbles or bytes of blocks misread."""
     if found.axis == 0:
         return
@@ -242,13 +242,13 @@ def _in_blocks(case: Case, found: FoundLines) -> Iterator[Guess]:
         return
 
 
-def _order(case: Case, found: FoundLines, q: "Array", size: int, cause: str, what: str) -> Guess:
+def _order(case: Unequal, found: FoundLines, q: "Array", size: int, cause: str, what: str) -> Guess:
     shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
     says = (f"{what} stand in another order", f"A's order, as numbers of B: {shown}")
     return _guess(cause, says, case, found.axis, permutation.spread(q, size))
 
 
-def repeated(case: Case) -> Iterator[Guess]:
+def repeated(case: Unequal) -> Iterator[Guess]:
     """Guess that one side repeats every key or value head (shapes differ)."""
     a, b = case.a, case.b
     if len(a.shape) > 2 or len(a.shape) != len(b.shape) or a.columns != b.columns:
@@ -272,7 +272,7 @@ def repeated(case: Case) -> Iterator[Guess]:
         return
 
 
-def window(case: Case) -> Iterator[Guess]:
+def window(case: Unequal) -> Iterator[Guess]:
     """Guess that one side is a range of the other's rows (shapes differ)."""
     a, b = case.a, case.b
     if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:

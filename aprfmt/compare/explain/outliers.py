@@ -7,9 +7,9 @@ import numpy as np
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs import decode
 from aprfmt.compare.diffs import Explanation
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.noise import noise_of
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.compare.numbers import wide
 from aprfmt.compare.tensors import chunks, steps_between
 
@@ -17,7 +17,7 @@ FEW = 64  # most values beyond the bound
 FINE = 0.02  # largest noise of the other encoding for which a restored value proves something
 
 
-def outliers(case: Case) -> Iterator[Explanation]:
+def outliers(case: Unequal) -> Iterator[Explanation]:
     """Guess that few values are damaged (beyond one step), and find the bit that was flipped."""
     a, b = case.a, case.b
     if a.encoding == b.encoding or case.numbers is not None:
@@ -47,7 +47,7 @@ def outliers(case: Case) -> Iterator[Explanation]:
     yield Explanation("bit_rot", (case.key,), says, case.before.relative, None, False)
 
 
-def _beyond(case: Case) -> list[tuple[int, float, float]]:
+def _beyond(case: Unequal) -> list[tuple[int, float, float]]:
     """Return (flat index, value of A, of B) beyond one step; empty if there are too many."""
     found: list[tuple[int, float, float]] = []
     start = 0

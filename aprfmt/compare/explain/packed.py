@@ -17,11 +17,11 @@ from aprfmt.codecs.dialect import CodeTable
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare.bounds import Fit, fit
 from aprfmt.compare.explain import lattices
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.lattices import Grouping
 from aprfmt.compare.explain.noise import UNIT
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.unequal import Unequal
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -44,7 +44,7 @@ class Copy:
     lattice that means anything: only its parts may be read in another way.
     """
 
-    case: Case
+    case: Unequal
     source: Reader
     reader: Reader
     x: "Array"
@@ -96,14 +96,14 @@ def explanation(copy: Copy, cause: str, says: tuple[str, ...], after: Fit) -> Ex
     return Explanation(cause, (copy.case.key,), said, before, 0.0, True)
 
 
-def copies(case: Case) -> Iterator[Copy]:
+def copies(case: Unequal) -> Iterator[Copy]:
     """Yield the sides that are copies on a lattice, B first; each is looked for once."""
     if case.copies is None:
         case.copies = list(_copies(case))
     yield from case.copies
 
 
-def _copies(case: Case) -> Iterator[Copy]:
+def _copies(case: Unequal) -> Iterator[Copy]:
     if case.a.columns < lattices.NARROWEST or case.numbers is not None:
         return
     rows = _rows(case.a)
@@ -152,7 +152,7 @@ def _rows(reader: Reader) -> "Array | None":
 
 
 def _betrayed(
-    case: Case, x: "Array", y: "Array", source: Reader, reader: Reader
+    case: Unequal, x: "Array", y: "Array", source: Reader, reader: Reader
 ) -> lattices.FoundScheme | None:
     """Return the scheme that only one side was packed in, as its values show."""
     seen = case.context.schemes

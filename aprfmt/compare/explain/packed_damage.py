@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.damage import stretches
 from aprfmt.compare.explain.guesses import Explanation
+from aprfmt.compare.explain.unequal import Unequal
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -41,7 +41,7 @@ class DamagedRun(NamedTuple):
         return f"bytes {at} to {at + self.stop - self.start - 1} of {name}{held}"
 
 
-def damaged_parts(case: Case) -> Iterator[Explanation]:
+def damaged_parts(case: Unequal) -> Iterator[Explanation]:
     """Ask whether all but a few short runs of the parts' bytes are equal."""
     a, b = case.a.side, case.b.side
     if len(a.stored) != 1 or len(b.stored) != 1 or a.encoding != b.encoding:

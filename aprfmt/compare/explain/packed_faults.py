@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from aprfmt.compare.bounds import fit
 from aprfmt.compare.explain import packed_codes, packed_parts, packed_scales
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.packed import copies, explanation
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.errors import AprfmtError
 
 
-def quantisation(case: Case) -> Iterator[Explanation]:
+def quantisation(case: Unequal) -> Iterator[Explanation]:
     """Find that a side is the other quantized, and perhaps decoded again."""
     for copy in copies(case):
         if not copy.finite:
@@ -22,7 +22,7 @@ def quantisation(case: Case) -> Iterator[Explanation]:
             yield explanation(copy, "quantisation", (says, copy.scheme), after)
 
 
-def faults(case: Case) -> Iterator[Explanation]:
+def faults(case: Unequal) -> Iterator[Explanation]:
     """Find what is wrong with a packed copy."""
     for copy in copies(case):
         if copy.finite and fit(copy.x, copy.y, copy.lattice).how:
@@ -39,14 +39,14 @@ def faults(case: Case) -> Iterator[Explanation]:
             yield from find(copy)
 
 
-def other_scales(case: Case) -> Iterator[Explanation]:
+def other_scales(case: Unequal) -> Iterator[Explanation]:
     """Find scales that go with the right ones in no known way, once nothing else explains them."""
     for copy in copies(case):
         if copy.finite and not fit(copy.x, copy.y, copy.lattice).how:
             yield from packed_scales.scales(copy, related=False)
 
 
-def order_of_outputs(case: Case) -> Iterator[Explanation]:
+def order_of_outputs(case: Unequal) -> Iterator[Explanation]:
     """Find codes in another order along the outputs, once no order of heads explains the rows."""
     for copy in copies(case):
         if copy.finite and not fit(copy.x, copy.y, copy.lattice).how:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class FoundLines:
         return len(self.index) == self.count
 
 
-def find_rows(case: Case) -> FoundLines | None:
+def find_rows(case: Unequal) -> FoundLines | None:
     """Return the places of A's rows in B; of tensors with many rows, of the sample's only."""
     slack = 2 * case.slack() + 1e-6
     if case.a.columns == 1:
@@ -56,7 +56,7 @@ def find_rows(case: Case) -> FoundLines | None:
     return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
 
 
-def _hashed(case: Case) -> FoundLines | None:
+def _hashed(case: Unequal) -> FoundLines | None:
     """Match rows by their bytes; a row keeps its number if several rows are equal."""
     if case.a.row_bytes is None:
         return None
@@ -78,7 +78,7 @@ def _hashed(case: Case) -> FoundLines | None:
     return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
 
 
-def find_columns(case: Case) -> FoundLines | None:
+def find_columns(case: Unequal) -> FoundLines | None:
     """Return the places of A's columns in B, compared on the sample's rows."""
     columns = case.a.columns
     if not 1 < columns <= MATCHED or case.b.columns != columns:
@@ -93,7 +93,7 @@ def find_columns(case: Case) -> FoundLines | None:
     return FoundLines(every[at >= 0], at[at >= 0], columns, 1)
 
 
-def _sorted(case: Case) -> FoundLines | None:
+def _sorted(case: Unequal) -> FoundLines | None:
     """Match the values of a vector by sorting; equal values keep their place if possible."""
     if case.a.size > MATCHED or case.a.size != case.b.size:
         return None
@@ -112,7 +112,7 @@ def _sorted(case: Case) -> FoundLines | None:
     return FoundLines(every, at, a.size, 0)
 
 
-def _projected(side: Reader, case: Case, onto: "Array") -> "Array":
+def _projected(side: Reader, case: Unequal, onto: "Array") -> "Array":
     return np.concatenate(
         [np.nan_to_num(wide(side.take(rows))) @ onto for rows in case.windows(None)]
     )
@@ -162,7 +162,7 @@ def inverse(p: "Array") -> "Array":
     return found
 
 
-def head_counts(case: Case, count: int) -> list[int]:
+def head_counts(case: Unequal, count: int) -> list[int]:
     """Return possible numbers of heads in `count` rows, the model's own first."""
     told = case.sizes("n_heads", "n_kv_heads")
     sizes = [count // size for size in case.sizes("head_dim", "rope_dim") if count % size == 0]
@@ -175,7 +175,7 @@ def fits(found: FoundLines, p: "Array") -> bool:
     return bool((p[found.index] == found.at).all())
 
 
-def pairings(case: Case, found: FoundLines) -> "Iterator[tuple[int, str, Array]]":
+def pairings(case: Unequal, found: FoundLines) -> "Iterator[tuple[int, str, Array]]":
     """Yield (heads, direction, p) of every pair order that fits."""
     for heads in head_counts(case, found.count):
         p = to_pairs(found.count, heads)
@@ -185,7 +185,7 @@ def pairings(case: Case, found: FoundLines) -> "Iterator[tuple[int, str, Array]]
             yield heads, "adjacent pairs in A, split halves in B", inverse(p)
 
 
-def regrouped(case: Case, found: FoundLines, right: int) -> "Iterator[tuple[int, str, Array]]":
+def regrouped(case: Unequal, found: FoundLines, right: int) -> "Iterator[tuple[int, str, Array]]":
     """Yield (heads, words, p) of pairs made for one number of heads and undone for another."""
     if found.count % (2 * right):
         return

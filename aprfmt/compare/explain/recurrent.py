@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.grouped_rows import Tiled
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ TILED: Mapping[str, Tiled] = {
 KERNEL = "ssm_conv1d.weight"
 
 
-def value_heads(case: Case) -> Iterator[Guess]:
+def value_heads(case: Unequal) -> Iterator[Guess]:
     """Guess that one side has the value heads with the key heads running fastest."""
     step, a, b = TILED.get(case.role), case.a, case.b
     if step is None or not case.context.hyper or (a.rows, a.columns) != (b.rows, b.columns):
@@ -55,7 +55,7 @@ def _orders(step: Tiled, count: int, hp: Mapping[str, object]) -> Iterator[tuple
         yield "A", grouped
 
 
-def taps(case: Case) -> Iterator[Guess]:
+def taps(case: Unequal) -> Iterator[Guess]:
     """Guess that every kernel of a convolution stands the other way round."""
     a, b = case.a, case.b
     if case.role != KERNEL or (a.rows, a.columns) != (b.rows, b.columns) or a.columns < 2:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.moves import starting_at
 from aprfmt.compare.explain.noise import UNIT
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _functions() -> tuple[ValueFunction, ...]:
     )
 
 
-def function_of(case: Case) -> Iterator[Guess]:
+def function_of(case: Unequal) -> Iterator[Guess]:
     """Guess that one side's values are a function of the other's, one by one."""
     a, b = case.a, case.b
     x, y = wide(case.sample_a), wide(case.sample_b)
@@ -84,7 +84,7 @@ def _near(made: "Array", wanted: "Array", slack: float) -> bool:
     return bool((away <= 4 * slack * np.maximum(np.abs(wanted), usual)).all())
 
 
-def _offset(case: Case, slack: float) -> Iterator[Guess]:
+def _offset(case: Unequal, slack: float) -> Iterator[Guess]:
     """Guess that one number was added to every value."""
     x, y = wide(case.sample_a), wide(case.sample_b)
     apart = y - x
@@ -99,7 +99,7 @@ def _offset(case: Case, slack: float) -> Iterator[Guess]:
     yield case.guess("function_of", (f"B's values are A's {told}",), "A", moved, slack)
 
 
-def prefix(case: Case) -> Iterator[Guess]:
+def prefix(case: Unequal) -> Iterator[Guess]:
     """Guess that one vector is the beginning, or another part, of the other (shapes differ)."""
     a, b = case.a, case.b
     if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):

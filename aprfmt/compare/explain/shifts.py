@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.stored import ANCHOR, STORED, bytes_of, layouts
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REACH = 1 << 16  # furthest shift looked for, in bytes
 
 
-def byte_offset(case: Case) -> Iterator[Explanation]:
+def byte_offset(case: Unequal) -> Iterator[Explanation]:
     """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
     for a, b, name in layouts(case):
         shift = _shift(a, b)
@@ -57,7 +57,7 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
     return (first, shift) if same else None
 
 
-def _heads_turned(case: Case, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
+def _heads_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
     """Say whether whole heads or experts moved and came round at the end: an order (moves.py)."""
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
@@ -70,7 +70,7 @@ def _heads_turned(case: Case, a: RunBytes | bytes, b: RunBytes, shift: int) -> b
     return bytes_of(a, size - far, size) == bytes_of(b, 0, far)
 
 
-def _offset(case: Case, shift: int, total: int, name: str) -> Explanation:
+def _offset(case: Unequal, shift: int, total: int, name: str) -> Explanation:
     """Put a shift of `total` bytes into words: of whole rows, of values or of bytes."""
     row = case.b.row_bytes or 0
     rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
@@ -131,7 +131,7 @@ ANCHORED = 256  # values that are looked for
 FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
 
 
-def flat_offset(case: Case) -> Iterator[Guess]:
+def flat_offset(case: Unequal) -> Iterator[Guess]:
     """Guess that values stand some places late, over the ends of rows, from some row on or all."""
     width, rows = case.a.columns, case.a.rows
     if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
@@ -155,7 +155,7 @@ def flat_offset(case: Case) -> Iterator[Guess]:
     yield case.guess("byte_offset", (says, start), "A", moved, rows=inside)
 
 
-def _flat_shift(case: Case) -> int:
+def _flat_shift(case: Unequal) -> int:
     """Return s so that value i of B is value i + s of A in the middle of what differs; or 0."""
     width, rows = case.a.columns, case.a.rows
     changed = case.telling

@@ -8,11 +8,11 @@ import numpy as np
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.encodings import numbers
 from aprfmt.codecs import decode, encode
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess, Take
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.places import told
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.tensors.runs import RunBytes
 from aprfmt.tensors.view import View
 
@@ -37,7 +37,7 @@ def _halves(encoding: str) -> list[int]:
     return found
 
 
-def dtype_mislabel(case: Case) -> Iterator[Guess]:
+def dtype_mislabel(case: Unequal) -> Iterator[Guess]:
     """Ask for the same bytes under another label, or values made by reading them so."""
     a, b = case.a, case.b
     if a.encoding != b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
@@ -73,7 +73,7 @@ def _misread(side: Reader, first: str, second: str) -> Take:
     return take
 
 
-def endianness(case: Case) -> Iterator[Guess]:
+def endianness(case: Unequal) -> Iterator[Guess]:
     """Ask for every value, or every block's scales, in the other byte order."""
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         row = encoding_row(side.encoding.split("+")[0])
@@ -110,7 +110,7 @@ def swapped(side: Reader, whole: bool) -> Take:
 # --- damaged bits ---------------------------------------------------------------------------
 
 
-def bit_rot(case: Case) -> Iterator[Explanation]:
+def bit_rot(case: Unequal) -> Iterator[Explanation]:
     """Ask for a few damaged bits, or one run of lost bytes, all else being equal."""
     a, b = case.a, case.b
     if a.encoding == b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
@@ -123,7 +123,7 @@ def bit_rot(case: Case) -> Iterator[Explanation]:
         yield found
 
 
-def _bytes_apart(case: Case, a: RunBytes | bytes, b: RunBytes) -> Explanation | None:
+def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Explanation | None:
     """Compare the streams; None where more than FEW_BYTES differ, unless they are one lost run."""
     first = last = -1
     places: list[int] = []
@@ -171,7 +171,7 @@ def _bytes_apart(case: Case, a: RunBytes | bytes, b: RunBytes) -> Explanation | 
     return _damage(case, text, (), False)
 
 
-def _never_filled(case: Case, start: int, stop: int) -> bool:
+def _never_filled(case: Unequal, start: int, stop: int) -> bool:
     """Say whether a range is whole experts of a stack."""
     size = (case.b.row_bytes or 0) * case.shape[1] if len(case.shape) == 3 else 0
     return bool(size) and start % size < size // 8 and -stop % size < size // 8
@@ -181,20 +181,20 @@ def _zeros(data: RunBytes, start: int, stop: int) -> bool:
     return not any(bytes(data.window(start, stop)))
 
 
-def _damage(case: Case, text: str, more: tuple[str, ...], confirmed: bool) -> Explanation:
+def _damage(case: Unequal, text: str, more: tuple[str, ...], confirmed: bool) -> Explanation:
     general = "all other bytes are equal: damage or an edit, no transformation"
     return Explanation(
         "bit_rot", (case.key,), (general, text, *more), case.before.relative, 0.0, confirmed
     )
 
 
-def _element(case: Case, at: int) -> tuple[int, ...]:
+def _element(case: Unequal, at: int) -> tuple[int, ...]:
     """Return the index of the first element a byte of the logical tensor belongs to."""
     element = _block(case, at)[0] * encoding_row(case.b.encoding).block_size
     return tuple(int(i) for i in np.unravel_index(element, case.shape or (1,)))
 
 
-def _block(case: Case, at: int) -> tuple[int, int]:
+def _block(case: Unequal, at: int) -> tuple[int, int]:
     """Return the block that a byte of the logical tensor is of, and its place there.
 
     A place below 0 is in the header in front of the block's row.
@@ -208,7 +208,7 @@ def _block(case: Case, at: int) -> tuple[int, int]:
     return before + number, place if inside >= row.row_header else inside - row.row_header
 
 
-def _elements(case: Case, places: list[int]) -> str:
+def _elements(case: Unequal, places: list[int]) -> str:
     found = list(dict.fromkeys(_element(case, at) for at in places))
     what = "value" if encoding_row(case.b.encoding).block_size == 1 else "block"
     shown = ", ".join(str(list(index)) for index in found[:3])
@@ -216,7 +216,7 @@ def _elements(case: Case, places: list[int]) -> str:
     return f"the {what}{'s' if len(found) > 1 else ''} at {shown}{more}"
 
 
-def _flip_text(case: Case, at: int, bit: int) -> str:
+def _flip_text(case: Unequal, at: int, bit: int) -> str:
     row = encoding_row(case.b.encoding)
     inside = _block(case, at)[1]
     place = list(_element(case, at))
@@ -241,7 +241,7 @@ def _locate(side: Reader, at: int) -> tuple[str, int]:
     return tensor.info.name, tensor.info.offset + inside
 
 
-def _patterns_apart(case: Case) -> Explanation | None:
+def _patterns_apart(case: Unequal) -> Explanation | None:
     """As `_bytes_apart` for values stored in two types: all equal but single bits of float32."""
     a, b = case.a, case.b
     if case.before.changed > FEW_BITS or not case.before.changed:
@@ -272,7 +272,7 @@ def _patterns_apart(case: Case) -> Explanation | None:
 # --- bytes of both sides in one order ------------------------------------------------------
 
 
-def layouts(case: Case) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
+def layouts(case: Unequal) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
     """Yield (A's bytes, B's bytes, B's stored name): in logical order, then as B stores them."""
     a, b = case.a, case.b
     if a.encoding != b.encoding or a.row_bytes is None or a.row_bytes != b.row_bytes:
@@ -284,7 +284,7 @@ def layouts(case: Case) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
             yield laid, RunBytes.of(b.side.stored[0]), b.name
 
 
-def _as_stored(case: Case, side: View) -> bytes | None:
+def _as_stored(case: Unequal, side: View) -> bytes | None:
     """Return A's bytes in the order B's file stores them, None where that decodes or is long."""
     a = case.a
     steps = side.layout

@@ -16,10 +16,10 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain import permutation
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
@@ -128,12 +128,12 @@ def _of_layer(
     told = {role for _, role, _ in members} | set(symmetry.still)
     if any(role.startswith(symmetry.known) and role not in told for role in here):
         return {}
-    cases: dict[str, Case] = {}
+    cases: dict[str, Unequal] = {}
     for _, role, _ in members:
         a, b = here[role].a, here[role].b
         if a is None or b is None or a.shape != b.shape:
             return {}
-        cases[role] = Case(start + role, Reader(a), Reader(b), context)
+        cases[role] = Unequal(start + role, Reader(a), Reader(b), context)
     counts = _counts(context, symmetry, cases)
     orders: dict[str, Array] = {}
     for unit in symmetry.rows:
@@ -166,7 +166,9 @@ def _members(symmetry: Symmetry, here: Mapping[str, TensorPair]) -> Iterator[tup
             yield from ((unit, role, axis) for role in roles if role in here)
 
 
-def _counts(context: Surroundings, symmetry: Symmetry, cases: Mapping[str, Case]) -> dict[str, int]:
+def _counts(
+    context: Surroundings, symmetry: Symmetry, cases: Mapping[str, Unequal]
+) -> dict[str, int]:
     """Return the number of each unit; {} if not known, or if units are not interchangeable."""
     if not context.hyper:
         return {}
@@ -185,7 +187,7 @@ def _counts(context: Surroundings, symmetry: Symmetry, cases: Mapping[str, Case]
 
 
 def _order(
-    unit: str, count: int, members: Sequence[tuple[str, str, int]], cases: Mapping[str, Case]
+    unit: str, count: int, members: Sequence[tuple[str, str, int]], cases: Mapping[str, Unequal]
 ) -> "Array | None":
     """Return the place in B of each unit of A (int64 [count]); None if not known."""
     still = True
@@ -208,7 +210,7 @@ def _order(
     return np.arange(count) if still else None
 
 
-def _shared(case: Case, context: Surroundings) -> bool:
+def _shared(case: Unequal, context: Surroundings) -> bool:
     """Say whether a q/k-norm has one weight for all heads, so that their order does not matter."""
     return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
 
@@ -226,7 +228,7 @@ def _fit_together(orders: "Mapping[str, Array]") -> bool:
 
 
 def _equal(
-    case: Case, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
+    case: Unequal, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
 ) -> Explanation | None:
     """Return the explanation if the order makes the whole tensor equal."""
     b = case.b

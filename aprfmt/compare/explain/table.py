@@ -25,56 +25,56 @@ from aprfmt.compare.explain import (
     shifts,
     stored,
 )
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Explanation, Guess
+from aprfmt.compare.explain.unequal import Unequal
 
 PACKED = tuple(cause.name for cause in PACKED_CAUSES)
 
 
 @dataclass(frozen=True, slots=True)
-class Hypothesis:
+class PairHypothesis:
     """One row: the causes it can find, its function, and the pairs it is for."""
 
     causes: tuple[str, ...]
-    find: Callable[[Case], Iterator[Guess | Explanation]]
+    find: Callable[[Unequal], Iterator[Guess | Explanation]]
     shapes: bool = False
     part: bool = False
 
 
-TABLE: tuple[Hypothesis, ...] = (
-    Hypothesis(("dtype_mislabel",), stored.dtype_mislabel),
-    Hypothesis(("endianness",), stored.endianness),
-    Hypothesis(("missing_bias",), elsewhere.zeroed_bias),
-    Hypothesis(("bit_rot",), stored.bit_rot),
-    Hypothesis(("bit_rot",), packed_damage.damaged_parts),
-    Hypothesis(("byte_offset", "row_offset"), shifts.byte_offset),
-    Hypothesis(PACKED, packed_faults.faults),
-    Hypothesis(("packing_order", "quant_min"), blocks.other_layout),
-    Hypothesis(("norm_offset",), arithmetic.norm_offset),
-    Hypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),
-    Hypothesis(("value_heads",), recurrent.value_heads),
-    Hypothesis(("tap_order",), recurrent.taps),
-    Hypothesis(("transpose",), moves.transpose, shapes=True),
-    Hypothesis(("scale",), arithmetic.scale, part=True),
-    Hypothesis(("rounding",), arithmetic.rounding),
-    Hypothesis(("function_of",), relations.function_of),
-    Hypothesis(
+TABLE: tuple[PairHypothesis, ...] = (
+    PairHypothesis(("dtype_mislabel",), stored.dtype_mislabel),
+    PairHypothesis(("endianness",), stored.endianness),
+    PairHypothesis(("missing_bias",), elsewhere.zeroed_bias),
+    PairHypothesis(("bit_rot",), stored.bit_rot),
+    PairHypothesis(("bit_rot",), packed_damage.damaged_parts),
+    PairHypothesis(("byte_offset", "row_offset"), shifts.byte_offset),
+    PairHypothesis(PACKED, packed_faults.faults),
+    PairHypothesis(("packing_order", "quant_min"), blocks.other_layout),
+    PairHypothesis(("norm_offset",), arithmetic.norm_offset),
+    PairHypothesis(("layer_order", "swapped_tensors", "tied_embedding"), elsewhere.other_tensor),
+    PairHypothesis(("value_heads",), recurrent.value_heads),
+    PairHypothesis(("tap_order",), recurrent.taps),
+    PairHypothesis(("transpose",), moves.transpose, shapes=True),
+    PairHypothesis(("scale",), arithmetic.scale, part=True),
+    PairHypothesis(("rounding",), arithmetic.rounding),
+    PairHypothesis(("function_of",), relations.function_of),
+    PairHypothesis(
         ("rope_pairing", "gqa_mapping", "head_order", "expert_order", "row_offset"),
         moves.rearranged,
         part=True,
     ),
-    Hypothesis(("packing_order",), packed_faults.order_of_outputs),
-    Hypothesis(("byte_offset",), shifts.flat_offset),
-    Hypothesis(("byte_offset",), blocks.late_blocks),
-    Hypothesis(("wrong_rows",), misplaced.misplaced),
-    Hypothesis(("bit_rot",), damage.ranges),
-    Hypothesis(("byte_offset",), moves.value_offset),
-    Hypothesis(("quantisation",), arithmetic.quantisation),
-    Hypothesis(("quantisation",), packed_faults.quantisation),
-    Hypothesis(("bit_rot",), outliers.outliers),
-    Hypothesis(("quant_scale",), packed_faults.other_scales),
-    Hypothesis(("stale_tensor",), elsewhere.stale_tensor, part=True),
-    Hypothesis(("gqa_mapping",), moves.repeated, shapes=True),
-    Hypothesis(("row_offset",), moves.window, shapes=True),
-    Hypothesis(("row_offset",), relations.prefix, shapes=True),
+    PairHypothesis(("packing_order",), packed_faults.order_of_outputs),
+    PairHypothesis(("byte_offset",), shifts.flat_offset),
+    PairHypothesis(("byte_offset",), blocks.late_blocks),
+    PairHypothesis(("wrong_rows",), misplaced.misplaced),
+    PairHypothesis(("bit_rot",), damage.ranges),
+    PairHypothesis(("byte_offset",), moves.value_offset),
+    PairHypothesis(("quantisation",), arithmetic.quantisation),
+    PairHypothesis(("quantisation",), packed_faults.quantisation),
+    PairHypothesis(("bit_rot",), outliers.outliers),
+    PairHypothesis(("quant_scale",), packed_faults.other_scales),
+    PairHypothesis(("stale_tensor",), elsewhere.stale_tensor, part=True),
+    PairHypothesis(("gqa_mapping",), moves.repeated, shapes=True),
+    PairHypothesis(("row_offset",), moves.window, shapes=True),
+    PairHypothesis(("row_offset",), relations.prefix, shapes=True),
 )

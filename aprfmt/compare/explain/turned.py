@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.compare.explain.case import Case
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def near(x: "Array", y: "Array", slack: float) -> bool:
     return float(np.linalg.norm(x - y)) <= 2 * slack * norm
 
 
-def turned_inside(case: Case) -> Iterator[Guess]:
+def turned_inside(case: Unequal) -> Iterator[Guess]:
     """Guess that the values were written transposed, whole or head by head, under one shape."""
     a, b = case.a, case.b
     rows, columns = a.shape[-2:]

@@ -8,7 +8,6 @@ longer differs (examine.py).
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses import (
     attention,
     cache,
@@ -23,6 +22,7 @@ from aprfmt.diagnosis.hypotheses import (
     stream,
     weights,
 )
+from aprfmt.diagnosis.mismatch import Change, Mismatch
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Hypothesis:
     """One cause of compare/causes.py, and the function that proposes changes for it."""
 
     cause: str
-    propose: Callable[[Case], Iterator[Change]]
+    propose: Callable[[Mismatch], Iterator[Change]]
 
 
 HYPOTHESES: tuple[Hypothesis, ...] = (

@@ -8,21 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.case import Case, Change, Layers, heads_changed
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, heads_changed
 from aprfmt.diagnosis.world import Call, World
 from aprfmt.inference.masks import chunk_mask
 
 Array = NDArray[Any]
 
 
-def _products(case: Case, call: Call) -> Array:
+def _products(case: Mismatch, call: Call) -> Array:
     """Return q.k of every head without scale and softcap, float64."""
     q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
     groups = q.shape[1] // k.shape[1]
     return np.asarray(np.einsum("thd,jhd->htj", q, np.repeat(k, groups, axis=1)))
 
 
-def known_entries(case: Case) -> Array:
+def known_entries(case: Mismatch) -> Array:
     """Return a mask of the score entries that the trace has."""
     seen = case.view.seen
     assert seen is not None
@@ -45,7 +45,7 @@ def scale_change(world: World, value: float) -> Change:
     )  # fmt: skip
 
 
-def scale(case: Case) -> Iterator[Change]:
+def scale(case: Mismatch) -> Iterator[Change]:
     """Find the factor between q.k and the scores, after undoing the softcap."""
     call = case.call("scores")
     if call is None:
@@ -82,7 +82,7 @@ def scale(case: Case) -> Iterator[Change]:
             yield from case.rounded(lambda s: scale_change(case.world, s), value)
 
 
-def _cap_change(case: Case, value: float | None) -> Change:
+def _cap_change(case: Mismatch, value: float | None) -> Change:
     told, scale = case.world.hp["attn_softcap"], float(case.world.hp["attn_scale"])
     early = told is not None and value is not None and math.isclose(value, told * scale,
                                                                     rel_tol=1e-3)  # fmt: skip
@@ -97,7 +97,7 @@ def _cap_change(case: Case, value: float | None) -> Change:
     )
 
 
-def softcap(case: Case) -> Iterator[Change]:
+def softcap(case: Mismatch) -> Iterator[Change]:
     """Try no cap, and the cap that gives the trace's largest scores."""
     call = case.call("scores")
     if call is None:
@@ -177,13 +177,13 @@ def mappings(world: World, chosen: Callable[[Array, int], list[Array]]) -> Itera
             )  # fmt: skip
 
 
-def gqa(case: Case) -> Iterator[Change]:
+def gqa(case: Mismatch) -> Iterator[Change]:
     """Find which key head each query head reads."""
     if case.call("scores", "mix") is not None:
         yield from mappings(case.world, lambda own, n_kv: _read_heads(case, own, n_kv))
 
 
-def _read_heads(case: Case, own: Array, n_kv: int) -> list[Array]:
+def _read_heads(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
     """Return the mappings to try: the one that the scores show, or usual ones without scores."""
     n_heads = len(own)
     chosen = [np.arange(n_heads) % n_kv, own[::-1].copy()]
@@ -210,12 +210,12 @@ def masked(mask: Array) -> Any:
     return lambda world, layers: heads_changed(world, layers, mask=mask)
 
 
-def _causal(case: Case) -> Array:
+def _causal(case: Mismatch) -> Array:
     query = np.arange(case.tokens)[:, None]
     return np.arange(case.tokens) <= query
 
 
-def _window_change(case: Case, window: int | None) -> Change:
+def _window_change(case: Mismatch, window: int | None) -> Change:
     told = case.world.hp["sliding_window"] if _windowed(case) else None
     seen = _causal(case)
     if window is not None:
@@ -231,11 +231,11 @@ def _window_change(case: Case, window: int | None) -> Change:
     )
 
 
-def _windowed(case: Case) -> bool:
+def _windowed(case: Mismatch) -> bool:
     return case.layer >= 0 and bool(case.world.hp["window_layers"][case.layer])
 
 
-def _pattern(case: Case) -> Array | None:
+def _pattern(case: Mismatch) -> Array | None:
     """Return a mask of the keys with probabilities above zero; None if the trace has none."""
     call = case.call("probs")
     theirs = None if call is None else case.part(call)
@@ -244,7 +244,7 @@ def _pattern(case: Case) -> Array | None:
     return np.asarray((theirs > 0).any(axis=0))
 
 
-def window(case: Case) -> Iterator[Change]:
+def window(case: Mismatch) -> Iterator[Change]:
     """Derive the window from the probabilities, or from the first row that differs."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
@@ -276,7 +276,7 @@ def window(case: Case) -> Iterator[Change]:
         yield _window_change(case, first)
 
 
-def _chunks(case: Case) -> Iterator[Change]:
+def _chunks(case: Mismatch) -> Iterator[Change]:
     """Try no chunks, windows of their size, and the size that the first row that differs shows."""
     told = int(case.world.hp["sliding_window"])
     says = f"; the model says chunks of {told}"
@@ -304,7 +304,7 @@ def _chunks(case: Case) -> Iterator[Change]:
             yield change(int(rows[0]), f"the tokens of a chunk of {rows[0]}")
 
 
-def mask(case: Case) -> Iterator[Change]:
+def mask(case: Mismatch) -> Iterator[Change]:
     """Try no mask, a mask that hides a query's own token, and the mask of the probabilities."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Case, Change, Layers
 from aprfmt.diagnosis.hypotheses.attention import known_entries
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.world import Call, World
 
 Array = NDArray[Any]
@@ -56,7 +56,7 @@ def cache_change(keys: Array | None, values: Array | None) -> Change:
     )
 
 
-def cache(case: Case) -> Iterator[Change]:
+def cache(case: Mismatch) -> Iterator[Change]:
     """Find which row of the keys or values attention read for each token."""
     if case.view.point in ("k_cache", "v_cache"):
         rows = _rows_held(case)
@@ -93,7 +93,7 @@ def cache(case: Case) -> Iterator[Change]:
             yield cache_change(None, rows)
 
 
-def _rows_held(case: Case) -> Array | None:
+def _rows_held(case: Mismatch) -> Array | None:
     """Return the token of each row of a cache (-1: zeros); None if a row is neither."""
     ours, theirs = (x.reshape(len(x), -1) for x in (case.view.mine, case.view.theirs))
     rows = np.arange(len(theirs))
@@ -108,7 +108,7 @@ def _rows_held(case: Case) -> Array | None:
     return rows
 
 
-def _columns_read(case: Case, call: Call) -> Array | None:
+def _columns_read(case: Mismatch, call: Call) -> Array | None:
     """Return the row whose scores each key has (-1: zero); None if a key fits no row."""
     theirs = case.part(call)
     if theirs is None or theirs.shape[2] != case.tokens or case.tokens > 512:
@@ -129,7 +129,7 @@ def _columns_read(case: Case, call: Call) -> Array | None:
     return rows
 
 
-def _values_read(case: Case, call: Call) -> Array | None:
+def _values_read(case: Mismatch, call: Call) -> Array | None:
     """Solve the values from the probabilities, and find their rows among the tokens'."""
     theirs = case.part(call)
     probs, v = (case.array(x).astype(np.float64) for x in call.args)

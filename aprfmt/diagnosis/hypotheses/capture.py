@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.cuts import is_used
 from aprfmt.diagnosis.measure import near_keys
+from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.inference.capture import key_name
 
 Array = NDArray[Any]
 
 
-def neighbour(case: Case) -> Iterator[Change]:
+def neighbour(case: Mismatch) -> Iterator[Change]:
     """Compare the trace's value with the reference's values at neighbouring points."""
     if is_used(case):
         return
@@ -37,14 +37,14 @@ def neighbour(case: Case) -> Iterator[Change]:
         return
 
 
-def _declared(case: Case, name: str) -> bool:
+def _declared(case: Mismatch, name: str) -> bool:
     """Say whether the trace holds the other point too, with equal values: a step was left out."""
     point = name.rpartition(" ")[2]
     key = point if case.layer < 0 or "." in point else key_name(point, case.layer)
     return case.recorded.trace.find(key) is not None
 
 
-def _alike(case: Case) -> Iterator[str]:
+def _alike(case: Mismatch) -> Iterator[str]:
     """Yield the point's keys in all layers: engines record a point the same way in each."""
     if case.layer < 0:
         yield case.view.key
@@ -53,7 +53,7 @@ def _alike(case: Case) -> Iterator[str]:
         yield key_name(case.view.point, layer)
 
 
-def around(case: Case) -> Iterator[tuple[str, Array]]:
+def around(case: Mismatch) -> Iterator[tuple[str, Array]]:
     """Yield the layer's points on the trace's inputs, and values one step away from this point."""
     views, key = case.found.views, case.view.key
     keys = near_keys(key, case.layer)
@@ -88,7 +88,7 @@ def around(case: Case) -> Iterator[tuple[str, Array]]:
         yield f"{case.view.point} before its bias", mine - bias.reshape(mine.shape[1:])
 
 
-def _stream(case: Case) -> Array | None:
+def _stream(case: Mismatch) -> Array | None:
     """Return the residual stream that the sublayer of the point is added to."""
     names = ("in", "embd_scaled", "embd") if "attn" in case.view.point else ("mid",)
     for name in names:

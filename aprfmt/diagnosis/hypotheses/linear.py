@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses.product import (
     laid,
     numbers,
@@ -16,12 +15,13 @@ from aprfmt.diagnosis.hypotheses.product import (
     same_shape,
     zeroed,
 )
+from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.world import World
 
 Array = NDArray[Any]
 
 
-def bias(case: Case) -> Iterator[Change]:
+def bias(case: Mismatch) -> Iterator[Change]:
     """Find a bias: the same vector is missing (or added) in every row."""
     found = product_of(case)
     if found is None:
@@ -70,7 +70,7 @@ def dropped_bias(world: World, name: str) -> Change:
     return zeroed("missing_bias", f"{name} is not added", (name,), world)
 
 
-def _coarse_bias(case: Case) -> Iterator[Change]:
+def _coarse_bias(case: Mismatch) -> Iterator[Change]:
     """Leave out each bias between the trace's points, one at a time."""
     for call in case.calls("linear", "router"):
         name = f"{call.args[1].key.removesuffix('.weight')}.bias"
@@ -78,7 +78,7 @@ def _coarse_bias(case: Case) -> Iterator[Change]:
             yield dropped_bias(case.world, name)
 
 
-def other_weight(case: Case) -> Iterator[Change]:
+def other_weight(case: Mismatch) -> Iterator[Change]:
     """Multiply the same input with every other weight of this shape."""
     found = product_of(case)
     if found is None or not found.key:
@@ -100,7 +100,7 @@ def other_weight(case: Case) -> Iterator[Change]:
             return
 
 
-def transposed(case: Case) -> Iterator[Change]:
+def transposed(case: Mismatch) -> Iterator[Change]:
     """Read the weight by columns."""
     found = product_of(case)
     w = None if found is None or not found.key else numbers(case.world, found.key)
@@ -112,7 +112,7 @@ def transposed(case: Case) -> Iterator[Change]:
         yield found.using(case, "transpose", says, flat)
 
 
-def rows_moved(case: Case) -> Iterator[Change]:
+def rows_moved(case: Mismatch) -> Iterator[Change]:
     """Match every output column with the weight row it came from."""
     found = product_of(case)
     w = None if found is None or not found.key else numbers(case.world, found.key)
@@ -147,7 +147,7 @@ def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
     return order
 
 
-def _named_order(case: Case, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
+def _named_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
     """Return (cause, sentence, values) that name a permutation of rows."""
     role = key.removesuffix(".weight").rpartition(".")[2]
     d = int(case.world.hp["head_dim"])

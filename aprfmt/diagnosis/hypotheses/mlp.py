@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from aprfmt.diagnosis.case import Case, Change, Layers
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.world import World
 
 KINDS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
-def activation(case: Case) -> Iterator[Change]:
+def activation(case: Mismatch) -> Iterator[Change]:
     """Try every activation function on the same input."""
     if case.call("activate") is not None:
         yield from activations(case.world)
@@ -37,7 +37,7 @@ def activated(kind: str) -> Any:
     return make
 
 
-def clamp(case: Case) -> Iterator[Change]:
+def clamp(case: Mismatch) -> Iterator[Change]:
     """Try gpt-oss's activation without its clamp, and with other gains."""
     call = case.call("swiglu_oai")
     if call is None:
@@ -70,7 +70,7 @@ _BENT: Mapping[str, Callable[[float, float, float, float], tuple[float, ...]]] =
 }
 
 
-def bent(case: Case) -> Iterator[Change]:
+def bent(case: Mismatch) -> Iterator[Change]:
     """Try the layers' own activation (xIELU) with its numbers taken otherwise."""
     if case.call("xielu") is None:
         return

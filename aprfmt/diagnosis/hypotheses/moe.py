@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Case, Change, hyper_change
 from aprfmt.diagnosis.hypotheses.product import overlaid, zeroed
+from aprfmt.diagnosis.mismatch import Change, Mismatch, hyper_change
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.context import Context, PassFacts
 
@@ -17,7 +17,7 @@ STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 MAX_TRIES = 5000  # assignments of experts to choices tried for a token
 
 
-def _routes_here(case: Case) -> bool:
+def _routes_here(case: Mismatch) -> bool:
     return case.view.point in ("experts", "expert_w", "moe_out", "ffn_contrib", "out") and bool(
         case.layer >= 0 and case.world.hp["moe_layers"][case.layer]
     )
@@ -50,7 +50,7 @@ def routing_tries(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return tries
 
 
-def routing(case: Case) -> Iterator[Change]:
+def routing(case: Mismatch) -> Iterator[Change]:
     """Try other rules for choosing and weighting experts."""
     if not _routes_here(case):
         return
@@ -91,7 +91,7 @@ def _placed(world: World) -> Change:
     )
 
 
-def _factor(case: Case) -> Iterator[Change]:
+def _factor(case: Mismatch) -> Iterator[Change]:
     """Find a common factor on the experts' weights."""
     told = float(case.world.hp["routed_scale"])
 
@@ -108,7 +108,7 @@ def _factor(case: Case) -> Iterator[Change]:
         yield change(1.0)
 
 
-def order(case: Case) -> Iterator[Change]:
+def order(case: Mismatch) -> Iterator[Change]:
     """Find the order of the experts: whose outputs add up to the trace's value."""
     if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _routes_here(case):
         return
@@ -137,7 +137,7 @@ def order(case: Case) -> Iterator[Change]:
     )
 
 
-def _mapping(case: Case, calls: list[Any], count: int) -> list[int] | None:
+def _mapping(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
     """Return the expert behind each number, by a vote of the tokens; None if no mapping wins."""
     tokens = case.tokens
     outputs = _every_output(case, count)
@@ -184,7 +184,7 @@ def _mapping(case: Case, calls: list[Any], count: int) -> list[int] | None:
     return None
 
 
-def _experts_run(case: Case) -> list[int]:
+def _experts_run(case: Mismatch) -> list[int]:
     """Return the experts in the order in which the pass added them."""
     found: list[int] = []
     for call in case.view.calls:
@@ -193,7 +193,7 @@ def _experts_run(case: Case) -> list[int]:
     return found
 
 
-def _every_output(case: Case, count: int) -> list[Array] | None:
+def _every_output(case: Mismatch, count: int) -> list[Array] | None:
     """Return every expert's output for all tokens, by the reference's own arithmetic."""
     world, layer = case.world, case.layer
     view = case.found.views.get(f"L{layer}.ffn_norm") or case.found.views.get(f"L{layer}.mid")

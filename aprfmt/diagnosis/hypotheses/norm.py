@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses.product import laid, overlaid, same_shape
 from aprfmt.diagnosis.hypotheses.reordered import NORMS, behind, offset_by, with_eps
+from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.world import World
 
 EPS = tuple(10.0**-k for k in range(1, 13))
@@ -25,13 +25,13 @@ def eps_change(
     )  # fmt: skip
 
 
-def _eps_change(case: Case, eps: float, point: str = "") -> Change:
+def _eps_change(case: Mismatch, eps: float, point: str = "") -> Change:
     """Return the change of the norm that is looked at."""
     name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
     return eps_change(case.world, eps, name, point, case.view.point)
 
 
-def eps(case: Case) -> Iterator[Change]:
+def eps(case: Mismatch) -> Iterator[Change]:
     """Solve every row's ratio for epsilon; the row with the smallest mean square is most exact."""
     call = case.call(*NORMS)
     if call is None:
@@ -64,7 +64,7 @@ def eps(case: Case) -> Iterator[Change]:
         yield _eps_change(case, float(found), behind(case.world, call.at))
 
 
-def offset(case: Case) -> Iterator[Change]:
+def offset(case: Mismatch) -> Iterator[Change]:
     """Try the weight plus 1 and minus 1 (gemma files differ in this)."""
     if case.call(*NORMS) is not None:
         yield from offsets()
@@ -77,7 +77,7 @@ def offsets() -> Iterator[Change]:
         yield Change("norm_offset", says, ("norm_offset",), offset_by(plus), {"offset": plus})
 
 
-def weight(case: Case) -> Iterator[Change]:
+def weight(case: Mismatch) -> Iterator[Change]:
     """Solve a norm's weight: the ratio of each column is the same in every row."""
     call = case.call(*NORMS)
     if call is None:
@@ -105,7 +105,7 @@ def weight(case: Case) -> Iterator[Change]:
     yield from _named(case, key, stored)
 
 
-def _named(case: Case, key: str, stored: Any) -> Iterator[Change]:
+def _named(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
     """Yield the change to a solved norm weight: another tensor, a multiple, or other values."""
     own = np.asarray(case.world.stored[key].numpy(), np.float64)
     for other in same_shape(case.world, key):
@@ -131,7 +131,7 @@ _ROLES = {
 }  # fmt: skip
 
 
-def norm_key(case: Case) -> str | None:
+def norm_key(case: Mismatch) -> str | None:
     """Return the key of the norm's weight at the divergence; None if it has no weight."""
     role = _ROLES.get(case.view.point)
     if role is None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import role_key, split_key
 from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.world import MOVES, World
 
 Array = NDArray[Any]
@@ -38,7 +38,7 @@ class Product:
         return self.theirs if self.bias is None else self.theirs - self.bias
 
     def using(
-        self, case: Case, cause: str, says: str, w: Array, values: Mapping[str, Any] = NOTHING,
+        self, case: Mismatch, cause: str, says: str, w: Array, values: Mapping[str, Any] = NOTHING,
         general: bool = False,
     ) -> Change:  # fmt: skip
         """Return the change to other values [rows, columns] of the weight."""
@@ -47,12 +47,12 @@ class Product:
             cause, says, (self.key,), overlaid(arrays), values, scoped=False, general=general
         )
 
-    def close(self, case: Case, w: Array, slack: float = 10.0) -> bool:
+    def close(self, case: Mismatch, w: Array, slack: float = 10.0) -> bool:
         """Say whether the input times a weight is the trace's output."""
         return rel_l2(self.x @ w.T, self.bare) <= slack * case.view.tolerance
 
 
-def product_of(case: Case) -> Product | None:
+def product_of(case: Mismatch) -> Product | None:
     """Return the product whose result diverges; None if the divergence is not at a product."""
     last = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
     if last is None or last.op not in ("linear", "router", "add") or not case.exact(last):
@@ -107,7 +107,7 @@ def zeroed(cause: str, says: str, keys: Sequence[str], world: World) -> Change:
     return Change(cause, says, tuple(keys), overlaid(arrays), scoped=False)
 
 
-def laid(case: Case, moved: Mapping[str, str]) -> Change:
+def laid(case: Mismatch, moved: Mapping[str, str]) -> Change:
     """Return the change that uses other tensors of the model instead of these.
 
     Tensors of one layer are exchanged with each other; those of one role come from another layer.

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.diagnosis.case import Case, Change
+from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.world import World
 
 # Points from q on where a norm or a factor of q or k may first show.
@@ -29,7 +29,7 @@ PLACES: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def norms(case: Case) -> Iterator[Change]:
+def norms(case: Mismatch) -> Iterator[Change]:
     """Try q and k without norms behind rope, and with them in other layers or before it."""
     block = case.world.spec.block
     late = block.qk_norm_place in PLACES and case.view.point in _LATE
@@ -47,7 +47,7 @@ def norms(case: Case) -> Iterator[Change]:
     )  # fmt: skip
 
 
-def slopes(case: Case) -> Iterator[Change]:
+def slopes(case: Mismatch) -> Iterator[Change]:
     """Find the exponent at which ALiBi's slopes end."""
     told = case.world.hp["alibi_max_bias"]
     if told is None or case.view.point not in _LATE:
@@ -63,7 +63,7 @@ def slopes(case: Case) -> Iterator[Change]:
     yield from case.best_number(change, {1.0, 2.0, 4.0, 8.0, 16.0, 32.0} - {float(told)})
 
 
-def temperature(case: Case) -> Iterator[Change]:
+def temperature(case: Mismatch) -> Iterator[Change]:
     """Try queries without the factor, and find the length and the number it grows by."""
     hp = case.world.hp
     if hp["temperature_scale"] is None or case.layer < 0 or case.view.point not in _LATE:
@@ -79,7 +79,7 @@ def temperature(case: Case) -> Iterator[Change]:
         yield from _grown(case)
 
 
-def _grown(case: Case) -> Iterator[Change]:
+def _grown(case: Mismatch) -> Iterator[Change]:
     """Solve the rows' factors: the first that is above 1 shows the length."""
     world = case.world
     counted = 1 if world.spec.block.temperature == "unrotated" else 0

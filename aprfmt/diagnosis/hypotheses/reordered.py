@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.diagnosis.case import Layers
+from aprfmt.diagnosis.mismatch import Layers
 from aprfmt.diagnosis.world import World
 
 MakeWorld = Callable[[World, Layers], World]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Case, Change, Layers, hyper_change
 from aprfmt.diagnosis.hypotheses.turning import (
     coarse,
     kinds,
@@ -21,6 +20,7 @@ from aprfmt.diagnosis.hypotheses.turning import (
     turned,
     unturned,
 )
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, hyper_change
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.rope import RopeKind, kind_of, make
 
@@ -29,7 +29,7 @@ Array = NDArray[Any]
 THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
-def pairing(case: Case) -> Iterator[Change]:
+def pairing(case: Mismatch) -> Iterator[Change]:
     """Rotate adjacent pairs instead of split halves, or split halves instead of adjacent pairs."""
     call = case.call("rope")
     if call is None:
@@ -50,7 +50,7 @@ def pairing_change(style: str, pairs: int = 0) -> Change:
     )  # fmt: skip
 
 
-def backwards(case: Case) -> Iterator[Change]:
+def backwards(case: Mismatch) -> Iterator[Change]:
     """Rotate the other way round: the sine has the other sign."""
     if case.call("rope") is not None:
         yield turned_back()
@@ -92,7 +92,7 @@ def restyled(style: str, interleave: int) -> Any:
     return make_world
 
 
-def layers(case: Case) -> Iterator[Change]:
+def layers(case: Mismatch) -> Iterator[Change]:
     """Try layers without rotation, with an unwanted one, and with the other kind's rotation.
 
     Each in all layers of this one's kind, then in this one alone.
@@ -150,7 +150,7 @@ def _here(maker: Any, scope: frozenset[int]) -> Any:
     return lambda world, layers: maker(world, scope)
 
 
-def positions(case: Case) -> Iterator[Change]:
+def positions(case: Mismatch) -> Iterator[Change]:
     """Find every token's position from its angles."""
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
@@ -203,7 +203,7 @@ def positions_change(ours: Array, theirs: Array) -> Change:
     )
 
 
-def partial(case: Case) -> Iterator[Change]:
+def partial(case: Mismatch) -> Iterator[Change]:
     """Try other numbers of rotated elements."""
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
@@ -243,7 +243,7 @@ def theta_change(world: World, kind: RopeKind, theta: float) -> Change:
     )  # fmt: skip
 
 
-def theta(case: Case) -> Iterator[Change]:
+def theta(case: Mismatch) -> Iterator[Change]:
     """Fit one base to the frequencies."""
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
@@ -307,7 +307,7 @@ def divided_change(world: World, kind: RopeKind, factor: float) -> Change:
     )  # fmt: skip
 
 
-def scaling(case: Case) -> Iterator[Change]:
+def scaling(case: Mismatch) -> Iterator[Change]:
     """Try no scaling, a single factor, and the frequencies solved from the angles."""
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
@@ -354,7 +354,7 @@ def _listed(values: Array) -> str:
     return shown + (", ..." if len(values) > 8 else "")
 
 
-def learned(case: Case) -> Iterator[Change]:
+def learned(case: Mismatch) -> Iterator[Change]:
     """Find which rows of a learned position table were added."""
     if case.world.spec.block.position != "learned" or case.layer > 0:
         return

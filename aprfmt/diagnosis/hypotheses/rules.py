@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Change, Layers
+from aprfmt.diagnosis.mismatch import Change, Layers
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.routing import Routing
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Case, Change, Layers, heads_changed
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, heads_changed
 from aprfmt.diagnosis.world import World
 
 Array = NDArray[Any]
@@ -66,7 +66,7 @@ SUMS: dict[str, Any] = {
 }
 
 
-def softmax(case: Case) -> Iterator[Change]:
+def softmax(case: Mismatch) -> Iterator[Change]:
     """Try sums over tiles, and without the sinks."""
     if case.call("probs") is not None:
         yield from sums(case.world)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Layers, heads_changed
 from aprfmt.diagnosis.hypotheses.reordered import NORMS, MakeWorld
+from aprfmt.diagnosis.mismatch import Layers, heads_changed
 from aprfmt.diagnosis.taps import STREAM, Tap
 from aprfmt.diagnosis.world import World
 

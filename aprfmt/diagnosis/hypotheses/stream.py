@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.case import Case, Change, Layers, hyper_change
 from aprfmt.diagnosis.hypotheses.attention import cap_of
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid
 from aprfmt.diagnosis.hypotheses.steps import side_by_side
+from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, hyper_change
 from aprfmt.diagnosis.world import Call, World
 
 Array = NDArray[Any]
@@ -24,7 +24,7 @@ FACTORS = {
 EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a mixture
 
 
-def embedding_rows(case: Case) -> Iterator[Change]:
+def embedding_rows(case: Mismatch) -> Iterator[Change]:
     """Find the embedding rows that the trace used for the tokens."""
     call = case.call("embed")
     if call is None or case.view.point not in ("embd", "embd_scaled") or len(case.view.calls) > 2:
@@ -64,7 +64,7 @@ def factor_change(name: str, value: float, told: float) -> Change:
     return hyper_change("multiplier", says, **{name: value})
 
 
-def factor(case: Case) -> Iterator[Change]:
+def factor(case: Mismatch) -> Iterator[Change]:
     """Find one factor on the whole point, or on the value added to the stream."""
     name = FACTORS.get(case.view.point)
     scaled = case.call("scale")
@@ -96,7 +96,7 @@ def factor(case: Case) -> Iterator[Change]:
         yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
 
 
-def _coarse_factor(case: Case, call: Call) -> Iterator[Change]:
+def _coarse_factor(case: Mismatch, call: Call) -> Iterator[Change]:
     """Try common factors if the trace does not hold the scaled value itself."""
     name = (
         "embedding_scale"
@@ -112,7 +112,7 @@ def _coarse_factor(case: Case, call: Call) -> Iterator[Change]:
     yield from case.best_number(lambda v: factor_change(name, v, told), tries)
 
 
-def _added_factor(case: Case, name: str, told: float) -> Iterator[Change]:
+def _added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
     call = case.call("add")
     if call is None or not case.exact(call) or case.world.hp["parallel_residual"]:
         return
@@ -123,7 +123,7 @@ def _added_factor(case: Case, name: str, told: float) -> Iterator[Change]:
         yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
 
 
-def residual(case: Case) -> Iterator[Change]:
+def residual(case: Mismatch) -> Iterator[Change]:
     """Leave out one summand, or give both sublayers the same input."""
     adds = case.calls("add")
     if case.layer < 0:
@@ -205,7 +205,7 @@ def kept(point: str, keep: int, turn: int) -> Any:
     return make
 
 
-def final_cap(case: Case) -> Iterator[Change]:
+def final_cap(case: Mismatch) -> Iterator[Change]:
     """Try no cap on the logits, and the cap that gives the trace's logits."""
     if case.view.point != "logits":
         return

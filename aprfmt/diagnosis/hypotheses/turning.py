@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.case import Case, Layers
+from aprfmt.diagnosis.mismatch import Layers, Mismatch
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.rope import RopeKind, Turning, kind_of, make
 
@@ -33,7 +33,7 @@ def kinds(world: World) -> list[RopeKind]:
     return list(dict.fromkeys([kind for kind in found if kind is not None]))
 
 
-def own_kind(case: Case) -> RopeKind | None:
+def own_kind(case: Mismatch) -> RopeKind | None:
     """Return the kind of the divergence's layer; if that has no rope, the model's only kind."""
     if case.world.spec.block.position != "rope" or case.layer < 0:
         return None
@@ -118,7 +118,7 @@ def _wrapped(angle: Array) -> Array:
     return (angle + math.pi) % (2 * math.pi) - math.pi
 
 
-def rotation(case: Case) -> Rotation | None:
+def rotation(case: Mismatch) -> Rotation | None:
     """Solve the rotation of q or k; None unless the trace holds both input and output."""
     call = case.call("rope")
     if call is None:
@@ -130,7 +130,7 @@ def rotation(case: Case) -> Rotation | None:
     return _solve(case, case.array(call.args[0]), theirs, pairs, call.kwargs["style"])
 
 
-def _rotation_of_alias(case: Case) -> Rotation | None:
+def _rotation_of_alias(case: Mismatch) -> Rotation | None:
     """Solve a rotation in a layer where the reference has none."""
     if case.view.point not in ("q_rope", "k_rope") or not case.view.base:
         return None
@@ -141,7 +141,7 @@ def _rotation_of_alias(case: Case) -> Rotation | None:
     return _solve(case, case.view.mine, case.view.theirs, pairs, str(case.world.hp["rope_style"]))
 
 
-def _solve(case: Case, x: Array, y: Array, pairs: int, style: str) -> Rotation:
+def _solve(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:
     rows = case.rows
     x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
     before, after = complex_pairs(x, pairs, style), complex_pairs(y, pairs, "half")
@@ -160,20 +160,20 @@ def complex_pairs(x: Array, pairs: int, style: str) -> Array:
     return np.asarray(x[..., 0 : 2 * pairs : 2] + 1j * x[..., 1 : 2 * pairs : 2])
 
 
-def solved(case: Case) -> Rotation | None:
+def solved(case: Mismatch) -> Rotation | None:
     """Return the rotation if it explains the trace's value, else None."""
     found = rotation(case)
     return found if found is not None and found.explained <= 10 * case.view.tolerance else None
 
 
-def rotates_here(case: Case) -> bool:
+def rotates_here(case: Mismatch) -> bool:
     """Say whether one of the two sides rotates between the trace's points."""
     return case.call("rope") is not None or (
         case.view.point in ("q_rope", "k_rope") and bool(case.view.base)
     )
 
 
-def coarse(case: Case) -> bool:
+def coarse(case: Mismatch) -> bool:
     """Say whether rope is between the trace's points but shows no angles."""
     call = case.call("rope")
     return call is not None and case.part(call) is None

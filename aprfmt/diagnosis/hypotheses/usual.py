@@ -10,7 +10,6 @@ from itertools import zip_longest
 
 import numpy as np
 
-from aprfmt.diagnosis.case import Change, Layers
 from aprfmt.diagnosis.hypotheses import softmax
 from aprfmt.diagnosis.hypotheses.attention import mappings, masked, scale_change
 from aprfmt.diagnosis.hypotheses.cache import cache_change
@@ -29,6 +28,7 @@ from aprfmt.diagnosis.hypotheses.rope import (
 from aprfmt.diagnosis.hypotheses.turning import length_of, places, turned, unturned
 from aprfmt.diagnosis.hypotheses.usual_blocks import BLOCKS, Usual, each, hyper, roundings
 from aprfmt.diagnosis.hypotheses.usual_steps import STEPS
+from aprfmt.diagnosis.mismatch import Change, Layers
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.rope import RopeKind, kind_of, make
 

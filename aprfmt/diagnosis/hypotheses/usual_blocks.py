@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aprfmt.diagnosis.case import Change, Layers, hyper_change
 from aprfmt.diagnosis.hypotheses.moe import routed_change, routing_tries, uncorrected
 from aprfmt.diagnosis.hypotheses.norm import eps_change, offsets
 from aprfmt.diagnosis.hypotheses.product import zeroed
@@ -20,6 +19,7 @@ from aprfmt.diagnosis.hypotheses.reordered import (
 )
 from aprfmt.diagnosis.hypotheses.stream import factor_change, kept, parallel_change
 from aprfmt.diagnosis.hypotheses.weights import tied
+from aprfmt.diagnosis.mismatch import Change, Layers, hyper_change
 from aprfmt.diagnosis.world import World
 
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0, 1e-3)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
-from aprfmt.diagnosis.case import Change, Layers
 from aprfmt.diagnosis.hypotheses.linear import dropped_bias
 from aprfmt.diagnosis.hypotheses.reordered import passed_by
 from aprfmt.diagnosis.hypotheses.rules import rule_changes
@@ -28,6 +27,7 @@ from aprfmt.diagnosis.hypotheses.steps import (
 )
 from aprfmt.diagnosis.hypotheses.stream import beside
 from aprfmt.diagnosis.hypotheses.usual_blocks import Usual, each
+from aprfmt.diagnosis.mismatch import Change, Layers
 from aprfmt.diagnosis.world import World
 
 SUMS: Mapping[str, Sum] = {

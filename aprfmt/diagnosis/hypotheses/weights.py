@@ -7,9 +7,9 @@ import numpy as np
 
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.case import Case, Change
 from aprfmt.diagnosis.hypotheses.norm import norm_key
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid, product_of
+from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.world import World
 from aprfmt.errors import CodecError
 
@@ -19,7 +19,7 @@ OTHER_16 = {"BF16": "F16", "F16": "BF16"}
 ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "NF4")
 
 
-def scaled(case: Case) -> Iterator[Change]:
+def scaled(case: Mismatch) -> Iterator[Change]:
     """Find one factor on the whole output, or one per column."""
     found = product_of(case)
     w = None if found is None or not found.key else numbers(case.world, found.key)
@@ -48,7 +48,7 @@ def scaled(case: Case) -> Iterator[Change]:
         yield found.using(case, "scale", says, w * scales, values, general=True)
 
 
-def reread(case: Case) -> Iterator[Change]:
+def reread(case: Mismatch) -> Iterator[Change]:
     """Read the stored bytes of a weight or a bias as the other 16-bit type; then of all weights."""
     stored = case.world.stored
     behind = list(case.calls("linear", "router", "embed"))
@@ -67,7 +67,7 @@ def reread(case: Case) -> Iterator[Change]:
             yield from _reread(case, alike)
 
 
-def _reread(case: Case, keys: tuple[str, ...]) -> Iterator[Change]:
+def _reread(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
     """Propose that all these tensors of one encoding were read as the other 16-bit type."""
     stored, read = case.world.stored, {}
     own = stored[keys[0]].encoding
@@ -89,7 +89,7 @@ def _reread(case: Case, keys: tuple[str, ...]) -> Iterator[Change]:
     )
 
 
-def quantised(case: Case) -> Iterator[Change]:
+def quantised(case: Mismatch) -> Iterator[Change]:
     """Encode the model's weight in coarser encodings, and compare with the run's output."""
     if case.view.residual is None or case.view.residual > 0.5:
         return
@@ -112,7 +112,7 @@ def quantised(case: Case) -> Iterator[Change]:
             return
 
 
-def one_value(case: Case) -> Iterator[Change]:
+def one_value(case: Mismatch) -> Iterator[Change]:
     """Find a single wrong value: one output column differs by a multiple of one input column."""
     found = product_of(case)
     values = None if found is None or not found.key else numbers(case.world, found.key)
@@ -139,7 +139,7 @@ def one_value(case: Case) -> Iterator[Change]:
     yield found.using(case, "bit_rot", says, values, at)
 
 
-def stale(case: Case) -> Iterator[Change]:
+def stale(case: Mismatch) -> Iterator[Change]:
     """Find a weight of zeros, or solve the weight if there are more tokens than columns."""
     found = product_of(case)
     if found is None or not found.key:
@@ -155,7 +155,7 @@ def stale(case: Case) -> Iterator[Change]:
         yield found.using(case, "stale_tensor", says, solved.astype(np.float32), general=True)
 
 
-def head(case: Case) -> Iterator[Change]:
+def head(case: Mismatch) -> Iterator[Change]:
     """Multiply with the embedding instead of the head."""
     call = case.call("linear")
     if call is not None and case.layer < 0 and call.args[1].key == "output.weight":

@@ -49,7 +49,7 @@ class Distance:
         return not self.changed or (slack > 0 and self.relative <= slack and not self.stray)
 
 
-class Case:
+class Unequal:
     """Two tensors of one role and shape, with their context."""
 
     def __init__(

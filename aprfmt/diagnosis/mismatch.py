@@ -54,7 +54,7 @@ def hyper_change(cause: str, says: str, **values: Any) -> Change:
 
 
 @dataclass(frozen=True)
-class Case:
+class Mismatch:
     """The first point that the reference, on the trace's own input, does not reproduce.
 
     `plain` are the reference's own values by key, `found` the pass that showed the divergence.
