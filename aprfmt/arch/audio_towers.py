@@ -1,4 +1,4 @@
-"""What hears in qwen2_audio and voxtral: whisper's encoder and a projector (mmproj in GGUF).
+"""The audio towers of qwen2_audio and voxtral: whisper's encoder and a projector (mmproj in GGUF).
 
 The folder is that of the whole model, its config.json is read below `audio_config`. A GGUF has the
 convolutions' biases as columns. Sources: transformers' modeling_qwen2_audio and modeling_voxtral;

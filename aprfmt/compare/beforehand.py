@@ -1,7 +1,7 @@
 """Stored bytes of pairs compared on other threads, ahead of the verdicts that ask for them.
 
-Only bytes of mapped files: memcmp lets go of the interpreter, and any thread may read them. What
-elsewhere lies is fetched in the order in which it is asked for.
+Only bytes of mapped files: memcmp lets go of the interpreter, and any thread may read them.
+Bytes of remote files are fetched in the order in which they are asked for.
 """
 
 import threading

@@ -1,6 +1,7 @@
 """APR v2, the container of the aprender project: read, and written with the same bytes.
 
-Every file is asked whether it is one, so only what recognises it is imported before it is one.
+Every file that is opened is tested for being APR, so what reads and writes it is imported only
+once one is found.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,7 @@
 """GGUF, the container of llama.cpp: versions 2 and 3 read, version 3 written.
 
-Files of other formats are asked whether they are one, so only what recognises it is imported first.
+Every file that is opened is tested for being GGUF, so what reads and writes it is imported only
+once one is found.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
