@@ -64,7 +64,7 @@ class PassInputs:
 
     `ids` and `positions` are the host arrays that the pass was called with (compared by identity).
     `cached` is the number of valid positions, one int64; None in a pass that begins a sequence.
-    What is in `after` is called when the pass is recorded.
+    What is in `after` is called when the pass is recorded; None before that begins.
     """
 
     ids: Numbers
@@ -72,7 +72,8 @@ class PassInputs:
     on_device: Array  # ids, then positions
     cached: Array | None
     masks: dict[Hashable, Array] = field(default_factory=dict)
-    after: list[Callable[[], None]] = field(default_factory=list)
+    after: list[Callable[[], None]] | None = None
+    _fixed: dict[Hashable, Array] = field(default_factory=dict)
 
     def find(self, x: Numbers) -> Array | None:
         """Return the device copy of the pass's ids or positions; None for any other array."""
@@ -80,6 +81,18 @@ class PassInputs:
         if x is self.ids:
             return self.on_device[:n]
         return self.on_device[n : 2 * n] if x is self.positions else None
+
+    def fixed(self, x: Numbers, make: Callable[[], Array]) -> Array:
+        """Return what is made of numbers that every replay has: all of a prefill but its tokens.
+
+        It is made before the recording begins, and held as long as that can be replayed.
+        """
+        key = (x.shape, x.tobytes())
+        if key not in self._fixed:
+            if self.after is not None or self.cached is not None:
+                raise NotRecordable("a mask is brought to the device")
+            self._fixed[key] = make()
+        return self._fixed[key]
 
 
 @dataclass(eq=False)
@@ -109,7 +122,7 @@ class _Recorded:
         self.backend.best(self.forward(self.inputs.ids, self.inputs.positions)[-1])
         self.rewind()
         self.inputs.masks.clear()
-        self.inputs.after.clear()
+        self.inputs.after = []
 
     def then(self) -> None:
         """Run what is recorded."""
@@ -208,8 +221,7 @@ class PassGraphs:
             self._backend.recording = None
             self._maker.wait()
             found.rewind()  # the replay advances the cache
-        for finish in inputs.after:
+        for finish in inputs.after or ():
             finish()
         inputs.masks.clear()
-        inputs.after.clear()
         return found

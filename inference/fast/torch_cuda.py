@@ -244,8 +244,10 @@ class CudaBackend(TorchProducts):
     def _mask(self, heads: Heads) -> Array:
         """Return the mask; a causal one is made on the device, once per pass and kind."""
         if heads.causal is None:
-            self._needs_host("a mask is brought to the device")
-            return super()._mask(heads)
+            brought = super()._mask
+            if self.recording is None:
+                return brought(heads)
+            return self.recording.fixed(heads.mask, lambda: brought(heads))
         (cached, window), (tokens, keys) = heads.causal, heads.mask.shape
         recorded = self.recording
         begin: Any = cached if recorded is None or recorded.cached is None else recorded.cached

@@ -42,7 +42,9 @@ class Attention:
         """Return the mask on the GPU; the layers of a pass share it."""
         recording = self._brought.recording
         if recording is not None:
-            key = (*(heads.causal or ()), *heads.mask.shape)
+            if heads.causal is None:
+                return recording.fixed(heads.mask, lambda: self._made(heads))
+            key = (*heads.causal, *heads.mask.shape)
             if key not in recording.masks:
                 recording.masks[key] = self._made(heads)
             return recording.masks[key]
@@ -56,7 +58,6 @@ class Attention:
     def _made(self, heads: Heads) -> Array:
         """Return the mask made on the GPU if it is causal, else brought there."""
         if heads.causal is None:
-            self._brought.needs_host("a mask is brought to the device")
             return memory.put(np.ascontiguousarray(heads.mask).view(np.uint8))
         (before, window), (tokens, keys) = heads.causal, heads.mask.shape
         mask, cached = memory.arrays().empty((tokens, keys), "uint8"), self._brought.cached

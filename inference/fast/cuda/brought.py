@@ -48,7 +48,7 @@ class Brought:
     def table(self, x: Numbers) -> Array:
         """Return int64 numbers, flat; those of a pass being recorded are there when it is."""
         flat = np.ascontiguousarray(x, np.int64).reshape(-1)
-        if self.recording is None:
+        if self.recording is None or self.recording.after is None:
             return memory.put(flat)
         room, fill = memory.later(flat.size)
         self.recording.after.append(lambda: fill(flat))

@@ -20,6 +20,8 @@ from aprfmt.inference.routing import ROUTERS, route
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
+from tests.inference.encoders import IDS as ENCODED
+from tests.inference.encoders import encoded
 from tests.inference.gpu.machine import on
 from tests.inference.judge import backend, judged, rel
 from tests.inference.test_blocked import HYPER
@@ -81,9 +83,25 @@ def test_generation_is_the_cpus(machine: Any, name: str) -> None:
     assert found[0] == found[1]
 
 
-@on("name", ("gpt2",), ("gpt2", "apertus"))
+@on("name", ("bert", "modernbert"), ("bert", "distilbert", "nomic_bert", "modernbert"))
+def test_encoders_are_recorded(machine: Any, name: str) -> None:
+    """Their masks are not causal; another sequence of the length shares them."""
+    with open_model(encoded(name).folder) as model:
+        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+            runs = [
+                session.backend.to_numpy(session._once(ids, None, "last"))
+                for ids in (ENCODED, ENCODED, ENCODED[::-1], ENCODED)
+            ]
+            recorded(session)
+        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+            other = session.backend.to_numpy(session._once(ENCODED[::-1], None, "last"))
+    for found, expected in zip(runs[1:], (runs[0], other, runs[0]), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@on("name", ("opt",), ("opt", "apertus"))
 def test_a_pass_that_needs_the_host_is_not_recorded(machine: Any, name: str) -> None:
-    """Rows of positions; an activation that is computed on the host."""
+    """Rows of positions behind others; an activation that is computed on the host."""
     with open_model(judged(name).folder) as model:
         with Session.of(model, CupyBackend("cuda", "float32")) as session:
             runs = [session.logits(IDS) for _ in range(3)]
