@@ -81,6 +81,8 @@ class CupyMaths:
 class CupyExperts(CupyRecurrent):
     """What a layer's experts are given and do, all at once, where all their weights are held."""
 
+    _tf32: bool
+
     @abstractmethod
     def matrix(self, w: Weight) -> Array | None:
         """Return a weight [rows, columns] in the dtype; None if that is not held."""
@@ -140,8 +142,6 @@ class CupyExperts(CupyRecurrent):
         )  # fmt: skip
         return y
 
-    _tf32: bool
-
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
         """Weigh and add by one kernel."""
         y, used = whole(y), int(places.shape[-1])
@@ -162,10 +162,16 @@ class CupyExperts(CupyRecurrent):
     def _addresses(self, stack: Weight) -> Array | None:
         """Return the addresses [n_experts] of a stack's weights; None where not all are held."""
         if self not in stack.notes:
-            held = [self.matrix(stack.expert(each)) for each in range(stack.shape[0])]
-            stack.notes[self] = None
-            if all(w is not None for w in held):
-                self._brought.needs_host("addresses are brought to the device")
-                found = [memory.pointer(w) for w in held]
-                stack.notes[self] = memory.put(np.array(found, np.int64))
+            stack.notes[self] = self._found(stack) if stack.fits(self) else None
         return stack.notes[self]
+
+    def _found(self, stack: Weight) -> Array | None:
+        """Place a stack's weights one by one, and their addresses if all are in the dtype."""
+        self._brought.needs_host("addresses are brought to the device")
+        found = []
+        for each in range(stack.shape[0]):
+            held = self.matrix(stack.expert(each))
+            if held is None:
+                return None
+            found.append(memory.pointer(held))
+        return memory.put(np.array(found, np.int64))

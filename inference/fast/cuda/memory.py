@@ -29,8 +29,13 @@ def put(x: Any) -> Any:
 
 
 def later(size: int) -> tuple[Any, Callable[[Any], None]]:
-    """Return room for int64 numbers, and what fills it when the pass being recorded is."""
-    room = cupy().empty(size, "int64")
+    """Return room for int64 numbers, and what fills it when the pass being recorded is.
+
+    It is not of the pass's own pool, whose memory earlier operations of a replay write to.
+    """
+    module = cupy()
+    with module.cuda.using_allocator(module.get_default_memory_pool().malloc):
+        room = module.empty(size, "int64")
     return room, room.set
 
 
