@@ -158,7 +158,7 @@ def _embed(c: Context) -> Array:
         x = b.scale(x, b.rounded(scale))
     types = c.weights.get_role(None, "token_types.weight")
     if types is not None:
-        x = b.add(x, b.embed(types, np.zeros_like(c.facts.ids)))
+        x = b.add(x, c.vector(None, "token_types.weight")[0])
     if c.block.position == "learned":
         x = b.add(x, _positions(c))
     if types is not None or c.block.position == "learned" or scale != 1:
@@ -186,7 +186,8 @@ def _positions(c: Context) -> Array:
         raise UsageError(
             f"position {highest}; the model has {table.n_rows - offset} learned positions"
         )
-    return c.backend.embed(table, c.facts.positions + offset)
+    # Positions as they are, where they can be: a recorded pass has these on the device.
+    return c.backend.embed(table, c.facts.positions + offset if offset else c.facts.positions)
 
 
 def _block(c: Context, layer: int, x: Array) -> Array:

@@ -78,10 +78,13 @@ class Session:
     def _stepwise(self) -> bool:
         """Whether a step's arithmetic depends on its token, its position and the cache alone.
 
-        Chunks and factors on the queries are chosen on the host, by the position.
+        Chunks and factors on the queries are chosen on the host, by the position, and learned
+        positions end there.
         """
-        chunked = self.spec.block.window == "chunk" and any(self.hp["window_layers"])
-        return not (self._lengthy or chunked or self.hp["temperature_scale"] is not None)
+        block = self.spec.block
+        chunked = block.window == "chunk" and any(self.hp["window_layers"])
+        hosted = chunked or block.position == "learned"
+        return not (self._lengthy or hosted or self.hp["temperature_scale"] is not None)
 
     @cached_property
     def _vocab(self) -> int:

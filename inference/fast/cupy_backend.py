@@ -10,24 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.errors import ArchError, BackendUnavailableError
-from aprfmt.inference.backends.base import ROWS, Array, Heads, NormCast, Numbers, RopeCast, Style
-from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, gemm, matvec, memory
+from aprfmt.inference.backends.base import ROWS, Array, Heads, Numbers, RopeCast, Style
+from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, gemm, graph_maker, matvec, memory
 from aprfmt.inference.fast.cuda.arrays import Flat
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.loader import cache_folder
-from aprfmt.inference.fast.cuda.ops import Ops
 from aprfmt.inference.fast.cuda.pending import CupyPending, Workspace
 from aprfmt.inference.fast.cuda.placed import Dense, Placed, PlacedBlocks, Placer
-from aprfmt.inference.fast.cupy_recurrent import CupyRecurrent
+from aprfmt.inference.fast.cupy_elements import whole
+from aprfmt.inference.fast.cupy_experts import CupyExperts
+from aprfmt.inference.fast.device_row import DeviceRow
+from aprfmt.inference.fast.graphs import PassGraphs, PassInputs
 from aprfmt.inference.weights import FREE_SHARE, Weight
 from aprfmt.tensors.stats import Stats
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
-STEPS = ("gelu_tanh",)  # activations that have a kernel NAME_steps
 
-
-class CupyBackend(CupyRecurrent):
+class CupyBackend(CupyExperts):
     """The CuPy backend; `device` is cuda or cuda:N, `tf32` allows TF32 in float32 products."""
 
     name = "cupy"
@@ -41,19 +39,13 @@ class CupyBackend(CupyRecurrent):
         threads: int | None = None,
         tf32: bool = False,
     ) -> None:
-        if dtype not in memory.STORED:
-            raise BackendUnavailableError(
-                f"backend cupy: found dtype {dtype!r}; expected one of {', '.join(memory.STORED)}"
-            )
-        self._index = memory.use_device(device)
-        super().__init__(f"cuda:{self._index}", dtype, deterministic=deterministic)
-        self._stored = np.dtype(memory.STORED[dtype])
-        self._wide = np.dtype("float64" if dtype == "float64" else "float32")
+        super().__init__(device, dtype, deterministic=deterministic)
         self._tf32 = tf32
         self._names: dict[Any, str] = {}  # of arrays' dtypes
-        self._ops = Ops(dtype)
-        self._attention = Attention(self._ops, dtype, deterministic=deterministic, tf32=tf32)
-        self._placer = Placer(self)
+        self._attention = Attention(
+            self._ops, self._brought, dtype, deterministic=deterministic, tf32=tf32
+        )
+        self._placer = Placer(self, self._brought)
         self._workspace: Workspace | None = None
 
     def facts(self) -> Mapping[str, Any]:
@@ -77,6 +69,7 @@ class CupyBackend(CupyRecurrent):
 
     def array(self, x: Numbers) -> Array:
         """Copy to the GPU, rounded to the dtype there."""
+        self._brought.needs_host("numbers are brought to the device")
         if x.dtype != np.float32 and x.dtype != np.float64:
             x = x.astype(np.float32)
         return self._rounded(memory.put(np.ascontiguousarray(x)))
@@ -86,21 +79,23 @@ class CupyBackend(CupyRecurrent):
         if values.dtype == self._stored:
             return values
         if values.dtype == np.float32:
-            return values.astype("float64") if self._wide != np.float32 else self.stored(values)
+            return values.astype("float64") if self._wide != np.float32 else self.narrow(values)
         out, count = self._empty(*values.shape), int(values.size)
         self._ops.over("from_double", count, memory.pointer(values), memory.pointer(out), count)
         return out
 
     def sloped(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Multiply in float64 on the GPU, round there."""
-        arrays = memory.arrays()
-        away = arrays.arange(keys) - arrays.arange(start, start + queries)[:, None]
-        return self._rounded(memory.put(slopes)[:, None, None] * away)
+        arrays, cached = memory.arrays(), self._brought.cached
+        queries_at = arrays.arange(queries)[:, None] + (start if cached is None else cached)
+        exact = self._brought.constant(slopes, "float64")[:, None, None]
+        return self._rounded(exact * (arrays.arange(keys) - queries_at))
 
     def to_numpy(self, x: Array) -> Numbers:
         """Return a numpy array on the host; a numpy array is returned as it is."""
         if not memory.is_device(x):
             return x  # type: ignore[no-any-return]
+        self._brought.needs_host("the host reads a value")
         values: Numbers = memory.get(x)
         if values.dtype != np.uint16:
             return values
@@ -118,7 +113,7 @@ class CupyBackend(CupyRecurrent):
 
     def _room(self) -> Workspace:
         if self._workspace is None:
-            self._workspace = Workspace()
+            self._workspace = Workspace(self._brought)
         return self._workspace
 
     def stats(self, x: Array) -> Stats:
@@ -132,17 +127,48 @@ class CupyBackend(CupyRecurrent):
         return CupyPending(self._room(), self._given)
 
     def _given(self, x: Array) -> tuple[Array, Flat]:
-        whole = _whole(x)
-        return whole, self._flat(whole)
+        given = whole(x)
+        return given, self._flat(given)
 
-    def _empty(self, *shape: int) -> Array:
-        return memory.arrays().empty(shape, self._stored)
+    # recorded passes
 
-    def zeros(self, shape: Sequence[int]) -> Array:
-        """Return zeros on the GPU."""
-        return memory.arrays().zeros(tuple(shape), self._stored)
+    @property
+    def recording(self) -> PassInputs | None:
+        """The pass being recorded, or None."""
+        return self._brought.recording
+
+    @recording.setter
+    def recording(self, inputs: PassInputs | None) -> None:
+        self._brought.recording = inputs
+
+    def graphs(self) -> PassGraphs | None:
+        """Return a recorder if the run is not deterministic."""
+        return None if self.deterministic else PassGraphs(self, graph_maker.CupyGraphMaker())
+
+    def best(self, row: Array) -> Array:
+        """Return [argmax, whether a logit is NaN] of logits [vocab], on the device."""
+        arrays, wide = memory.arrays(), self.wide(row)
+        found = arrays.argmax(wide, keepdims=True), arrays.isnan(wide).any(keepdims=True)
+        return arrays.concatenate([each.astype("int64") for each in found])
+
+    def host_row(self, x: Array, best: Any | None) -> DeviceRow:
+        """Return logits whose argmax is computed on the device; they are copied only if needed."""
+        found = self.best(x) if best is None else best
+
+        def waited() -> Sequence[int]:
+            if best is not None:  # a replay copies it to the host
+                memory.wait()
+            numbers: list[int] = (found if best is not None else memory.get(found)).tolist()
+            return numbers
+
+        return DeviceRow(self, x, waited)
 
     # products
+
+    def matrix(self, w: Weight) -> Array | None:
+        """Return a weight [rows, columns] in the dtype; None if that is not held."""
+        placed = self._placer.kept(w)
+        return placed.values if isinstance(placed, Dense) else None
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
         """Decode only these rows, on the GPU."""
@@ -150,7 +176,7 @@ class CupyBackend(CupyRecurrent):
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
         """Multiply by the encoded weight, or panel by panel decoded."""
-        x = _whole(x)
+        x = whole(x)
         placed = self._placer.place(w)
         encoded = isinstance(placed, PlacedBlocks) and placed.encoding in MATVEC
         few = len(x) <= MATVEC_TOKENS and self.dtype != "float64" and not self.deterministic
@@ -191,119 +217,9 @@ class CupyBackend(CupyRecurrent):
             return self.linear(x, w, bias)
         placed = self._placer.place(w)
         if isinstance(placed, Dense):
-            placed = Dense(self.widened(placed.values))
-        y = self._dense(self.widened(x), w, placed, "float32", len(x))
-        return y if bias is None else y + self.widened(bias)
-
-    def widened(self, x: Array) -> Array:
-        """Return x as a contiguous array of float32, or float64 if that is the dtype."""
-        x = _whole(x)
-        if x.dtype == self._wide:
-            return x
-        out = memory.arrays().empty(x.shape, self._wide)
-        self._ops.over("to_wide", int(x.size), memory.pointer(x), memory.pointer(out), int(x.size))
-        return out
-
-    def stored(self, x: Array) -> Array:
-        """Return a wide array rounded to the dtype."""
-        x = _whole(x)
-        if x.dtype == self._stored:
-            return x
-        out, count = self._empty(*x.shape), int(x.size)
-        self._ops.over("from_wide", count, memory.pointer(x), memory.pointer(out), count)
-        return out
-
-    # element by element
-
-    def _each(self, name: str, x: Array, *rest: Any) -> Array:
-        x = _whole(x)
-        out, count = self._empty(*x.shape), int(x.size)
-        self._ops.over(name, count, memory.pointer(x), memory.pointer(out), count, *rest)
-        return out
-
-    def add(self, a: Array, b: Array) -> Array:
-        """Return a + b; b may be a vector."""
-        a, b = _whole(a), _whole(b)
-        out, count = self._empty(*a.shape), int(a.size)
-        places = (memory.pointer(x) for x in (a, b, out))
-        self._ops.over("add", count, *places, count, int(b.size))
-        return out
-
-    def mul(self, a: Array, b: Array) -> Array:
-        """Return a * b, broadcasting."""
-        if a.size < b.size:
-            a, b = b, a
-        run = 1
-        if b.shape != a.shape[a.ndim - b.ndim :]:
-            if b.shape == (*a.shape[:-1], 1):
-                run = int(a.shape[-1])
-            else:
-                shape = np.broadcast_shapes(a.shape, b.shape)
-                a, b = (memory.arrays().broadcast_to(x, shape) for x in (a, b))
-        a, b = _whole(a), _whole(b)
-        out, count = self._empty(*a.shape), int(a.size)
-        places = (memory.pointer(x) for x in (a, b, out))
-        self._ops.over("mul", count, *places, count, int(b.size), run)
-        return out
-
-    def scale(self, x: Array, factor: float) -> Array:
-        """Return x * factor, rounded once."""
-        return self._each("scale", x, float(factor))
-
-    def shift(self, x: Array, number: float) -> Array:
-        """Return x + number, rounded once."""
-        return self._each("shift", x, float(number))
-
-    def clip(self, x: Array, limit: float) -> Array:
-        """Return x clamped to [-limit, limit]."""
-        return self._each("clip", x, float(limit))
-
-    def softcap(self, x: Array, cap: float) -> Array:
-        """Return tanh(x / cap) * cap."""
-        return self._each("softcap", x, float(cap))
-
-    def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Apply an activation; `steps` rounds every step if there is a kernel for that."""
-        if kind not in ACTIVATIONS:
-            raise ArchError(f"activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
-        return self._each(f"{kind}_steps" if steps and kind in STEPS else kind, x)
-
-    def sigmoid(self, x: Array) -> Array:
-        """Return 1 / (1 + exp(-x))."""
-        return self._each("sigmoid", x)
-
-    def swiglu_oai(self, gate: Array, up: Array, limit: float, alpha: float) -> Array:
-        """Return gpt-oss's clamped product."""
-        gate, up = _whole(gate), _whole(up)
-        out, count = self._empty(*gate.shape), int(gate.size)
-        places = (memory.pointer(x) for x in (gate, up, out))
-        self._ops.over("swiglu_oai", count, *places, count, float(limit), float(alpha))
-        return out
-
-    # norms
-
-    def rms_norm(
-        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
-    ) -> Array:
-        """Normalise in float32, round before or after the weight."""
-        x, weight = _whole(x), _whole(weight)
-        out, width = self._empty(*x.shape), int(x.shape[-1])
-        self._ops.run(
-            "rms_norm", (int(x.size) // width,), *(memory.pointer(a) for a in (x, weight, out)),
-            width, int(weight.size), offset, int(cast == "before_weight"), float(eps),
-        )  # fmt: skip
-        return out
-
-    def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Normalise, weigh and shift in float32, round last."""
-        x, weight = _whole(x), _whole(weight)
-        out, width = self._empty(*x.shape), int(x.shape[-1])
-        self._ops.run(
-            "layer_norm", (int(x.size) // width,), memory.pointer(x), memory.pointer(weight),
-            0 if bias is None else memory.pointer(bias), memory.pointer(out), width,
-            int(weight.size), float(eps),
-        )  # fmt: skip
-        return out
+            placed = Dense(self.wide(placed.values))
+        y = self._dense(self.wide(x), w, placed, "float32", len(x))
+        return y if bias is None else y + self.wide(bias)
 
     # rotary positions
 
@@ -311,8 +227,7 @@ class CupyBackend(CupyRecurrent):
         self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
         """Return cos and sin of float32 angles (float64 if that is the dtype)."""
-        at = memory.put(np.ascontiguousarray(positions, np.int64))
-        frequencies = memory.put(np.ascontiguousarray(inv_freq, np.float32))
+        at, frequencies = self._brought.rows(positions), self._brought.constant(inv_freq, "float32")
         shape, wide = (len(positions), len(inv_freq)), cast == "result"
         kind = self._wide if wide else self._stored
         cos, sin = (memory.arrays().empty(shape, kind) for _ in range(2))
@@ -325,7 +240,7 @@ class CupyBackend(CupyRecurrent):
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
         """Rotate pairs of elements; the rotated part comes out in split halves."""
-        x = _whole(x)
+        x = whole(x)
         cos, sin = table
         out, (_, heads, d) = self._empty(*x.shape), x.shape
         self._ops.over(
@@ -337,51 +252,34 @@ class CupyBackend(CupyRecurrent):
 
     # attention
 
+    def append(
+        self, buffers: tuple[Array, Array], k: Array, v: Array, start: int
+    ) -> tuple[Array, Array]:
+        """Write after the valid positions; a recorded step reads their number on the device."""
+        cached = self._brought.cached
+        if cached is None:
+            return super().append(buffers, k, v, start)
+        for buffer, x in zip(buffers, (k, v), strict=True):
+            buffer[cached] = x
+        return buffers
+
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Use the kernels query by query, or cuBLAS for many queries."""
-        return self._attention.attention(_whole(q), _whole(k), _whole(v), heads)
+        return self._attention.attention(whole(q), whole(k), whole(v), heads)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
         """Multiply each head's queries with its group's keys."""
-        return self._attention.scores(_whole(q), _whole(k), heads)
+        return self._attention.scores(whole(q), whole(k), heads)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Softmax over the visible keys and the sink."""
-        return self._attention.probs(_whole(scores), heads)
+        return self._attention.probs(whole(scores), heads)
 
     def mix(self, probs: Array, v: Array) -> Array:
         """Sum each head's values, weighted."""
-        return self._attention.mix(_whole(probs), _whole(v))
+        return self._attention.mix(whole(probs), whole(v))
 
-    # shapes and experts
-
-    def concat(self, parts: Sequence[Array]) -> Array:
-        """Join along the last axis."""
-        return memory.arrays().concatenate(list(parts), axis=-1)
-
-    def stack(self, parts: Sequence[Array]) -> Array:
-        """Join along the first axis."""
-        return memory.arrays().concatenate(list(parts))
-
-    def repeat_heads(self, x: Array, n_heads: int) -> Array:
-        """Repeat the single head."""
-        return memory.arrays().repeat(x, n_heads, axis=1)
-
-    def take(self, x: Array, rows: Numbers) -> Array:
-        """Copy the rows."""
-        return x[memory.put(np.ascontiguousarray(rows, np.int64))]
-
-    def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
-        """Add weighted rows in place; no row occurs twice."""
-        if len(rows):
-            index = memory.put(np.ascontiguousarray(rows, np.int64))
-            factors = memory.put(np.ascontiguousarray(weights, self._wide))
-            y = _whole(y)
-            self._ops.run(
-                "add_weighted", (len(rows),),
-                *(memory.pointer(a) for a in (total, index, y, factors)), int(y.shape[-1]),
-            )  # fmt: skip
-        return total
+    # a loss
 
     def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers:
         """Return every label's loss of the logits as the dtype holds them, computed in float32."""
@@ -390,8 +288,3 @@ class CupyBackend(CupyRecurrent):
         logs = wide - arrays.log(arrays.exp(wide).sum(axis=-1, keepdims=True))
         found = -arrays.take_along_axis(logs, memory.put(labels)[:, None], -1)[:, 0]
         return np.asarray(memory.get(found))
-
-
-def _whole(x: Array) -> Array:
-    """Return x as a contiguous array, without a copy if it is one."""
-    return x if x.flags.c_contiguous else memory.arrays().ascontiguousarray(x)

@@ -4,23 +4,58 @@ A prefill is recorded per number of tokens, a decoding step once per cache buffe
 and number of cached positions are read from device memory. The first pass of a kind runs normally
 (it places weights and compiles kernels), the second is recorded. A pass that needs the host in
 between (experts whose weights are encoded or not all held, weights streamed under a budget) is
-never recorded.
+never recorded. `GraphMaker` is what a library gives: torch_graphs.py, cuda/graph_maker.py.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from aprfmt.inference.backends.base import Array, Numbers
-from aprfmt.inference.fast.torch_weights import NotRecordable
 from aprfmt.inference.kv_cache import KVCache, State
 
 # Most graphs kept at the same time: each holds the memory of its activations.
 KEPT = 6
+
+
+class NotRecordable(Exception):
+    """A pass did something that cannot be replayed; the message says what."""
+
+
+class Mirrored(Protocol):
+    """int64 numbers that lie on the device and, where copies need not wait, on the host."""
+
+    device: Array
+    host: Numbers
+
+    def bring(self) -> None:
+        """Enqueue the copy to the device."""
+        ...
+
+    def fetch(self, x: Array) -> None:
+        """Enqueue the copy of another array of the device to the host."""
+        ...
+
+
+class GraphMaker(Protocol):
+    """What records passes on one device."""
+
+    errors: tuple[type[Exception], ...]  # of passes that cannot be recorded
+
+    def numbers(self, count: int) -> Mirrored:
+        """Return so many numbers."""
+        ...
+
+    def record(self, first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
+        """Call both on a stream of their own, record the second; return what replays it."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        ...
 
 
 @dataclass(eq=False)
@@ -28,54 +63,99 @@ class PassInputs:
     """The device copies of a pass's inputs, used while it is recorded.
 
     `ids` and `positions` are the host arrays that the pass was called with (compared by identity).
-    `cached` is the number of valid positions, a 0-d int64 tensor; None in a pass that begins a
-    sequence.
+    `cached` is the number of valid positions, one int64; None in a pass that begins a sequence.
+    What is in `after` is called when the pass is recorded; None before that begins.
     """
 
     ids: Numbers
     positions: Numbers
-    on_device: torch.Tensor  # ids, then positions
-    cached: torch.Tensor | None
-    masks: dict[Hashable, torch.Tensor] = field(default_factory=dict)
+    on_device: Array  # ids, then positions
+    cached: Array | None
+    masks: dict[Hashable, Array] = field(default_factory=dict)
+    after: list[Callable[[], None]] | None = None
+    _fixed: dict[Hashable, Array] = field(default_factory=dict)
 
-    def find(self, x: Numbers) -> torch.Tensor | None:
+    def find(self, x: Numbers) -> Array | None:
         """Return the device copy of the pass's ids or positions; None for any other array."""
         n = len(self.ids)
         if x is self.ids:
             return self.on_device[:n]
         return self.on_device[n : 2 * n] if x is self.positions else None
 
+    def fixed(self, x: Numbers, make: Callable[[], Array]) -> Array:
+        """Return what is made of numbers that every replay has: all of a prefill but its tokens.
 
-@dataclass(frozen=True)
-class _Graph:
-    graph: Any
-    inputs: torch.Tensor  # ids, positions, cached
-    host: torch.Tensor  # the same, pinned
-    logits: torch.Tensor
-    best: torch.Tensor  # pinned: valid when the stream has finished
-    states: Mapping[int, State]  # that a replay leaves; overwritten by the next one
+        It is made before the recording begins, and held as long as that can be replayed.
+        """
+        key = (x.shape, x.tobytes())
+        if key not in self._fixed:
+            if self.after is not None or self.cached is not None:
+                raise NotRecordable("a mask is brought to the device")
+            self._fixed[key] = make()
+        return self._fixed[key]
 
-    def replay(self, ids: Numbers, cached: int) -> None:
-        n = len(ids)
-        numbers = self.host.numpy()
+
+@dataclass(eq=False)
+class _Recorded:
+    """A pass that is recorded once, then replayed: it begins behind `cached` positions of `cache`.
+
+    What a replay leaves, and the next one overwrites: `logits`, the layers' `states`, and on the
+    host, when the stream has finished, the numbers of `best`.
+    """
+
+    backend: Any
+    forward: Callable[[Numbers, Numbers], Array]
+    inputs: PassInputs
+    numbers: Mirrored  # ids, positions, cached
+    best: Mirrored
+    cache: KVCache | None
+    cached: int
+    logits: Array = None
+    states: dict[int, State] = field(default_factory=dict)
+    replay: Callable[[], None] = lambda: None
+
+    def first(self) -> None:
+        """Run it as it is: everything created on first use (kernels, buffers) then exists.
+
+        The replay writes the same values again.
+        """
+        self.backend.best(self.forward(self.inputs.ids, self.inputs.positions)[-1])
+        self.rewind()
+        self.inputs.masks.clear()
+        self.inputs.after = []
+
+    def then(self) -> None:
+        """Run what is recorded."""
+        self.logits = self.forward(self.inputs.ids, self.inputs.positions)
+        self.states.update({} if self.cache is None else self.cache.states())
+        self.best.fetch(self.backend.best(self.logits[-1]))
+
+    def rewind(self) -> None:
+        """Cut the cache to where the pass begins."""
+        if self.cache is not None and self.cache.length != self.cached:
+            self.cache.truncate(self.cached)
+
+    def run(self, ids: Numbers, cached: int) -> None:
+        """Replay it for other tokens."""
+        n, numbers = len(ids), self.numbers.host
         numbers[:n] = ids
         numbers[n : 2 * n] = np.arange(cached, cached + n)
         numbers[2 * n] = cached
-        self.inputs.copy_(self.host, non_blocking=True)
-        self.graph.replay()
+        self.numbers.bring()
+        self.replay()
 
 
-class TorchGraphs:
+class PassGraphs:
     """One session's recorded passes on one device."""
 
-    def __init__(self, backend: Any, device: torch.device) -> None:
+    def __init__(self, backend: Any, maker: GraphMaker) -> None:
         self._backend = backend
-        self._device = device
+        self._maker = maker
         self._seen: set[Hashable] = set()
-        self._graphs: OrderedDict[tuple[Hashable, int | None], _Graph] = OrderedDict()
+        self._graphs: OrderedDict[tuple[Hashable, int | None], _Recorded] = OrderedDict()
         self._refused: set[Hashable] = set()
         self.refused = ""  # the reason of the last pass that could not be recorded
-        self.best: torch.Tensor | None = None  # on the host; valid when the stream has finished
+        self.best: Numbers | None = None  # valid when the stream has finished
 
     def run(
         self,
@@ -111,57 +191,37 @@ class TorchGraphs:
             if len(self._graphs) > KEPT:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
-        graph.replay(ids, cached)
+        graph.run(ids, cached)
         if cache is not None:
             cache.commit(len(ids), graph.states)
-        self.best = graph.best
+        self.best = graph.best.host
         return graph.logits
 
     def _record(
         self, run: Callable[[Numbers, Numbers], Array], ids: Numbers, cached: int,
         cache: KVCache | None,
-    ) -> _Graph | None:  # fmt: skip
+    ) -> _Recorded | None:  # fmt: skip
         """Record a pass; None if that is not possible: `refused` has the reason."""
         n = len(ids)
         ids, positions = np.array(ids), np.arange(cached, cached + n)
-        inputs = torch.zeros(2 * n + 1, dtype=torch.int64, device=self._device)
-        host = torch.zeros(2 * n + 1, dtype=torch.int64, pin_memory=True)
-        host.numpy()[:] = [*ids.tolist(), *positions.tolist(), cached]
-        inputs.copy_(host)
-        recording = PassInputs(ids, positions, inputs, inputs[2 * n] if cached else None)
-        self._backend.prepare()
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._device)
-        best = torch.zeros(2, dtype=torch.int64, pin_memory=True)
-        logits, states = None, dict[int, State]()
-        self._backend.recording = recording
+        numbers, best = self._maker.numbers(2 * n + 1), self._maker.numbers(2)
+        numbers.host[:] = [*ids.tolist(), *positions.tolist(), cached]
+        numbers.bring()
+        at = numbers.device[2 * n :] if cached else None
+        inputs = PassInputs(ids, positions, numbers.device, at)
+        found = _Recorded(self._backend, run, inputs, numbers, best, cache, cached)
+        refusals: tuple[type[Exception], ...] = (NotRecordable, *self._maker.errors)
+        self._backend.recording = inputs
         try:
-            with torch.cuda.stream(side):
-                # Run it once first: the replay writes the same values again, and everything created
-                # on first use (kernels, workspaces, buffers) then exists.
-                self._backend.best(run(ids, positions)[-1])
-                self._rewind(cache, cached)
-                recording.masks.clear()
-                torch.cuda.synchronize(self._device)
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    logits = run(ids, positions)
-                    states |= {} if cache is None else cache.states()
-                    best.copy_(self._backend.best(logits[-1]), non_blocking=True)
-                finally:
-                    graph.capture_end()
-        except (NotRecordable, RuntimeError) as error:
+            found.replay = self._maker.record(found.first, found.then)
+        except refusals as error:
             self.refused = str(error).splitlines()[0]
-            logits = None
+            return None
         finally:
             self._backend.recording = None
-            torch.cuda.synchronize(self._device)
-            self._rewind(cache, cached)  # the replay advances the cache
-        return None if logits is None else _Graph(
-            graph, inputs, host, logits, best, states
-        )  # fmt: skip
-
-    def _rewind(self, cache: KVCache | None, cached: int) -> None:
-        if cache is not None and cache.length != cached:
-            cache.truncate(cached)
+            self._maker.wait()
+            found.rewind()  # the replay advances the cache
+        for finish in inputs.after or ():
+            finish()
+        inputs.masks.clear()
+        return found

@@ -15,11 +15,13 @@ from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, Rope
 from aprfmt.inference.backends.torch_device import torch_devices
 from aprfmt.inference.cuda_driver import cupy_problem, driver_version
 from aprfmt.inference.fast.cuda import layers
-from aprfmt.inference.fast.graphs import PassInputs, TorchGraphs
+from aprfmt.inference.fast.device_row import DeviceRow
+from aprfmt.inference.fast.graphs import NotRecordable, PassGraphs, PassInputs
 from aprfmt.inference.fast.kept import MEMORY_SHARE
+from aprfmt.inference.fast.torch_graphs import TorchGraphMaker
 from aprfmt.inference.fast.torch_pending import TorchPending
 from aprfmt.inference.fast.torch_products import TorchProducts
-from aprfmt.inference.fast.torch_weights import HALVES, NotRecordable, Uploader, current
+from aprfmt.inference.fast.torch_weights import HALVES, Uploader, current
 from aprfmt.tensors.stats import Stats, compute
 
 
@@ -96,11 +98,11 @@ class CudaBackend(TorchProducts):
         """Return MEMORY_SHARE of the devices' free memory."""
         return int(sum(torch.cuda.mem_get_info(d)[0] for d in self._devices) * MEMORY_SHARE)
 
-    def graphs(self) -> TorchGraphs | None:
+    def graphs(self) -> PassGraphs | None:
         """Return a recorder if there is one device and the run is not deterministic."""
         if self.deterministic or len(self._devices) > 1:
             return None
-        return TorchGraphs(self, self._device)
+        return PassGraphs(self, TorchGraphMaker(self._device, self.prepare))
 
     def prepare(self) -> None:
         """Load every kernel that a recorded pass may launch."""
@@ -138,7 +140,15 @@ class CudaBackend(TorchProducts):
 
     def host_row(self, x: Array, best: Any | None) -> Any:
         """Return logits whose argmax is computed on the device; they are copied only if needed."""
-        return DeviceRow(self, x, self.best(x) if best is None else best)
+        found = self.best(x) if best is None else best
+
+        def waited() -> Sequence[int]:
+            if best is not None:  # a replay copies it to the host
+                torch.cuda.current_stream().synchronize()
+            numbers: list[int] = found.tolist()
+            return numbers
+
+        return DeviceRow(self, x, waited)
 
     def _index(self, x: Numbers | Array) -> Array:
         if self.recording is not None and isinstance(x, np.ndarray):
@@ -234,8 +244,10 @@ class CudaBackend(TorchProducts):
     def _mask(self, heads: Heads) -> Array:
         """Return the mask; a causal one is made on the device, once per pass and kind."""
         if heads.causal is None:
-            self._needs_host("a mask is brought to the device")
-            return super()._mask(heads)
+            brought = super()._mask
+            if self.recording is None:
+                return brought(heads)
+            return self.recording.fixed(heads.mask, lambda: brought(heads))
         (cached, window), (tokens, keys) = heads.causal, heads.mask.shape
         recorded = self.recording
         begin: Any = cached if recorded is None or recorded.cached is None else recorded.cached
@@ -322,23 +334,3 @@ class CudaBackend(TorchProducts):
             softcap=heads.softcap, dtype=self.dtype, stream=current(),
         )  # fmt: skip
         return y
-
-
-class DeviceRow:
-    """Logits [vocab] on a device, copied to the host only if more than the argmax is needed."""
-
-    def __init__(self, backend: CudaBackend, row: torch.Tensor, best: torch.Tensor) -> None:
-        self._backend = backend
-        self._row = row
-        self._best = best
-
-    def greedy(self) -> int | None:
-        """Return the first index of the highest logit; None if a logit is NaN."""
-        if not self._best.is_cuda:  # a replay copies it to the host
-            torch.cuda.current_stream().synchronize()
-        place, nan = self._best.tolist()
-        return None if nan else int(place)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Numbers:
-        values = self._backend.to_numpy(self._row)
-        return values if dtype is None else values.astype(dtype)

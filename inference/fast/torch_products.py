@@ -12,13 +12,13 @@ from aprfmt.inference.backends.base import Array, Numbers, Part
 from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
 from aprfmt.inference.fast.cuda import batched, layers
+from aprfmt.inference.fast.graphs import NotRecordable
 from aprfmt.inference.fast.kept import SCRATCH, keeps
 from aprfmt.inference.fast.torch_routing import TORCH, in_blocks
 from aprfmt.inference.fast.torch_weights import (
     HALVES,
     BlocksOnTorch,
     Bnb4OnTorch,
-    NotRecordable,
     Uploader,
     current,
     plain_bytes,

@@ -21,10 +21,6 @@ HALVES = (torch.bfloat16, torch.float16)
 _PIECE = 32 << 20  # bytes per piece of an upload
 
 
-class NotRecordable(Exception):
-    """A pass did something that cannot be replayed; the message says what."""
-
-
 class Uploader:
     """Uploads through two pieces of pinned memory: one is filled while the other is copied."""
 

@@ -5,12 +5,14 @@ deterministic mode uses only them.
 """
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 
 from aprfmt.inference.backends.base import Array, Heads
 from aprfmt.inference.fast.cuda import gemm, memory
+from aprfmt.inference.fast.cuda.brought import Brought
 from aprfmt.inference.fast.cuda.ops import GROUP, SHARED_LIMIT, Ops
 
 # From this many queries on, cuBLAS with scores in memory is faster.
@@ -22,26 +24,49 @@ QUERY_BLOCK = 512
 class Attention:
     """The attention operations of one dtype."""
 
-    def __init__(self, ops: Ops, dtype: str, *, deterministic: bool, tf32: bool) -> None:
+    def __init__(
+        self, ops: Ops, brought: Brought, dtype: str, *, deterministic: bool, tf32: bool
+    ) -> None:
         self._ops = ops
+        self._brought = brought
         self._dtype = dtype
         self._deterministic = deterministic
         self._tf32 = tf32
         self._wide = np.dtype("float64" if dtype == "float64" else "float32")
-        self._masks: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+        self._masks: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
 
     def _empty(self, *shape: int) -> Array:
         return memory.arrays().empty(shape, memory.STORED[self._dtype])
 
     def mask(self, heads: Heads) -> Array:
         """Return the mask on the GPU; the layers of a pass share it."""
-        key = id(heads.mask)
+        recording = self._brought.recording
+        if recording is not None:
+            if heads.causal is None:
+                return recording.fixed(heads.mask, lambda: self._made(heads))
+            key = (*heads.causal, *heads.mask.shape)
+            if key not in recording.masks:
+                recording.masks[key] = self._made(heads)
+            return recording.masks[key]
+        key = (id(heads.mask), heads.causal)
         if key not in self._masks:
-            placed = memory.put(np.ascontiguousarray(heads.mask).view(np.uint8))
-            self._masks[key] = (heads.mask, placed)  # kept alive, so that its id is not reused
+            self._masks[key] = (heads.mask, self._made(heads))  # kept, so that its id is not reused
             while len(self._masks) > 4:
                 self._masks.popitem(last=False)
         return self._masks[key][1]
+
+    def _made(self, heads: Heads) -> Array:
+        """Return the mask made on the GPU if it is causal, else brought there."""
+        if heads.causal is None:
+            return memory.put(np.ascontiguousarray(heads.mask).view(np.uint8))
+        (before, window), (tokens, keys) = heads.causal, heads.mask.shape
+        mask, cached = memory.arrays().empty((tokens, keys), "uint8"), self._brought.cached
+        self._ops.over(
+            "causal", tokens * keys, memory.pointer(mask),
+            0 if cached is None else memory.pointer(cached), before, tokens * keys, keys,
+            window or 0,
+        )  # fmt: skip
+        return mask
 
     def _row(self, keys: int, rows: int) -> tuple[int, int, Any]:
         """Return (shared memory bytes, address of a buffer of `rows` rows, the buffer)."""

@@ -51,6 +51,14 @@ __device__ __forceinline__ void mix_row(const W* p, const T* v, i64 stride, i64 
   }
 }
 
+// which keys a token sees: those of its own and of earlier positions, of a window the last; the
+// first token stands at *cached, or at `before` where that is null
+KERNEL causal(u8* mask, const i64* cached, i64 before, i64 count, i64 keys, i64 window) {
+  OVER(i, count) {
+    i64 at = (cached ? *cached : before) + i / keys, key = i % keys;
+    mask[i] = key <= at && (!window || key > at - window);
+  }
+}
 // grid (keys / (GROUP / WARP), tokens, heads): a warp makes one score
 KERNEL scores(const T* q, const T* k, T* out, i64 keys, i64 heads, i64 kv_heads, i64 d, double scale, double cap) {
   i64 j = (i64)blockIdx.x * (GROUP / WARP) + threadIdx.x / WARP, token = blockIdx.y, head = blockIdx.z;

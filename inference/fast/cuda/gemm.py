@@ -1,24 +1,15 @@
 """Dense products by cuBLAS, on row-major arrays in place: no copy, no transposition."""
 
+import ctypes
 from functools import cache
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference.fast.cuda import cublas
 from aprfmt.inference.fast.cuda.loader import cupy
 
-# cudaDataType_t, cublasComputeType_t and cublasOperation_t of CUDA's library_types.h and
-# cublas_api.h.
-_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
-_COMPUTE_32F, _COMPUTE_32F_TF32, _COMPUTE_64F = 68, 77, 70
-_PLAIN, _TURNED = 0, 1
-_DEFAULT = -1  # cublasGemmAlgo_t
-
-# Scalars that cuBLAS reads from host memory, kept alive forever, and their addresses.
-_FACTORS = {name: np.array([1, 0], name) for name in ("float32", "float64")}
-_ONE = {name: int(pair.ctypes.data) for name, pair in _FACTORS.items()}
-_ZERO = {name: int(pair[1:].ctypes.data) for name, pair in _FACTORS.items()}
+_WORKSPACE = 32 << 20  # what NVIDIA recommends on Hopper GPUs
 
 
 def product(
@@ -42,22 +33,64 @@ def product(
     row of a, b, c to the next, `steps` those from one of `batch` products to the next. Sums are
     float32 (float64 in float64); TF32 is used in float32 only if `tf32`.
     """
-    library, handle = _library(cupy().cuda.runtime.getDevice())
-    scalar = "float64" if dtype == "float64" else "float32"
-    compute = _COMPUTE_64F if scalar == "float64" else _COMPUTE_32F
-    if tf32 and dtype == "float32":
-        compute = _COMPUTE_32F_TF32
-    kind = _TYPES[dtype]
-    # cuBLAS is column-major: its c is the transpose of ours, so a and b change places.
-    library.gemmStridedBatchedEx(
-        handle, _TURNED if turned else _PLAIN, _PLAIN, columns, rows, depth,
-        _ONE[scalar], b, kind, strides[1], steps[1], a, kind, strides[0], steps[0],
-        _ZERO[scalar], c, kind, strides[2], steps[2], batch, compute, _DEFAULT,
+    cublas.strided(
+        *_current(), dtype, (a, b, c), rows=rows, columns=columns, depth=depth, turned=turned,
+        strides=strides, batch=batch, steps=steps, tf32=tf32,
     )  # fmt: skip
 
 
+def products(
+    dtype: str, a: int, b: int, c: int, *, count: int, rows: int, columns: int, depth: int,
+    tf32: bool = False,
+) -> None:  # fmt: skip
+    """Set `count` matrices c [rows, columns] to a [rows, depth] times b [columns, depth] turned.
+
+    Their addresses lie on the device, as int64 at `a`, `b` and `c`.
+    """
+    cublas.addressed(
+        *_current(), dtype, (a, b, c), count=count, rows=rows, columns=columns, depth=depth,
+        tf32=tf32,
+    )  # fmt: skip
+
+
+def _current() -> tuple[Any, int]:
+    """Return cuBLAS and its handle on the current device, its products on the current stream."""
+    module = cupy()
+    opened = _opened(module.cuda.runtime.getDevice())
+    opened.follow(int(module.cuda.get_current_stream().ptr))
+    return opened.library, opened.handle
+
+
+class _Opened:
+    """A handle whose workspace is given: cuBLAS allocates nothing, while a pass is recorded too."""
+
+    def __init__(self) -> None:
+        import_module("cupy_backends.cuda.libs.cublas")  # loads the library
+        major = int(cupy().cuda.runtime.runtimeGetVersion()) // 1000
+        try:
+            self.library = cublas.library(major)
+        except (OSError, AttributeError) as error:
+            raise BackendUnavailableError(
+                f"backend cupy: cuBLAS of CUDA {major} is not found ({error}); it is part of CUDA, "
+                f"and of the package nvidia-cublas"
+            ) from error
+        handle = ctypes.c_void_p()
+        cublas.call(self.library, "cublasCreate_v2", ctypes.byref(handle))
+        assert handle.value is not None
+        self.handle = handle.value
+        self._room = cupy().cuda.Memory(_WORKSPACE)  # of no pool: it outlives recorded passes
+        self._stream = -1
+
+    def follow(self, stream: int) -> None:
+        """Go to a stream, which takes the workspace away: it is given again."""
+        if stream != self._stream:
+            cublas.call(self.library, "cublasSetStream_v2", self.handle, stream)
+            cublas.call(
+                self.library, "cublasSetWorkspace_v2", self.handle, self._room.ptr, _WORKSPACE
+            )
+            self._stream = stream
+
+
 @cache
-def _library(device: int) -> tuple[Any, int]:
-    """Return cuBLAS and its handle on the current device; products run on the current stream."""
-    library = import_module("cupy_backends.cuda.libs.cublas")
-    return library, int(cupy().cuda.device.get_cublas_handle())
+def _opened(device: int) -> _Opened:
+    return _Opened()

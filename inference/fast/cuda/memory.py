@@ -4,6 +4,7 @@ CuPy slices, joins and copies these arrays; our kernels do the arithmetic. So no
 needs to support bfloat16.
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -27,9 +28,25 @@ def put(x: Any) -> Any:
     return cupy().asarray(x)
 
 
+def later(size: int) -> tuple[Any, Callable[[Any], None]]:
+    """Return room for int64 numbers, and what fills it when the pass being recorded is.
+
+    It is not of the pass's own pool, whose memory earlier operations of a replay write to.
+    """
+    module = cupy()
+    with module.cuda.using_allocator(module.get_default_memory_pool().malloc):
+        room = module.empty(size, "int64")
+    return room, room.set
+
+
 def get(x: Any) -> Any:
     """Copy an array to the host; waits for enqueued work and raises errors that occurred in it."""
     return x.get()
+
+
+def wait() -> None:
+    """Wait for the work enqueued on the current stream."""
+    cupy().cuda.get_current_stream().synchronize()
 
 
 def pointer(x: Any) -> int:

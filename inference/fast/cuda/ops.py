@@ -1,10 +1,10 @@
-"""Launches of ops.cu and attention.cu for one dtype."""
+"""Launches of the kernels of a forward pass for one dtype."""
 
 from typing import Any
 
 from aprfmt.inference.fast.cuda.loader import Function, function
 
-FILES = ("prelude.cuh", "ops.cu", "attention.cu")
+FILES = ("prelude.cuh", "ops.cu", "attention.cu", "recurrent.cu", "experts.cu")
 GROUP = 256  # threads per block, ops.cu
 SHARED_LIMIT = 227 * 1024  # largest dynamic shared memory of a block on sm_90
 _MOST_BLOCKS = 1 << 16  # of kernels that loop over the rest

@@ -7,6 +7,7 @@ import numpy as np
 
 from aprfmt.inference.fast.cuda import memory, reduce
 from aprfmt.inference.fast.cuda.arrays import ITEM, Flat
+from aprfmt.inference.fast.cuda.brought import Brought
 from aprfmt.tensors.stats import Stats, compute
 
 _ROWS = 512  # results allocated at a time
@@ -20,7 +21,8 @@ PieceJob = tuple[int, int, int, int, int]  # place, count, size of a piece, resu
 class Workspace:
     """Memory shared by reductions; one per backend, used by one stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, brought: Brought) -> None:
+        self._brought = brought
         self._room = memory.arrays().zeros(reduce.WORKSPACE, "float64")
         self._place = memory.pointer(self._room)
         self._kernels: dict[str, Any] = {}
@@ -44,7 +46,7 @@ class Workspace:
             rooms = arrays.zeros(JOBS, "uint64"), arrays.empty(PIECES * reduce.COLUMNS, "float64")
             self._many = rooms
         places = (memory.pointer(x) for x in self._many)
-        table = memory.put(np.array(jobs, np.int64))
+        table = self._brought.table(np.array(jobs, np.int64))
         args = (memory.pointer(table), len(jobs), *places)
         self._kernel("stats_many", dtype)((pieces,), (reduce.THREADS,), args)
 

@@ -14,6 +14,7 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.arrays import Flat
+from aprfmt.inference.fast.cuda.brought import Brought
 from aprfmt.inference.fast.cuda.decode import DECODED, decode, decode_coded
 
 if TYPE_CHECKING:
@@ -107,10 +108,11 @@ class Placer:
     """
 
     backend: "Backend"
+    brought: Brought
     held: int = 0
     streamed: int = 0
     on_cpu: dict[str, str] = field(default_factory=dict)
-    _buffer: Any = None
+    _buffers: list[Any] = field(default_factory=list)  # recorded passes use old ones
     _ready: "WeakKeyDictionary[Weight, Placed]" = field(default_factory=WeakKeyDictionary)
 
     def place(self, w: "Weight") -> Placed:
@@ -124,16 +126,20 @@ class Placer:
             self._ready[w] = placed
         return placed
 
+    def kept(self, w: "Weight") -> Placed | None:
+        """Return a weight in GPU memory if it is or can be kept there."""
+        return self._try(w)[0]
+
     def gather(self, w: "Weight", ids: Any) -> Any:
         """Return rows `ids` [n, columns] of a table in the backend's dtype.
 
         If the table does not fit the budget, only these rows are placed.
         """
-        placed, _ = self._try(w)
+        placed = self.kept(w)
         if placed is None:
             rows = [w.rows(int(i), int(i) + 1) for i in ids]
             return self.backend.array(np.concatenate(rows))
-        index, dtype = memory.put(np.ascontiguousarray(ids, np.int64)), self.backend.dtype
+        index, dtype = self.brought.rows(ids), self.backend.dtype
         if isinstance(placed, Dense):
             return placed.values[index]
         out = memory.arrays().empty((len(ids), w.n_columns), memory.STORED[dtype])
@@ -150,9 +156,10 @@ class Placer:
 
     def _gather_panels(self, w: "Weight", placed: Placed, ids: Any, out: Any) -> Any:
         """Fill `out` from whole panels, for rows that do not begin at a block."""
+        self.brought.needs_host("rows are chosen on the host")
         for start, stop, panel in self.panels(w, placed, self.backend.dtype):
             here = np.flatnonzero((ids >= start) & (ids < stop))
-            rows = self._buffer[: panel.count * out.itemsize].view(out.dtype)
+            rows = self._buffers[-1][: panel.count * out.itemsize].view(out.dtype)
             table = rows.reshape(stop - start, w.n_columns)
             if len(here):
                 out[memory.put(here)] = table[memory.put(np.asarray(ids)[here] - start)]
@@ -235,10 +242,9 @@ class Placer:
 
     def _room(self, size: int) -> Any:
         """Return the decode buffer, at least `size` bytes."""
-        if self._buffer is None or self._buffer.size < size:
-            self._buffer = None  # frees its memory for the larger one
-            self._buffer = memory.arrays().empty(size, "uint8")
-        return self._buffer
+        if not self._buffers or self._buffers[-1].size < size:
+            self._buffers.append(memory.arrays().empty(size, "uint8"))
+        return self._buffers[-1]
 
 
 def _aligned(data: Any, dtype: str) -> bool:

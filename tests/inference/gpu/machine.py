@@ -25,6 +25,7 @@ import pytest
 
 from aprfmt.inference.fast.cuda import loader
 from aprfmt.inference.fast.cuda.arrays import Flat
+from aprfmt.inference.fast.graphs import NotRecordable
 
 HEADER = Path(__file__).resolve().parent / "emulated.h"
 _FLAGS = (
@@ -196,24 +197,101 @@ def product(
     result[:] = (left.astype(np.float64) @ wide.astype(np.float64)).astype(result.dtype)
 
 
+def products(
+    dtype: str, a: int, b: int, c: int, *, count: int, rows: int, columns: int, depth: int,
+    tf32: bool = False,
+) -> None:  # fmt: skip
+    """Do what gemm.products does, by numpy."""
+    places = [(ctypes.c_int64 * count).from_address(at) for at in (a, b, c)]
+    for left, right, result in zip(*places, strict=True):
+        product(
+            dtype, left, right, result, rows=rows, columns=columns, depth=depth, turned=True,
+            strides=(depth, depth, columns),
+        )  # fmt: skip
+
+
+class Placed(np.ndarray):
+    """An array that stands for one of the device: what is made of it is one too."""
+
+
+def on_device(x: Any) -> Any:
+    return np.asarray(x).view(Placed)
+
+
+class _Arrays:
+    """numpy's functions, whose arrays stand for the device's."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **options: on_device(getattr(np, name)(*args, **options))
+
+
+def _not_replayed(size: int) -> Any:
+    raise NotRecordable("statistics are not replayed here")
+
+
 class _Memory:
     """What memory.py gives, over numpy's."""
 
-    arrays = staticmethod(lambda: np)
-    put = staticmethod(lambda x: np.array(x))
+    arrays = staticmethod(_Arrays)
+    put = staticmethod(lambda x: on_device(np.array(x)))
     get = staticmethod(lambda x: np.array(x))
+    later = staticmethod(_not_replayed)
+    wait = staticmethod(lambda: None)
     pointer = staticmethod(lambda x: int(x.ctypes.data))
-    is_device = staticmethod(lambda x: x.dtype.kind in "fu")
+    is_device = staticmethod(lambda x: isinstance(x, Placed))
     use_device = staticmethod(lambda name: 0)
     facts = staticmethod(lambda index: {"versions": {"numpy": np.__version__}})
     free_bytes = staticmethod(lambda: 1 << 34)
+
+
+class _Numbers:
+    """Numbers on both sides: copied when asked for, never by themselves."""
+
+    def __init__(self, count: int) -> None:
+        self.device, self.host = on_device(np.zeros(count, np.int64)), np.zeros(count, np.int64)
+
+    def bring(self) -> None:
+        self.device[:] = self.host
+
+    def fetch(self, x: Any) -> None:
+        self.host[:] = x
+
+
+class _Maker:
+    """Replays a pass by running it again as it was recorded: with the host's numbers of that time.
+
+    What is right then depends on nothing but the device's numbers, as on a GPU.
+    """
+
+    errors = (RuntimeError,)
+    numbers = staticmethod(_Numbers)
+    wait = staticmethod(lambda: None)
+
+    def record(self, first: Any, then: Any) -> Callable[[], None]:
+        first()
+        then()
+        recorded = then.__self__
+
+        def replay() -> None:
+            backend, cache = recorded.backend, recorded.cache
+            length = 0 if cache is None else cache.length
+            if cache is not None:
+                cache.length = recorded.cached
+            backend.recording = recorded.inputs
+            recorded.inputs.masks.clear()  # made anew, as by a recorded kernel
+            then()
+            backend.recording = None
+            if cache is not None:
+                cache.length = length
+
+        return replay
 
 
 @contextmanager
 def on_this_machine() -> Iterator[Emulated]:
     """Have the package's launches, products and memory here."""
     from aprfmt.inference.fast import cuda
-    from aprfmt.inference.fast.cuda import gemm, memory
+    from aprfmt.inference.fast.cuda import gemm, graph_maker, memory
 
     names = [info.name for info in pkgutil.iter_modules(cuda.__path__, f"{cuda.__name__}.")]
     modules = [importlib.import_module(name) for name in names]  # attributes are functions too
@@ -224,6 +302,8 @@ def on_this_machine() -> Iterator[Emulated]:
             if hasattr(module, "processors"):
                 stack.enter_context(mock.patch.object(module, "processors", lambda: PROCESSORS))
         stack.enter_context(mock.patch.object(gemm, "product", product))
+        stack.enter_context(mock.patch.object(gemm, "products", products))
+        stack.enter_context(mock.patch.object(graph_maker, "CupyGraphMaker", _Maker))
         for name in vars(_Memory):
             if hasattr(memory, name) and not name.startswith("_"):
                 stack.enter_context(mock.patch.object(memory, name, getattr(_Memory, name)))

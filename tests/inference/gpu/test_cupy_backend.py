@@ -131,14 +131,22 @@ def test_runs_are_repeatable_bit_for_bit(machine: Any, name: str) -> None:
     np.testing.assert_array_equal(first, second)
 
 
-@cases(few=("llama",), every=("llama", "deepseek_v3", "gpt_oss"))
+@cases(few=("llama", "gpt_oss"), every=("llama", "deepseek_v3", "gpt_oss"))
 def test_weights_that_do_not_fit_are_streamed(machine: Any, name: str) -> None:
+    """Bits are equal, but of experts: those that are held are multiplied in blocks, not one by one.
+
+    Seen red: addresses kept of experts that are placed for one use (gpt-oss', without rows).
+    """
     whole = run(name, cupy("float32"))
     for budget in (0, 40_000):
         b = cupy("float32")
         with open_model(judged(name).folder) as model:
             with Session.of(model, b, memory=budget) as session:
-                np.testing.assert_array_equal(session.logits(IDS), whole)
+                found = session.logits(IDS)
+                if model.hyper["n_experts"]:
+                    assert rel(found, whole) < 2e-6
+                else:
+                    np.testing.assert_array_equal(found, whole)
         facts = b.facts()
         assert facts["weights_streamed"] > 0 and facts["weights_held"] <= budget
 

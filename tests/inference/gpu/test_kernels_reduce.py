@@ -158,7 +158,7 @@ def test_many_arrays_in_one_launch_are_each_alone_bit_for_bit(
         placed = b.array(x)
         waiting.add(placed)
         wanted.append(b.stats(placed))
-        wide = b.array(x) if dtype == "float32" else b.widened(placed)
+        wide = b.array(x) if dtype == "float32" else b.wide(placed)
         waiting.add(wide)
         wanted.append(b.stats(wide))
     found = waiting.read()

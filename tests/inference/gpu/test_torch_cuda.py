@@ -12,7 +12,7 @@ import torch
 
 from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.inference.fast.graphs import TorchGraphs
+from aprfmt.inference.fast.graphs import PassGraphs
 from aprfmt.inference.rope import lengthy
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
@@ -88,7 +88,7 @@ def test_runs_are_equal_to_the_bit_recorded_or_not(name: str, dtype: str) -> Non
         runs = [session.logits(LONG[:60]) for _ in range(4)]
         graphs = session._graphs
         assert graphs is not None
-        assert isinstance(graphs, TorchGraphs)
+        assert isinstance(graphs, PassGraphs)
         assert graphs._graphs and not graphs.refused, graphs.refused
     for again in runs[1:]:
         np.testing.assert_array_equal(again, runs[0])

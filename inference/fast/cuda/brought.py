@@ -1,0 +1,55 @@
+"""What a pass has on the GPU of the host's numbers; of a pass being recorded, its own inputs."""
+
+from typing import Any
+
+import numpy as np
+
+from aprfmt.inference.backends.base import Array, Numbers
+from aprfmt.inference.fast.cuda import memory
+from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
+
+
+class Brought:
+    """Numbers for one device; `recording` is the pass being recorded, or None."""
+
+    def __init__(self) -> None:
+        self.recording: PassInputs | None = None
+        self._constants: dict[tuple[str, bytes], Array] = {}
+
+    @property
+    def cached(self) -> Array | None:
+        """The number of valid positions, on the device, in a step being recorded; else None."""
+        return None if self.recording is None else self.recording.cached
+
+    def needs_host(self, what: str) -> None:
+        """Raise NotRecordable if a pass is being recorded."""
+        if self.recording is not None:
+            raise NotRecordable(what)
+
+    def rows(self, x: Numbers | Array) -> Array:
+        """Return numbers of rows as int64 on the device."""
+        if memory.is_device(x):
+            return x
+        if self.recording is None:
+            return memory.put(np.ascontiguousarray(x, np.int64))
+        found = self.recording.find(x)
+        if found is None:
+            raise NotRecordable("rows are chosen on the host")
+        return found
+
+    def constant(self, x: Numbers, dtype: Any) -> Array:
+        """Return a small array on the device; equal ones are placed once."""
+        key = (str(np.dtype(dtype)), x.tobytes())
+        if key not in self._constants:
+            self.needs_host("a constant is new")
+            self._constants[key] = memory.put(np.ascontiguousarray(x, dtype))
+        return self._constants[key]
+
+    def table(self, x: Numbers) -> Array:
+        """Return int64 numbers, flat; those of a pass being recorded are there when it is."""
+        flat = np.ascontiguousarray(x, np.int64).reshape(-1)
+        if self.recording is None or self.recording.after is None:
+            return memory.put(flat)
+        room, fill = memory.later(flat.size)
+        self.recording.after.append(lambda: fill(flat))
+        return room

@@ -1,0 +1,97 @@
+"""cuBLAS by ctypes, as CuPy or torch has loaded it.
+
+CuPy refuses products while a pass is recorded, cuBLAS does not; torch has none for pairs of
+matrices whose addresses lie on the device.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+# cudaDataType_t, cublasComputeType_t, cublasOperation_t and cublasGemmAlgo_t of CUDA's
+# library_types.h and cublas_api.h.
+TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
+_COMPUTE_32F, _COMPUTE_32F_TF32, _COMPUTE_64F = 68, 77, 70
+_PLAIN, _TURNED, _DEFAULT = 0, 1, -1
+
+_NUMBER, _STEP, _ADDRESS = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
+_SIZES = [_ADDRESS, *[_NUMBER] * 5]  # handle, operations, columns, rows, depth
+_PLACED = [_ADDRESS, _NUMBER, _NUMBER]  # a matrix, its type and its leading dimension
+_ENDS = [_NUMBER] * 3  # matrices, arithmetic, algorithm
+_ARGUMENTS: dict[str, list[Any]] = {
+    "cublasCreate_v2": [_ADDRESS],
+    "cublasSetStream_v2": [_ADDRESS, _ADDRESS],
+    "cublasSetWorkspace_v2": [_ADDRESS, _ADDRESS, ctypes.c_size_t],
+    "cublasGemmStridedBatchedEx": [
+        *_SIZES, _ADDRESS, *_PLACED, _STEP, *_PLACED, _STEP, _ADDRESS, *_PLACED, _STEP, *_ENDS,
+    ],
+    "cublasGemmBatchedEx": [*_SIZES, _ADDRESS, *_PLACED, *_PLACED, _ADDRESS, *_PLACED, *_ENDS],
+}  # fmt: skip
+# One and zero, which cuBLAS reads from host memory.
+_FACTORS: dict[str, Any] = {
+    "float32": (ctypes.c_float * 2)(1, 0),
+    "float64": (ctypes.c_double * 2)(1, 0),
+}
+
+
+@cache
+def library(major: int) -> Any:
+    """Return the library of a CUDA version; OSError or AttributeError where it is not found."""
+    name = f"cublas64_{major}.dll" if os.name == "nt" else f"libcublas.so.{major}"
+    found = ctypes.CDLL(name)
+    for function, arguments in _ARGUMENTS.items():
+        getattr(found, function).argtypes = arguments
+    return found
+
+
+def call(found: Any, name: str, *arguments: Any) -> None:
+    """Call a function of the library; RuntimeError for a status that is not success."""
+    status = getattr(found, name)(*arguments)
+    if status:
+        raise RuntimeError(f"{name}: status {status}")
+
+
+def _arithmetic(dtype: str, tf32: bool) -> tuple[int, int, int, int]:
+    """Return (type, arithmetic, address of one, address of zero)."""
+    wide = "float64" if dtype == "float64" else "float32"
+    compute = _COMPUTE_64F if wide == "float64" else _COMPUTE_32F
+    if tf32 and dtype == "float32":
+        compute = _COMPUTE_32F_TF32
+    factors = _FACTORS[wide]
+    one = ctypes.addressof(factors)
+    return TYPES[dtype], compute, one, one + ctypes.sizeof(factors) // 2
+
+
+# cuBLAS is column-major: its result is the transpose of ours, so a and b change places.
+
+
+def strided(
+    found: Any, handle: int, dtype: str, places: Sequence[int], *, rows: int, columns: int,
+    depth: int, turned: bool, strides: Sequence[int], batch: int, steps: Sequence[int], tf32: bool,
+) -> None:  # fmt: skip
+    """Set c to a times b of `places` (a, b, c), `batch` times; see gemm.product."""
+    kind, compute, one, zero = _arithmetic(dtype, tf32)
+    call(
+        found, "cublasGemmStridedBatchedEx",
+        handle, _TURNED if turned else _PLAIN, _PLAIN, columns, rows, depth,
+        one, places[1], kind, strides[1], steps[1], places[0], kind, strides[0], steps[0],
+        zero, places[2], kind, strides[2], steps[2], batch, compute, _DEFAULT,
+    )  # fmt: skip
+
+
+def addressed(
+    found: Any, handle: int, dtype: str, places: Sequence[int], *, count: int, rows: int,
+    columns: int, depth: int, tf32: bool = False,
+) -> None:  # fmt: skip
+    """Set each c [rows, columns] to a [rows, depth] times b [columns, depth] transposed.
+
+    `places` are where the `count` addresses of a, b and c lie on the device.
+    """
+    kind, compute, one, zero = _arithmetic(dtype, tf32)
+    call(
+        found, "cublasGemmBatchedEx", handle, _TURNED, _PLAIN, columns, rows, depth,
+        one, places[1], kind, depth, places[0], kind, depth,
+        zero, places[2], kind, columns, count, compute, _DEFAULT,
+    )  # fmt: skip

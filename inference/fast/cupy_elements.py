@@ -1,0 +1,185 @@
+"""What the CuPy backend does by element, by row and with shapes: kernels of ops.cu."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aprfmt.errors import ArchError, BackendUnavailableError
+from aprfmt.inference.backends.base import Array, Backend, NormCast, Numbers
+from aprfmt.inference.fast.cuda import memory
+from aprfmt.inference.fast.cuda.brought import Brought
+from aprfmt.inference.fast.cuda.ops import Ops
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+STEPS = ("gelu_tanh",)  # activations that have a kernel NAME_steps
+
+
+class CupyElements(Backend):
+    """Arrays of one dtype on one GPU; 16-bit floats are arrays of uint16."""
+
+    def __init__(self, device: str, dtype: str, *, deterministic: bool) -> None:
+        if dtype not in memory.STORED:
+            raise BackendUnavailableError(
+                f"backend cupy: found dtype {dtype!r}; expected one of {', '.join(memory.STORED)}"
+            )
+        self._index = memory.use_device(device)
+        super().__init__(f"cuda:{self._index}", dtype, deterministic=deterministic)
+        self._stored = np.dtype(memory.STORED[dtype])
+        self._wide = np.dtype("float64" if dtype == "float64" else "float32")
+        self._ops = Ops(dtype)
+        self._brought = Brought()
+
+    def _empty(self, *shape: int) -> Array:
+        return memory.arrays().empty(shape, self._stored)
+
+    def zeros(self, shape: Sequence[int]) -> Array:
+        """Return zeros on the GPU."""
+        return memory.arrays().zeros(tuple(shape), self._stored)
+
+    def wide(self, x: Array) -> Array:
+        """Return x as a contiguous array of float32, or float64 if that is the dtype."""
+        x = whole(x)
+        if x.dtype == self._wide:
+            return x
+        out = memory.arrays().empty(x.shape, self._wide)
+        self._ops.over("to_wide", int(x.size), memory.pointer(x), memory.pointer(out), int(x.size))
+        return out
+
+    def narrow(self, x: Array) -> Array:
+        """Return a wide array rounded to the dtype, as it is stored."""
+        x = whole(x)
+        if x.dtype == self._stored:
+            return x
+        out, count = self._empty(*x.shape), int(x.size)
+        self._ops.over("from_wide", count, memory.pointer(x), memory.pointer(out), count)
+        return out
+
+    # element by element
+
+    def _each(self, name: str, x: Array, *rest: Any) -> Array:
+        x = whole(x)
+        out, count = self._empty(*x.shape), int(x.size)
+        self._ops.over(name, count, memory.pointer(x), memory.pointer(out), count, *rest)
+        return out
+
+    def add(self, a: Array, b: Array) -> Array:
+        """Return a + b, b repeated along the axes before its own, or broadcast."""
+        if b.shape != a.shape[a.ndim - b.ndim :]:
+            b = memory.arrays().broadcast_to(b, a.shape)
+        a, b = whole(a), whole(b)
+        out, count = self._empty(*a.shape), int(a.size)
+        places = (memory.pointer(x) for x in (a, b, out))
+        self._ops.over("add", count, *places, count, int(b.size))
+        return out
+
+    def mul(self, a: Array, b: Array) -> Array:
+        """Return a * b, broadcasting."""
+        if a.size < b.size:
+            a, b = b, a
+        run = 1
+        if b.shape != a.shape[a.ndim - b.ndim :]:
+            if b.shape == (*a.shape[:-1], 1):
+                run = int(a.shape[-1])
+            else:
+                shape = np.broadcast_shapes(a.shape, b.shape)
+                a, b = (memory.arrays().broadcast_to(x, shape) for x in (a, b))
+        a, b = whole(a), whole(b)
+        out, count = self._empty(*a.shape), int(a.size)
+        places = (memory.pointer(x) for x in (a, b, out))
+        self._ops.over("mul", count, *places, count, int(b.size), run)
+        return out
+
+    def scale(self, x: Array, factor: float) -> Array:
+        """Return x * factor, rounded once."""
+        return self._each("scale", x, float(factor))
+
+    def shift(self, x: Array, number: float) -> Array:
+        """Return x + number, rounded once."""
+        return self._each("shift", x, float(number))
+
+    def clip(self, x: Array, limit: float) -> Array:
+        """Return x clamped to [-limit, limit]."""
+        return self._each("clip", x, float(limit))
+
+    def softcap(self, x: Array, cap: float) -> Array:
+        """Return tanh(x / cap) * cap."""
+        return self._each("softcap", x, float(cap))
+
+    def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
+        """Apply an activation; `steps` rounds every step if there is a kernel for that."""
+        if kind not in ACTIVATIONS:
+            raise ArchError(f"activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
+        return self._each(f"{kind}_steps" if steps and kind in STEPS else kind, x)
+
+    def sigmoid(self, x: Array) -> Array:
+        """Return 1 / (1 + exp(-x))."""
+        return self._each("sigmoid", x)
+
+    def swiglu_oai(self, gate: Array, up: Array, limit: float, alpha: float) -> Array:
+        """Return gpt-oss's clamped product."""
+        gate, up = whole(gate), whole(up)
+        out, count = self._empty(*gate.shape), int(gate.size)
+        places = (memory.pointer(x) for x in (gate, up, out))
+        self._ops.over("swiglu_oai", count, *places, count, float(limit), float(alpha))
+        return out
+
+    # norms
+
+    def rms_norm(
+        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
+    ) -> Array:
+        """Normalise in float32, round before or after the weight."""
+        x, weight = whole(x), whole(weight)
+        out, width = self._empty(*x.shape), int(x.shape[-1])
+        self._ops.run(
+            "rms_norm", (int(x.size) // width,), *(memory.pointer(a) for a in (x, weight, out)),
+            width, int(weight.size), offset, int(cast == "before_weight"), float(eps),
+        )  # fmt: skip
+        return out
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
+        """Normalise, weigh and shift in float32, round last."""
+        x, weight = whole(x), whole(weight)
+        out, width = self._empty(*x.shape), int(x.shape[-1])
+        self._ops.run(
+            "layer_norm", (int(x.size) // width,), memory.pointer(x), memory.pointer(weight),
+            0 if bias is None else memory.pointer(bias), memory.pointer(out), width,
+            int(weight.size), float(eps),
+        )  # fmt: skip
+        return out
+
+    # shapes
+
+    def concat(self, parts: Sequence[Array]) -> Array:
+        """Join along the last axis."""
+        return memory.arrays().concatenate(list(parts), axis=-1)
+
+    def stack(self, parts: Sequence[Array]) -> Array:
+        """Join along the first axis."""
+        return memory.arrays().concatenate(list(parts))
+
+    def repeat_heads(self, x: Array, n_heads: int) -> Array:
+        """Repeat the single head."""
+        return memory.arrays().repeat(x, n_heads, axis=1)
+
+    def take(self, x: Array, rows: Numbers | Array) -> Array:
+        """Copy the rows."""
+        return x[self._brought.rows(rows)]
+
+    def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
+        """Add weighted rows in place; no row occurs twice."""
+        if len(rows):
+            index = self._brought.rows(rows)
+            factors = memory.put(np.ascontiguousarray(weights, self._wide))
+            y = whole(y)
+            self._ops.run(
+                "add_weighted", (len(rows),),
+                *(memory.pointer(a) for a in (total, index, y, factors)), int(y.shape[-1]),
+            )  # fmt: skip
+        return total
+
+
+def whole(x: Array) -> Array:
+    """Return x as a contiguous array, without a copy if it is one."""
+    return x if x.flags.c_contiguous else memory.arrays().ascontiguousarray(x)

@@ -1,0 +1,177 @@
+"""Experts on the device: routing by CuPy's functions, rows in blocks by kernels of experts.cu.
+
+Every shape follows from the numbers of tokens and experts, so nothing waits for the choice and a
+pass can be recorded.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aprfmt.base.protocols import Value
+from aprfmt.inference.backends.base import Array, Numbers
+from aprfmt.inference.backends.hosted import ExpertBlocks
+from aprfmt.inference.blocked import block_shape
+from aprfmt.inference.fast.cuda import gemm, memory
+from aprfmt.inference.fast.cuda.ops import Ops
+from aprfmt.inference.fast.cupy_elements import whole
+from aprfmt.inference.fast.cupy_recurrent import CupyRecurrent
+from aprfmt.inference.routing import route
+from aprfmt.inference.weights import Weight
+
+
+class CupyMaths:
+    """CuPy's functions, and a kernel that sorts."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def exp(self, x: Array) -> Array:
+        """Return the exponential of each element."""
+        return memory.arrays().exp(x)
+
+    def where(self, mask: Array, x: Array, other: Array | float) -> Array:
+        """Return x where the mask is True, `other` elsewhere."""
+        return memory.arrays().where(mask, x, other)
+
+    def minimum(self, a: Array, b: Array) -> Array:
+        """Return the lower of two, element by element."""
+        return memory.arrays().minimum(a, b)
+
+    def maximum(self, a: Array, b: Array) -> Array:
+        """Return the higher of two, element by element."""
+        return memory.arrays().maximum(a, b)
+
+    def highest(self, x: Array) -> Array:
+        """Return the highest of each row."""
+        return x.max(axis=-1, keepdims=True)
+
+    def total(self, x: Array) -> Array:
+        """Return the sum of each row."""
+        return x.sum(axis=-1, keepdims=True)
+
+    def ranked(self, x: Array) -> Array:
+        """Count those before each element, so that equals keep their order."""
+        x = whole(x)
+        out, count = memory.arrays().empty(x.shape, "int64"), int(x.size)
+        places = (memory.pointer(x), memory.pointer(out))
+        self._ops.over("ranked", count, *places, count, int(x.shape[-1]))
+        return out
+
+    def pick(self, x: Array, places: Array) -> Array:
+        """Return each row's elements at these places."""
+        return memory.arrays().take_along_axis(x, places, -1)
+
+    def marked(self, places: Array, count: int) -> Array:
+        """Return True at a row's places."""
+        return (places[..., None] == memory.arrays().arange(count)).any(axis=-2)
+
+    def spread(self, x: Array, times: int) -> Array:
+        """Return every element so many times."""
+        repeated = memory.arrays().broadcast_to(x[..., None], (*x.shape, times))
+        return repeated.reshape(*x.shape[:-1], -1)
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """Join along the last axis."""
+        return memory.arrays().concatenate(list(parts), axis=-1)
+
+
+class CupyExperts(CupyRecurrent):
+    """What a layer's experts are given and do, all at once, where all their weights are held."""
+
+    _tf32: bool
+
+    @abstractmethod
+    def matrix(self, w: Weight) -> Array | None:
+        """Return a weight [rows, columns] in the dtype; None if that is not held."""
+
+    def blocks(
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
+        stacks: Sequence[Weight], *, rounds: bool,
+    ) -> ExpertBlocks | None:  # fmt: skip
+        """Route on the device where all experts' weights are held there."""
+        if self.deterministic or any(self._addresses(w) is None for w in stacks):
+            return None
+        wide = logits if logits.dtype == self._wide else self.wide(logits)
+        given = None if bias is None else self._brought.constant(bias, wide.dtype)
+        routing = route(wide, given, hp, CupyMaths(self._ops))
+        weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
+        return self._in_blocks(routing.experts, weights, stacks[0].shape[0])
+
+    def packed(
+        self, experts: Numbers, weights: Numbers, stacks: Sequence[Weight]
+    ) -> ExpertBlocks | None:
+        """Bring the choice to the device where all experts' weights are held there."""
+        if self.deterministic or any(self._addresses(w) is None for w in stacks):
+            return None
+        given = memory.put(np.ascontiguousarray(weights, self._wide))
+        return self._in_blocks(self._brought.rows(experts), given, stacks[0].shape[0])
+
+    def _in_blocks(self, experts: Array, weights: Array, n_experts: int) -> ExpertBlocks:
+        """Return the rows of the experts chosen [tokens, used] with these weights."""
+        arrays, (tokens, used) = memory.arrays(), experts.shape
+        count, size = block_shape(tokens, used, n_experts)
+        owners, rows, places = (
+            arrays.empty(shape, "int64") for shape in (count, count * size, (tokens, used))
+        )
+        padded = arrays.empty(count * size, self._wide)
+        given = whole(experts), whole(weights)
+        self._ops.run(
+            "lay_out", (n_experts,),
+            *(memory.pointer(x) for x in (*given, owners, rows, padded, places)),
+            tokens * used, used, size, count, shared=4 * n_experts,
+        )  # fmt: skip
+        return ExpertBlocks(owners, rows, padded, places, size)
+
+    def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
+        """Multiply all blocks at once, by weights where they lie."""
+        weights, x = self._addresses(stack), whole(x)
+        assert weights is not None
+        (count, rows, depth), columns = x.shape, stack.shape[1]
+        y, lists = self._empty(count, rows, columns), memory.arrays().empty((3, count), "int64")
+        self._ops.over(
+            "addresses", count, *(memory.pointer(each) for each in (weights, experts, lists)),
+            count, memory.pointer(x), rows * depth * self.itemsize,
+            memory.pointer(y), rows * columns * self.itemsize,
+        )  # fmt: skip
+        gemm.products(
+            self.dtype, *(memory.pointer(each) for each in lists), count=count, rows=rows,
+            columns=columns, depth=depth, tf32=self._tf32,
+        )  # fmt: skip
+        return y
+
+    def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
+        """Weigh and add by one kernel."""
+        y, used = whole(y), int(places.shape[-1])
+        out, width = self._empty(len(places), int(y.shape[-1])), int(y.shape[-1])
+        self._ops.over(
+            "combine", int(out.size), memory.pointer(y), memory.pointer(places),
+            0 if weights is None else memory.pointer(weights), memory.pointer(out), int(out.size),
+            width, used,
+        )  # fmt: skip
+        return out
+
+    def column(self, weights: Numbers | Array) -> Array:
+        """Return a share's weights [n, 1], rounded."""
+        if not memory.is_device(weights):
+            return super().column(weights)
+        return self.narrow(weights[:, None])
+
+    def _addresses(self, stack: Weight) -> Array | None:
+        """Return the addresses [n_experts] of a stack's weights; None where not all are held."""
+        if self not in stack.notes:
+            stack.notes[self] = self._found(stack) if stack.fits(self) else None
+        return stack.notes[self]
+
+    def _found(self, stack: Weight) -> Array | None:
+        """Place a stack's weights one by one, and their addresses if all are in the dtype."""
+        self._brought.needs_host("addresses are brought to the device")
+        found = []
+        for each in range(stack.shape[0]):
+            held = self.matrix(stack.expert(each))
+            if held is None:
+                return None
+            found.append(memory.pointer(held))
+        return memory.put(np.array(found, np.int64))

@@ -1,0 +1,27 @@
+"""Logits of one row that stay on a device, for samplers that need no more than the argmax."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aprfmt.inference.backends.base import Array, Backend, Numbers
+
+
+class DeviceRow:
+    """Logits [vocab] on a device, copied to the host only if more than the argmax is needed.
+
+    `best` waits for the device and returns the argmax, and whether a logit is NaN.
+    """
+
+    def __init__(self, backend: Backend, row: Array, best: Callable[[], Sequence[int]]) -> None:
+        self._backend = backend
+        self._row = row
+        self._best = best
+
+    def greedy(self) -> int | None:
+        """Return the first index of the highest logit; None if a logit is NaN."""
+        place, nan = self._best()
+        return None if nan else int(place)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Numbers:
+        values = self._backend.to_numpy(self._row)
+        return values if dtype is None else values.astype(dtype)
