@@ -20,7 +20,9 @@ class BlockSpec:
     (RMS over head_dim without a weight: llama4). qk_norm_place: before_rope; after_rope (hunyuan);
     rotated: after rope, in layers that rotate only (llama4). parallel_norm: with a parallel
     residual attention and MLP read one norm, or one each (two: falcon-40b). position: rope; learned
-    rows added to the embedding; none. score_bias: none; alibi (a slope a head times the distance);
+    rows added to the embedding; none. padding: a padding token has a position like any other
+    (counted), or the row before the first one's, and those behind it are not moved (skipped:
+    roberta, mpnet). score_bias: none; alibi (a slope a head times the distance);
     alibi_keys (a slope a head times the key's position, both in bfloat16, before the scores are
     scaled: falcon-rw); relative (a row of a table by the distance: mpnet). attends: to earlier
     positions and itself (causal), or to all. window: `window_layers` reach back a number of
@@ -54,6 +56,7 @@ class BlockSpec:
     attention: Literal["gqa", "mla"] = "gqa"
     sinks: bool = False
     position: Literal["rope", "learned", "none"] = "rope"
+    padding: Literal["counted", "skipped"] = "counted"
     score_bias: Literal["none", "alibi", "alibi_keys", "relative"] = "none"
     attends: Literal["causal", "all"] = "causal"
     window: Literal["sliding", "chunk"] = "sliding"
