@@ -181,13 +181,17 @@ def _joined(c: Context, x: Array, hidden: Array) -> Array:
 def _positions(c: Context) -> Array:
     """Return the learned rows of the positions; UsageError for one behind the last row."""
     table, offset = c.weights["position_embd.weight"], int(c.hp["position_offset"])
-    highest = int(c.facts.positions.max())
-    if highest + offset >= table.n_rows:
-        raise UsageError(
-            f"position {highest}; the model has {table.n_rows - offset} learned positions"
-        )
     # Positions as they are, where they can be: a recorded pass has these on the device.
-    return c.backend.embed(table, c.facts.positions + offset if offset else c.facts.positions)
+    rows = c.facts.positions + offset if offset else c.facts.positions
+    if c.block.padding == "skipped":
+        padding = c.facts.ids == offset - 1
+        rows = np.where(padding, offset - 1, rows - np.cumsum(padding))
+    highest = int(rows.max())
+    if highest >= table.n_rows:
+        raise UsageError(
+            f"position {highest - offset}; the model has {table.n_rows - offset} learned positions"
+        )
+    return c.backend.embed(table, rows)
 
 
 def _block(c: Context, layer: int, x: Array) -> Array:

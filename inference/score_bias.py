@@ -1,7 +1,7 @@
 """What attention adds to its scores for the distance of query and key: ALiBi, or a table's rows.
 
 Positions are those the mask counts. Sources: arXiv 2108.12409 (ALiBi), 1910.10683 (buckets);
-transformers' modeling files of bloom, mpt and mpnet.
+transformers' modeling files of bloom, mpt, falcon and mpnet.
 """
 
 import math
@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from aprfmt.codecs.bf16 import round_to_bf16
 from aprfmt.inference.backends.base import Array, Heads, Numbers
 from aprfmt.inference.context import Context
 
@@ -43,6 +44,20 @@ def _alibi(c: Context, start: int, queries: int, keys: int) -> Array:
     return c.backend.sloped(slopes, start, queries, keys)
 
 
+def _alibi_keys(c: Context, start: int, queries: int, keys: int) -> Array:
+    """Return slope times the key's position, all in bfloat16, scaled [heads, queries, keys]."""
+    slopes = alibi_slopes(int(c.hp["n_heads"]), float(c.hp["alibi_max_bias"]))
+    reach = _bfloat16(_bfloat16(slopes)[:, None] * _bfloat16(np.arange(keys)))
+    added = np.multiply(reach, float(c.hp["attn_scale"]), dtype=np.float64)[:, None]
+    return c.backend.array(np.repeat(added, queries, axis=1))
+
+
+def _bfloat16(x: Numbers) -> Numbers:
+    """Return numbers rounded to bfloat16, as float32."""
+    kept: Numbers = round_to_bf16(x.astype(np.float32).view(np.uint32)) & np.uint32(0xFFFF0000)
+    return kept.view(np.float32)
+
+
 def alibi_slopes(heads: int, most: float) -> Numbers:
     """Return one slope a head: 2^(-most*i/n) of the n heads below a power of two, then between."""
     power = 1 << (heads.bit_length() - 1)
@@ -72,4 +87,4 @@ def _rows(away: Numbers, count: int) -> Numbers:
     return rows
 
 
-_BIASES = {"alibi": _alibi, "relative": _relative}
+_BIASES = {"alibi": _alibi, "alibi_keys": _alibi_keys, "relative": _relative}

@@ -10,6 +10,7 @@ import pytest
 
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.engines.llama_library import Library, library_folder
+from tests.arch.mtmd import found
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,6 +30,16 @@ def needs_llama(test: F) -> F:
         not named(),
         reason="NOT-RUN: APRFMT_LLAMA_CPP names no folder with llama.cpp's libraries, and "
         "llama-cpp-python is not installed",
+    )
+    marked: F = pytest.mark.llama_cpp(absent(test))
+    return marked
+
+
+def needs_mtmd(test: F) -> F:
+    """Mark a test of towers; NOT-RUN where llama.cpp's libraries are without libmtmd."""
+    absent = pytest.mark.skipif(
+        found() is None,
+        reason="NOT-RUN: APRFMT_LLAMA_CPP names no folder with libmtmd beside libllama",
     )
     marked: F = pytest.mark.llama_cpp(absent(test))
     return marked

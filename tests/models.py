@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.drawn import fill
+from tests.falcons import FALCONS, FORMS
 from tests.model_values import DELTA, LAYER_NORM, LLAMA, LLAMA3, LONGROPE, MLA, MOE, YARN
 from tests.model_values import EPS as EPS
 
@@ -179,17 +180,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "vocab_size": VOCAB, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64,
         "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2, "rotary_dim": 8,
     }),
-    "falcon": ("Falcon", {
-        "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "layer_norm_epsilon": EPS, "ffn_hidden_size": 72, "rope_theta": 5000.0,
-        "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
-    }),
-    "falcon_40b": ("Falcon", {
-        "vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "num_kv_heads": 2, "layer_norm_epsilon": EPS, "ffn_hidden_size": 72, "rope_theta": 5000.0,
-        "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64,
-        "new_decoder_architecture": True,
-    }),
+    **FALCONS,
     "qwen3_next": ("Qwen3Next", LLAMA | MOE | DELTA | {
         "num_hidden_layers": 4, "shared_expert_intermediate_size": 56,
     }),
@@ -310,15 +301,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "gpt_neox-serial": ("gpt_neox", {"use_parallel_residual": False}),
     "gpt_bigcode-heads": ("gpt_bigcode", {"multi_query": False}),
-    "falcon-heads": ("falcon", {"multi_query": False, "bias": True}),
-    "falcon-11b": (
-        "falcon",
-        {
-            "new_decoder_architecture": True,
-            "num_kv_heads": 2,
-            "num_ln_in_parallel_attn": 1,
-        },
-    ),
+    **FORMS,
     "qwen3_next-mixed": (
         "qwen3_next",
         {
@@ -347,10 +330,18 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
-IN_GGUF: tuple[str, ...] = tuple(
-    name for name in MAKERS if name not in ("opt", "opt_350m", "apertus")
-)  # llama.cpp has none
-NO_ROPE = ("gpt2", "gpt_bigcode", "bloom", "mpt", "opt", "opt_350m")
+WITHOUT_GGUF = ("opt", "opt_350m", "apertus", "falcon_rw", "falcon_rw_40b")  # llama.cpp has none
+IN_GGUF: tuple[str, ...] = tuple(name for name in MAKERS if name not in WITHOUT_GGUF)
+NO_ROPE = (
+    "gpt2", "gpt_bigcode", "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b",
+)  # fmt: skip
+# transformers' eager attention adds their distances to the scores twice.
+FUSED = ("falcon_rw", "falcon_rw_40b")
+
+
+def attends(name: str) -> str:
+    """Return the implementation of transformers' attention that an architecture is judged by."""
+    return "sdpa" if name in FUSED else "eager"
 
 
 def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -> Any:
@@ -377,7 +368,7 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
     config_name = f"{prefix}TextConfig" if prefix in of_texts else f"{prefix}Config"
     model_name = {"GPT2": "GPT2LMHeadModel"}.get(prefix, f"{prefix}ForCausalLM")
     config = getattr(transformers, config_name)(**deepcopy(values))  # it writes into what it gets
-    config._attn_implementation = "eager"
+    config._attn_implementation = attends(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = (causal(prefix) if prefix in HEADLESS else getattr(transformers, model_name))(

@@ -60,8 +60,11 @@ def _size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
     return rules.size(name, hf, gguf, hf_default=default)
 
 
-def _tower(name: str, shown: str, *projector: RoleRow) -> ArchSpec:
-    """Return the spec of a tower and its projector; `shown` says how wide the text model is."""
+def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> ArchSpec:
+    """Return the spec of a tower and its projector; `shown` says how wide the text model is.
+
+    `joins`: the projector takes as many frames at once as make an MLP's width.
+    """
     kind = PROJECTORS[name]
 
     def write(value: Value, hp: Params) -> Params:
@@ -70,7 +73,11 @@ def _tower(name: str, shown: str, *projector: RoleRow) -> ArchSpec:
             "{arch}.has_audio_encoder": True,
             "{arch}.projector_type": kind,
             "{arch}.audio.projection_dim": value,
+            **({"{arch}.audio.projector.stack_factor": frames(hp)} if joins else {}),
         }
+
+    def frames(hp: Params) -> int:
+        return int(hp["ffn_size"]) // int(hp["hidden_size"])
 
     return named(
         name,
@@ -115,10 +122,10 @@ QWEN2_AUDIO_TOWER = _tower(
     _once("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
     _once("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
 )  # fmt: skip
-# It takes as many frames at once as make an MLP's width.
 VOXTRAL_TOWER = _tower(
     "voxtral_tower", "mm.a.mlp.1.weight",
     _once("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
     _once("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",
         "projection_size"),
+    joins=True,
 )  # fmt: skip

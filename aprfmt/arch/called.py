@@ -96,6 +96,8 @@ ROWS: Mapping[str, ArchRow] = {
     "falcon_40b": _row(
         "falcon FalconForCausalLM RefinedWeb RWForCausalLM", "falcon", "falcon_40b", module="falcon"
     ),
+    "falcon_rw": _row("falcon FalconForCausalLM", "", "falcon_rw", module="falcon"),
+    "falcon_rw_40b": _row("falcon FalconForCausalLM", "", "falcon_rw_40b", module="falcon"),
     "bert": _row(
         "bert BertModel BertForMaskedLM BertForSequenceClassification", "bert", module="encoders"
     ),

@@ -168,7 +168,10 @@ def encoder(
 
 
 BERT = encoder("bert", _made(_BERT_ROWS), encoder_hyper(_plain_attention()))
-ROBERTA = encoder("roberta", _made(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)))
+_SKIPPING = replace(BLOCK, padding="skipped")
+ROBERTA = encoder(
+    "roberta", _made(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)), _SKIPPING
+)
 
 _D = "transformer.layer.{L}."
 
@@ -222,5 +225,5 @@ MPNET = encoder(
             shape=rules.axis("attn_rel_b.weight", 0), shape_wins=True, check=_buckets),
         rules.fixed("position_offset", 2),
     ),
-    replace(BLOCK, score_bias="relative"),
+    replace(_SKIPPING, score_bias="relative"),
 )  # fmt: skip

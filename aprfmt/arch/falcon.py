@@ -1,28 +1,31 @@
-"""falcon: attention and MLP side by side, a fused projection by groups of heads.
+"""falcon: a fused projection by groups of heads; attention and MLP side by side, or in sequence.
 
 The 7B form has one norm and one key head, the 40B form a norm each and groups; GGUF calls the 40B
-form's norm before the MLP `attn_norm`, the other `attn_norm_2`. Source: transformers'
-modeling_falcon; the converter's falcon.py, llama.cpp's falcon.cpp.
+form's norm before the MLP `attn_norm`, the other `attn_norm_2`. Falcon-RW adds distances to the
+scores, and its MLP reads the sum with attention. Sources: transformers' modeling_falcon (its sdpa
+attention: the eager one adds the distances twice); the converter's falcon.py and llama.cpp's
+falcon.cpp.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.fused import GGUF_FUSED, GROUPED, fused_in, fused_rows
-from aprfmt.arch.gpt2 import four_times
+from aprfmt.arch.gpt2 import NO_ROPE, four_times
+from aprfmt.arch.named import in_its_styles
 from aprfmt.arch.rows import Q, RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.stated import divided_heads
+from aprfmt.arch.stated import divided_heads, must_be
 from aprfmt.arch.values import boolean
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
-from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 _H = "transformer.h.{L}."
 _NEW = "new_decoder_architecture"
+_SECOND = ("ffn_norm.weight", "ffn_norm.bias")
 
 
 def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
@@ -37,70 +40,89 @@ def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
     )  # fmt: skip
 
 
-def _renamed(role: str, hf: str, gguf: str) -> tuple[RoleRow, ...]:
+def _norm(role: str, hf: str, gguf: str, needs: str = "") -> tuple[RoleRow, ...]:
+    """Return the rows of a norm; `gguf` is its own name there, "" where there is none."""
     return tuple(
-        RoleRow(f"{role}.{part}", f"{hf}.{part}", ("hidden_size",), gguf=f"{gguf}.{part}")
+        RoleRow(f"{role}.{part}", f"{_H}{hf}.{part}", ("hidden_size",), needs,
+            gguf=gguf and f"{gguf}.{part}")
         for part in ("weight", "bias")
-    )
+    )  # fmt: skip
 
 
 _FUSED = fused_in(_H + "self_attention.query_key_value", GROUPED)
 _ONE = tables(
-    _layer(*norm("attn_norm", _H + "input_layernorm", bias=True)),
+    _layer(
+        *norm("attn_norm", _H + "input_layernorm", bias=True),
+        *_norm("ffn_norm", "post_attention_layernorm", "", "!parallel_residual"),
+    ),
     hf_first=_FUSED, gguf_first=GGUF_FUSED,
 )  # fmt: skip
 _TWO = tables(
     _layer(
-        *_renamed("attn_norm", _H + "ln_attn", "attn_norm_2"),
-        *_renamed("ffn_norm", _H + "ln_mlp", "attn_norm"),
+        *_norm("attn_norm", "ln_attn", "attn_norm_2"), *_norm("ffn_norm", "ln_mlp", "attn_norm")
     ),
     hf_first=_FUSED, gguf_first=GGUF_FUSED,
 )  # fmt: skip
 
 
-def _is_new(facts: Facts) -> bool:
-    found = facts.first(_NEW)
-    return found is not None and boolean(*found)
+def _says(facts: Facts, key: str, default: bool) -> bool:
+    found = facts.first(key)
+    return default if found is None else boolean(*found)
 
 
-def _key_heads(facts: Facts, hp: Params) -> Found:
-    """Return the key heads: of the 40B form as stated, else one or as many as query heads."""
-    stated, one = facts.first("num_kv_heads", "n_head_kv"), facts.first("multi_query")
-    if _is_new(facts):
-        return None if stated is None else (whole_number(*stated, 1), stated[1])
-    single = one is None or boolean(*one)
-    return 1 if single else hp["n_heads"], "multi_query"
+def _key_heads(two: bool) -> Callable[[Facts, Params], Found]:
+    """Return the reader of the key heads: by groups as stated, else one or one a query head."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        stated, one = facts.first("num_kv_heads", "n_head_kv"), _says(facts, "multi_query", True)
+        if _says(facts, _NEW, two):
+            return None if stated is None else (whole_number(*stated, 1), stated[1])
+        return 1 if one else hp["n_heads"], "multi_query"
+
+    return read
 
 
-def _supported(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError for the sequential form (falcon-rw), which adds ALiBi to the scores."""
-    for key, usual in (("alibi", False), ("parallel_attn", True)):
-        found = facts.first(key)
-        if found is not None and boolean(*found) is not usual and not (usual and _is_new(facts)):
-            raise ArchError(
-                f"{key}: is {found[0]}; expected {usual}: falcon-rw's block is not known"
-            )
-    facts.first("num_ln_in_parallel_attn")
-    return ""
+def _write_heads(two: bool) -> Callable[[Value, Params], Params]:
+    def write(value: Value, hp: Params) -> Params:
+        if two or value not in (1, hp["n_heads"]):
+            return {_NEW: True, "num_kv_heads": value, "num_ln_in_parallel_attn": 1 + two}
+        return {_NEW: False, "multi_query": value == 1, "num_kv_heads": value}
+
+    return write
 
 
-def _hyper(new: bool) -> tuple[HyperRule, ...]:
-    write: Params = {_NEW: new, "alibi": False, "parallel_attn": True}
-    norms = {"num_ln_in_parallel_attn": 2} if new else {}
+def _residual(two: bool, alibi: bool) -> HyperRule:
+    """Return the rule of what the MLP reads: a second norm's rows in sequence, else the stream's.
 
-    def heads(value: Value, hp: Params) -> Params:
-        if new:
-            return {**write, **norms, "num_kv_heads": value}
-        return {**write, "multi_query": value == 1, "num_kv_heads": value}
+    Raises ArchError for what transformers makes and cannot run.
+    """
 
+    def check(value: Value, facts: Facts, hp: Params) -> str:
+        new = _says(facts, _NEW, two)
+        must_be(facts, {"alibi": alibi, **({"parallel_attn": True} if new else {})})
+        facts.first("num_ln_in_parallel_attn")
+        if two:
+            must_be(facts, {_NEW: True})
+        return ""
+
+    rule = rules.flag("parallel_residual", True, "parallel_attn", absent=() if two else _SECOND)
+    return replace(rule, check=check)
+
+
+def _positions(alibi: bool) -> tuple[HyperRule, ...]:
+    """Return the rules of distances added to the scores, for which q and k are not rotated."""
+    most = rules.fixed("alibi_max_bias", 8.0 if alibi else None)
+    most = replace(most, write={"hf": lambda value, hp: {"alibi": alibi}})
+    return (most, *(NO_ROPE if alibi else ()))
+
+
+def _hyper(two: bool, alibi: bool) -> tuple[HyperRule, ...]:
     return rules.hyper_table(
         rules.n_layers(hf="num_hidden_layers n_layer"),
         rules.n_heads(hf="num_attention_heads n_head"),
         replace(
             rules.n_kv_heads(hf=""),
-            read={"hf": _key_heads},
-            write={"hf": heads},
-            default_in={} if new else {"hf": 1},
+            read={"hf": _key_heads(two)}, write={"hf": _write_heads(two)},
         ),
         divided_heads(),
         rules.ffn_size(four_times, "ffn_hidden_size"),
@@ -109,8 +131,9 @@ def _hyper(new: bool) -> tuple[HyperRule, ...]:
         rules.tied_embeddings(True),
         *rules.attention_biases(False, "bias"),
         rules.flag("mlp_bias", False, "bias", present=("ffn_up.bias",), written=False),
-        HyperRule("parallel_residual", default=True, check=_supported),
-    )
+        _residual(two, alibi),
+        *_positions(alibi),
+    )  # fmt: skip
 
 
 _LOST = (
@@ -118,31 +141,35 @@ _LOST = (
     losses.ONE_BIAS_KEY,
     Loss("gguf", "attention_bias", lambda hp: hp["attention_bias"] or hp["mlp_bias"],
         "llama.cpp has no biases of falcon's projections and refuses the file"),
+    Loss("gguf", "parallel_residual", lambda hp: not hp["parallel_residual"],
+        "llama.cpp's falcon reads attention and MLP side by side", refused=True),
+    Loss("gguf", "alibi_max_bias", lambda hp: hp["alibi_max_bias"] is not None,
+        "llama.cpp's falcon rotates q and k, and adds no distances to the scores", refused=True),
 )  # fmt: skip
 _IGNORED = frozenset({"apply_residual_connection_post_layernorm", "n_embed"})
+_ROPE_KEYS = frozenset({"rope_theta", "rope_parameters", "rope_scaling"})  # read, and not used
 
 
-def _has_two(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    return any(".ln_attn." in name or ".attn_norm_2." in name for name in names)
+def _form(name: str, *, two: bool, alibi: bool) -> ArchSpec:
+    """Return the spec of one of falcon's forms: a norm each for attention and MLP, or distances."""
+
+    def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
+        has_two = any(".ln_attn." in name or ".attn_norm_2." in name for name in names)
+        return has_two is two and (values.get("alibi") is True) is alibi
+
+    tensors, bindings = _TWO if two else _ONE
+    block = BlockSpec(norm="layer", mlp="plain", parallel_norm="two" if two else "one")
+    if alibi:
+        block = replace(block, position="none", score_bias="alibi_keys")
+    return in_its_styles(ArchSpec(
+        name=name, hyper=_hyper(two, alibi), tensors=tensors, bindings=bindings, block=block,
+        lost=_LOST, evidence=evidence if two or alibi else None,
+        ignored=_IGNORED | (_ROPE_KEYS if alibi else frozenset())
+        | (frozenset({"multi_query"}) if two else frozenset()),
+    ))  # fmt: skip
 
 
-FALCON = ArchSpec(
-    name="falcon",
-    hyper=_hyper(False),
-    tensors=_ONE[0],
-    bindings=_ONE[1],
-    block=BlockSpec(norm="layer", mlp="plain"),
-    lost=_LOST,
-    ignored=_IGNORED,
-)
-
-FALCON_40B = ArchSpec(
-    name="falcon_40b",
-    hyper=_hyper(True),
-    tensors=_TWO[0],
-    bindings=_TWO[1],
-    block=BlockSpec(norm="layer", mlp="plain", parallel_norm="two"),
-    lost=_LOST,
-    ignored=_IGNORED | {"multi_query"},
-    evidence=_has_two,
-)
+FALCON = _form("falcon", two=False, alibi=False)
+FALCON_40B = _form("falcon_40b", two=True, alibi=False)
+FALCON_RW = _form("falcon_rw", two=False, alibi=True)
+FALCON_RW_40B = _form("falcon_rw_40b", two=True, alibi=True)

@@ -44,16 +44,17 @@ stands beside a distance, llama.cpp fixes something that the model type does oth
 model was made to suit it, or differs by that. Files are refused for shapes that llama.cpp fixes;
 what a GGUF loses is the second table's last column.
 
-A tower that sees or hears is, with its projector, an architecture that `--arch` names: of a folder
-of gemma3, `convert FOLDER mmproj.gguf --arch gemma3_vision --drop 'language_model*'` writes what
-llama.cpp takes by `--mmproj`, and `--drop 'vision_tower*' --drop 'multi_modal_projector*'` the
-text. `pixtral_vision` is that of `llava` with pixtral and of `mistral3` (llama.cpp also asks its
-file for the row of the text's token [IMG_BREAK], which is not written), `qwen2_vl_vision`,
-`qwen2_5_vl_vision` and `qwen3_vl_vision` those of the Qwen models that see (the last also of
-qwen3_vl_moe; they leave out `lm_head.weight` and `model.language_model*`, or `model.*` where the
-tower is below `visual.` alone), `qwen2_audio_tower` that of `qwen2_audio` and `voxtral_tower` that
-of `voxtral`. Files of other projectors are looked at,
-compared and copied by their tensors.
+`llama.cpp` of a tower is what its libmtmd made of an image or a sound with the mmproj file: the
+distance of the rows given to the text. A tower that sees or hears is, with its projector, an
+architecture that `--arch` names: of a folder of gemma3, `convert FOLDER mmproj.gguf --arch
+gemma3_vision --drop 'language_model*'` writes what llama.cpp takes by `--mmproj`, and `--drop
+'vision_tower*' --drop 'multi_modal_projector*'` the text. `pixtral_vision` is that of `llava` with
+pixtral and of `mistral3` (llama.cpp also asks its file for the row of the text's token [IMG_BREAK]:
+without it, as `convert` says, none is loaded), `qwen2_vl_vision`, `qwen2_5_vl_vision` and
+`qwen3_vl_vision` those of the Qwen models that see (the last also of qwen3_vl_moe; they leave out
+`lm_head.weight` and `model.language_model*`, or `model.*` where the tower is below `visual.`
+alone), `qwen2_audio_tower` that of `qwen2_audio` and `voxtral_tower` that of `voxtral`. Files of
+other projectors are looked at, compared and copied by their tensors.
 
 """
 _DRAFTS = """

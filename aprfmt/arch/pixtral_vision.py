@@ -13,7 +13,7 @@ from dataclasses import replace
 from aprfmt.arch import rules
 from aprfmt.arch.named import named
 from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
-from aprfmt.arch.spec import HyperRule
+from aprfmt.arch.spec import HyperRule, Loss
 from aprfmt.arch.steps import RowsPermuted
 from aprfmt.arch.vision import UNUSED, of_projector, tower_hyper
 from aprfmt.arch.vocabulary import PROJECTORS
@@ -89,6 +89,9 @@ PIXTRAL_VISION = named(
             write={"gguf": _write}, shape=rules.axis("mm.1.weight", 0),
         ),
     ),
+    lost=(Loss("gguf", "projection_size", lambda hp: True,
+        "llama.cpp also wants the text's row of [IMG_BREAK] as v.token_embd.img_break, which is "
+        "none of the tower's: it refuses the file without"),),
     evidence=of_projector(KIND), section="vision_config",
     ignored=UNUSED | {"text_config"},
 )  # fmt: skip

@@ -294,7 +294,8 @@ class Loss:
     """A hyperparameter that a style cannot express: when it matters, and what readers assume.
 
     `assumed`: in a foreign file of this style the value follows from its readers' rule, so what
-    is said of such a file has the same sentence (KeyReport.assumed).
+    is said of such a file has the same sentence (KeyReport.assumed). `refused`: a style that has no
+    form of it, so that no file is written.
     """
 
     style: str
@@ -302,6 +303,7 @@ class Loss:
     applies: Callable[[Mapping[str, Value]], bool]
     consequence: str
     assumed: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

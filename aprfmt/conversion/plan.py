@@ -113,6 +113,12 @@ def _mapped(
     _check_unbound(model, target, drops, plan)
     for loss in resolution.spec.lost:
         if loss.style == target.style and loss.applies(resolution.hyper):
+            if loss.refused:
+                said = resolution.hyper[loss.name]
+                raise ArchError(
+                    f"{model.path}: {loss.name} is {said}, which no {target.name} file of "
+                    f"{resolution.spec.name} says: {loss.consequence}"
+                )
             plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
     outputs: list[Output] = []
     roles = _placed(model, target, drops, plan)

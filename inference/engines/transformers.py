@@ -42,6 +42,8 @@ DTYPES = {
     "float32": torch.float32, "float64": torch.float64,
     "bfloat16": torch.bfloat16, "float16": torch.float16,
 }  # fmt: skip
+# By what is added to the scores; eager attention adds it twice.
+_ADDED_ONCE = {"alibi_keys": "sdpa"}
 _ATTENTION = ("#q_attn", "#k_attn", "#scores", "#probs")
 
 
@@ -66,7 +68,8 @@ def run(
     with ExitStack() as stack:
         folder, via = _folder(model, stack)
         head = model.spec.block.head == "logits"
-        network = load(folder, choice.dtype, device, head=head)
+        attention = _ADDED_ONCE.get(model.spec.block.score_bias, "eager")
+        network = load(folder, choice.dtype, device, head=head, attention=attention)
         if threads is not None:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
@@ -91,7 +94,7 @@ def run(
         run = {
             "ids": [int(i) for i in ids], "model": str(model.path),
             "architecture": model.spec.name, "via": via,
-            "backend": _backend(network, choice.dtype, device), "derived": ["scores"],
+            "backend": _backend(network, choice.dtype, device, attention), "derived": ["scores"],
         }  # fmt: skip
         yield collector.trace(run)
 
@@ -109,13 +112,13 @@ def _reader(network: Any, model: Model, collector: Collector, tokens: int) -> Mo
     )  # fmt: skip
 
 
-def _backend(network: Any, dtype: str, device: torch.device) -> dict[str, Any]:
+def _backend(network: Any, dtype: str, device: torch.device, attention: str) -> dict[str, Any]:
     """Return what a trace says of the arithmetic that ran."""
     return {
         "backend": "transformers", "device": str(device), "dtype": dtype,
         "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
         "threads": torch.get_num_threads(), "class": type(network).__name__,
-        "attention": "eager", "deterministic": False,
+        "attention": attention, "deterministic": False,
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if device.type == "cuda" else False,
     }  # fmt: skip
 
@@ -149,8 +152,10 @@ def _folder(model: Model, stack: ExitStack) -> tuple[Path, str]:
     return target, f"{model.format} decoded to float32 and written as a folder by aprfmt"
 
 
-def load(folder: Path, dtype: str, device: torch.device, *, head: bool = True) -> Any:
-    """Return transformers' model of a folder, in eval mode, with eager attention.
+def load(
+    folder: Path, dtype: str, device: torch.device, *, head: bool = True, attention: str = "eager"
+) -> Any:
+    """Return transformers' model of a folder, in eval mode, with an implementation of attention.
 
     Without a `head`: an encoder.
     """
@@ -161,7 +166,7 @@ def load(folder: Path, dtype: str, device: torch.device, *, head: bool = True) -
     try:
         kind = transformers.AutoModelForCausalLM if head else transformers.AutoModel
         network: Any = kind.from_pretrained(
-            folder, dtype=DTYPES[dtype], attn_implementation="eager", local_files_only=True,
+            folder, dtype=DTYPES[dtype], attn_implementation=attention, local_files_only=True,
             trust_remote_code=False,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:

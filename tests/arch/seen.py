@@ -1,8 +1,9 @@
 """What llama.cpp makes of files we write: python -m tests.arch.seen --write docs/llama_cpp.json
 
-Needs its libraries (CONTRIBUTING.md). Every tiny model of an architecture with a GGUF form is
-written as one in float32, loaded, and run: the row has the relative distance of its logits, or of
-an encoder's embedding, to transformers'. Each model runs in a process of its own, since the
+Needs its libraries (CONTRIBUTING.md), for towers libmtmd among them. Every tiny model of an
+architecture with a GGUF form is written as one in float32, loaded, and run: the row has the
+relative distance of its logits, of an encoder's embedding or of a tower's rows, to transformers'.
+Each model runs in a process of its own, since the
 library ends the process where it finds what it does not expect. Names of architectures behind the
 file try these alone and keep the rows of the others.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch import ARCHS
+from tests.arch import mtmd, towers
 from tests.arch.listed import BASE, CAUSAL, HOMELESS, LISTED, MASKED, cut
 from tests.models import MAKERS, save_tiny
 
@@ -98,6 +100,12 @@ BECAUSE: Mapping[str, str] = {
     ),
     "falcon_mamba": "it normalises time steps, B and C by the model's epsilon, "
     "transformers by 1e-6",
+    **dict.fromkeys(
+        ("clip_vision", "siglip_vision"), "a tower alone has no projector, and it loads none"
+    ),
+    "pixtral_vision": "with the text's row of the token [IMG_BREAK] beside what is written",
+    "voxtral_tower": "it averages the frames in pairs, as transformers does not, and makes 188 "
+    "rows of them where it expects 187",
     "nemotron_h": "it does not raise time steps to the model's smallest (0.001)",
     "nemotron_h_moe": "it does not raise time steps to the model's smallest (0.001)",
 }
@@ -175,6 +183,11 @@ def ours(path: Path, loader: str, width: int) -> Any:
         return np.ctypeslib.as_array(pooled, (width,)).copy() if pooled else None
 
 
+def architecture_of(label: str) -> str:
+    """Return the architecture of a tiny model."""
+    return label if label in MAKERS else LISTED[label][0]
+
+
 def look(label: str) -> Mapping[str, Any]:
     """Return the row of one tiny model."""
     import aprfmt
@@ -182,6 +195,8 @@ def look(label: str) -> Mapping[str, Any]:
     from aprfmt.inference.engines.llama_library import Library
 
     with tempfile.TemporaryDirectory() as scratch:
+        if "clip" in ARCHS[architecture_of(label)].called.get("gguf", ()) and mtmd.found():
+            return towers.look(label, Path(scratch))
         folder, path = Path(scratch) / "m", Path(scratch) / "m.gguf"
         model, loader = made(label, folder)
         drop = (HOMELESS[label],) if label in HOMELESS else ()
@@ -208,7 +223,7 @@ def row(label: str) -> Mapping[str, Any]:
     if done.returncode == 0 and lines:
         found: dict[str, Any] = json.loads(lines[-1])
         return found
-    said = [line for line in done.stderr.splitlines() if "GGML_ASSERT" in line or "Error" in line]
+    said = [line for line in done.stderr.splitlines() if ".cpp:" in line or "Error" in line]
     return {"loads": False, "why": said[-1].rpartition("/")[-1] if said else "ended without a word"}
 
 

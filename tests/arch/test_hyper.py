@@ -360,3 +360,30 @@ def test_what_a_file_and_its_config_say_is_equal_up_to_float32(
     rows, found = reconcile(mine, other, "m.gguf")
     assert len(found) == notes
     assert rows["x"].value is (native if notes else carried)
+
+
+# Forms that transformers builds and cannot run.
+FALCONS_THAT_DO_NOT_RUN = (
+    ("falcon_40b-plain", {"parallel_attn": False}, "parallel_attn: is False; expected True"),
+    ("falcon_40b-plain", {"new_decoder_architecture": False}, "is False; expected True"),
+    ("falcon_rw-groups", {"parallel_attn": False}, "parallel_attn: is False; expected True"),
+)
+
+
+@pytest.mark.parametrize(("tiny_id", "changed", "says"), FALCONS_THAT_DO_NOT_RUN)
+def test_forms_of_falcon_that_do_not_run_are_refused(
+    tiny_id: str, changed: dict[str, bool], says: str
+) -> None:
+    tiny = next(tiny for tiny in TINY if tiny.id == tiny_id)
+    config = make(tiny).config
+    hf(tiny.arch, config)
+    with pytest.raises(ArchError, match=says):
+        hf(tiny.arch, {**config, **changed})
+
+
+def test_groups_of_heads_are_read_without_a_number_as_transformers_reads_them() -> None:
+    """RefinedWeb's config.json has no flag, falcon's null for one key head a query head."""
+    config = make(next(tiny for tiny in TINY if tiny.id == "falcon_40b-plain")).config
+    old = {key: value for key, value in config.items() if key != "new_decoder_architecture"}
+    assert hf("falcon_40b", old)["n_kv_heads"] == 2
+    assert hf("falcon_40b", {**config, "num_kv_heads": None})["n_kv_heads"] == 6

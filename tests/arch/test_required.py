@@ -43,8 +43,7 @@ NOT_OURS = {
     "bloom": {"apply_residual_connection_post_layernorm"},
     "opt": {"do_layer_norm_before", "_remove_final_layer_norm", "layer_norm_elementwise_affine"},
     # Falcon's other blocks are other architectures, or refused.
-    "falcon": {"alibi", "parallel_attn", "new_decoder_architecture"},
-    "falcon_40b": {"alibi", "parallel_attn", "new_decoder_architecture"},
+    "falcon": {"alibi", "new_decoder_architecture"},
 }  # fmt: skip
 
 
@@ -268,7 +267,8 @@ INSISTED = {
         "jais2",
     },
     "ffn_norm.weight": set(arch_names()) - {
-        "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2", "gptj", "falcon", "opt_350m",
+        "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2", "gptj", "falcon", "falcon_rw",
+        "opt_350m",
     },
     "attn_q_norm.weight": {
         "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",

@@ -1,6 +1,6 @@
-"""Tiny configurations of the texts of models that see."""
+"""Tiny configurations of the texts of models that see, and of falcon's forms."""
 
-from tests.arch.tiny_sizes import MOE, YARN, Tiny
+from tests.arch.tiny_sizes import FALCON, MOE, YARN, Tiny
 
 SECTIONS = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [1, 1, 0]},
@@ -25,4 +25,20 @@ SEEING: tuple[Tiny, ...] = (
     Tiny("qwen3_vl_moe", "qwen3_vl_moe_text", "mixed", {
         **MOE, "head_dim": 10, "mlp_only_layers": [0, 2], "attention_bias": True,
     }),
+)  # fmt: skip
+_GROUPS = {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40}
+FALCONS: tuple[Tiny, ...] = (
+    Tiny("falcon", "falcon", "plain", {"ffn_hidden_size": 40}, FALCON),
+    Tiny("falcon", "falcon", "heads", {
+        "multi_query": False, "bias": True, "tie_word_embeddings": False,
+    }, FALCON),
+    Tiny("falcon", "falcon", "serial", {"parallel_attn": False, "ffn_hidden_size": 40}, FALCON),
+    Tiny("falcon_40b", "falcon", "plain", _GROUPS, FALCON),
+    Tiny("falcon_rw", "falcon", "plain", {
+        "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True,
+    }, FALCON),
+    Tiny("falcon_rw", "falcon", "groups", {
+        **_GROUPS, "alibi": True, "num_ln_in_parallel_attn": 1,
+    }, FALCON),
+    Tiny("falcon_rw_40b", "falcon", "plain", {**_GROUPS, "alibi": True}, FALCON),
 )  # fmt: skip

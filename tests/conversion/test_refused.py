@@ -14,10 +14,11 @@ import pytest
 import aprfmt
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.conversion.plan import _check_names
-from aprfmt.errors import CodecError, ConversionError, OutputError
+from aprfmt.errors import ArchError, CodecError, ConversionError, OutputError
 from aprfmt.formats import FORMATS
 from aprfmt.tensors.restore import restore_bits
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+from tests.models import save_tiny
 
 EXTRA = "model.layers.0.self_attn.extra.weight"
 
@@ -85,3 +86,15 @@ def test_a_damaged_record_is_refused(patch: Any) -> None:
     assert restore_bits(bits, "CQAIAAcA", "x").tolist() == [9, 8, 7]
     with pytest.raises(CodecError, match=r"x: its record under aprfmt\.source"):
         restore_bits(bits, patch, "x")
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("falcon_rw", r"parallel_residual is False, which no gguf file of falcon_rw says: llama\.cpp"),
+    ("falcon_rw_40b", r"alibi_max_bias is 8\.0, .*adds no distances to the scores"),
+    ("falcon-serial", r"parallel_residual is False, .*reads attention and MLP side by side"),
+])  # fmt: skip
+def test_what_a_target_has_no_form_of_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    save_tiny(name, tmp_path / "m")
+    with pytest.raises(ArchError, match=says):
+        aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.apr")

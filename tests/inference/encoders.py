@@ -109,13 +109,13 @@ def _model(name: str, **changed: Any) -> Any:
     return model.eval()
 
 
-def made(name: str, folder: Path, **changed: Any) -> np.ndarray:
-    """Save a tiny encoder with changed options; return its embedding in float64."""
+def made(name: str, folder: Path, ids: tuple[int, ...] = IDS, **changed: Any) -> np.ndarray:
+    """Save a tiny encoder with changed options; return a text's embedding in float64."""
     model, pooling = _model(name, **changed), ENCODERS[name][2]
     model.save_pretrained(folder)
     write_pooling(folder, pooling)
     with torch.no_grad(), everything_float64(model.double()):
-        return pooled(model(torch.tensor([IDS])).last_hidden_state[0].numpy(), pooling)
+        return pooled(model(torch.tensor([ids])).last_hidden_state[0].numpy(), pooling)
 
 
 @cache

@@ -74,7 +74,9 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"": (("out",), "in"),
 }
 # Their attention is no function of its own in transformers' code.
-WITHOUT_A_FUNCTION = ("gptj", "falcon", "falcon_40b", "bloom", "mpt")
+WITHOUT_A_FUNCTION = (
+    "gptj", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "bloom", "mpt",
+)  # fmt: skip
 # Model types whose MLP's module adds the stream to what it returns.
 ADDING = ("bloom",)
 # Model types whose post_attention_layernorm ends the attention.

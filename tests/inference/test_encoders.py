@@ -24,7 +24,7 @@ from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept, Trace
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt as cli
-from tests.inference.encoders import ENCODERS, IDS, encoded, pooled, write_pooling
+from tests.inference.encoders import ENCODERS, IDS, encoded, made, pooled, write_pooling
 from tests.inference.judge import backend, rel
 from tests.llama import needs_llama
 
@@ -46,11 +46,11 @@ def embedding(path: Path, run: str, ids: tuple[int, ...] = IDS, **options: Any) 
 
 def test_every_encoder_has_a_tiny_model() -> None:
     known = {name for name in ARCHS.own if ARCHS[name].block.head == "none"}
-    made = set()
+    found = set()
     for name in ENCODERS:
         with open_model(encoded(name).folder) as model:
-            made.add(model.spec.name)
-    assert made == known
+            found.add(model.spec.name)
+    assert found == known
 
 
 @every
@@ -69,6 +69,16 @@ def test_float64_is_transformers_at_every_point(name: str) -> None:
     assert rel(rows, judge.rows) < 1e-12
     assert rel(trace.values("pooled"), judge.embedding) < 1e-12
     assert trace.find("logits") is None
+
+
+@pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "mpnet", "bert"])
+def test_padding_inside_a_text_moves_positions_as_in_transformers(
+    name: str, tmp_path: Path
+) -> None:
+    ids = (1, *IDS[:4], 1, 1, *IDS[4:], 1)
+    expected = made(name, tmp_path, ids)
+    assert rel(embedding(tmp_path, "numpy:float64", ids), expected) < 1e-12
+    assert rel(embedding(tmp_path, "torch:float64", ids), expected) < 1e-12
 
 
 @every

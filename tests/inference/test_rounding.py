@@ -18,15 +18,15 @@ from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.model import open_model
 from tests.inference.judge import backend, judged, rel
-from tests.models import IDS, MAKERS, save_tiny
+from tests.models import IDS, MAKERS, attends, save_tiny
 
 # Where a bit may differ: another order of the same sums, or a tie between expert scores.
 SUM_ORDER = {
     # Distances in q.k; q scaled before it.
     *((name, dtype) for name in ("bloom", "mpt", "opt", "opt_350m")
       for dtype in ("bfloat16", "float16")),
-    *((name, dtype) for name in ("phi2", "gpt_neox", "gptj", "falcon", "falcon_40b")
-      for dtype in ("bfloat16", "float16")),  # attn + mlp + residual
+    *((name, dtype) for name in ("phi2", "gpt_neox", "gptj", "falcon", "falcon_40b",
+      "falcon_rw", "falcon_rw_40b") for dtype in ("bfloat16", "float16")),  # attn + mlp + residual
     ("deepseek_v2", "float16"), ("deepseek_v2", "bfloat16"),  # pairs stay interleaved in q.k
     ("cohere2", "float16"), ("cohere2", "bfloat16"),  # these too
     ("qwen3_next", "float16"), ("qwen3_next", "bfloat16"),  # sums of a delta net's chunk
@@ -52,7 +52,7 @@ def reference(name: str, dtype: str) -> np.ndarray:
     folder = rounded(name, dtype)
     loader: Any = transformers.AutoModelForCausalLM
     model = loader.from_pretrained(
-        folder, dtype=getattr(torch, dtype), attn_implementation="eager"
+        folder, dtype=getattr(torch, dtype), attn_implementation=attends(name)
     ).eval()
     if getattr(model, "_can_set_experts_implementation", lambda: False)():
         model.set_experts_implementation("eager")
