@@ -4,7 +4,7 @@ A gated delta net keeps, for each value head, a matrix S [key_dim, value_dim]. A
 query q, value v, decay g and strength b changes it to S' = exp(g) S, then S' + k (b (v - k S')),
 and reads q times that. `recurrent` does so token by token; `chunked` gives the same numbers by
 products of CHUNK tokens at a time. Source: Yang et al., "Gated Delta Networks" (2024), and
-transformers' modeling_qwen3_next. `xp` is numpy, or a module with its functions (cupy).
+transformers' modeling_qwen3_next.
 """
 
 from typing import Any
@@ -30,17 +30,16 @@ def convolved(window: Array, kernel: Array) -> Array:
     return y
 
 
-def log_decay(a: Array, rate: Array, shift: Array, xp: Any = np) -> Array:
+def log_decay(a: Array, rate: Array, shift: Array) -> Array:
     """Return -exp(rate) * softplus(a + shift), the decay's logarithm [tokens, heads]."""
     x = a + shift
-    soft = xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
-    return -xp.exp(rate) * xp.where(x > LINEAR, x, soft)
+    soft = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+    return -np.exp(rate) * np.where(x > LINEAR, x, soft)
 
 
 def ruled(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array | None, *, steps: bool,
-    xp: Any = np,
-) -> tuple[Array, Array]:  # fmt: skip
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array | None, *, steps: bool
+) -> tuple[Array, Array]:
     """Return the reads [tokens, value_heads, value_dim] and the state after the last token.
 
     q and k [tokens, key_heads, key_dim], v as the result, g (the decay's logarithm) and beta
@@ -48,48 +47,48 @@ def ruled(
     serves as many value heads in a row. `steps`: token by token.
     """
     each = v.shape[1] // k.shape[1]
-    q, k = (xp.repeat(_unit(x, xp), each, axis=1) for x in (q, k))
+    q, k = (np.repeat(_unit(x), each, axis=1) for x in (q, k))
     q = q * q.dtype.type(q.shape[-1] ** -0.5)
     if state is None:
-        state = xp.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
+        state = np.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
     if steps or len(q) == 1:
-        return recurrent(q, k, v, g, beta, state, xp)
-    return chunked(q, k, v, g, beta, state, xp)
+        return recurrent(q, k, v, g, beta, state)
+    return chunked(q, k, v, g, beta, state)
 
 
-def _unit(x: Array, xp: Any) -> Array:
+def _unit(x: Array) -> Array:
     """Return vectors scaled to length one; zeros stay zeros."""
-    return x / xp.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
+    return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, xp: Any = np
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
     """Return reads and state, token by token; every head has its own q and k here."""
-    reads, decays = [], xp.exp(g)
+    reads, decays = [], np.exp(g)
     for t in range(len(q)):
         state = state * decays[t][:, None, None]
         row = k[t][:, None, :]  # (head, 1, key_dim)
         change = (v[t] - (row @ state)[:, 0]) * beta[t][:, None]
         state = state + row.swapaxes(1, 2) * change[:, None, :]
         reads.append((q[t][:, None, :] @ state)[:, 0])
-    return xp.stack(reads), state
+    return np.stack(reads), state
 
 
 def chunked(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, xp: Any = np
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
     """Return what `recurrent` does, CHUNK tokens at a time."""
     reads = []
     for start in range(0, len(q), CHUNK):
         i, j, w, c, b = (x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, g, beta))
-        read, state = _chunk(i, j, w, c, b, state, xp)
+        read, state = _chunk(i, j, w, c, b, state)
         reads.append(read.swapaxes(0, 1))
-    return xp.concatenate(reads), state
+    return np.concatenate(reads), state
 
 
 def _chunk(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, xp: Any
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
     """Return the reads [heads, tokens, value_dim] of one chunk, and the state after it.
 
@@ -98,21 +97,21 @@ def _chunk(
     running sum of g: a triangular system, solved by its inverse.
     """
     tokens = q.shape[1]
-    total = xp.cumsum(g, axis=1)  # (head, token)
-    seen = xp.tril(xp.ones((tokens, tokens), bool))
-    between = xp.where(seen, total[:, :, None] - total[:, None, :], -xp.inf)
-    between = xp.exp(between)  # (head, i, j): the decay from j to i, zero for later j
-    grown = xp.exp(total)[..., None]
+    total = np.cumsum(g, axis=1)  # (head, token)
+    seen = np.tril(np.ones((tokens, tokens), bool))
+    between = np.where(seen, total[:, :, None] - total[:, None, :], -np.inf)
+    between = np.exp(between)  # (head, i, j): the decay from j to i, zero for later j
+    grown = np.exp(total)[..., None]
     turned = k.swapaxes(1, 2)
     overlap = (k @ turned) * between * beta[..., None]
-    change = _inverse(overlap, xp) @ ((v - (k * grown) @ state) * beta[..., None])
+    change = _inverse(overlap) @ ((v - (k * grown) @ state) * beta[..., None])
     read = (q * grown) @ state + ((q @ turned) * between) @ change
     last = total[:, -1:]
-    left = k * xp.exp(last - total)[..., None]
-    return read, state * xp.exp(last)[..., None] + left.swapaxes(1, 2) @ change
+    left = k * np.exp(last - total)[..., None]
+    return read, state * np.exp(last)[..., None] + left.swapaxes(1, 2) @ change
 
 
-def _inverse(below: Array, xp: Any) -> Array:
+def _inverse(below: Array) -> Array:
     """Return the inverse of the identity plus what `below` [heads, n, n] has below its diagonal.
 
     Blocks on the diagonal are inverted two by two, all of a size at once: that of ((A, 0), (B, C))
@@ -120,16 +119,16 @@ def _inverse(below: Array, xp: Any) -> Array:
     """
     heads, rows = below.shape[:2]
     size = 1 << (rows - 1).bit_length()
-    whole = xp.zeros((heads, size, size), below.dtype)
+    whole = np.zeros((heads, size, size), below.dtype)
     whole[:, :rows, :rows] = below
-    found = xp.ones((heads, size, 1, 1), below.dtype)
+    found = np.ones((heads, size, 1, 1), below.dtype)
     each = 1
     while each < size:
         pairs = size // (2 * each)
         corners = whole.reshape(heads, pairs, 2, each, pairs, 2, each)[:, :, 1, :, :, 0]
-        corner = xp.moveaxis(corners.diagonal(axis1=1, axis2=3), -1, 1)
+        corner = np.moveaxis(corners.diagonal(axis1=1, axis2=3), -1, 1)
         first, second = found[:, ::2], found[:, 1::2]
-        joined = xp.zeros((heads, pairs, 2 * each, 2 * each), below.dtype)
+        joined = np.zeros((heads, pairs, 2 * each, 2 * each), below.dtype)
         joined[..., :each, :each], joined[..., each:, each:] = first, second
         joined[..., each:, :each] = -(second @ corner @ first)
         found, each = joined, 2 * each

@@ -37,7 +37,7 @@ def _copy(to: int, source: int, size: int, way: str) -> None:
 class CupyGraphMaker:
     """What records passes on the current device."""
 
-    errors: tuple[type[Exception], ...] = (RuntimeError, NotImplementedError)
+    errors: tuple[type[Exception], ...] = (RuntimeError, MemoryError)
 
     def numbers(self, count: int) -> CupyNumbers:
         """Return so many numbers."""

@@ -89,7 +89,7 @@ def _major(module: Any) -> int:
 
 
 def facts(index: int) -> dict[str, Any]:
-    """Return a device's name, driver and memory, and the size of CuPy's memory pool."""
+    """Return a device's name, driver and memory, and the size of CuPy's pool, recordings aside."""
     module = cupy()
     runtime = module.cuda.runtime
     free, total = runtime.memGetInfo()

@@ -31,34 +31,24 @@ template <int N> __device__ __forceinline__ void rule(
   i64 column = (i64)blockIdx.x * (GROUP / WARP) + threadIdx.x / WARP;
   if (column >= value_dim) return;
   i64 first = head / (heads / key_heads) * key_dim, place = head * key_dim * value_dim + column;
-  W state[N], key[N], query[N], next_key[N], next_query[N];
+  W state[N], key[N], query[N];
   bool there[N];
 #pragma unroll
   for (int n = 0; n < N; n++) {
     there[n] = lane + n * WARP < key_dim;
     state[n] = before && there[n] ? before[place + (lane + n * WARP) * value_dim] : (W)0;
   }
-  auto fetch = [&](i64 t) {  // before the token's turn, so that nothing waits for it
-    i64 row = t * key_heads * key_dim + first + lane;
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-      next_key[n] = there[n] ? widen(k[row + n * WARP]) : (W)0;
-      next_query[n] = there[n] ? widen(q[row + n * WARP]) : (W)0;
-    }
-  };
-  fetch(0);
   for (i64 t = 0; t < tokens; t++) {
-    i64 value = t * heads + head;
-    W kept = exp_of(g[value]), strength = widen(beta[value]), wanted = widen(v[value * value_dim + column]);
     W keys = 0, queries = 0, along = 0, read = 0;
+    i64 row = t * key_heads * key_dim + first + lane, value = t * heads + head;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      key[n] = next_key[n];
-      query[n] = next_query[n];
+      key[n] = there[n] ? widen(k[row + n * WARP]) : (W)0;
+      query[n] = there[n] ? widen(q[row + n * WARP]) : (W)0;
       keys += key[n] * key[n];
       queries += query[n] * query[n];
     }
-    if (t + 1 < tokens) fetch(t + 1);
+    W kept = exp_of(g[value]), strength = widen(beta[value]), wanted = widen(v[value * value_dim + column]);
     keys = (W)1 / root(warp_sum(keys) + (W)tiny);
     queries = (W)scale / root(warp_sum(queries) + (W)tiny);
 #pragma unroll

@@ -4,7 +4,7 @@ Emulated, a replay runs the pass again with the host's numbers of the first time
 depends on them is found without a GPU. Seen red, each alone: a step's row of the cache and its mask
 from the host's position; ids brought while a pass is recorded; one mask for two windows; places
 that are not sorted by expert; equal numbers, and those that are none, ranked otherwise; a state
-that is not read.
+that is not read; steps of learned positions recorded; one mask of an encoder for two.
 """
 
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.fast.cupy_backend import CupyBackend
@@ -86,6 +87,22 @@ def test_generation_is_the_cpus(machine: Any, name: str) -> None:
             drawn = Sampling(0.8, top_k=20, seed=3)
             found.append([*made, list(session.generate(IDS[:12], Sampler(drawn), 8))])
     assert found[0] == found[1]
+
+
+@on("name", ("gpt2",), ("gpt2",))
+def test_learned_positions_end_behind_steps_too(
+    machine: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of such a model are not recorded: a replay would read rows behind the table's last."""
+    monkeypatch.setattr("aprfmt.inference.kv_cache.ROWS", 128)  # room for more than the table has
+    with open_model(judged(name).folder) as model:
+        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+            last = session.weights["position_embd.weight"].n_rows
+            session.prefill([*IDS, *OTHERS, *IDS][: last - 4])
+            for token in IDS[:4]:
+                session.step(token)
+            with pytest.raises(UsageError, match="learned positions"):
+                session.step(3)
 
 
 @on("name", ("bert", "modernbert"), ("bert", "distilbert", "nomic_bert", "modernbert"))
