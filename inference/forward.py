@@ -302,10 +302,14 @@ def _inner(c: Context, layer: int, x: Array) -> Array:
 def _head(c: Context, x: Array) -> Array:
     """Return the logits of the wanted rows; without a head, what the rows are pooled to."""
     b = c.backend
-    if has_last_norm(c.block, c.weights):
+    dense, normed = c.block.head == "dense", has_last_norm(c.block, c.weights)
+    if normed and not dense:
         x = c.tap("final_norm", WHOLE, c.norm(None, "output_norm", x))
     if c.weights.get_role(None, "head_in.weight") is not None:
         x = c.tap("head_in", WHOLE, c.linear(None, "head_in", x))
+    if dense:
+        x = c.tap("head_act", WHOLE, c.activate(x))
+        x = c.tap("final_norm", WHOLE, c.norm(None, "output_norm", x))
     pooled = x
     if c.hp["pooling"] is not None and (c.block.head == "none" or c.wants("pooled", WHOLE)):
         pooled = c.tap("pooled", WHOLE, _pooled(b, x, str(c.hp["pooling"])))

@@ -11,6 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from tests.berts import BERTS
 from tests.drawn import fill
 from tests.falcons import FALCONS, FORMS
 from tests.model_values import DELTA, LAYER_NORM, LLAMA, LLAMA3, LONGROPE, MLA, MOE, YARN
@@ -181,6 +182,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "layer_norm_epsilon": EPS, "bos_token_id": 1, "eos_token_id": 2, "rotary_dim": 8,
     }),
     **FALCONS,
+    **BERTS,
     "qwen3_next": ("Qwen3Next", LLAMA | MOE | DELTA | {
         "num_hidden_layers": 4, "shared_expert_intermediate_size": 56,
     }),
@@ -330,10 +332,12 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
-WITHOUT_GGUF = ("opt", "opt_350m", "apertus", "falcon_rw", "falcon_rw_40b")  # llama.cpp has none
+# llama.cpp has none.
+WITHOUT_GGUF = ("opt", "opt_350m", "apertus", "falcon_rw", "falcon_rw_40b", *BERTS)
 IN_GGUF: tuple[str, ...] = tuple(name for name in MAKERS if name not in WITHOUT_GGUF)
 NO_ROPE = (
     "gpt2", "gpt_bigcode", "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b",
+    *BERTS,
 )  # fmt: skip
 # transformers' eager attention adds their distances to the scores twice.
 FUSED = ("falcon_rw", "falcon_rw_40b")
@@ -366,7 +370,7 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
         values["tie_word_embeddings"] = tied
     of_texts = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe", *HEADLESS)
     config_name = f"{prefix}TextConfig" if prefix in of_texts else f"{prefix}Config"
-    model_name = {"GPT2": "GPT2LMHeadModel"}.get(prefix, f"{prefix}ForCausalLM")
+    model_name = f"{prefix}LMHeadModel" if prefix in ("GPT2", "Bert") else f"{prefix}ForCausalLM"
     config = getattr(transformers, config_name)(**deepcopy(values))  # it writes into what it gets
     config._attn_implementation = attends(name)
     with torch.random.fork_rng(devices=[]):

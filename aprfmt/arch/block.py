@@ -22,12 +22,12 @@ class BlockSpec:
     residual attention and MLP read one norm, or one each (two: falcon-40b). position: rope; learned
     rows added to the embedding; none. padding: a padding token has a position like any other
     (counted), or the row before the first one's, and those behind it are not moved (skipped:
-    roberta, mpnet). score_bias: none; alibi (a slope a head times the distance);
-    alibi_keys (a slope a head times the key's position, both in bfloat16, before the scores are
-    scaled: falcon-rw); relative (a row of a table by the distance: mpnet). attends: to earlier
-    positions and itself (causal), or to all. window: `window_layers` reach back a number of
-    positions (sliding), or to the last multiple of it (chunk: llama4). head: logits, or none
-    (encoders). temperature: none;
+    roberta, mpnet). score_bias: none; alibi (a slope a head times the distance); alibi_keys (a
+    slope a head times the key's position, both in bfloat16, before the scores are scaled:
+    falcon-rw); relative (a row of a table by the distance: mpnet). attends: to earlier positions
+    and itself (causal), or to all. window: `window_layers` reach back a number of positions
+    (sliding), or to the last multiple of it (chunk: llama4). head: logits; dense (a matrix, the
+    activation and the last norm before the words: causal bert); none (encoders). temperature: none;
     all: a factor on every query, by position (ministral3); unrotated: in layers without rope only,
     the position counted from 1 (llama4). mlp: gated or plain; experts replace it on `moe_layers`.
     expert_weights: an expert's weight multiplies its output, or its input (llama4). activation: the
@@ -60,7 +60,7 @@ class BlockSpec:
     score_bias: Literal["none", "alibi", "alibi_keys", "relative"] = "none"
     attends: Literal["causal", "all"] = "causal"
     window: Literal["sliding", "chunk"] = "sliding"
-    head: Literal["logits", "none"] = "logits"
+    head: Literal["logits", "dense", "none"] = "logits"
     temperature: Literal["none", "all", "unrotated"] = "none"
     mlp: Literal["gated", "plain"] = "gated"
     expert_weights: Literal["output", "input"] = "output"

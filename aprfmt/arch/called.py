@@ -107,6 +107,14 @@ ROWS: Mapping[str, ArchRow] = {
         "",
         module="encoders",
     ),
+    "bert_causal": _row("bert BertLMHeadModel", "", "bert_causal", module="encoders"),
+    "roberta_causal": _row(
+        "roberta RobertaForCausalLM xlm-roberta XLMRobertaForCausalLM camembert "
+        "CamembertForCausalLM",
+        "",
+        "roberta_causal",
+        module="encoders",
+    ),
     "distilbert": _row(
         "distilbert DistilBertModel DistilBertForMaskedLM", "bert", module="encoders"
     ),

@@ -128,11 +128,12 @@ def _offset(default: int) -> HyperRule:
     )  # fmt: skip
 
 
-def _plain_attention() -> HyperRule:
+def _plain_attention(causal: bool = False, **usual: Value) -> HyperRule:
     """Return the rule of `attention_bias` and so on: bert's own keys that must be as usual."""
+    wanted = {"position_embedding_type": "absolute", "is_decoder": causal, **usual}
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        must_be(facts, {"position_embedding_type": "absolute", "is_decoder": False})
+        must_be(facts, {**wanted, **({"add_cross_attention": False} if causal else {})})
         return ""
 
     return HyperRule("attention_bias", default=True, check=check)
@@ -156,13 +157,17 @@ _LOST_POOLING = Loss(
 
 def encoder(
     name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec = BLOCK,
-    more_ignored: str = "", **more: Any,
+    more_ignored: str = "", unused: tuple[str, ...] = (), **more: Any,
 ) -> ArchSpec:  # fmt: skip
-    """Return the spec of one of our encoders; `more_ignored` are keys that change nothing."""
+    """Return the spec of one of our encoders; `more_ignored` are keys that change nothing.
+
+    `unused` are stored tensors that no pass reads.
+    """
     activation = next(rule.default for rule in hyper if rule.name == "activation")
     return in_its_styles(ArchSpec(
         name=name, hyper=hyper, tensors=made[0], bindings=made[1], block=block,
-        ignored=COMMON_IGNORED.union(more_ignored.split()), buffers=_BUFFERS,
+        ignored=COMMON_IGNORED.union(more_ignored.split()),
+        buffers={"hf": (*_BUFFERS["hf"], *unused)},
         lost=(*losses.common_losses(activation, partial=True), _LOST_POOLING), **more,
     ))  # fmt: skip
 
@@ -172,6 +177,44 @@ _SKIPPING = replace(BLOCK, padding="skipped")
 ROBERTA = encoder(
     "roberta", _made(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)), _SKIPPING
 )
+
+
+def _causal(prefix: str, head: str, norm_name: str, words: str) -> Made:
+    """Return the tables of a bert that looks back only, with the head of masked words."""
+    inside = (replace(row, hf=prefix + row.hf) for row in _BERT_ROWS if row not in POOLER)
+    return tables((
+        *inside,
+        *(RoleRow(f"head_in.{part}", f"{head}dense.{part}", ("hidden_size",) * axes, layered=False)
+          for part, axes in (("weight", 2), ("bias", 1))),
+        *norm("output_norm", f"{head}{norm_name}", bias=True, layered=False),
+        RoleRow("output.weight", f"{words}decoder.weight", _TABLE, "!tied_embeddings",
+            layered=False),
+        RoleRow("output.bias", f"{words}decoder.bias", ("vocab_size",), layered=False),
+    ), hf_more=(Binding((f"{words}bias",), ("output.bias",)),))  # fmt: skip
+
+
+def _looks_back(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    return values.get("is_decoder") is True
+
+
+def _causal_hyper(*more: HyperRule) -> tuple[HyperRule, ...]:
+    write = {"hf": lambda value, hp: {"is_decoder": True}}
+    return encoder_hyper(
+        replace(pooling(), write={**pooling().write, **write}), rules.tied_embeddings(True), *more
+    )
+
+
+_CAUSAL = replace(BLOCK, attends="causal", head="dense")
+BERT_CAUSAL = encoder(
+    "bert_causal", _causal("bert.", "cls.predictions.transform.", "LayerNorm", "cls.predictions."),
+    _causal_hyper(_plain_attention(causal=True)), _CAUSAL, evidence=_looks_back,
+    unused=("cls.predictions.bias",),  # of a head of its own, which has another one
+)  # fmt: skip
+ROBERTA_CAUSAL = encoder(
+    "roberta_causal", _causal("roberta.", "lm_head.", "layer_norm", "lm_head."),
+    _causal_hyper(_plain_attention(causal=True, hidden_act="gelu"), _offset(2)),
+    replace(_CAUSAL, padding="skipped"), evidence=_looks_back, unused=("lm_head.bias",),
+)  # fmt: skip
 
 _D = "transformer.layer.{L}."
 

@@ -128,7 +128,7 @@ def _measured(spec: ArchSpec) -> str:
     """Return what of transformers' was compared, and how far ours may be from it."""
     if spec.level == "names":
         return "bytes, equal"
-    return "logits, 1e-12" if spec.block.head == "logits" else "embedding, 1e-12"
+    return "logits, 1e-12" if spec.block.head != "none" else "embedding, 1e-12"
 
 
 def _mixtures(spec: ArchSpec) -> str:

@@ -22,7 +22,7 @@ Numbers = NDArray[Any]
 _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|layer|h|blocks)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
 _ABOVE = re.compile(
-    r"(?:(?:model|language_model|transformer|base_model|gpt_neox|decoder)\.)*([\w.]+(?:#\w+)?)"
+    r"(?:(?:model|language_model|transformer|base_model|gpt_neox|decoder|bert|roberta|cls)\.)*([\w.]+(?:#\w+)?)"
 )
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
 ADJACENT = (

@@ -9,6 +9,7 @@ nothing is downloaded.
 """
 
 import contextlib
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -44,6 +45,7 @@ DTYPES = {
 }  # fmt: skip
 # By what is added to the scores; eager attention adds it twice.
 _ADDED_ONCE = {"alibi_keys": "sdpa"}
+_INSIDE = re.compile(r"(\.[^.\d][^.]*)+$")  # what a module's path has behind its layer's number
 _ATTENTION = ("#q_attn", "#k_attn", "#scores", "#probs")
 
 
@@ -67,7 +69,7 @@ def run(
     device = _device(choice.device)
     with ExitStack() as stack:
         folder, via = _folder(model, stack)
-        head = model.spec.block.head == "logits"
+        head = model.spec.block.head != "none"
         attention = _ADDED_ONCE.get(model.spec.block.score_bias, "eager")
         network = load(folder, choice.dtype, device, head=head, attention=attention)
         if threads is not None:
@@ -259,7 +261,7 @@ def _watched(
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
         result, weights = original(module, query, key, value, mask, **options)
-        layer = paths[id(module)].rpartition(".")[0]
+        layer = _INSIDE.sub("", paths[id(module)])
         take(f"{layer}#q_attn", query)
         take(f"{layer}#k_attn", key)
         take(f"{layer}#probs", weights)

@@ -257,18 +257,19 @@ INSISTED = {
         "jais2",
         "qwen2", "qwen2_moe", "gpt_oss", "starcoder2", "phi2", "gpt2", "seed_oss", "glm4",
         "gpt_neox", "gpt_bigcode", "bloom", "opt", "opt_350m", "qwen2_vl", "qwen2_5_vl",
+        "bert_causal", "roberta_causal",
     },
     "attn_output.bias": {
         "gpt_oss", "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "bloom", "opt",
-        "opt_350m", "jais2",
+        "opt_350m", "jais2", "bert_causal", "roberta_causal",
     },
     "ffn_up.bias": {
         "starcoder2", "phi2", "gpt2", "gpt_neox", "gpt_bigcode", "gptj", "bloom", "opt", "opt_350m",
-        "jais2",
+        "jais2", "bert_causal", "roberta_causal",
     },
     "ffn_norm.weight": set(arch_names()) - {
         "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2", "gptj", "falcon", "falcon_rw",
-        "opt_350m",
+        "opt_350m", "bert_causal", "roberta_causal",
     },
     "attn_q_norm.weight": {
         "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",

@@ -16,7 +16,7 @@ from tests.arch.tiny_sizes import BLOOM, DELTA, FALCON, GPT2, LLAMA3, MLA, MOE, 
 from tests.arch.tiny_sizes import OPT_350M as OPT_350M
 from tests.arch.tiny_sizes import SIZES as SIZES
 from tests.arch.tiny_sizes import Tiny as Tiny
-from tests.arch.tiny_texts import FALCONS, SEEING
+from tests.arch.tiny_texts import BERTS, FALCONS, SEEING
 from tests.text_heads import registered
 
 TINY: tuple[Tiny, ...] = (
@@ -235,6 +235,7 @@ TINY: tuple[Tiny, ...] = (
     }, GPT2),
     Tiny("gptj", "gptj", "plain", {"rotary_dim": 4}, GPT2),
     *FALCONS,
+    *BERTS,
     Tiny("qwen3_next", "qwen3_next", "plain", {
         **MOE, **DELTA, "shared_expert_intermediate_size": 28,
     }),
@@ -319,7 +320,8 @@ def parameter_shapes(model: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a state dict, without the head where it is the embedding."""
     shapes = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     if model.config.get_text_config().tie_word_embeddings:
-        shapes.pop("lm_head.weight", None)  # safetensors files keep one of the two
+        for name in ("lm_head.weight", *(model._tied_weights_keys or ())):
+            shapes.pop(name, None)  # safetensors files keep one of the two
     return shapes
 
 

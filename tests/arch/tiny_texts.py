@@ -1,6 +1,6 @@
-"""Tiny configurations of the texts of models that see, and of falcon's forms."""
+"""Tiny configurations of the texts of models that see, of falcon's forms, of causal berts."""
 
-from tests.arch.tiny_sizes import FALCON, MOE, YARN, Tiny
+from tests.arch.tiny_sizes import FALCON, MOE, UNGROUPED, YARN, Tiny
 
 SECTIONS = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [1, 1, 0]},
@@ -41,4 +41,10 @@ FALCONS: tuple[Tiny, ...] = (
         **_GROUPS, "alibi": True, "num_ln_in_parallel_attn": 1,
     }, FALCON),
     Tiny("falcon_rw_40b", "falcon", "plain", {**_GROUPS, "alibi": True}, FALCON),
+)  # fmt: skip
+_DECODER = {"is_decoder": True, "type_vocab_size": 3}
+BERTS: tuple[Tiny, ...] = (
+    Tiny("bert_causal", "bert", "plain", _DECODER, UNGROUPED),
+    Tiny("roberta_causal", "roberta", "plain", {**_DECODER, "max_position_embeddings": 130},
+        UNGROUPED),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept, Trace
 from aprfmt.model import open_model
-from tests.models import IDS, MAKERS, VARIANTS, save_tiny
+from tests.models import FUSED, IDS, MAKERS, VARIANTS, save_tiny
 
 Found = dict[str, np.ndarray]
 _FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-judge-")
@@ -71,12 +71,18 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     r"(mlp|block_sparse_moe|feed_forward)\.(gate|router)": (("router",), ""),
     r"mlp|block_sparse_moe|feed_forward": (("ffn_out",), ""),
+    r"attention\.self\.query": (("q",), ""),
+    r"attention\.self\.key": (("k",), ""),
+    r"attention\.self\.value": (("v",), ""),
+    r"attention\.output\.dense": (("attn_out",), "attn"),
+    r"attention\.output\.LayerNorm": (("mid",), "attn_sum"),
+    r"intermediate\.dense": (("ffn_up",), ""),
+    r"output\.dense": (("ffn_out",), "ffn_act"),
+    r"output\.LayerNorm": (("out",), "ffn_sum"),
     r"": (("out",), "in"),
 }
 # Their attention is no function of its own in transformers' code.
-WITHOUT_A_FUNCTION = (
-    "gptj", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "bloom", "mpt",
-)  # fmt: skip
+WITHOUT_A_FUNCTION = ("gptj", "falcon", "falcon_40b", *FUSED, "bloom", "mpt")
 # Model types whose MLP's module adds the stream to what it returns.
 ADDING = ("bloom",)
 # Model types whose post_attention_layernorm ends the attention.
@@ -91,10 +97,15 @@ WHOLE: dict[str, str] = {
     r"(gpt_neox|model\.decoder)\.final_layer_norm": "final_norm",
     r"model\.decoder\.project_in": "embd_in",
     r"model\.decoder\.project_out": "head_in",
-    r"lm_head": "logits_raw",
+    r"(bert|roberta)\.embeddings\.word_embeddings": "embd",
+    r"(bert|roberta)\.embeddings\.LayerNorm": "embd_norm",
+    r"(cls\.predictions\.transform|lm_head)\.dense": "head_in",
+    r"cls\.predictions\.transform\.LayerNorm|lm_head\.layer_norm": "final_norm",
+    r"lm_head|(cls\.predictions|lm_head)\.decoder": "logits_raw",
 }
 _RULE = "torch_chunk_gated_delta_rule"  # the function of a delta net, in transformers' code
-_STACKS = "model.layers transformer.h gpt_neox.layers transformer.blocks model.decoder.layers"
+_STACKS = """model.layers transformer.h gpt_neox.layers transformer.blocks model.decoder.layers
+    bert.encoder.layer roberta.encoder.layer"""
 _LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, _STACKS.split()))})\.(\d+)\.?(.*)")
 
 

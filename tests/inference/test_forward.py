@@ -16,6 +16,7 @@ softplus left out of the decay; queries not divided by the root of their size.
 import numpy as np
 import pytest
 
+from tests.berts import BERTS
 from tests.inference.judge import (
     WITHOUT_A_FUNCTION,
     architecture,
@@ -57,7 +58,7 @@ def test_float64_is_transformers_at_every_point(name: str) -> None:
     if architecture(name).startswith(("hunyuan", "ministral")):
         compared |= {point.replace("_attn", "_rope") for point in compared}
     hidden = {"attn_norm", "ffn_norm"} if normless else {"ffn_norm"} if parallel else set()
-    if architecture(name) == "opt_350m":
+    if architecture(name) in ("opt_350m", *BERTS):
         hidden = {"attn_norm", "ffn_norm", "final_norm"}
     if architecture(name) in WITHOUT_A_FUNCTION:
         hidden |= {"scores", "probs", "q_rope", "k_rope"}
