@@ -20,6 +20,12 @@ CODED = frozenset({
     "I8", "U8", "I16", "U16", "I32", "U32", "F4",
     "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
 })  # fmt: skip
+# Last parts of names that are codes whatever their encoding and axes: HQQ's, which may view them as
+# floats, and SpQR's.
+_CODES = ("W_q", "dense_weights")
+# What stands below a packed module, beside names like `_data`: the weight whose parts quanto stores
+# under its name, and the codebooks of VPTQ.
+_BELOW = ("weight", "centroids", "res_centroids", "outlier_centroids")
 _SHOWN = 3
 
 
@@ -74,23 +80,49 @@ def unread(
 ) -> Unread | None:
     """Return what is packed and was not joined; None where there is nothing of the kind."""
     section = section_of(config or {})
-    if section is None or (not why and _is_read(section)):
+    if section is None:
         return None
     modules: dict[str, list[TensorInfo]] = defaultdict(list)
-    coded = set()
     for name, tensor in tensors.items():
-        if tensor.parts:
-            continue
-        module = name.rpartition(".")[0]
-        modules[module].append(tensor.info)
-        if tensor.info.encoding in CODED and len(tensor.info.shape) > 1:
-            coded.add(module)
+        if not tensor.parts:
+            modules[_module(name)].append(tensor.info)
+    coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
+    method = str(section.get("quant_method", section.get("format", "unnamed")))
+    if not why and _is_read(section):
+        coded = {module for module in coded if _is_foreign(module, modules[module])}
+        why = f"none of them is a tensor of {method} as it is read here"
+    elif not why and "format" in section:
+        why = f"format {section['format']!r}"
     if not coded:
         return None
-    weights = {module if module.endswith(".weight") else f"{module}.weight" for module in coded}
-    stored = (info for module, infos in modules.items() if module in coded for info in infos)
-    method = section.get("quant_method", section.get("format", "unnamed"))
-    return Unread(str(method), frozenset(weights), tuple(stored), why)
+    weights = frozenset(f"{module}.weight" for module in coded)
+    stored = (info for module, infos in modules.items() if module in coded
+              for info in infos if info.name != f"{module}.bias")  # fmt: skip
+    return Unread(method, weights, tuple(stored), why)
+
+
+def _module(name: str) -> str:
+    """Return the module that a stored tensor belongs to."""
+    module, _, last = name.rpartition(".")
+    while module:
+        above, _, last = module.rpartition(".")
+        if last not in _BELOW and not last.startswith("_"):
+            break
+        module = above
+    return module
+
+
+def _is_coded(info: TensorInfo) -> bool:
+    """Say whether a tensor holds the codes of a weight, as far as name, encoding and axes tell."""
+    named = info.name.rpartition(".")[2] in _CODES
+    return named or (info.encoding in CODED and len(info.shape) > 1)
+
+
+def _is_foreign(module: str, infos: Iterable[TensorInfo]) -> bool:
+    """Say whether a module has neither a plain weight nor any part of one that is decoded."""
+    from aprfmt.codecs.dialects import beside_codes
+
+    return not any(info.name == f"{module}.weight" or beside_codes(info.name) for info in infos)
 
 
 def _is_read(section: Mapping[str, Value]) -> bool:

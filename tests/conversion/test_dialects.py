@@ -1,8 +1,11 @@
 """Weights that are several tensors by a dialect of config.json: one logical tensor everywhere."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,7 +14,7 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.errors import CodecError, ConversionError
 from tests.cli.run import aprfmt as command
-from tests.conversion.dialect_folders import FOLDERS, write_folder, write_gpt_oss
+from tests.conversion.dialect_folders import FOLDERS, write_folder, write_gpt_oss, write_mixture
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
 EXACT = {"compressed_packed_float", "mlx", "modelopt"}  # as these folders have them
@@ -123,3 +126,20 @@ def test_a_dialects_missing_part_is_named(tmp_path: Path) -> None:
     (tmp_path / "g" / "config.json").write_text(json.dumps(config))
     with pytest.raises(CodecError, match=r"q_proj\.qzeros"):
         aprfmt.open(tmp_path / "g")
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["one scale", "one a row"])
+def test_fp8_whose_scales_are_called_as_autofp8_calls_them(rows: bool, tmp_path: Path) -> None:
+    def make(shape: tuple[int, int], rng: Any) -> tuple[Mapping[str, Any], Any]:
+        weight = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+        scale = rng.random((shape[0], 1) if rows else 1).astype(np.float32)
+        stored = {"weight": weight, "weight_scale": scale, "input_scale": np.ones(1, np.float32)}
+        return stored, weight.astype(np.float32) * scale
+
+    section = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    expected = write_mixture(tmp_path / "m", lambda name: make if "_proj" in name else None,
+                             {"quantization_config": section})  # fmt: skip
+    with aprfmt.open(tmp_path / "m") as model:
+        assert len(model) == 21 and not model.resolution.unbound
+        for name, values in expected.items():
+            np.testing.assert_array_equal(model[name].numpy(), values)
