@@ -140,7 +140,7 @@ def _dialect(
         shape_of=rows.shape_of,
         laid_out=rows.laid_out,
         codes=rows.codes,
-        coded=_BYTES,
+        coded=(*_BYTES, *PACKED),
         called={scale: called},
     )
 

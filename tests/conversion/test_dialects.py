@@ -14,7 +14,13 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.errors import CodecError, ConversionError
 from tests.cli.run import aprfmt as command
-from tests.conversion.dialect_folders import FOLDERS, write_folder, write_gpt_oss, write_mixture
+from tests.conversion.dialect_folders import (
+    FOLDERS,
+    of_inputs,
+    write_folder,
+    write_gpt_oss,
+    write_mixture,
+)
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
 EXACT = {"compressed_packed_float", "mlx", "modelopt"}  # as these folders have them
@@ -63,13 +69,14 @@ def test_through_apr_every_stored_byte_comes_back(dialect: str, tmp_path: Path) 
 @FOLDER
 def test_decoded_it_converts_to_the_others(dialect: str, tmp_path: Path) -> None:
     write_folder(tmp_path / "m", dialect)
+    wishes: Any = {"encoding": "F32", "drop": of_inputs(tmp_path / "m")}
     if dialect not in EXACT:
         with pytest.raises(ConversionError, match="--encoding"):
             aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
-    report = aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", encoding="F32")
+    report = aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", **wishes)
     assert report.lossless
     assert aprfmt.diff(tmp_path / "m", tmp_path / "m.gguf").equal
-    aprfmt.convert(tmp_path / "m", tmp_path / "hf", to="safetensors", encoding="F32")
+    aprfmt.convert(tmp_path / "m", tmp_path / "hf", to="safetensors", **wishes)
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert not {"quantization", "quantization_config"} & config.keys()
 
@@ -143,3 +150,18 @@ def test_fp8_whose_scales_are_called_as_autofp8_calls_them(rows: bool, tmp_path:
         assert len(model) == 21 and not model.resolution.unbound
         for name, values in expected.items():
             np.testing.assert_array_equal(model[name].numpy(), values)
+
+
+def test_scales_of_activations_that_differ_are_said(tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", "modelopt")
+    rows = dict(tensors_of(tmp_path / "m"))
+    name = "model.layers.0.self_attn.q_proj.input_scale"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_bytes((tmp_path / "m" / "config.json").read_bytes())
+    rows[name] = ("F32", (), np.float32(np.nan).tobytes())
+    write_mixed(tmp_path / "other" / "model.safetensors", rows)
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    for copy in ("m", "m.gguf"):
+        said = "scales of activations differ beside 1 weights: L0.attn_q.weight;"
+        assert said in command("diff", tmp_path / copy, tmp_path / "other").err
+    assert "activations" not in command("diff", tmp_path / "m", tmp_path / "m.gguf").err
