@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.conversion.kept import (
-    COMPANIONS,
     KEYS,
     TEMPLATE,
     VOCABULARY,
     file_names,
     foreign,
     kept,
+    kind_of,
     template,
 )
 from aprfmt.conversion.options import Drops
@@ -121,7 +121,7 @@ def _record(model: Model) -> Mapping[str, Any]:
 def files(source: Model, fate: Callable[[str, str], Entry]) -> Iterator[Entry]:
     """Yield an entry for every companion file of a source; `fate(name, kind)` makes it."""
     for name in file_names(source):
-        kind = next((kind for form, kind in COMPANIONS if re.fullmatch(form, name)), "")
+        kind = kind_of(name)
         if kind:
             yield fate(name, kind)
 
