@@ -72,7 +72,8 @@ WARNINGS: Mapping[str, str] = {
     "and running do not. `aprfmt doctor` and docs/architectures.md list what is known.",
     "not_expressible": "the target format has no key for a value of this model, and its readers "
     "assume another: the output computes something else there than the source.",
-    "unread_weights": "config.json names a quantization that is not decoded here. The tensors are "
+    "unread_weights": "config.json names a quantization that is not decoded here, or says nothing "
+    "of weights that stand there with their scales. The tensors are "
     "kept byte for byte; what needs their numbers is refused.",
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "

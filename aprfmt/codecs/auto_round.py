@@ -22,6 +22,7 @@ from aprfmt.errors import UnsupportedError
 
 _LEFT = 16  # bits: what is not quantized
 _PATTERN = set("*^$\\[](){}|+?")  # characters that a module's name has not
+_PACKINGS = ("auto_round", "auto-round", "autoround", "gptq", "awq", "compressor", "fp8")
 # data_type up to "_", and bits -> the format of compressed-tensors that is the same
 _FLOATS: Mapping[tuple[str, int], str] = {
     ("mx", 4): "mxfp4-pack-quantized", ("mx", 8): "mxfp8-quantized",
@@ -36,6 +37,8 @@ def _rewritten(said: Mapping[str, Any]) -> Config | None:
         return None
     facts = {"bits": bits, "group_size": said.get("group_size")}
     packing = str(said.get("packing_format", "auto_round:auto_gptq"))
+    if not any(word in packing for word in _PACKINGS):
+        raise UnsupportedError(f"auto-round: packing {packing!r} is not one we decode")
     if "awq" in packing:
         return {"quant_method": "awq", "version": "gemm", **facts}
     kind = str(said.get("data_type", "int"))

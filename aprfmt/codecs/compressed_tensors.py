@@ -24,8 +24,8 @@ import numpy as np
 
 from aprfmt.codecs import f4, f6, fp8
 from aprfmt.codecs.base import F32, Array
+from aprfmt.codecs.compressed_claims import NAME, agree, scale_shapes
 from aprfmt.codecs.dialect import (
-    GROUP_SIZES,
     CodeTable,
     Config,
     Dialect,
@@ -55,7 +55,6 @@ from aprfmt.codecs.laid_out import (
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError, UnsupportedError
 
-NAME = "compressed-tensors"
 _FLOAT = ("F32", "BF16", "F16")
 _PACKED, SCALE, _ZERO = ".weight_packed", ".weight_scale", ".weight_zero_point"
 _SHAPE, _INDEX, _GLOBAL = ".weight_shape", ".weight_g_idx", ".weight_global_scale"
@@ -159,24 +158,16 @@ def _by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
 def _check(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> None:
     """Raise CodecError unless scales and zero points are what the arguments of the weight ask for.
 
-    Scales of a row or of groups of the stated size; zero points where it is not symmetric.
+    Scales of all, of a row or of groups of the stated size; zero points where it is not symmetric.
     """
     if weights.get("symmetric") is False:
         need(f"{NAME}: config says symmetric false", parts, _ZERO)
-    size, found = weights.get("group_size"), need(NAME, parts, SCALE).shape
-    if weights.get("strategy") == "channel" and found not in (shape[:-1], (*shape[:-1], 1)):
+    found, allowed = need(NAME, parts, SCALE).shape, scale_shapes(shape, weights)
+    if allowed and found not in allowed:
+        key = "group_size" if weights.get("strategy") == "group" else "strategy"
         raise CodecError(
-            f"{NAME}: config says strategy 'channel', part {SCALE!r} has shape {list(found)}; "
-            f"expected {[*shape[:-1], 1]} for a weight of {list(shape)}"
-        )
-    if weights.get("strategy") != "group" or size in (None, -1):
-        return
-    size = fact(NAME, weights, "group_size", GROUP_SIZES)
-    groups = (*shape[:-1], -(-shape[-1] // size))
-    if found != groups:
-        raise CodecError(
-            f"{NAME}: config says group_size {size}, part {SCALE!r} has shape {list(found)}; "
-            f"expected {list(groups)} for a weight of {list(shape)}"
+            f"{NAME}: config says {key} {weights[key]!r}, part {SCALE!r} has shape {list(found)}; "
+            f"expected {list(allowed[0])} for a weight of {list(shape)}"
         )
 
 
@@ -185,6 +176,7 @@ def _shape_of_packed(parts: Parts, config: Config) -> tuple[int, ...]:
     shape = tuple(int(n) for n in stored.reshape(-1))
     packed = _matrix(parts, _PACKED)
     bits = fact(NAME, weights_of(config), "num_bits", range(1, 9))
+    agree(weights_of(config), f"part {_PACKED!r}", type="int")
     if len(shape) != len(packed) or min(shape) < 0:
         raise CodecError(
             f"{NAME}: part {_SHAPE!r} says {list(shape)}, expected {len(packed)} sizes"
@@ -292,6 +284,9 @@ def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
     fits(NAME, SCALE, need(NAME, parts, SCALE).shape, (*found[:-1], -(-found[-1] // size)))
     if _format(config) == _NVFP4:
         need(NAME, parts, _GLOBAL)
+    if config.get("config_groups"):
+        where, bits = f"format {_format(config)!r}", codes.kind.bits
+        agree(weights_of(config), where, num_bits=bits, type="float", group_size=size)
     return found
 
 
@@ -320,6 +315,8 @@ def _shape_of_plain(parts: Parts, config: Config) -> tuple[int, ...]:
             f"{NAME}: config says type {kind!r}, part '.weight' is {found}, expected "
             f"{' or '.join(expected)}"
         )
+    if found in _FP8:
+        agree(weights, f"{found} of part '.weight'", num_bits=8)
     _check(shape, parts, weights)
     return shape
 
@@ -334,7 +331,7 @@ def _plain_laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> Lai
         scale = GroupNumbers(numbers(NAME, parts, SCALE, _FLOAT))
     zero = None
     if _ZERO in parts:
-        zero = array(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
+        zero = numbers(NAME, parts, _ZERO, ("I8", "F8_E4M3", *_FLOAT)).astype(np.float32)
     return _laid(shape, codes, values, scale, zero, weights)
 
 

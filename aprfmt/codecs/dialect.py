@@ -5,6 +5,7 @@ how the numbers come out. Nothing is read here: whoever joins tensors hands in `
 are float32 products rounded once; the libraries round them again, to the dtype of the scales.
 """
 
+import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -22,6 +23,9 @@ from aprfmt.errors import CodecError
 SMALL: Mapping[str, MinifloatCodec] = {
     "U8": fp8.E8M0, **{kind.name: kind for kind in (fp8.E8M0, *fp8.OF_TWO_SIGNS)},
 }  # fmt: skip
+
+# The end of the name of a part that scales what goes into a layer, and no value of its weight.
+OF_INPUTS = re.compile(r"(input_|activation_|act_per_tensor_|act_quant_)\w+$")
 
 Config: TypeAlias = Mapping[str, Any]  # the quantization section of config.json
 

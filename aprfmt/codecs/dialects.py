@@ -5,7 +5,7 @@ speaks of in `scopes.py`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -76,6 +76,18 @@ def beyond(rows: Sequence[Dialect]) -> list[Dialect]:
     """Return the other dialects whose main parts nothing but a packed weight has."""
     every = map(DIALECTS.__getitem__, DIALECTS)
     return [row for row in every if row.main != row.weight and row not in rows]
+
+
+def packed_in(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
+    """Return the dialects of which a tensor with a weight's own name is the codes.
+
+    Its encoding means nothing by itself, and all of their parts are among `names`.
+    """
+    every = map(DIALECTS.__getitem__, DIALECTS)
+    return [
+        row for row in every if encoding in row.coded and name.endswith(row.main or name)
+        and all(row.stored(name.removesuffix(row.main), part, names) for part in row.parts)
+    ]  # fmt: skip
 
 
 def beside_codes(name: str) -> bool:

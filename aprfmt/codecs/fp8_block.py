@@ -3,7 +3,8 @@
 weight            F8_E4M3 [..., out, in]; or int8 or F4: E2M1 codes, two a byte, the low nibble
                   first ([..., out, in/2] as int8), with a scale for 32 inputs
 weight_scale_inv  float [..., ceil(out/128), ceil(in/128)], or one number for the whole weight;
-                  E8M0, in bytes too, is a power of two. DeepSeek-V4 calls it `scale`
+                  E8M0, in bytes too, is a power of two. DeepSeek-V4 calls it `scale`,
+                  AutoFP8 and vLLM `weight_scale`
 
 value = weight * scale: the "inverse" in the name is that of quantizing. The tile's size is
 `weight_block_size` of config.json; tiles at the ends may be short. Without it, and for the tiles of
@@ -139,13 +140,13 @@ def _dialect(
         shape_of=rows.shape_of,
         laid_out=rows.laid_out,
         codes=rows.codes,
-        coded=_BYTES,
+        coded=(*_BYTES, *PACKED),
         called={scale: called},
     )
 
 
 DIALECT = _dialect(
     NAME, ".weight", ".weight_scale_inv", ".activation_scale", ".input_scale",
-    called=(".scale", ".qscale_weight"),
+    called=(".scale", ".weight_scale", ".qscale_weight"),
 )  # fmt: skip
 EXPERTS = _dialect("fp8_experts", "", "_scale_inv", "_activation_scale")

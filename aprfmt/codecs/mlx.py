@@ -39,6 +39,7 @@ from aprfmt.errors import CodecError
 
 NAME = "mlx"
 _BITS = (2, 3, 4, 5, 6, 8)
+_WORDS = "U32"
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     if columns % size:
         raise CodecError(f"{NAME}: rows of {columns} are no whole number of groups of {size}")
     groups = (*shape[:-1], columns // size)
-    words = words_of(NAME, parts, ".weight", ("U32",))
+    words = words_of(NAME, parts, ".weight", (_WORDS,))
     codes = LaidCodes(
         bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], columns * bits // 8)
     )
@@ -118,6 +119,7 @@ DIALECT = Dialect(
     shape_of=_shape_of,
     laid_out=_laid_out,
     codes=_codes,
+    coded=(_WORDS,),
 )
 
 

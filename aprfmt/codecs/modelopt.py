@@ -33,7 +33,6 @@ from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,
-    array,
     fact,
     fits,
     need,
@@ -192,7 +191,7 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
             table = table * second.reshape(-1, 1)
         scale = GroupNumbers(held, table)
     if SMOOTH in parts:
-        smooth = array(NAME, parts, SMOOTH, _FLOAT)
+        smooth = scales(NAME, parts, SMOOTH, _FLOAT)
         fits(NAME, SMOOTH, smooth.shape, shape[-1:])
     return LaidOut(shape, codes, values, tile, scale, factor=smooth)
 

@@ -28,9 +28,9 @@ from aprfmt.codecs.dialect import (
     Config,
     Dialect,
     Parts,
-    array,
     fits,
     need,
+    numbers,
     raw_of,
     scale_numbers,
     scales,
@@ -148,15 +148,15 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
             held, table * whole.reshape(()))  # fmt: skip
     block, zero, smooth = _block(config, shape), None, None
     if _ZERO in parts:
-        stored = array(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
+        stored = numbers(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
         fits(NAME, _ZERO, (stored.size,), (held.size,))
         zero = GroupNumbers(_of_matrices(stored.reshape(grid), block))
     if _SMOOTH in parts:
-        smooth = array(NAME, parts, _SMOOTH, _FLOAT)
+        smooth = scales(NAME, parts, _SMOOTH, _FLOAT)
         fits(NAME, _SMOOTH, (smooth.size,), shape[-1:])
         smooth = smooth.reshape(-1)
-    numbers = GroupNumbers(_of_matrices(held, block), table)
-    return LaidOut(shape, codes, values, (block[-2], block[-1]), numbers, zero, factor=smooth)
+    scaled = GroupNumbers(_of_matrices(held, block), table)
+    return LaidOut(shape, codes, values, (block[-2], block[-1]), scaled, zero, factor=smooth)
 
 
 def _of_matrices(values: Array, sizes: Sequence[int]) -> Array:

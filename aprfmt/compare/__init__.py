@@ -97,6 +97,7 @@ def diff_models(
 ) -> DiffReport:
     """Compare two open models; see `diff`."""
     from aprfmt.codecs.parallel import cpu_count
+    from aprfmt.compare.inputs import input_scale_notes
     from aprfmt.compare.tensors import compare_pair
 
     alignment = align(a, b)
@@ -123,6 +124,7 @@ def diff_models(
 
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
+    notes += input_scale_notes(pairs)
     tokenizer, remarks, verdicts = tokens
     spoken = "tokenizer" in only
     return DiffReport(

@@ -28,6 +28,8 @@ def check_complete(
     """
     resolution = _resolution(model, options, known=known)
     if resolution is None:
+        if model.unread is not None and not copied:
+            raise ConversionError(f"{model.path}: {model.unread.refusal}")
         return
     found = resolution.coverage
     missing = tuple(

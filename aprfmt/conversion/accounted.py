@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.conversion.kept import (
-    COMPANIONS,
     KEYS,
     TEMPLATE,
     VOCABULARY,
     file_names,
     foreign,
     kept,
+    kind_of,
     template,
 )
 from aprfmt.conversion.options import Drops
@@ -39,6 +40,7 @@ RECORD = "aprfmt.dropped"  # JSON {name in the source: the flag that left it out
 REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; not recorded
 ALONE = "--arch none, --generic"  # the flags that copy a container without its companions
 _SHOWN = 5
+_NOT_DECODED = "of activations, which a decoded weight has not"
 
 # What a tensor beside the layers is, by the beginning of its name.
 _TENSORS: tuple[tuple[str, str], ...] = (
@@ -119,7 +121,7 @@ def _record(model: Model) -> Mapping[str, Any]:
 def files(source: Model, fate: Callable[[str, str], Entry]) -> Iterator[Entry]:
     """Yield an entry for every companion file of a source; `fate(name, kind)` makes it."""
     for name in file_names(source):
-        kind = next((kind for form, kind in COMPANIONS if re.fullmatch(form, name)), "")
+        kind = kind_of(name)
         if kind:
             yield fate(name, kind)
 
@@ -199,8 +201,9 @@ class _Both:
         if all(one.encoding == view.encoding for one in found):
             why = self.excused(name)
             return Entry(name, "scale", "dropped" if why else "lost", why or "the copy has it not")
-        if "input" in beside or "activation" in beside:
-            return Entry(name, "scale", "dropped", f"of activations, which {main.how} has not")
+        if OF_INPUTS.search(beside):
+            why = self.excused(name)
+            return Entry(name, "scale", "dropped" if why else "lost", why or _NOT_DECODED)
         return Entry(name, "scale", "transformed", f"part of {main.how}")
 
     def head(self) -> Iterator[Entry]:
@@ -375,6 +378,15 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
 def balanced(copy: Model, source: Model, left_out: Mapping[str, str]) -> Account:
     """Return the account of a conversion; ConversionError where something of the source is lost."""
     found = account(copy, source, lambda name: left_out.get(name, ""))
+    scales = [entry for entry in found.lost if entry.how == _NOT_DECODED]
+    if scales and len(scales) == len(found.lost):
+        matches = (OF_INPUTS.search(entry.name) for entry in scales)
+        ends = dict.fromkeys(match[0] for match in matches if match)
+        raise ConversionError(
+            f"{source.path}: {lost_text(scales)} would be lost: they are scales of activations, "
+            "and decoded weights have none; leave them out with "
+            + " ".join(f"--drop '*{end}'" for end in ends)
+        )
     if found.lost:
         raise ConversionError(
             f"{copy.path}: {len(found.lost)} of {len(found.entries)} things of the source are "

@@ -1,6 +1,7 @@
 """What a source has beside its tensors: files of its folder, or what a file keeps in its keys."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,13 +32,22 @@ COMPANIONS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
+def kind_of(name: str) -> str:
+    """Return what a file beside the weights is by its name; "" where it is nothing of the model."""
+    return next((kind for form, kind in COMPANIONS if re.fullmatch(form, name)), "")
+
+
 def file_names(source: Model) -> Sequence[str]:
-    """Return the names of all files beside the weights, or of those that a file of ours carries."""
+    """Return the names of a model's files beside the weights, or of those a file of ours carries.
+
+    Other files of the same folder are nobody's business: outputs of other runs come and go there.
+    """
     if source.folder is None:
         return sorted(source.carried.texts)
     names = set(source.folder.texts)
     if not is_remote(source.folder.path):
-        names |= {path.name for path in source.folder.path.iterdir() if path.is_file()}
+        beside = (path.name for path in source.folder.path.iterdir() if path.is_file())
+        names.update(filter(kind_of, beside))
     return sorted(names - {path.name for path in source.source.files})
 
 

@@ -124,7 +124,19 @@ def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> N
                 Evidence("tensor", f"{side} lacks {len(others)} tensors", tuple(others[:12]))
             )
             found.runs = False
-            found.reason = f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
+            found.reason = (
+                _undecoded(b if side == "B" else a, others)
+                or f"{side} lacks {len(others)} of the tensors: {', '.join(others[:4])}"
+            )
+
+
+def _undecoded(model: Model, roles: Sequence[str]) -> str:
+    """Return what packed weights hold roles that a model lacks; "" unless they are all of them."""
+    unread, style = model.unread, model.style
+    if unread is None or style is None:
+        return ""
+    held = unread.roles(model.spec, style, model.hyper, roles)
+    return f"{model.path}: {unread.says}" if held >= {*roles} else ""
 
 
 def _is_role(a: Model, b: Model, key: str) -> bool:
@@ -139,7 +151,10 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
     """
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side, name = label[-1], a.spec.name
-        keys = [row.key for row in rows if row.verdict == label and not _is_role(a, b, row.key)]
+        unread = (a if side == "A" else b).unread
+        codes = {tensor.name for tensor in unread.tensors} if unread else set()
+        keys = [row.key for row in rows if row.verdict == label and row.key not in codes
+                and not _is_role(a, b, row.key)]  # fmt: skip
         if not keys:
             continue
         many = f"{len(keys)} tensor{'s' if len(keys) > 1 else ''}"

@@ -110,10 +110,7 @@ def refuse_incomplete(
     if not found.missing:
         return
     if resolution.unread is not None and resolution.unread_roles & {*found.missing}:
-        raise error(
-            f"{where}: {resolution.unread.says}; expected weights that can be read; copy them as "
-            "they are (to safetensors or APR), or decode them with the tool that made them"
-        )
+        raise error(f"{where}: {resolution.unread.refusal}")
     packed = _codes(resolution.unbound)
     if packed is not None:
         raise error(

@@ -4,7 +4,7 @@ Such tensors are copied as they are; nothing reads numbers out of them by guess.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,12 @@ CODED = frozenset({
     "I8", "U8", "I16", "U16", "I32", "U32", "F4",
     "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
 })  # fmt: skip
+# Last parts of names that are codes whatever their encoding and axes: HQQ's, which may view them as
+# floats, and SpQR's.
+_CODES = ("W_q", "dense_weights")
+# What stands below a packed module, beside names like `_data`: the weight whose parts quanto stores
+# under its name, and the codebooks of VPTQ.
+_BELOW = ("weight", "centroids", "res_centroids", "outlier_centroids")
 _SHOWN = 3
 
 
@@ -27,8 +33,9 @@ _SHOWN = 3
 class Unread:
     """What config.json says is packed, and cannot be decoded here.
 
-    `weights` are the names that the weights would have, `tensors` what they are stored in; `why`
-    is what stands against decoding them, where more than the method does.
+    `method` is "" where it says nothing of weights that are packed all the same. `weights` are the
+    names that the weights would have, `tensors` what they are stored in; `why` is what stands
+    against decoding them, where more than the method does.
     """
 
     method: str
@@ -42,10 +49,25 @@ class Unread:
         measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
         more = ", ..." if len(self.tensors) > _SHOWN else ""
         why = f" ({self.why})" if self.why else ""
+        what = (
+            f"quantization {self.method!r} of config.json is not decoded here{why}"
+            if self.method
+            else "config.json says nothing of quantization, but weights are packed"
+        )
         return (
-            f"quantization {self.method!r} of config.json is not decoded here{why}: "
-            f"{len(self.weights)} weights in {len(self.tensors)} tensors "
+            f"{what}: {len(self.weights)} weights in {len(self.tensors)} tensors "
             f"({', '.join(measures)}{more})"
+        )
+
+    @property
+    def refusal(self) -> str:
+        """What an error says of work that would need their numbers."""
+        todo = "get the config.json that belongs to them"
+        if self.method:
+            todo = "decode them with the tool that made them"
+        return (
+            f"{self.says}; expected weights that can be read; copy them as they are (to "
+            f"safetensors or APR), or {todo}"
         )
 
     def note(self, where: str) -> Note:
@@ -74,23 +96,70 @@ def unread(
 ) -> Unread | None:
     """Return what is packed and was not joined; None where there is nothing of the kind."""
     section = section_of(config or {})
-    if section is None or (not why and _is_read(section)):
-        return None
     modules: dict[str, list[TensorInfo]] = defaultdict(list)
-    coded = set()
     for name, tensor in tensors.items():
-        if tensor.parts:
-            continue
-        module = name.rpartition(".")[0]
-        modules[module].append(tensor.info)
-        if tensor.info.encoding in CODED and len(tensor.info.shape) > 1:
-            coded.add(module)
+        if not tensor.parts:
+            modules[_module(name)].append(tensor.info)
+    method = ""
+    if section is not None:
+        method = str(section.get("quant_method", section.get("format", "unnamed")))
+    if section is not None and (why or not _is_read(section)):
+        coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
+        if not why and "format" in section:
+            why = f"format {section['format']!r}"
+    else:
+        coded = {module for module, infos in modules.items()
+                 if _is_foreign(module, infos, section)}  # fmt: skip
+        why = f"none of them is a tensor of {method} as it is read here"
     if not coded:
         return None
-    weights = {module if module.endswith(".weight") else f"{module}.weight" for module in coded}
-    stored = (info for module, infos in modules.items() if module in coded for info in infos)
-    method = section.get("quant_method", section.get("format", "unnamed"))
-    return Unread(str(method), frozenset(weights), tuple(stored), why)
+    weights = frozenset(f"{module}.weight" for module in coded)
+    stored = (info for module, infos in modules.items() if module in coded
+              for info in infos if info.name != f"{module}.bias")  # fmt: skip
+    return Unread(method, weights, tuple(stored), why)
+
+
+def _module(name: str) -> str:
+    """Return the module that a stored tensor belongs to."""
+    module, _, last = name.rpartition(".")
+    while module:
+        above, _, last = module.rpartition(".")
+        if last not in _BELOW and not last.startswith("_"):
+            break
+        module = above
+    return module
+
+
+def _is_coded(info: TensorInfo) -> bool:
+    """Say whether a tensor holds the codes of a weight, as far as name, encoding and axes tell."""
+    named = info.name.rpartition(".")[2] in _CODES
+    return named or (info.encoding in CODED and len(info.shape) > 1)
+
+
+def _is_foreign(
+    module: str, infos: Sequence[TensorInfo], section: Mapping[str, Value] | None
+) -> bool:
+    """Say whether a module holds a packed weight of which a section does not speak.
+
+    It does where codes and scales of a dialect go by the weight's own name, and where a section
+    says that it is packed but none of its tensors is a part of anything that is decoded.
+    """
+    if not any(map(_is_coded, infos)):
+        return False
+    from aprfmt.codecs.dialects import beside_codes, dialects_at, packed_in
+
+    plain = next((info for info in infos if info.name == f"{module}.weight"), None)
+    if plain is None:
+        return section is not None and not any(beside_codes(info.name) for info in infos)
+    names = {info.name for info in infos}
+    rows = packed_in(plain.name, plain.encoding, names)
+    if section is None or not rows:
+        return bool(rows)
+    try:
+        found = dialects_at(section, module)
+    except CodecError:
+        return False  # told where the section is read
+    return found is not None and not any(row in found[0] for row in rows)
 
 
 def _is_read(section: Mapping[str, Value]) -> bool:

@@ -51,7 +51,18 @@ def _store(root: Sequence[str]) -> Any:
         options[anonymous] = True
     if POLICY.plain_http:
         options["client_options"] = {"allow_http": True}
-    return from_url(f"{root[0]}//{root[1]}", **options)
+    try:
+        return from_url(f"{root[0]}//{root[1]}", **options)
+    except Exception as error:  # of a class of its own for each store
+        raise RemoteError(
+            f"{root[0]}//{root[1]}: the environment does not say how to read it: {_line(error)}"
+        ) from None
+
+
+def _line(error: Exception) -> str:
+    """Return what obstore says as one line, without the queries of addresses and without markup."""
+    text = str(error).partition("\n")[0].partition("<?xml")[0].rstrip(": ")
+    return re.sub(r"(?i)(https?://[^\s?\"]*)\?[^\s\"]*", r"\1", text)[:300]
 
 
 class BucketSite:
@@ -74,8 +85,7 @@ class BucketSite:
                 f"{self._where(inner)}: may not be read ({kind}); set the keys of the store in "
                 "the environment (docs/remote.md)"
             )
-        text = re.sub(r"(?i)(https?://[^\s?\"]*)\?[^\s\"]*", r"\1", str(error).split("\n")[0])
-        return RemoteError(f"{self._where(inner)}: cannot be read: {text[:300]}")
+        return RemoteError(f"{self._where(inner)}: cannot be read: {_line(error)}")
 
     def _get(self, inner: str, start: int, stop: int) -> tuple[FileFacts, tuple[int, int], bytes]:
         import obstore

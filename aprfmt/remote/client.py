@@ -6,6 +6,7 @@ that was judged. A refused answer is never read: its connection is closed.
 
 import atexit
 import http.client
+import os
 import random
 import socket
 import ssl
@@ -32,6 +33,11 @@ _LATER = (408, 425, 429, 500, 502, 503, 504)
 _DRAINED = 64 << 10  # bytes of an answer without interest that are read to keep its connection
 
 Headers = Mapping[str, str]
+
+
+_BUNDLE = "REQUESTS_CA_BUNDLE"  # as the requests library and curl's users name a file
+_FINAL = (socket.gaierror, ConnectionRefusedError, ssl.SSLError)  # nothing that passes
+_HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # but for a connection that was lost
 
 
 class Cut(Exception):
@@ -72,7 +78,17 @@ def dial(address: str, port: int) -> socket.socket:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    return ssl.create_default_context()
+    """Return what certificates are judged by: the system's, SSL_CERT_FILE, REQUESTS_CA_BUNDLE."""
+    context, bundle = ssl.create_default_context(), os.environ.get(_BUNDLE, "")
+    try:
+        if bundle:
+            folder = os.path.isdir(bundle)
+            context.load_verify_locations(*((None, bundle) if folder else (bundle, None)))
+    except OSError as error:
+        raise RemoteError(
+            f"{_BUNDLE}: {bundle}: cannot be read as certificates: {_told(error)}"
+        ) from None
+    return context
 
 
 @dataclass
@@ -102,8 +118,13 @@ class Client:
             except (Cut, OSError, http.client.HTTPException) as error:
                 if isinstance(error, RemoteError):
                     raise
+                if isinstance(error, ssl.SSLCertVerificationError):
+                    raise RemoteError(
+                        f"{where}: the server's certificate is refused: {error.verify_message}; "
+                        f"name the file of an authority of your own by SSL_CERT_FILE or {_BUNDLE}"
+                    ) from None
                 why = _told(error)
-                if isinstance(error, socket.gaierror | ConnectionRefusedError | ssl.SSLError):
+                if isinstance(error, _FINAL) and not isinstance(error, _HUNG_UP):
                     break
                 pause = _pause(attempt)
             else:
@@ -206,6 +227,7 @@ class Client:
 
     def _connect(self, to: RequestTarget, addresses: Sequence[str]) -> http.client.HTTPConnection:
         error: OSError | None = None
+        context = _tls() if to.scheme == "https" else None
         for address in addresses:
             try:
                 sock = self.dialer(address, to.port)
@@ -213,8 +235,8 @@ class Client:
                 error = failed
                 continue
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if to.scheme == "https":
-                sock = _tls().wrap_socket(sock, server_hostname=to.host)
+            if context is not None:
+                sock = context.wrap_socket(sock, server_hostname=to.host)
             connection = http.client.HTTPConnection(to.host, to.port, timeout=TIMEOUT)
             if to.port == guard.PORTS[to.scheme]:
                 connection.default_port = to.port

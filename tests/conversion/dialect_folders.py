@@ -143,6 +143,12 @@ def stored_row(x: Array) -> tuple[str, tuple[int, ...], bytes]:
     return _DTYPES[x.dtype.name], x.shape, x.tobytes()
 
 
+def of_inputs(folder: Path) -> list[str]:
+    """Return the --drop patterns that decoding a folder's weights needs: scales of activations."""
+    named = any(name.endswith("input_scale") for name in tensors_of(folder))
+    return ["*input_scale"] if named else []
+
+
 def write_folder(folder: Path, dialect: str) -> dict[str, Array]:
     """Write a llama folder with every projection in a dialect; return their values by name."""
     make, key, section = FOLDERS[dialect]

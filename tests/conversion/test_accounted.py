@@ -6,6 +6,7 @@ Seen red: a copy that is judged only when it stands there.
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from aprfmt.conversion.accounted import account, recorded
 from aprfmt.conversion.kept import COMPANIONS
 from aprfmt.errors import ConversionError, UsageError
 from tests.cli.run import aprfmt as command
-from tests.conversion.dialect_folders import write_folder
+from tests.conversion.dialect_folders import of_inputs, write_folder
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.formats.gguf_writing import read, write
 
@@ -122,7 +123,11 @@ def test_validate_and_qa_hold_a_copy_against_its_source(folder: Path, tmp_path: 
 def test_scales_are_accounted_one_by_one(dialect: str, tmp_path: Path) -> None:
     write_folder(tmp_path / "m", dialect)
     stored = tensors_of(tmp_path / "m")
-    for target, wishes in (("m.apr", {}), ("m.gguf", {"encoding": "F32"}), ("r.gguf", {})):
+    decoded: Any = {"encoding": "F32", "drop": of_inputs(tmp_path / "m")}
+    if decoded["drop"]:
+        with pytest.raises(ConversionError, match=r"activations, .*leave.*--drop '\*input_scale'"):
+            aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", encoding="F32")
+    for target, wishes in (("m.apr", {}), ("m.gguf", decoded), ("r.gguf", {})):
         if target == "r.gguf" and dialect == "fp8_block":
             continue
         report = aprfmt.convert(tmp_path / "m", tmp_path / target, **wishes)
@@ -136,7 +141,7 @@ def test_scales_are_accounted_one_by_one(dialect: str, tmp_path: Path) -> None:
         assert {entry.fate for entry in scales} <= fate
         for entry in scales:
             if entry.fate == "dropped":
-                assert entry.name.endswith("input_scale") and "of activations" in entry.how
+                assert entry.name.endswith("input_scale") and entry.how == "--drop"
 
 
 def test_what_modelopts_own_file_says_is_in_the_blocks_of_a_repack(tmp_path: Path) -> None:

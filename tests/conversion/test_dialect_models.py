@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_floats import fp8_tensor, nvfp4
-from tests.conversion.dialect_folders import Rows, stored_row
+from tests.conversion.dialect_folders import Rows, of_inputs, stored_row
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.models import save_tiny
 
@@ -57,7 +57,8 @@ def test_every_command_sees_the_weights_themselves(arch: str, tmp_path: Path) ->
     made = []
     for source in (packed, plain):
         made.append(tmp_path / f"{source.name}.gguf")
-        more = ("--pure", "--allow-requantize", "--quiet")
+        more = ["--pure", "--allow-requantize", "--quiet"]
+        more += [f"--drop={each}" for each in of_inputs(source)]
         done = aprfmt("quantize", source, made[-1], "--type", "Q8_0", *more)
         assert done.code == 0, done.err
     assert aprfmt("diff", *made).code == 0

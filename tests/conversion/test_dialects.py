@@ -1,8 +1,11 @@
 """Weights that are several tensors by a dialect of config.json: one logical tensor everywhere."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -11,7 +14,13 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.errors import CodecError, ConversionError
 from tests.cli.run import aprfmt as command
-from tests.conversion.dialect_folders import FOLDERS, write_folder, write_gpt_oss
+from tests.conversion.dialect_folders import (
+    FOLDERS,
+    of_inputs,
+    write_folder,
+    write_gpt_oss,
+    write_mixture,
+)
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 
 EXACT = {"compressed_packed_float", "mlx", "modelopt"}  # as these folders have them
@@ -60,13 +69,14 @@ def test_through_apr_every_stored_byte_comes_back(dialect: str, tmp_path: Path) 
 @FOLDER
 def test_decoded_it_converts_to_the_others(dialect: str, tmp_path: Path) -> None:
     write_folder(tmp_path / "m", dialect)
+    wishes: Any = {"encoding": "F32", "drop": of_inputs(tmp_path / "m")}
     if dialect not in EXACT:
         with pytest.raises(ConversionError, match="--encoding"):
             aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
-    report = aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", encoding="F32")
+    report = aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", **wishes)
     assert report.lossless
     assert aprfmt.diff(tmp_path / "m", tmp_path / "m.gguf").equal
-    aprfmt.convert(tmp_path / "m", tmp_path / "hf", to="safetensors", encoding="F32")
+    aprfmt.convert(tmp_path / "m", tmp_path / "hf", to="safetensors", **wishes)
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert not {"quantization", "quantization_config"} & config.keys()
 
@@ -123,3 +133,35 @@ def test_a_dialects_missing_part_is_named(tmp_path: Path) -> None:
     (tmp_path / "g" / "config.json").write_text(json.dumps(config))
     with pytest.raises(CodecError, match=r"q_proj\.qzeros"):
         aprfmt.open(tmp_path / "g")
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["one scale", "one a row"])
+def test_fp8_whose_scales_are_called_as_autofp8_calls_them(rows: bool, tmp_path: Path) -> None:
+    def make(shape: tuple[int, int], rng: Any) -> tuple[Mapping[str, Any], Any]:
+        weight = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+        scale = rng.random((shape[0], 1) if rows else 1).astype(np.float32)
+        stored = {"weight": weight, "weight_scale": scale, "input_scale": np.ones(1, np.float32)}
+        return stored, weight.astype(np.float32) * scale
+
+    section = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
+    expected = write_mixture(tmp_path / "m", lambda name: make if "_proj" in name else None,
+                             {"quantization_config": section})  # fmt: skip
+    with aprfmt.open(tmp_path / "m") as model:
+        assert len(model) == 21 and not model.resolution.unbound
+        for name, values in expected.items():
+            np.testing.assert_array_equal(model[name].numpy(), values)
+
+
+def test_scales_of_activations_that_differ_are_said(tmp_path: Path) -> None:
+    write_folder(tmp_path / "m", "modelopt")
+    rows = dict(tensors_of(tmp_path / "m"))
+    name = "model.layers.0.self_attn.q_proj.input_scale"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_bytes((tmp_path / "m" / "config.json").read_bytes())
+    rows[name] = ("F32", (), np.float32(np.nan).tobytes())
+    write_mixed(tmp_path / "other" / "model.safetensors", rows)
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
+    for copy in ("m", "m.gguf"):
+        said = "scales of activations differ beside 1 weights: L0.attn_q.weight;"
+        assert said in command("diff", tmp_path / copy, tmp_path / "other").err
+    assert "activations" not in command("diff", tmp_path / "m", tmp_path / "m.gguf").err

@@ -79,6 +79,18 @@ def test_what_is_written_is_not_written_again(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("name", ["x.gguf", "x.apr"])
+def test_it_goes_on_beside_its_source_too_whatever_else_lies_there(
+    name: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes and goes in the folder is no part of the model, nor is its name in the output."""
+    stopped(source, source / name, monkeypatch, arch="none")
+    (source / "notes-of-mine.txt").write_text("private")
+    report = convert(source, source / name, resume=True, arch="none")
+    assert 0 < report.resumed_tensors < len(report.tensors)
+    assert b"notes-of-mine" not in (source / name).read_bytes()
+
+
 def test_counts_of_changed_values_are_those_of_one_run(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

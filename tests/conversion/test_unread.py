@@ -40,7 +40,11 @@ def stored(*parts: tuple[str, str, str]) -> Any:
 # quant_method -> how its checkpoints store a weight, in outline
 METHODS: Mapping[str, Any] = {
     "hqq": stored(("W_q", "u1", "o/2 i"), ("scale", "f2", "o*2 1"), ("zero", "f2", "o*2 1")),
-    "quanto": stored(("weight._data", "i1", "o i"), ("weight._scale", "f4", "o 1")),
+    "hqq, codes viewed as floats": stored(("W_q", "f2", "o/4 i"), ("scale", "f2", "o*2 1")),
+    "quanto": stored(("weight._data", "i1", "o i"), ("weight._scale", "f4", "o 1"),
+                     ("input_scale", "f4", "1"), ("output_scale", "f4", "1")),
+    "quanto, 4 bits": stored(("weight._data._data", "u1", "o/2 i"), ("weight._scale", "f4", "o 1"),
+                             ("weight._shift", "f4", "o 1")),
     "quark": stored(("weight", "i4", "o i/8"), ("weight_scale", "f4", "o i/32")),
     "eetq": stored(("weight", "i1", "i o"), ("weight_scales", "f2", "o")),
     "fp_quant": stored(("qweight", "u1", "o i/2"), ("scales", "u1", "o i/32")),
@@ -48,7 +52,11 @@ METHODS: Mapping[str, Any] = {
                    ("scales", "f2", "o 1 1 1")),
     "exl3": stored(("trellis", "i2", "i/16 o/16 64"), ("suh", "f2", "i"), ("svh", "f2", "o")),
     "bitnet": stored(("weight", "u1", "o/4 i"), ("weight_scale", "f4", "1")),
-    "vptq": stored(("indices", "i4", "1 o i/8"), ("centroids", "f2", "1 1024")),
+    "vptq": stored(("indices", "i4", "1 o i/8"), ("centroids.weight", "f2", "1 1024"),
+                   ("res_centroids.weight", "f2", "1 1024"), ("perm", "i2", "i")),
+    "spqr": stored(("dense_weights", "i8", "o"), ("row_offsets", "i4", "o"), ("in_perm", "i8", "i"),
+                   ("col_vals", "i4", "7")),
+    "gptq, as marlin": stored(("B", "i4", "i/16 o*2"), ("s", "f2", "i/32 o")),
 }  # fmt: skip
 
 
@@ -59,11 +67,12 @@ def written(folder: Path, make: Any, section: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_named_with_what_it_covers_and_copied(method: str, tmp_path: Path) -> None:
-    written(tmp_path / "m", METHODS[method], {"quant_method": method})
+    make, method = METHODS[method], method.partition(",")[0]
+    written(tmp_path / "m", make, {"quant_method": method, "bits": 4, "group_size": 32})
     shown = aprfmt("inspect", tmp_path / "m", "--json").json
     (note,) = [n["text"] for n in shown["notes"] if "not decoded" in n["text"]]
     count = len([name for name in tensors_of(tmp_path / "m") if "_proj" in name])
-    assert f"quantization {method!r}" in note and f"14 weights in {count} tensors" in note
+    assert f"quantization {method!r}" in note and f": 14 weights in {count} tensors (" in note
     assert next(name for name in tensors_of(tmp_path / "m") if "_proj" in name) in note
     assert shown["roles"]["required"] - len(shown["roles"]["missing"]) == 7  # none is guessed at
     for more in (["m.gguf"], ["f32", "--to", "safetensors", "--encoding", "F32"]):
@@ -94,3 +103,21 @@ def test_validate_says_what_is_packed_and_not_what_would_be_missing(tmp_path: Pa
     found = aprfmt("validate", tmp_path / "m", "--json").json
     (row,) = [row for row in found["checks"] if row["name"] == "completeness"]
     assert "hqq" in json.dumps(row) and "L0.attn_q.weight" not in json.dumps(row)
+
+
+def test_diagnose_says_that_they_are_not_decoded_and_blames_no_tensor(tmp_path: Path) -> None:
+    written(tmp_path / "m", METHODS["spqr"], {"quant_method": "spqr"})
+    write_mixture(tmp_path / "plain", lambda name: None, {})
+    for sides in (("m", "plain"), ("plain", "m")):
+        done = aprfmt("diagnose", *(tmp_path / side for side in sides), "--ids", "1,2", "--json")
+        assert done.code == 2 and done.json["verdict"] == "not_comparable"
+        assert "'spqr' of config.json is not decoded here: 14 weights" in done.json["reason"]
+        assert done.json["causes"] == []
+
+
+def test_a_bias_beside_packed_weights_is_a_bias(tmp_path: Path) -> None:
+    make = stored(("weight", "i1", "i o"), ("weight_scales", "f2", "o"), ("bias", "f2", "o"))
+    written(tmp_path / "m", make, {"quant_method": "eetq"})
+    shown = aprfmt("inspect", tmp_path / "m", "--json").json
+    (note,) = [n["text"] for n in shown["notes"] if "not decoded" in n["text"]]
+    assert "14 weights in 28 tensors" in note

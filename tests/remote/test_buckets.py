@@ -68,9 +68,20 @@ def test_an_object_that_changes_is_an_error(bucket: Any) -> None:
         _ = source.view[900_000:900_004]
 
 
+def test_an_environment_that_says_nonsense_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore", reason="NOT-RUN: obstore is not installed (extra: remote)")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sigsecret")
+    done = command("inspect", "s3://nonsense/x.gguf")
+    assert done.code == 2 and done.err.count("\n") == 1 and "bug" not in done.err
+    assert "s3://nonsense: the environment does not say how to read it" in done.err
+    assert "sigsecret" not in done.err
+
+
 def test_an_object_or_a_bucket_that_is_not_there(bucket: Any) -> None:
     for address in ("s3://models/none.gguf", "s3://elsewhere/none.gguf"):
         done = command("inspect", address)
+        assert "<" not in done.err
         assert done.code == 2 and done.err.count("\n") == 1 and "sigsecret" not in done.err
 
 

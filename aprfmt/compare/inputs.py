@@ -1,0 +1,40 @@
+"""Scales of activations that stand beside packed weights: they change no value of a weight.
+
+So no verdict of a tensor depends on them, but what an engine computes does.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from aprfmt.codecs.dialect import OF_INPUTS
+from aprfmt.compare.align import TensorPair
+from aprfmt.tensors.view import View
+
+_SHOWN = 3
+
+
+def input_scale_notes(pairs: Sequence[TensorPair]) -> Iterator[str]:
+    """Yield a remark on weights whose scales of activations differ, where both sides have any."""
+    apart = []
+    for pair in pairs:
+        if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
+            continue
+        a, b = _scales(pair.a), _scales(pair.b)
+        if a and b and a != b:
+            apart.append(pair.key)
+    if apart:
+        more = ", ..." if len(apart) > _SHOWN else ""
+        yield (
+            f"scales of activations differ beside {len(apart)} weights: "
+            f"{', '.join(apart[:_SHOWN])}{more}; no weight's value depends on them, but what an "
+            "engine computes does"
+        )
+
+
+def _scales(view: View) -> dict[str, bytes]:
+    """Return the bytes of the scales of activations of all tensors that a view joins."""
+    return {
+        f"{number}{suffix.lstrip('._')}": bytes(part.raw())
+        for number, stored in enumerate(view.stored)
+        for suffix, part in stored.parts.items()
+        if OF_INPUTS.search(suffix)
+    }
