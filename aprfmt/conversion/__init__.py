@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.memory import keep_freed
 from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
 from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
 from aprfmt.conversion.target import target_format, target_of
@@ -57,6 +58,7 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
     with ExitStack() as stack:
         verifier = digest = None
         if not options.dry_run:
+            keep_freed()
             # Both run beside everything else, the plan included.
             digest = stack.enter_context(SourceHash(model.source)) if hashed else None
             verifier = stack.enter_context(Verifier(model.source)) if options.verify else None
@@ -310,7 +312,7 @@ def _write_tensors(
 
     with ExitStack() as stack:
         ahead = None
-        if options.jobs > 1 and isinstance(sink, SequentialSink):
+        if isinstance(sink, SequentialSink):
             ahead = stack.enter_context(Ahead(sink, options, whole))
         for info in infos:
             output, record = by_name[info.name]

@@ -65,7 +65,7 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
         source = iter([memoryview(output.part.data())])
         written.counts = output.part.packed.counts
     elif output.made and output.runs is not None:
-        yield from overlapped(_made(output.runs, written))
+        yield from overlapped(_made(output.runs, options, written))
         return
     elif output.copies and output.runs is not None:
         if not options.resume:
@@ -126,13 +126,17 @@ def _joined(runs: Iterable[ByteRun]) -> Iterator[tuple[memoryview, ByteRun | Non
         yield memoryview(b"".join(batch)), None
 
 
-def _made(runs: Sequence[ByteRun], written: Written) -> Iterator[memoryview]:
-    """Yield bytes of runs that make them, in bands that stay in the cache; counts the checksum."""
+def _made(runs: Sequence[ByteRun], options: Options, written: Written) -> Iterator[memoryview]:
+    """Yield bytes of runs that make them, in bands that stay in the cache.
+
+    Their checksum is counted for who reads them back, or continues.
+    """
     data, dropped = RunBytes(runs), 0
+    summed = options.verify or options.resume
     for start in range(0, len(data), BAND):
         stop = min(start + BAND, len(data))
         band = memoryview(data.window(start, stop))
-        written.crc = crc32(band, written.crc)
+        written.crc = crc32(band, written.crc) if summed else 0
         if stop - dropped >= WINDOW:
             data.drop(dropped, stop)
             dropped = stop
