@@ -256,7 +256,7 @@ def _write(
         with _open_sink(model, target, weights, options, files) as sink:
             infos = _in_order(target, sink, plan)
             sink.plan(carried.metadata, infos)
-            _write_tensors(sink, infos, plan, written, options, begun, verifier)
+            _write_tensors(sink, infos, plan, written, options, begun, verifier, model.source.files)
             if not all(each is None or each.done() for each in (verifier, digest)):
                 files.sync()  # the disk ends its work while they end theirs
             if verifier is not None:
@@ -286,9 +286,11 @@ def _write_tensors(
     options: Options,
     begun: "ResumedSet | None",
     verifier: "Verifier | None",
+    source_files: Sequence[Path],
 ) -> None:
     """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
     from aprfmt.conversion.ahead import Ahead
+    from aprfmt.conversion.far import by_place, write_by_place
     from aprfmt.conversion.resume import keeps, kept_of
     from aprfmt.conversion.run import chunks
     from aprfmt.formats.sequential import SequentialSink
@@ -310,6 +312,9 @@ def _write_tensors(
             verifier.written(sink, output, record, room)
         told(output)
 
+    if isinstance(sink, SequentialSink) and by_place(sink, plan.outputs, options):
+        write_by_place(sink, infos, by_name, source_files, options, whole)
+        return
     with ExitStack() as stack:
         ahead = None
         if isinstance(sink, SequentialSink):
