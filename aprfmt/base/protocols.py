@@ -128,6 +128,11 @@ class LazyTensor(Protocol):
         return False
 
     @property
+    def made_of(self) -> tuple["LazyTensor", ...]:
+        """The stored tensors that its bytes are taken from; empty where it is one itself."""
+        return ()
+
+    @property
     def held(self) -> "LazyTensor":
         """The tensor whose bytes it has: itself, or the one that it adds something to."""
         return self

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.memory import keep_freed
 from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
 from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
 from aprfmt.conversion.target import target_format, target_of
@@ -57,6 +58,7 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
     with ExitStack() as stack:
         verifier = digest = None
         if not options.dry_run:
+            keep_freed()
             # Both run beside everything else, the plan included.
             digest = stack.enter_context(SourceHash(model.source)) if hashed else None
             verifier = stack.enter_context(Verifier(model.source)) if options.verify else None
@@ -254,7 +256,7 @@ def _write(
         with _open_sink(model, target, weights, options, files) as sink:
             infos = _in_order(target, sink, plan)
             sink.plan(carried.metadata, infos)
-            _write_tensors(sink, infos, plan, written, options, begun, verifier)
+            _write_tensors(sink, infos, plan, written, options, begun, verifier, model.source.files)
             if not all(each is None or each.done() for each in (verifier, digest)):
                 files.sync()  # the disk ends its work while they end theirs
             if verifier is not None:
@@ -284,9 +286,11 @@ def _write_tensors(
     options: Options,
     begun: "ResumedSet | None",
     verifier: "Verifier | None",
+    source_files: Sequence[Path],
 ) -> None:
     """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
     from aprfmt.conversion.ahead import Ahead
+    from aprfmt.conversion.far import by_place, write_by_place
     from aprfmt.conversion.resume import keeps, kept_of
     from aprfmt.conversion.run import chunks
     from aprfmt.formats.sequential import SequentialSink
@@ -308,9 +312,12 @@ def _write_tensors(
             verifier.written(sink, output, record, room)
         told(output)
 
+    if isinstance(sink, SequentialSink) and by_place(sink, plan.outputs, options):
+        write_by_place(sink, infos, by_name, source_files, options, whole)
+        return
     with ExitStack() as stack:
         ahead = None
-        if options.jobs > 1 and isinstance(sink, SequentialSink):
+        if isinstance(sink, SequentialSink):
             ahead = stack.enter_context(Ahead(sink, options, whole))
         for info in infos:
             output, record = by_name[info.name]

@@ -6,6 +6,7 @@ is whole (the journal's line, reading it back) is done in order, by the thread t
 """
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from aprfmt.conversion.counts import Counts
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.run import (
+    BAND,
     CHUNK,
     WINDOW,
     RowPiece,
@@ -48,6 +50,7 @@ HELD = 16  # bytes an element takes: read, decoded, encoded, read back
 RECODED = 4  # the same where a kernel does all of it
 PIECE = CHUNK // 2  # elements of a piece
 EACH = 4  # pieces handed out for each worker, at most
+AT_LEAST = 2  # workers: what lies in no file is made by one while the other writes
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,9 @@ PieceWork = tuple[int, Callable[[], PlacedPiece]]
 
 
 class Ahead:
-    """`options.jobs` workers that write the outputs they are given; a context manager.
+    """Workers that write the outputs they are given; a context manager.
 
+    Of one job they write only what lies in no file: repacks, and parts of weights.
     `whole` is called for every tensor when all of it is written, in the order they were given.
     """
 
@@ -92,7 +96,8 @@ class Ahead:
         whole: Callable[[Output, Written, LeftRoom], None],
     ) -> None:
         self._sink, self._options, self._whole = sink, options, whole
-        self._pool = ThreadPoolExecutor(options.jobs, "aprfmt-jobs")
+        self._pool = ThreadPoolExecutor(max(options.jobs, AT_LEAST), "aprfmt-jobs")
+        self._making = threading.Lock()
         self._begun: deque[_Begun] = deque()
         self._held = self._out = 0  # bytes, and pieces, that workers have
 
@@ -114,7 +119,7 @@ class Ahead:
         self._begun.append(begun)
         for cost, work in tasks(begun.room):
             while self._out and (
-                self._held + cost > BUDGET or self._out >= EACH * self._options.jobs
+                self._held + cost > BUDGET or self._out >= EACH * max(self._options.jobs, AT_LEAST)
             ):
                 self._one()
             begun.waiting.append((cost, self._pool.submit(work)))
@@ -152,35 +157,71 @@ class Ahead:
         begun.nbytes += made.nbytes
 
     def _end(self, begun: _Begun) -> None:
-        planned = begun.room.place.nbytes
+        output, planned = begun.output, begun.room.place.nbytes
         if begun.nbytes != planned:
             raise ConversionError(
-                f"{begun.output.info.name}: {begun.nbytes} bytes were made, {planned} were planned"
+                f"{output.info.name}: {begun.nbytes} bytes were made, {planned} were planned"
             )
-        if encodes(begun.output):
+        if encodes(output):
             begun.written.lost_codes = together(begun.lost)
-        for tensor in begun.output.sources:
+        if output.part is not None:
+            begun.written.counts = output.part.packed.counts
+        for tensor in output.sources:
             tensor.drop()
         self._sink.filled(begun.room, begun.written.crc)
-        self._whole(begun.output, begun.written, begun.room)
+        self._whole(output, begun.written, begun.room)
 
     def _summed(self, output: Output, room: LeftRoom) -> bool:
         """Say whether anybody asks for the checksum of what is written."""
-        made = encodes(output) and self._options.verify
-        return made or self._options.resume or room.crc
+        read_back = self._options.verify and (
+            encodes(output) or output.made or output.part is not None
+        )
+        return read_back or self._options.resume or room.crc
 
     def _tasks(self, output: Output) -> Callable[[LeftRoom], Iterator[PieceWork]] | None:
         """Return what gives the work on an output; None where one thread makes it, in order.
 
-        One thread makes the parts of a weight that is stored in several tensors, what is repacked,
-        and copies of bytes that are fetched from elsewhere.
+        That thread takes all whose bytes are fetched from elsewhere, and where there is one job
+        what is copied, or encoded by several threads at a time.
         """
+        here = all(map(in_mapped_file, output.sources))
+        if output.part is not None:
+            return partial(self._part, output) if here else None
+        if output.made:
+            return partial(self._made, output) if here else None
+        if self._options.jobs == 1:
+            return None
         if encodes(output):
             return partial(self._encoded, output)
-        here = all(map(in_mapped_file, output.sources))
-        if output.part is not None or output.made or output.runs is None or not here:
-            return None
-        return partial(self._copied, output)
+        return partial(self._copied, output) if here else None
+
+    def _part(self, output: Output, room: LeftRoom) -> Iterator[PieceWork]:
+        """Yield the work on one stored tensor of a weight; only one is made at a time."""
+        part, summed = output.part, self._summed(output, room)
+        assert part is not None
+
+        def work() -> PlacedPiece:
+            with self._making:
+                data = part.data()
+            room.place.put(0, data)
+            return PlacedPiece(len(data), crc32(data) if summed else 0, Counts())
+
+        yield output.info.nbytes, work
+
+    def _made(self, output: Output, room: LeftRoom) -> Iterator[PieceWork]:
+        """Yield the work on an output whose bytes are made, in bands that stay in the cache."""
+        assert output.runs is not None
+        data, summed = RunBytes(output.runs), self._summed(output, room)
+
+        def work(start: int, stop: int) -> PlacedPiece:
+            band = data.window(start, stop)
+            room.place.put(start, band)
+            if not data.reordered:
+                data.drop(start, stop)
+            return PlacedPiece(stop - start, crc32(band) if summed else 0, Counts())
+
+        for start in range(0, len(data), BAND):
+            yield BAND, partial(work, start, min(start + BAND, len(data)))
 
     def _copied(self, output: Output, room: LeftRoom) -> Iterator[PieceWork]:
         """Yield the work on an output whose bytes are copied."""

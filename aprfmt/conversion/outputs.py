@@ -8,6 +8,7 @@ from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
 from aprfmt.conversion.packed import PackedPart
 from aprfmt.errors import CodecError, ConversionError
+from aprfmt.formats.mapped import MappedFile
 from aprfmt.tensors.restore import Restoration
 from aprfmt.tensors.runs import ByteRun
 
@@ -60,6 +61,18 @@ class Output:
     def made(self) -> bool:
         """True if the bytes that are copied lie in no file: a repack, made while it is written."""
         return self.copies and any(tensor.makes for tensor in self.sources)
+
+    @property
+    def far(self) -> bool:
+        """True if stored bytes are fetched from elsewhere: they are read once."""
+        lies = [part.lies() for tensor in self.sources for part in stored_parts(tensor)]
+        return any(place is not None and not isinstance(place[0], MappedFile) for place in lies)
+
+
+def stored_parts(tensor: LazyTensor) -> Sequence[LazyTensor]:
+    """Return the stored tensors that a tensor's bytes are taken from; itself for most."""
+    beneath = (*tensor.made_of, *tensor.parts.values())
+    return [one for each in beneath for one in stored_parts(each)] if beneath else [tensor.held]
 
 
 @dataclass

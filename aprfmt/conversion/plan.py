@@ -16,6 +16,7 @@ from aprfmt.arch.bind import Group, packed_binding
 from aprfmt.arch.draft import stored_groups
 from aprfmt.arch.moves import chained, compose, whole
 from aprfmt.arch.spec import HyperParams, Move, split_key
+from aprfmt.base.columns import Columns
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.conversion.absent import absent_roles, check_complete
@@ -233,7 +234,8 @@ def _output(
 ) -> Output:
     """Return one stored tensor of a binding: copied by `moves` where it can be, else computed."""
     if moves is not None:
-        sources = tuple(dict.fromkeys(combined[m.source] for m in moves))
+        which = moves.columns[0] if isinstance(moves, Columns) else [m.source for m in moves]
+        sources = tuple(dict.fromkeys(combined[at] for at in dict.fromkeys(which)))
     else:
         sources = tuple(dict.fromkeys(s for t in logical for s in t.stored))
     encodings = list(dict.fromkeys(s.info.encoding for s in sources))

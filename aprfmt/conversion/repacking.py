@@ -4,6 +4,7 @@ A weight of a dialect, which has no single byte string, is replaced by a tensor 
 encoding whose bytes are made when they are read; then the plan moves it like any stored tensor.
 """
 
+import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,53 +34,51 @@ BESIDE: Mapping[str, tuple[str, ...]] = {"input_scale": (".input_scale", "_input
 _WHOLE = "scale"
 
 
-@dataclass
-class LatestBlocks:
-    """The weight whose blocks were made last, so that only one's numbers are in memory."""
-
-    name: str = ""
-    made: "Repacked | None" = None
-
-
 class RepackedTensor(LazyTensor):
     """A weight in blocks of another encoding; `origin` is the tensor that it is made of.
 
-    `judged` says how exact that is, `beside` has the numbers that stand beside it (float32).
+    `judged` says how exact that is, `beside` has the numbers that stand beside it (float32). The
+    numbers of its groups are in memory from the first row that is made to the last.
     """
 
-    __slots__ = ("_latest", "_name", "beside", "info", "judged", "origin")
+    __slots__ = ("_blocks", "_turn", "beside", "info", "judged", "origin")
 
     info: TensorInfo
 
-    def __init__(
-        self, origin: LazyTensor, made: "Repacked", latest: LatestBlocks, threads: int
-    ) -> None:
-        name, row = origin.info.name, ENCODINGS[made.row.target]
-        shape = made.shape
+    def __init__(self, origin: LazyTensor, made: "Repacked", threads: int) -> None:
+        row, shape = ENCODINGS[made.row.target], made.shape
         self.info = TensorInfo(
-            name, shape, row.name, origin.info.offset, row.nbytes(shape), row.row_bytes(shape)
-        )
+            origin.info.name, shape, row.name, origin.info.offset, row.nbytes(shape),
+            row.row_bytes(shape),
+        )  # fmt: skip
         self.origin, self.judged = origin, made.judged(threads)
         self.beside = dict(_beside(origin))
         if made.whole is not None:
             self.beside[_WHOLE] = made.whole.astype("<f4").tobytes()
-        self._name, self._latest = name, latest
-        latest.name, latest.made = name, made
+        self._blocks: Repacked | None = None
+        self._turn = threading.Lock()
 
     @property
     def makes(self) -> bool:
         """It makes its rows."""
         return True
 
+    @property
+    def made_of(self) -> tuple[LazyTensor, ...]:
+        """The stored tensors of the weight."""
+        return tuple(self.origin.parts.values())
+
     def _made(self) -> "Repacked":
         from aprfmt.codecs.repacks import repacked
 
-        if self._latest.name != self._name or self._latest.made is None:
-            assert self.origin.packed is not None
-            made = repacked(self.origin.packed(), self.origin.info.encoding, {self.info.encoding})
-            assert not isinstance(made, str), made
-            self._latest.name, self._latest.made = self._name, made
-        return self._latest.made
+        with self._turn:  # any thread may ask for rows
+            if self._blocks is None:
+                assert self.origin.packed is not None
+                kind, into = self.origin.info.encoding, self.info.encoding
+                made = repacked(self.origin.packed(), kind, {into})
+                assert not isinstance(made, str), made
+                self._blocks = made
+            return self._blocks
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return bytes [start, stop) of its blocks, made now."""
@@ -92,7 +91,9 @@ class RepackedTensor(LazyTensor):
         return rows.data[start - first * row : stop - first * row].toreadonly()
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the pages of the parts that it is made of."""
+        """Release the pages of its parts, and behind the last row the numbers of its groups."""
+        if stop is None or stop >= self.info.nbytes:
+            self._blocks = None
         self.origin.drop()
 
 
@@ -152,7 +153,7 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
 
     `copied` says that packed weights go to the target as the tensors they are stored in.
     """
-    latest, asked = LatestBlocks(), _asked(model, options)
+    asked = _asked(model, options)
     packed = [view for view in model.values() if view.stored[0].parts]
     if not packed:
         return Repacking({}, {}, frozenset(asked))
@@ -183,7 +184,7 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
         except CodecError as error:
             raise ConversionError(f"{view.name}: {error}") from error
         if isinstance(made, Repacked):
-            found[view.name] = RepackedTensor(tensor, made, latest, threads)
+            found[view.name] = RepackedTensor(tensor, made, threads)
         elif made:
             reasons[view.name] = made
     return Repacking(found, reasons, frozenset(asked))

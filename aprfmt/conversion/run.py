@@ -59,19 +59,20 @@ def chunks(output: Output, options: Options, written: Written) -> Iterator[memor
     """Yield the stored bytes of one output; fills in `written` meanwhile.
 
     Copied bytes are compared with the source's themselves: only a run that may be continued needs
-    their checksum. Made ones have it taken by the thread that makes them.
+    their checksum, and a source that is fetched, once. Made ones have it taken by the thread that
+    makes them.
     """
     if output.part is not None:
         source = iter([memoryview(output.part.data())])
         written.counts = output.part.packed.counts
     elif output.made and output.runs is not None:
-        yield from overlapped(_made(output.runs, written))
+        yield from overlapped(_made(output.runs, options, written))
         return
     elif output.copies and output.runs is not None:
-        if not options.resume:
-            yield from _copied(output.runs)
-            return
         source = _copied(output.runs)
+        if not (options.resume or (options.verify and output.far)):
+            yield from source
+            return
     else:
         source = overlapped(_encoded(output, options, written.counts))
         written.lost_codes = lost_codes_of(output)
@@ -86,9 +87,9 @@ def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
         for window in windows(runs, BAND):
             yield memoryview(window)
         return
-    for view, run in _joined(runs):
-        if run is None:
-            yield view
+    for run in _joined(runs):
+        if not isinstance(run, ByteRun):
+            yield run
             continue
         run.tensor.expect(run.start, run.start + run.nbytes)
         for start in range(0, run.nbytes, WINDOW):
@@ -104,35 +105,41 @@ def copied(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
     if data.reordered:
         yield memoryview(data.window(start, stop))
         return
-    for view, _ in _joined(data.runs(start, stop)):
-        yield view
+    for part in _joined(data.runs(start, stop)):
+        if isinstance(part, ByteRun):
+            yield part.tensor.raw(part.start, part.start + part.nbytes)
+        else:
+            yield part
 
 
-def _joined(runs: Iterable[ByteRun]) -> Iterator[tuple[memoryview, ByteRun | None]]:
-    """Yield the bytes of every large run, with it, and those of small ones together."""
+def _joined(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
+    """Yield every large run as it is, unread, and the bytes of small ones together."""
     batch: list[memoryview] = []
     held = 0
     for run in runs:
-        view = run.tensor.raw(run.start, run.start + run.nbytes)
         if run.nbytes < SMALL:
-            batch.append(view)
+            batch.append(run.tensor.raw(run.start, run.start + run.nbytes))
             held += run.nbytes
         if batch and (run.nbytes >= SMALL or held >= WINDOW // 4):
-            yield memoryview(b"".join(batch)), None
+            yield memoryview(b"".join(batch))
             batch, held = [], 0
         if run.nbytes >= SMALL:
-            yield view, run
+            yield run
     if batch:
-        yield memoryview(b"".join(batch)), None
+        yield memoryview(b"".join(batch))
 
 
-def _made(runs: Sequence[ByteRun], written: Written) -> Iterator[memoryview]:
-    """Yield bytes of runs that make them, in bands that stay in the cache; counts the checksum."""
+def _made(runs: Sequence[ByteRun], options: Options, written: Written) -> Iterator[memoryview]:
+    """Yield bytes of runs that make them, in bands that stay in the cache.
+
+    Their checksum is counted for who reads them back, or continues.
+    """
     data, dropped = RunBytes(runs), 0
+    summed = options.verify or options.resume
     for start in range(0, len(data), BAND):
         stop = min(start + BAND, len(data))
         band = memoryview(data.window(start, stop))
-        written.crc = crc32(band, written.crc)
+        written.crc = crc32(band, written.crc) if summed else 0
         if stop - dropped >= WINDOW:
             data.drop(dropped, stop)
             dropped = stop

@@ -1,11 +1,11 @@
 """Reads back what was written, on another thread while the next tensor is written, or at the end.
 
-A tensor is compared when the system has its bytes: copied ones with the source's, encoded and
-repacked ones by the checksum taken while they were made. What is read is the file, through a
-mapping of its own, not the memory that was written from. Afterwards the published file is opened by
-its reader: a tensor that lies exactly where bytes were proven, in a file that has not changed since
-it was closed, is proven; any other one is read again. The system may answer from its cache, before
-or after the sync: what the disk itself returns, only reading the file later can say.
+A tensor is compared when the system has its bytes: copied ones with the source's; encoded, repacked
+and fetched ones by the checksum taken while they were made, or came. What is read is the file,
+through a mapping of its own, not the memory that was written from. Afterwards the published file is
+opened by its reader: a tensor that lies exactly where bytes were proven, in a file that has not
+changed since it was closed, is proven; any other one is read again. The system may answer from its
+cache, before or after the sync: what the disk itself returns, only reading the file later can say.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -63,7 +63,8 @@ class Verifier:
         self._raise_found()
         if output.info.nbytes < LARGE or not isinstance(sink, SequentialSink):
             return
-        if output.copies and not output.made and not all(map(in_mapped_file, output.sources)):
+        here = output.made or all(map(in_mapped_file, output.sources))
+        if output.copies and not here and not output.far:
             return
         file, at = sink.lies() if room is None else (room.place.file, room.place.start)
         self._places[output.info.name] = file, at
@@ -96,7 +97,7 @@ def compare(output: "Output", record: "Written", stored: LazyTensor) -> None:
     """Compare a stored tensor with what it was made of. Raises ConversionError."""
     from aprfmt.conversion.run import checksum, equal_bytes
 
-    if output.copies and output.runs is not None and not output.made:
+    if output.copies and output.runs is not None and not (output.made or output.far):
         at = equal_bytes(output.runs, stored)
         if at is not None:
             raise ConversionError(f"{output.info.name}: byte {at} differs from the source")

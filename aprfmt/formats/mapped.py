@@ -192,10 +192,8 @@ def cut_files() -> list[tuple[Path, int, int]]:
 
 def cut_line(path: Path, had: int, has: int) -> str:
     """Return what is to be said of a file that is shorter by now."""
-    return (
-        f"{path}: was cut while it was read, from {had} to {has} bytes; start again when nothing "
-        "writes it"
-    )
+    cut = f"was cut while it was read, from {had} to {has} bytes"
+    return f"{path}: {cut}; start again when nothing writes it"
 
 
 def identity_of(facts: os.stat_result) -> str:
@@ -265,8 +263,11 @@ class StoredTensor(LazyTensor):
 
 
 def in_mapped_file(tensor: LazyTensor) -> bool:
-    """Say whether a tensor's bytes lie in a mapped file: any thread may read those."""
-    lies = None if tensor.spoilt else tensor.lies()
+    """Say whether its bytes, or those it is made of, lie in mapped files: any thread reads them."""
+    beneath = (*tensor.made_of, *tensor.parts.values())
+    if beneath:
+        return all(map(in_mapped_file, beneath))
+    lies = None if tensor.spoilt else tensor.held.lies()
     return lies is not None and isinstance(lies[0], MappedFile)
 
 

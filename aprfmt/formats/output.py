@@ -98,7 +98,7 @@ class OutputFile:
             raise ValueError(f"{self.path}: is closed")
         self._flush()
         start = self._written
-        with self._errors("cannot be written"):
+        with self._errors("cannot be written"), self._turn:
             os.lseek(self._fd, nbytes, os.SEEK_CUR)
         self._written += nbytes
         return start

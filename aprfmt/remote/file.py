@@ -7,7 +7,7 @@ look at a block in 64 KiB. Large reads, and announced ones, are a stream's.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +37,7 @@ class RemoteObject:
         self._lock = threading.Lock()
         self._pieces: OrderedDict[int, memoryview] = OrderedDict()
         self._level, self._last = 0, -NEAR - 1
+        self.told: Callable[[int, memoryview], None] | None = None  # of all bytes that come
 
     def held(self, stop: int, wish: int) -> memoryview:
         """Return the beginning of the file, at least `stop` bytes; see `Fetched`."""
@@ -70,12 +71,14 @@ class RemoteObject:
 
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) from the cache on disk, or by one request."""
-        kept = CACHE.get(self.facts.identity, start, stop)
-        if kept is not None:
+        data = CACHE.get(self.facts.identity, start, stop)
+        if data is not None:
             TRAFFIC.count(cached=stop - start)
-            return kept
-        data = self._site.fetch(self._inner, self.facts, start, stop)
-        CACHE.put(self.facts.identity, start, data)
+        else:
+            data = self._site.fetch(self._inner, self.facts, start, stop)
+            CACHE.put(self.facts.identity, start, data)
+        if self.told is not None:
+            self.told(start, data)
         return data
 
 
@@ -92,6 +95,10 @@ class RemoteFile:
         self.identity = self._found.facts.identity
         self.sha256 = self._found.facts.sha256  # as the site publishes it
         self._stream = Stream(self.size, self._found.fetch)
+
+    def tell(self, whom: Callable[[int, memoryview], None] | None) -> None:
+        """Have all bytes that come from now on told to somebody: where they begin, and these."""
+        self._found.told = whom
 
     @property
     def view(self) -> "RemoteFile":

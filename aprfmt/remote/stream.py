@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from queue import SimpleQueue
 
+from aprfmt.base.memory import keep_freed
+
 LARGE = 16 << 20  # reads from here on are fetched by two requests at a time
 PART = 8 << 20  # of a range that is expected, counted from its start: as windows over it are read
 AHEAD = 16  # parts of a file fetched before they are asked for: as many as are under way at a time,
@@ -21,7 +23,6 @@ STREAK = 16 << 20  # bytes read one after the other before anything is fetched a
 LITTLE = 256 << 10  # less than this is read along with what is expected before it
 NEXT = 128 << 10  # a read that begins within this of the last one's end follows it
 _THREADS = 16  # parts under way at a time, of all files
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's malloc.h
 
 Fetch = Callable[[int, int], memoryview]
 
@@ -55,24 +56,8 @@ class _Pool:
 @cache
 def _pool() -> _Pool:
     """Return the threads that fetch parts: with PART, what bounds the bytes in flight."""
-    _keep_memory()
+    keep_freed()
     return _Pool(_THREADS)
-
-
-def _keep_memory() -> None:
-    """Have the memory of parts that were read used for the next ones, where the C library can.
-
-    It returns large pieces to the system otherwise, which clears every page of them anew: a fifth
-    of the time that fetching takes in the system.
-    """
-    import ctypes
-
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return
-    for what, nbytes in ((_MMAP_THRESHOLD, 2 * PART), (_TRIM_THRESHOLD, AHEAD * PART)):
-        mallopt(what, nbytes)
 
 
 @dataclass

@@ -6,8 +6,8 @@
 Makes its own input by seed: `--size` gigabytes of BF16, and a folder of that size whose projections
 are FP8 with scales of 128 x 128 blocks. Each conversion runs with `--jobs 1 --threads 1` and with
 one worker for each processor, in turn, without hash and verification; the outputs are compared byte
-for byte. The figure is the ratio of the medians. The folder must have room
-for six times `--size`.
+for byte. The figure is the ratio of the medians, said with the size: planning takes as long for a
+small model, so that the ratio grows with it. The folder must have room for six times `--size`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from aprfmt.codecs.parallel import cpu_count
-from tests.benchmarks.copies import BARE, timed
+from tests.benchmarks.copies import BARE, timed, weights_of
 from tests.benchmarks.files import APRFMT, llama
 from tests.benchmarks.measure import compile_as_installed, cpu_name
 from tests.conversion.folders import write_mixed
@@ -81,13 +81,15 @@ def case(name: str, source: Path, words: Sequence[str], folder: Path, runs: int)
             seconds[which] += [took] if number else []
     one, many = (statistics.median(seconds[which]) for which in workers)
     found = {
-        "case": name, "ratio": round(one / many, 2), "seconds_one": round(one, 3),
+        "case": name, "source_bytes": weights_of(source).stat().st_size,
+        "ratio": round(one / many, 2), "seconds_one": round(one, 3),
         "seconds_many": round(many, 3), "jobs": cpu_count(),
         "same_bytes": filecmp.cmp(made["one"], made["many"], shallow=False),
         "output_bytes": made["many"].stat().st_size,
     }  # fmt: skip
-    print(f"{name:16} {found['ratio']:6.2f} times  {one:7.2f} s, {many:7.2f} s with "
-          f"{found['jobs']} jobs  same bytes: {found['same_bytes']}", flush=True)  # fmt: skip
+    size = found["source_bytes"] / 1e9
+    print(f"{name:16} {size:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, {many:7.2f} s "
+          f"with {found['jobs']} jobs  same bytes: {found['same_bytes']}", flush=True)  # fmt: skip
     for path in made.values():
         path.unlink()
     return found

@@ -1,13 +1,14 @@
 """`--jobs`: several workers make and write pieces; the bytes and the counts are those of one.
 
 Seen red: counts of the last piece only, a checksum of pieces joined the wrong way round, a piece
-put at the beginning of its tensor, one stored at the beginning of its page.
+put at the beginning of its tensor, one stored at the beginning of its page; repacks by one worker.
 """
 
 import errno
 import hashlib
 import itertools
 import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ import pytest
 
 from aprfmt.codecs.laid_out import LaidOut
 from aprfmt.conversion import ahead, convert
+from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ConversionError, OutputError
 from aprfmt.formats import output
 from aprfmt.formats.in_memory import MappedRoom, kind_of
@@ -66,6 +68,22 @@ def test_a_dialect_is_decoded_by_several(tmp_path: Path) -> None:
     assert found[0]["tensors"] == found[1]["tensors"]
     one, several = digests(tmp_path / "1.gguf", tmp_path / "3.gguf").values()
     assert one == several
+
+
+def test_two_weights_are_repacked_at_a_time_without_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "m", "modelopt")
+    expected = convert(tmp_path / "m", tmp_path / "one.gguf").files[0].read_bytes()
+    both, real = threading.Barrier(2, timeout=60), RepackedTensor.raw
+
+    def met(self: RepackedTensor, start: int = 0, stop: int | None = None) -> memoryview:
+        both.wait()  # raises where nobody else comes
+        return real(self, start, stop)
+
+    monkeypatch.setattr(RepackedTensor, "raw", met)
+    convert(tmp_path / "m", tmp_path / "two.gguf")
+    assert (tmp_path / "two.gguf").read_bytes() == expected
 
 
 @pytest.mark.usefixtures("small")
