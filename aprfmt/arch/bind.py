@@ -235,8 +235,10 @@ def groups_for(
             homeless.append(key)
     if homeless:
         shown = ", ".join(homeless[:4]) + (" ..." if len(homeless) > 4 else "")
+        others = "" if len(homeless) == len(wanted) else "; --drop leaves such out"
         raise ArchError(
-            f"{style} files of {spec.name} have no name for {len(homeless)} of the tensors: {shown}"
+            f"{style} files of {spec.name} have no name for {len(homeless)} of the tensors: "
+            f"{shown}{others}"
         )
     return groups
 

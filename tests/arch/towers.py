@@ -175,6 +175,7 @@ def look(label: str, scratch: Path) -> Mapping[str, Any]:
         found = encoded(scratch / "m.gguf", scratch / "text.gguf", image, WIDTH)
     except AprfmtError as error:
         return {"loads": False, "why": str(error).split(";")[0].rpartition("': ")[2]}
+    assert expected is not None
     found = found[found.any(1)] if label in BROKEN else found[: len(expected)]  # then silence
     distance = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     return {"loads": True, "distance": float(f"{distance:.1e}")}

@@ -37,14 +37,17 @@ def turned_inside(case: Unequal) -> Iterator[Guess]:
         for cut, across in ((rows, False), (columns, True)):
             if cut % heads or (heads == 1 and (across or rows == columns)):
                 continue
-            at = _turned(probe, rows, columns, heads, across)
-            if not near(_values_at(a, at, columns)[None], here[None], case.slack()):
-                continue
             what = "the matrix" if heads == 1 else f"the block of each of {heads} heads"
-            order = _turned(np.arange(size), rows, columns, heads, across)
-            says = f"the values of {what} stand by columns in B, under the shape of A"
-            yield case.guess("transpose", (says,), "A", _reordered(a, order))
-            return
+            ways = {"B, under the shape of A": (rows, columns, heads, across)}
+            if heads == 1:
+                ways["A, under the shape of B"] = (columns, rows, heads, across)
+            for where, way in ways.items():
+                there = _values_at(a, _turned(probe, *way), columns)
+                if near(there[None], here[None], case.slack()):
+                    order = _turned(np.arange(size), *way)
+                    says = f"the values of {what} stand by columns in {where}"
+                    yield case.guess("transpose", (says,), "A", _reordered(a, order))
+                    return
 
 
 def _reordered(side: Reader, order: "Array") -> Take:
