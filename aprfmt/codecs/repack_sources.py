@@ -12,6 +12,7 @@ from aprfmt.codecs import awq, fp8_block, gptq, mlx
 from aprfmt.codecs import compressed_tensors as compressed
 from aprfmt.codecs import modelopt as nvidia
 from aprfmt.codecs.base import F32, U8, Array
+from aprfmt.codecs.compressed_claims import NAME
 from aprfmt.codecs.dialect import Config, Parts, StoredPart, array, fits, need, scales, words_of
 from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.laid_out import LaidCodes, turned
@@ -99,8 +100,8 @@ def compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
     kind, size, powers = compressed.micro_of(config)
     _four(kind.kind.bits)
     form, shape = _form(target, powers is not None), packed.dialect.shape_of(parts, config)
-    main, stored = parts[packed.dialect.main], need(compressed.NAME, parts, compressed.SCALE)
-    held = scales(compressed.NAME, parts, compressed.SCALE, form.split())
+    main, stored = parts[packed.dialect.main], need(NAME, parts, compressed.SCALE)
+    held = scales(NAME, parts, compressed.SCALE, form.split())
     whole, divisor, exact = None, None, True
     if powers is None:
         divisor = compressed.global_scale(parts)
@@ -214,9 +215,9 @@ def compressed_integers(packed: PackedWeight, target: str) -> GridWeight:
     parts, config = packed.parts, packed.config
     _four(compressed.weights_of(config).get("num_bits"))
     shape = packed.dialect.shape_of(parts, config)
-    main = need(compressed.NAME, parts, packed.dialect.main)
+    main = need(NAME, parts, packed.dialect.main)
     scale, zeros = compressed.group_numbers(parts, config, shape)
-    _finite(compressed.NAME, compressed.SCALE, scale)
+    _finite(NAME, compressed.SCALE, scale)
     if shape[-1] % 8:
         raise CodecError(f"rows of {shape[-1]} codes end within a word")
     size = shape[-1] // scale.shape[-1]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from aprfmt.codecs.base import F32, U8, Array
-from aprfmt.codecs.compressed_tensors import NAME, SCALE
+from aprfmt.codecs.compressed_claims import NAME
+from aprfmt.codecs.compressed_tensors import SCALE
 from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.rounding import E4M3_MAX, e4m3_bytes, integer_codes, largest
 from aprfmt.codecs.writer import OutTensor, Settings, Writer, narrowed

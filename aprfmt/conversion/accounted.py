@@ -40,7 +40,7 @@ RECORD = "aprfmt.dropped"  # JSON {name in the source: the flag that left it out
 REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; not recorded
 ALONE = "--arch none, --generic"  # the flags that copy a container without its companions
 _SHOWN = 5
-_NOT_DECODED = "of activations, which a decoded weight has not"
+_INPUTS_GONE = "of activations, which a weight of the copy has not"
 
 # What a tensor beside the layers is, by the beginning of its name.
 _TENSORS: tuple[tuple[str, str], ...] = (
@@ -203,7 +203,7 @@ class _Both:
             return Entry(name, "scale", "dropped" if why else "lost", why or "the copy has it not")
         if OF_INPUTS.search(beside):
             why = self.excused(name)
-            return Entry(name, "scale", "dropped" if why else "lost", why or _NOT_DECODED)
+            return Entry(name, "scale", "dropped" if why else "lost", why or _INPUTS_GONE)
         return Entry(name, "scale", "transformed", f"part of {main.how}")
 
     def head(self) -> Iterator[Entry]:
@@ -378,13 +378,13 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
 def balanced(copy: Model, source: Model, left_out: Mapping[str, str]) -> Account:
     """Return the account of a conversion; ConversionError where something of the source is lost."""
     found = account(copy, source, lambda name: left_out.get(name, ""))
-    scales = [entry for entry in found.lost if entry.how == _NOT_DECODED]
+    scales = [entry for entry in found.lost if entry.how == _INPUTS_GONE]
     if scales and len(scales) == len(found.lost):
         matches = (OF_INPUTS.search(entry.name) for entry in scales)
         ends = dict.fromkeys(match[0] for match in matches if match)
         raise ConversionError(
             f"{source.path}: {lost_text(scales)} would be lost: they are scales of activations, "
-            "and decoded weights have none; leave them out with "
+            "and the weights of the copy have none; leave them out with "
             + " ".join(f"--drop '*{end}'" for end in ends)
         )
     if found.lost:
