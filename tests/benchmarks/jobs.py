@@ -80,16 +80,17 @@ def case(name: str, source: Path, words: Sequence[str], folder: Path, runs: int)
             took = timed(run)
             seconds[which] += [took] if number else []
     one, many = (statistics.median(seconds[which]) for which in workers)
+    nbytes = weights_of(source).stat().st_size
     found = {
-        "case": name, "source_bytes": weights_of(source).stat().st_size,
+        "case": name, "source_bytes": nbytes,
         "ratio": round(one / many, 2), "seconds_one": round(one, 3),
         "seconds_many": round(many, 3), "jobs": cpu_count(),
         "same_bytes": filecmp.cmp(made["one"], made["many"], shallow=False),
         "output_bytes": made["many"].stat().st_size,
     }  # fmt: skip
-    size = found["source_bytes"] / 1e9
-    print(f"{name:16} {size:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, {many:7.2f} s "
-          f"with {found['jobs']} jobs  same bytes: {found['same_bytes']}", flush=True)  # fmt: skip
+    print(f"{name:16} {nbytes / 1e9:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, "
+          f"{many:7.2f} s with {found['jobs']} jobs  same bytes: {found['same_bytes']}",
+          flush=True)  # fmt: skip
     for path in made.values():
         path.unlink()
     return found
