@@ -88,8 +88,9 @@ def case(name: str, source: Path, words: Sequence[str], folder: Path, runs: int)
         "same_bytes": filecmp.cmp(made["one"], made["many"], shallow=False),
         "output_bytes": made["many"].stat().st_size,
     }  # fmt: skip
-    print(f"{name:16} {nbytes / 1e9:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, {many:7.2f} s "
-          f"with {found['jobs']} jobs  same bytes: {found['same_bytes']}", flush=True)  # fmt: skip
+    print(f"{name:16} {nbytes / 1e9:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, "
+          f"{many:7.2f} s with {found['jobs']} jobs  same bytes: {found['same_bytes']}",
+          flush=True)  # fmt: skip
     for path in made.values():
         path.unlink()
     return found
