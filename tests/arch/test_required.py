@@ -29,6 +29,7 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
 from tests.arch.tiny import TINY, Tiny, make, parameter_shapes, quiet, read
+from tests.berts import BERTS
 
 TYPES = tuple({tiny.model_type: tiny for tiny in reversed(TINY)}.values())
 every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
@@ -36,7 +37,10 @@ every_type = pytest.mark.parametrize("tiny", TYPES, ids=lambda tiny: tiny.model_
 
 # Keys that no supported decoder has: an encoder's; attention to later tokens (refused).
 # Keys without which transformers makes no model.
-NEEDED = {"dots1": ("n_routed_experts", "n_shared_experts", "num_experts_per_tok")}
+NEEDED = {
+    "dots1": ("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+    **dict.fromkeys(BERTS, ("is_decoder",)),
+}
 NOT_OURS = {
     "gpt2": {"add_cross_attention"}, "gemma3": {"use_bidirectional_attention"},
     "gpt_bigcode": {"add_cross_attention"},
@@ -44,6 +48,8 @@ NOT_OURS = {
     "opt": {"do_layer_norm_before", "_remove_final_layer_norm", "layer_norm_elementwise_affine"},
     # Falcon's other blocks are other architectures, or refused.
     "falcon": {"alibi", "new_decoder_architecture"},
+    # Those that do not look back only are encoders; attention to an encoder is refused.
+    **{key: {"is_decoder", "add_cross_attention"} for key in BERTS},
 }  # fmt: skip
 
 
@@ -67,7 +73,7 @@ def made(tiny: Tiny, **changes: Any) -> tuple[dict[str, Any], set[str]]:
     with torch.device("meta"):
         model = auto.AutoModelForCausalLM.from_config(config)
     shapes = parameter_shapes(model)
-    bound = bind(find_arch("hf", tiny.model_type, list(shapes)), "hf", shapes)
+    bound = bind(find_arch("hf", tiny.model_type, list(shapes), config.to_dict()), "hf", shapes)
     assert bound.unbound == ()
     roles = {key for group in bound.groups for key in group.roles}
     return json.loads(model.config.to_json_string(use_diff=True)), roles
@@ -84,7 +90,7 @@ def test_every_flag_of_a_configuration_on_and_off(tiny: Tiny) -> None:
     import transformers
 
     auto: Any = transformers
-    spec = find_arch("hf", tiny.model_type)
+    spec = find_arch("hf", tiny.model_type, values=tiny.config)
     plain = Tiny(tiny.arch, tiny.model_type, sizes=tiny.sizes)
     needs = {"pad_token_id": 0, **({} if "head_dim" not in tiny.config else {"head_dim": 10})}
     needs |= {key: tiny.config[key] for key in NEEDED.get(tiny.arch, ())}

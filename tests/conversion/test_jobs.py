@@ -25,6 +25,7 @@ from aprfmt.formats.in_memory import MappedRoom, kind_of
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
+from tests.patience import PATIENCE
 
 
 def digests(*places: Path) -> Mapping[str, str]:
@@ -75,7 +76,7 @@ def test_two_weights_are_repacked_at_a_time_without_being_asked(
 ) -> None:
     write_folder(tmp_path / "m", "modelopt")
     expected = convert(tmp_path / "m", tmp_path / "one.gguf").files[0].read_bytes()
-    both, real = threading.Barrier(2, timeout=60), RepackedTensor.raw
+    both, real = threading.Barrier(2, timeout=PATIENCE), RepackedTensor.raw
 
     def met(self: RepackedTensor, start: int = 0, stop: int | None = None) -> memoryview:
         both.wait()  # raises where nobody else comes
