@@ -73,15 +73,14 @@ def _doubtful(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -
         return None
     tall = laid.shape[-2]
     low, high = _sure(table.astype(np.float32).tobytes(), stored)
-    numbers = [np.empty(0, np.float32)]
+    numbers = []
     for matrix in range(start // tall, -(-stop // tall)):
         first, last = max(start - matrix * tall, 0), min(stop - matrix * tall, tall)
         rows = slice(first // laid.tile[0], (last - 1) // laid.tile[0] + 1)
         some = laid.scale.of(matrix)[rows]
         if some.size and not (low <= some.min() and some.max() <= high):  # a NaN is neither
             numbers.append(np.unique(some))
-    found: F32 = np.unique(np.concatenate(numbers))
-    return found
+    return np.unique(np.concatenate(numbers)) if numbers else np.empty(0, np.float32)
 
 
 def surely_back(packed: PackedWeight, stored: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
@@ -30,20 +30,16 @@ from aprfmt.conversion.run import (
     check_overflow,
     copied,
     encode_piece,
-    narrowed,
+    lost_codes_of,
     pieces,
     recode_piece,
     recoded_bytes,
-    together,
 )
 from aprfmt.errors import ConversionError
 from aprfmt.formats.mapped import in_mapped_file
 from aprfmt.formats.sequential import LeftRoom, SequentialSink
 from aprfmt.formats.summing import combine
 from aprfmt.tensors.runs import RunBytes
-
-if TYPE_CHECKING:
-    from aprfmt.codecs.lattice import PackedWeight
 
 BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
 HELD = 16  # bytes an element takes: read, decoded, encoded, read back
@@ -57,7 +53,7 @@ AT_LEAST = 2  # workers: what lies in no file is made by one while the other wri
 class PlacedPiece:
     """A piece that was written: its bytes, their checksum if it is needed, and what changed.
 
-    Or how many codes of one do not come back, None where it has none; then there are no `counts`.
+    Or how many codes of a tensor do not come back, None where it has none; without `counts`.
     """
 
     nbytes: int = 0
@@ -74,7 +70,6 @@ class _Begun:
     written: Written
     room: LeftRoom
     waiting: deque[tuple[int, Future[PlacedPiece]]] = field(default_factory=deque)
-    lost: list[int | None] = field(default_factory=list)
     nbytes: int = 0
     whole: bool = False  # everything of it was handed out
 
@@ -100,6 +95,8 @@ class Ahead:
         self._making = threading.Lock()
         self._begun: deque[_Begun] = deque()
         self._held = self._out = 0  # bytes, and pieces, that workers have
+        for file in sink.open_files() if options.jobs > 1 else ():
+            self._pool.submit(file.make_room, file.planned)  # what fails is said on writing
 
     def __enter__(self) -> Self:
         return self
@@ -148,7 +145,7 @@ class Ahead:
     def _take(self, begun: _Begun, made: PlacedPiece) -> None:
         written = begun.written
         if made.counts is None:
-            begun.lost.append(made.lost_codes)
+            begun.written.lost_codes = made.lost_codes
             return
         written.counts.join(made.counts)
         check_overflow(begun.output, self._options, written.counts)
@@ -162,8 +159,6 @@ class Ahead:
             raise ConversionError(
                 f"{output.info.name}: {begun.nbytes} bytes were made, {planned} were planned"
             )
-        if encodes(output):
-            begun.written.lost_codes = together(begun.lost)
         if output.part is not None:
             begun.written.counts = output.part.packed.counts
         for tensor in output.sources:
@@ -249,9 +244,8 @@ class Ahead:
         for piece in parts:
             held = HELD if recoded_bytes(output, piece) is None else RECODED
             yield held * elements, self._work(output, room, piece, len(parts))
-        for band in narrowed(output, PIECE):
-            cost = HELD * math.prod(band.shape) if band.rows is not None else 0
-            yield cost, partial(_lost, band, output.info.encoding)
+        if any(tensor.packed is not None for tensor in output.sources):
+            yield HELD * PIECE, partial(_lost, output)
 
     def _work(
         self, output: Output, room: LeftRoom, piece: RowPiece, parts: int
@@ -277,10 +271,8 @@ class Ahead:
         return work
 
 
-def _lost(band: "PackedWeight", stored: str) -> PlacedPiece:
-    from aprfmt.codecs.way_back import lost_codes
-
-    return PlacedPiece(lost_codes=lost_codes(band, stored))
+def _lost(output: Output) -> PlacedPiece:
+    return PlacedPiece(lost_codes=lost_codes_of(output))
 
 
 def encodes(output: Output) -> bool:

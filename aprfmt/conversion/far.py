@@ -15,7 +15,7 @@ from aprfmt.conversion.outputs import Output, stored_parts
 from aprfmt.conversion.run import Written, chunks
 from aprfmt.errors import ConversionError
 from aprfmt.formats.mapped import MemoryTensor
-from aprfmt.formats.sequential import LeftRoom, SequentialSink
+from aprfmt.formats.sequential import FILES, LeftRoom, SequentialSink
 from aprfmt.tensors.runs import ByteRun
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _GAP = 64 << 10  # bytes between tensors that are fetched with them
 _RANGES = 32  # of what lies together, that are announced
 _IN_MEMORY = 256 << 20  # bytes of a tensor whose rows change places, which is fetched whole
-_FILES = 64  # files that are open at a time, at most: all are, until their last tensor comes
 
 
 def by_place(sink: "Sink", outputs: Sequence[Output], options: Options) -> bool:
@@ -36,7 +35,7 @@ def by_place(sink: "Sink", outputs: Sequence[Output], options: Options) -> bool:
     """
     alone = options.jobs == 1 and not options.resume
     far = alone and any(output.far for output in outputs)
-    return far and isinstance(sink, SequentialSink) and len(sink.files) <= _FILES
+    return far and isinstance(sink, SequentialSink) and len(sink.files) <= FILES
 
 
 def write_by_place(

@@ -228,37 +228,22 @@ def check_overflow(output: Output, options: Options, counts: Counts) -> None:
 
 def lost_codes_of(output: Output) -> int | None:
     """Count the FP8 codes that do not come back from a narrower float; None for other outputs."""
-    bands = narrowed(output, CHUNK // 4)
-    if not bands:
-        return None
-    from aprfmt.codecs.way_back import lost_codes
-
-    return together([lost_codes(band, output.info.encoding) for band in bands])
-
-
-def together(counts: Sequence[int | None]) -> int | None:
-    """Return the sum of counts; None where there is none, or one is not known."""
-    return None if not counts or None in counts else sum(count or 0 for count in counts)
-
-
-def narrowed(output: Output, elements: int) -> "list[PackedWeight]":
-    """Return the packed weights that an output stores as a narrower float.
-
-    They come in bands, but for those whose scales say at once that no code is lost.
-    """
     stored = output.info.encoding
-    if stored not in ("BF16", "F16"):
-        return []
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
-    if not made:
-        return []
-    from aprfmt.codecs.way_back import surely_back
+    if not made or stored not in ("BF16", "F16"):
+        return None
+    from aprfmt.codecs.way_back import lost_codes, surely_back
 
-    return [
-        band
-        for packed in made
-        for band in ([packed] if surely_back(packed, stored) else packed.bands(elements))
-    ]
+    lost = 0
+    for packed in made:
+        if surely_back(packed, stored):
+            continue
+        for band in packed.bands(CHUNK // 4):
+            found = lost_codes(band, stored)
+            if found is None:
+                return None
+            lost += found
+    return lost
 
 
 def _as_input(values: "Array", output: Output) -> "Array":

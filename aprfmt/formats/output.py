@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aprfmt.errors import ConversionError, FormatError, OutputError
-from aprfmt.formats.in_memory import MappedRoom, lies_in_memory
+from aprfmt.formats.in_memory import MappedRoom, lies_in_memory, make_pages
 from aprfmt.formats.mapped import cut_files, cut_line, identity_of, origin
 from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
@@ -37,6 +37,7 @@ class OutputFile:
     """
 
     identity = ""
+    planned = 0  # bytes it will have, where they are known before
 
     def __init__(self, path: Path, temporary: Path, final: Path) -> None:
         self.path = path
@@ -49,6 +50,8 @@ class OutputFile:
         self._fd: int | None = None
         self._unsynced = 0
         self._in_memory: bool | None = None  # not asked yet
+        self._paged = 0  # bytes whose pages were made before they are stored
+        self._paging = threading.Lock()
         self._in_system = hasattr(os, "copy_file_range")
         # Where there is no pwrite, writing at an offset moves the position that others write at.
         self._turn = nullcontext() if hasattr(os, "pwrite") else threading.Lock()
@@ -106,14 +109,25 @@ class OutputFile:
     def leave(self, nbytes: int) -> "OutputRoom":
         """Go on behind room that others fill, any number of threads; it is closed by them."""
         start = self.skip(nbytes)
-        assert self._fd is not None
         mapped = None
-        with self._errors("cannot be written"):
-            if self._in_memory is None:
-                self._in_memory = lies_in_memory(self._fd)
-            if self._in_memory and nbytes >= _DIRECT:
+        if nbytes >= _DIRECT and self.make_room(max(start + nbytes, self.planned)):
+            assert self._fd is not None
+            with self._errors("cannot be written"):
                 mapped = MappedRoom(self._fd, start, nbytes)
         return OutputRoom(self, start, nbytes, mapped)
+
+    def make_room(self, nbytes: int) -> bool:
+        """Make the pages of the first bytes where the file lies in memory; say whether it does.
+
+        Any thread may, of several files at a time.
+        """
+        with self._paging, self._errors("cannot be written"):
+            if self._fd is not None and self._in_memory is None:
+                self._in_memory = lies_in_memory(self._fd)
+            if self._fd is not None and self._in_memory and nbytes > max(self._paged, _DIRECT):
+                make_pages(self._fd, nbytes)
+                self._paged = nbytes
+        return bool(self._in_memory)
 
     def place(self, offset: int, data: memoryview) -> None:
         """Write bytes where room was left; several threads may, each its own."""

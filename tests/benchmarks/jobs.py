@@ -1,4 +1,4 @@
-"""`--jobs` beside one worker on one thread: FP8 to BF16, and BF16 to Q4_K_M.
+"""`--jobs` beside one worker on one thread: FP8 to BF16, whole and in shards, and BF16 to Q4_K_M.
 
     python tests/benchmarks/jobs.py [--json FILE] [--size 2.0] [--folder /dev/shm] [--runs 3]
         [--only WORDS]
@@ -6,8 +6,9 @@
 Makes its own input by seed: `--size` gigabytes of BF16, and a folder of that size whose projections
 are FP8 with scales of 128 x 128 blocks. Each conversion runs with `--jobs 1 --threads 1` and with
 one worker for each processor, in turn, without hash and verification; the outputs are compared byte
-for byte. The figure is the ratio of the medians, said with the size: planning takes as long for a
-small model, so that the ratio grows with it. The folder must have room for six times `--size`.
+for byte. There are as many shards as processors. The figure is the ratio of the medians, said with
+the size: planning takes as long for a small model, so that the ratio grows with it. The folder must
+have room for six times `--size`.
 """
 
 import argparse
@@ -34,8 +35,10 @@ from tests.conversion.folders import write_mixed
 
 BLOCK = 128
 PACKED = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}}
+SHARD = "SHARD"  # stands for the size of one
 CASES: Mapping[str, tuple[str, Sequence[str]]] = {
     "FP8 to BF16": ("fp8", ("convert", "--encoding", "BF16")),
+    "FP8 to BF16, shards": ("fp8", ("convert", "--encoding", "BF16", "--max-shard-size", SHARD)),
     "BF16 to Q4_K_M": ("bf16", ("quantize", "--type", "Q4_K_M")),
 }
 
@@ -54,8 +57,8 @@ def packed(plain: Path, folder: Path) -> Path:
         if "_proj" not in name:
             rows[name] = ("BF16", shape, (rng.integers(0, 1 << 7, count, np.uint16) << 7).tobytes())
             continue
-        codes = rng.integers(0, 0x7F, count, np.uint8)  # no NaN
-        codes |= rng.integers(0, 2, count, np.uint8) << 7
+        codes = np.frombuffer(rng.bytes(count), np.uint8)
+        codes = codes - ((codes & 0x7F) == 0x7F)  # no NaN
         rows[name] = ("F8_E4M3", shape, codes.tobytes())
         grid = tuple(-(-size // BLOCK) for size in shape)
         scale = rng.random(grid, np.float32) + np.float32(0.5)
@@ -67,32 +70,40 @@ def packed(plain: Path, folder: Path) -> Path:
     return folder
 
 
-def case(name: str, source: Path, words: Sequence[str], folder: Path, runs: int) -> dict[str, Any]:
+def case(
+    name: str, source: Path, words: Sequence[str], folder: Path, runs: int, size: float
+) -> dict[str, Any]:
     """Return the figure of one conversion, and print it."""
     workers = {"one": ("--jobs", "1", "--threads", "1"), "many": ("--jobs", str(cpu_count()))}
     seconds: dict[str, list[float]] = {which: [] for which in workers}
-    made = {which: folder / f"{which}.gguf" for which in workers}
+    made = {which: folder / which for which in workers}
+    shard = f"{1000 * size / cpu_count():.0f}MB"
+    command, *rest = [shard if word == SHARD else word for word in words]
     for number in range(runs + 1):  # the first compiles what nothing before it imported
         for which, flags in workers.items():
-            made[which].unlink(missing_ok=True)
-            command, *rest = words
-            run = [*APRFMT, command, str(source), str(made[which]), *rest, *flags, *BARE, "--quiet"]
+            shutil.rmtree(made[which], ignore_errors=True)
+            made[which].mkdir()
+            target = str(made[which] / "out.gguf")
+            run = [*APRFMT, command, str(source), target, *rest, *flags, *BARE, "--quiet"]
             took = timed(run)
             seconds[which] += [took] if number else []
     one, many = (statistics.median(seconds[which]) for which in workers)
     nbytes = weights_of(source).stat().st_size
+    outputs = sorted(path.name for path in made["one"].iterdir())
+    same = outputs == sorted(path.name for path in made["many"].iterdir())
+    _, *unlike = filecmp.cmpfiles(made["one"], made["many"], outputs, shallow=False)
     found = {
         "case": name, "source_bytes": nbytes,
         "ratio": round(one / many, 2), "seconds_one": round(one, 3),
         "seconds_many": round(many, 3), "jobs": cpu_count(),
-        "same_bytes": filecmp.cmp(made["one"], made["many"], shallow=False),
-        "output_bytes": made["many"].stat().st_size,
+        "same_bytes": same and not any(unlike), "files": len(outputs),
+        "output_bytes": sum(path.stat().st_size for path in made["many"].iterdir()),
     }  # fmt: skip
-    print(f"{name:16} {nbytes / 1e9:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, "
+    print(f"{name:20} {nbytes / 1e9:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, "
           f"{many:7.2f} s with {found['jobs']} jobs  same bytes: {found['same_bytes']}",
           flush=True)  # fmt: skip
     for path in made.values():
-        path.unlink()
+        shutil.rmtree(path)
     return found
 
 
@@ -118,7 +129,7 @@ def main() -> None:
         sources = {kind: plain if kind == "bf16" else packed(plain, fp8)
                    for kind in {kind for kind, _ in cases.values()}}  # fmt: skip
         rows = [
-            case(title, sources[kind], words, folder, args.runs)
+            case(title, sources[kind], words, folder, args.runs, args.size)
             for title, (kind, words) in cases.items()
         ]
     if args.json:

@@ -194,6 +194,25 @@ def test_pieces_stored_in_mapped_pages_are_the_same(
     assert made[0] == made[1]
 
 
+def test_the_pages_of_every_file_are_made_once_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, int, int]] = []
+
+    def noted(fd: int, start: int, nbytes: int) -> None:
+        made.append((os.fstat(fd).st_ino, start, nbytes))
+        real(fd, start, nbytes)
+
+    real = os.posix_fallocate
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
+    monkeypatch.setattr(output, "lies_in_memory", lambda fd: True)
+    monkeypatch.setattr(os, "posix_fallocate", noted)
+    convert(source, tmp_path / "x.apr", max_shard_size=600_000, encoding="F16", jobs=3)
+    files = [path.stat() for path in tmp_path.glob("x*.apr")]
+    assert len(files) > 2
+    assert sorted(made) == sorted((facts.st_ino, 0, facts.st_size) for facts in files)
+
+
 def test_no_room_in_memory_is_said_before_a_page_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
