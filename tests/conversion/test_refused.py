@@ -4,6 +4,7 @@ Seen red: tensors without a place dropped silently, two tensors written under on
 with a wrong checksum converted without a warning, a damaged record used as a valid one.
 """
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,16 @@ def test_a_tensor_without_a_place_is_refused_until_it_is_dropped(tmp_path: Path)
     assert [(note.where, note.text) for note in report.notes if note.level == "warning"] == [
         (EXTRA, "left out, as --drop asks")
     ]
+
+
+def test_what_the_target_has_no_key_for_is_said(tmp_path: Path) -> None:
+    source = llama_folder(tmp_path / "s", "F32")
+    told = json.loads((source / "config.json").read_text()) | {"hidden_act": "gelu"}
+    (source / "config.json").write_text(json.dumps(told))
+    report = aprfmt.convert(source, tmp_path / "m.gguf")
+    [note] = [note for note in report.notes if note.level == "warning"]
+    assert (note.where, note.key) == ("activation", "not_expressible")
+    assert "llama.cpp computes silu" in note.text
 
 
 def test_another_models_config_is_not_replaced(tmp_path: Path) -> None:
