@@ -8,7 +8,7 @@ from aprfmt.cli import render
 
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
-    from aprfmt.conversion.options import Fidelity, TensorOutcome
+    from aprfmt.conversion.report import Fidelity, TensorOutcome
 
 WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
 # What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).

@@ -9,7 +9,7 @@ import click
 from aprfmt.cli import render, running
 
 if TYPE_CHECKING:
-    from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
+    from aprfmt.cli.trace_asked import TraceAsked, TraceWanted
     from aprfmt.inference.device import Choice
     from aprfmt.inference.dry.estimate import DeviceMemory, Estimate
     from aprfmt.inference.parity.request import ParityRequest

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import dry_run, options, running, trace_ways
+from aprfmt.cli.trace_asked import TraceAsked, TraceWanted
 from aprfmt.cli.trace_map import Dumped
-from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
 
 
 @click.command("trace")

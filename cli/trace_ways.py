@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aprfmt.cli import dry_run, options, render, running, trace_map
+from aprfmt.cli.trace_asked import TraceAsked, TraceWanted
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,37 +18,6 @@ if TYPE_CHECKING:
     from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
-
-
-@dataclass(frozen=True)
-class TraceAsked:
-    """What is traced: which points of which layers, at which positions, and by what."""
-
-    payload: bool
-    points: str | None
-    layers: str | None
-    positions: str
-    behind: int
-    engine: str | None
-    draft: bool
-    dry_run: bool
-
-
-@dataclass(frozen=True)
-class TraceWanted:
-    """What becomes of a trace: files, a page, a comparison, JSON."""
-
-    save: Path | None
-    save_aprt: Path | None
-    reference: str | None
-    html: Path | None
-    force: bool
-    verbose: bool
-
-    @property
-    def values(self) -> bool:
-        """Whether anybody wants the values and not only their statistics."""
-        return bool(self.save or self.save_aprt or self.reference)
 
 
 def show(

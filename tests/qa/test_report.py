@@ -13,7 +13,8 @@ import pytest
 
 from aprfmt import qa
 from aprfmt.base.outcome import Check
-from aprfmt.checks.gates.baseline import compare, read, to_json
+from aprfmt.checks.gates.baseline import compare
+from aprfmt.checks.gates.baseline_file import read, to_json
 from aprfmt.checks.records import Answer, Measure, QaReport
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.device import choose

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.checks.context import Checked
-from aprfmt.checks.gates.baseline import read
+from aprfmt.checks.gates.baseline_file import read
 from aprfmt.checks.gates.golden import Golden, find
 from aprfmt.checks.records import Answer, NotRun
 from aprfmt.conversion import convert

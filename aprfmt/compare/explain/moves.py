@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.compare.explain import permutation
+from aprfmt.compare.explain import permutation, sources
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.permutation import FoundLines
 from aprfmt.compare.explain.reading import Reader
@@ -215,7 +215,7 @@ def _experts(case: Unequal) -> Iterator[Guess]:
         return
     count, size = case.shape[0], case.shape[1]
     first = np.arange(count) * size
-    found = permutation.matched(case.a.take(first), case.b.take(first), case.slack())
+    found = sources.matched(case.a.take(first), case.b.take(first), case.slack())
     if bool((found < 0).any()) or len(set(found.tolist())) != count:
         return
     if bool((found != np.arange(count)).any()):

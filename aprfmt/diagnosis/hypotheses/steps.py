@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.hypotheses.reordered import NORMS, MakeWorld
 from aprfmt.diagnosis.mismatch import Layers, heads_changed
-from aprfmt.diagnosis.taps import STREAM, Tap
-from aprfmt.diagnosis.world import World
+from aprfmt.diagnosis.world import STREAM, Tap, World
 
 Array = NDArray[Any]
 # Points of each half of a layer behind which its result is added to the stream.
