@@ -17,7 +17,7 @@ from aprfmt.arch import rules
 from aprfmt.arch.joins import Split, Stacked
 from aprfmt.arch.named import named
 from aprfmt.arch.pixtral_vision import DEVIATION, MEAN
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
+from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, single, tables
 from aprfmt.arch.spec import MISSING, ArchSpec, Binding, Facts, HyperRule, Loss, Read
 from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
@@ -151,7 +151,7 @@ def _hyper(
 
 
 def _once(role: str, hf: str, *shape: str) -> RoleRow:
-    return RoleRow(role, f"{_TOWER}{hf}", shape, layered=False)
+    return single(role, f"{_TOWER}{hf}", *shape)
 
 
 def _both(role: str, hf: str, out: str, into: str) -> Rows:

@@ -74,6 +74,11 @@ def norm(
     )
 
 
+def single(role: str, hf: str, *shape: str, needs: str = "", gguf_steps: Steps = ()) -> RoleRow:
+    """Return the row of a tensor outside the layers."""
+    return RoleRow(role, hf, shape, needs, gguf_steps=gguf_steps, layered=False)
+
+
 def whole(
     *,
     embed: str = "model.embed_tokens",
