@@ -71,7 +71,7 @@ def _says(facts: Facts, key: str, default: bool) -> bool:
 
 
 def _key_heads(two: bool) -> Callable[[Facts, Params], Found]:
-    """Return the reader of the key heads: by groups as stated, else one or one a query head."""
+    """Return what reads the number of key heads: stated, or with `multi_query` 1, or all heads."""
 
     def read(facts: Facts, hp: Params) -> Found:
         stated, one = facts.first("num_kv_heads", "n_head_kv"), _says(facts, "multi_query", True)

@@ -23,9 +23,9 @@ _ROWS = 1 << 20  # elements looked at in one step
 
 
 class Settings(NamedTuple):
-    """How a weight is written: inputs under a scale, the encoding of scales, a layout's version.
+    """How a weight is written: `size` inputs share a scale, `scales` is the encoding of scales.
 
-    `activations` says that scales of inputs stand beside every weight.
+    `version` is that of the layout. `activations`: scales of inputs stand beside every weight.
     """
 
     size: int

@@ -53,7 +53,8 @@ _SPELLED: Mapping[str, str] = {
 def said(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
     """Return a sentence about one differing hyperparameter, with both origins.
 
-    Of a scaling only the sub-keys that differ are said; of `b` whether it lacks one that `a` has.
+    For a dictionary (rope scaling) it names only the sub-keys that differ, and says which of them
+    B's configuration lacks.
     """
     if isinstance(row.a, Mapping) and isinstance(row.b, Mapping):
         parts = [

@@ -115,7 +115,7 @@ def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredW
 def _by_claim(
     bad: Model, section: Mapping[str, Value], names: set[str] | None
 ) -> Iterator[StoredWeight]:
-    """Yield packed weights as their own names betray them."""
+    """Yield packed weights that are recognised by the names of their tensors alone."""
     stored = bad.source.tensors
     for name, tensor in stored.items():
         for key in DIALECTS:

@@ -30,7 +30,7 @@ class Restoration:
         self.stored: dict[str, Value] = {}
 
     def record_stored(self, key: str, source_bits: Any, again: Any) -> None:
-        """Note the stored bits of a role that the layout steps, undone and applied, do not give."""
+        """Note a role's stored bits where undoing and redoing its layout steps changes them."""
         patch = _patch(source_bits.reshape(-1), again.reshape(-1))
         if patch is not None:
             self.stored[key] = patch

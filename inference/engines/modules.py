@@ -150,7 +150,7 @@ class ModuleReader:
             self._collector.unknown[key] = "the model has no such point"
 
     def expects(self, key: str) -> bool:
-        """Say whether a key is a point; of what a module reads, whether the model has it."""
+        """Say whether a key names a point; for a module's input, one that this model has."""
         readings = self.modules.read(key)
         if not key.endswith("#in") or not self._collector.known:
             return bool(readings)
