@@ -224,10 +224,7 @@ def tables(
     gguf = tuple(
         Binding((_gguf_name(row),), (row.role,), row.gguf_steps) for row in every if row.gguf != ""
     )
-    return rules, {
-        "hf": (*hf_first, *hf, *hf_more),
-        "gguf": (*gguf_first, *gguf, *gguf_more),
-    }
+    return rules, {"hf": (*hf_first, *hf, *hf_more), "gguf": (*gguf_first, *gguf, *gguf_more)}
 
 
 def _below_layer(row: RoleRow) -> str:

@@ -19,13 +19,7 @@ from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.compare.bounds import fit
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.diagnosis.packing_repairs import (
-    Mended,
-    StoredWeight,
-    not_numbers,
-    numbers,
-    repairs,
-)
+from aprfmt.diagnosis.packing_repairs import Mended, StoredWeight, not_numbers, numbers, repairs
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config

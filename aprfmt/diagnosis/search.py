@@ -16,12 +16,7 @@ import numpy as np
 from aprfmt.diagnosis.hypotheses.attention import scale_change
 from aprfmt.diagnosis.hypotheses.norm import eps_change
 from aprfmt.diagnosis.hypotheses.rope import divided_change, theta_change
-from aprfmt.diagnosis.hypotheses.usual import (
-    groups,
-    kinds_of_layers,
-    usual_changes,
-    window_change,
-)
+from aprfmt.diagnosis.hypotheses.usual import groups, kinds_of_layers, usual_changes, window_change
 from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
 from aprfmt.diagnosis.hypotheses.usual_steps import single_layers
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from aprfmt.arch import ARCHS, arch_names
 from aprfmt.arch.carried import CARRIED
-from aprfmt.arch.hyper import (
-    losses,
-    read_hyper,
-    unsaid,
-    write_hyper,
-)
+from aprfmt.arch.hyper import losses, read_hyper, unsaid, write_hyper
 from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, HyperParams
 from aprfmt.arch.values import inverse, shortest, single
 from aprfmt.errors import ArchError

@@ -13,14 +13,7 @@ from aprfmt.arch.joins import KvB, Split, Stacked
 from aprfmt.arch.moves import compose, invert, merged
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import LayoutStep, Move
-from aprfmt.arch.steps import (
-    Added,
-    HalvesExchanged,
-    Oriented,
-    Reshaped,
-    RowsPermuted,
-    Transposed,
-)
+from aprfmt.arch.steps import Added, HalvesExchanged, Oriented, Reshaped, RowsPermuted, Transposed
 from aprfmt.errors import ArchError
 
 sizes = st.integers(1, 5)

@@ -83,8 +83,7 @@ def test_what_is_not_written_is_said_by_name(source: Path, tmp_path: Path, wishe
 
 
 @pytest.mark.parametrize(
-    ("wished", "says"),
-    [("Q4_K_M", "quantize --type Q4_K_M"), ("Q9_0", "near names: Q")],
+    ("wished", "says"), [("Q4_K_M", "quantize --type Q4_K_M"), ("Q9_0", "near names: Q")]
 )
 def test_what_is_no_encoding_is_said_by_name(
     source: Path, tmp_path: Path, wished: str, says: str

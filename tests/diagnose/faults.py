@@ -14,13 +14,7 @@ import numpy as np
 from aprfmt.inference.kv_cache import KVCache
 from tests.diagnose import files
 from tests.diagnose.controls import PAIRS
-from tests.diagnose.engines import (
-    COARSE,
-    LONG,
-    Stale,
-    broken,
-    trace,
-)
+from tests.diagnose.engines import COARSE, LONG, Stale, broken, trace
 from tests.diagnose.fault import Fault as Fault
 from tests.diagnose.fault import Pair
 from tests.diagnose.faults_files import FILE_FAULTS

@@ -20,14 +20,7 @@ from tests.diagnose import files
 from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace
 from tests.diagnose.faults import heads, left_out
 from tests.diagnose.faults_packed import INT4
-from tests.diagnose.faults_undecoded import (
-    ALONE,
-    PLAIN4,
-    SIXTEEN,
-    of_scale,
-    one_is,
-    undecoded,
-)
+from tests.diagnose.faults_undecoded import ALONE, PLAIN4, SIXTEEN, of_scale, one_is, undecoded
 from tests.models import IDS
 
 

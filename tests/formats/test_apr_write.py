@@ -103,8 +103,7 @@ def test_index_is_sorted_and_data_lies_in_plan_order(tmp_path: Path) -> None:
     )
 )
 def test_any_tensors_round_trip(
-    tmp_path_factory: pytest.TempPathFactory,
-    rows: list[tuple[str, tuple[int, ...], str]],
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, tuple[int, ...], str]]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.apr"
     round_trip(path, [info(*row) for row in rows], force=True)

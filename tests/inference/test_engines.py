@@ -29,14 +29,7 @@ from aprfmt.inference.trace import Kept, Trace
 from aprfmt.inference.trace_file import save_trace
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
-from tests.inference.judge import (
-    WITHOUT_A_FUNCTION,
-    architecture,
-    backend,
-    judged,
-    rel,
-    traced64,
-)
+from tests.inference.judge import WITHOUT_A_FUNCTION, architecture, backend, judged, rel, traced64
 from tests.llama import needs_llama
 from tests.models import IDS, MAKERS, save_tiny
 

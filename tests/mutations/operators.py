@@ -54,9 +54,7 @@ def _between(source: Source, left: ast.expr, right: ast.expr, new: str) -> Itera
         yield start, stop, f"{lead}{new}{tail}"
 
 
-def _compares(
-    table: Mapping[type[ast.cmpop], str],
-) -> Operator:
+def _compares(table: Mapping[type[ast.cmpop], str]) -> Operator:
     def operator(source: Source, node: ast.AST) -> Iterator[Edit]:
         if isinstance(node, ast.Compare):
             lefts = [node.left, *node.comparators]
