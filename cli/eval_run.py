@@ -123,8 +123,8 @@ def of_batch(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
 
 
 def finish(
-    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None],
-) -> int:  # fmt: skip
+    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None]
+) -> int:
     """Judge the checks, print what was found and return the exit code."""
     from aprfmt.base.outcome import Report
 

@@ -46,8 +46,9 @@ def verdict(difference: TraceDiff) -> tuple[str, str]:
         return f"no point could be compared{why}", "bad"
     if difference.first:
         beyond = sum(point.beyond for point in points)
-        return (f"first point beyond tolerance: {difference.first}; {beyond} of {every} points "
-                f"beyond"), "bad"  # fmt: skip
+        return (
+            f"first point beyond tolerance: {difference.first}; {beyond} of {every} points beyond"
+        ), "bad"
     far = max((point for point in points if point.rel_l2 is not None), key=_used_up)
     nearest = f"; nearest to its tolerance: {far.key}, relL2 {far.rel_l2:.3g} of {far.tolerance:g}"
     if difference.compared == every:

@@ -102,8 +102,9 @@ def _cells(stats: Mapping[str, Value]) -> list[str]:
     cells = []
     for name in COLUMNS:
         value = stats[name]
-        cells.append("-" if value is None else f"{value:.5g}" if isinstance(value, float) else
-                     str(value))  # fmt: skip
+        cells.append(
+            "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+        )
     return cells
 
 
@@ -204,8 +205,9 @@ def show_plan(found: Mapping[str, Value], details: bool) -> None:
             if row["point"] in seen or row["absent"]:
                 continue
             seen.add(row["point"])
-            rows.append((row["point"], row["shape"], row["says"], row["llama_cpp"], row["apr"],
-                         row["hf"]))  # fmt: skip
+            rows.append(
+                (row["point"], row["shape"], row["says"], row["llama_cpp"], row["apr"], row["hf"])
+            )
         render.table(rows, ("point", "shape", "what it is", "llama.cpp", "apr", "transformers"))
         return
     by_layer: dict[Any, list[str]] = {}

@@ -25,9 +25,7 @@ def moe(c: Context, layer: int, x: Array) -> Array:
     b = c.backend
     w = c.weights.of(layer, "ffn_gate_inp.weight")
     cast = c.block.router_cast
-    logits = b.router(
-        x, w, c.bias(layer, "ffn_gate_inp"), rounded=cast in ("weights", "logits")
-    )  # fmt: skip
+    logits = b.router(x, w, c.bias(layer, "ffn_gate_inp"), rounded=cast in ("weights", "logits"))
     correction = c.weights.get_role(layer, "exp_probs_b.bias")
     bias = None if correction is None else correction.numpy()
     stacks = [c.weights.of(layer, f"{role}.weight") for role in STACKS]

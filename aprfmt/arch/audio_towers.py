@@ -114,10 +114,11 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
 
 
 QWEN2_AUDIO_TOWER = _tower(
-    "qwen2_audio_tower", "mm.a.fc.weight",
+    "qwen2_audio_tower",
+    "mm.a.fc.weight",
     single("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
     single("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
-)  # fmt: skip
+)
 VOXTRAL_TOWER = _tower(
     "voxtral_tower", "mm.a.mlp.1.weight",
     single("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),

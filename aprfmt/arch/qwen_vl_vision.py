@@ -198,9 +198,10 @@ _PATCH = replace(
     gguf="",
 )  # fmt: skip
 _FRAMES = Binding(
-    ("v.patch_embd.weight", "v.patch_embd.weight.1"), ("v.patch_embd.weight",),
+    ("v.patch_embd.weight", "v.patch_embd.weight.1"),
+    ("v.patch_embd.weight",),
     (Stacked("patch_frames", axis=2),),
-)  # fmt: skip
+)
 
 
 def _around(name: str, first: str, second: str, bias: bool) -> Rows:
@@ -348,12 +349,13 @@ def _mergers() -> tuple[HyperRule, ...]:
 
 # GGUF's name below a layer's number -> the folder's, and the shape of each.
 _DEEP = {
-    "norm.weight": ("norm.weight", (_JOINED,)), "norm.bias": ("norm.bias", (_JOINED,)),
+    "norm.weight": ("norm.weight", (_JOINED,)),
+    "norm.bias": ("norm.bias", (_JOINED,)),
     "fc1.weight": ("linear_fc1.weight", (_JOINED, _JOINED)),
     "fc1.bias": ("linear_fc1.bias", (_JOINED,)),
     "fc2.weight": ("linear_fc2.weight", ("projection_size", _JOINED)),
     "fc2.bias": ("linear_fc2.bias", ("projection_size",)),
-}  # fmt: skip
+}
 _STACK = (Stacked("merger_count"),)
 
 QWEN3_VL_VISION = _tower(

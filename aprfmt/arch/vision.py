@@ -91,9 +91,8 @@ def activation_keys(activation: str) -> HyperRule:
 
     usual = rules.activation(activation, names=names)
     return HyperRule(
-        usual.name, read=usual.read, default=usual.default,
-        write={**usual.write, "gguf": write},
-    )  # fmt: skip
+        usual.name, read=usual.read, default=usual.default, write={**usual.write, "gguf": write}
+    )
 
 
 def tower_hyper(eps: float, activation: str, class_token: bool) -> tuple[HyperRule, ...]:
@@ -180,5 +179,6 @@ SIGLIP_VISION = named(
     "siglip_vision",
     tables((*siglip_rows(), *_head())),
     siglip_hyper(),
-    ignored=UNUSED, section="vision_config",
-)  # fmt: skip
+    ignored=UNUSED,
+    section="vision_config",
+)

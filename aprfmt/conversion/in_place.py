@@ -101,8 +101,9 @@ def _planned(model: "Model", options: "Options") -> tuple["Plan", Program]:
     wishes: dict[str, Any] = {"like": model.source} if target.rewrites else {}
     sink = target.open_sink(model.source.files[0], files=Nowhere(), **wishes)
     if not isinstance(sink, SequentialSink):
-        raise ConversionError(f"{model.path}: files of {target.name} are not changed in place; "
-                              f"{_COPY}")  # fmt: skip
+        raise ConversionError(
+            f"{model.path}: files of {target.name} are not changed in place; {_COPY}"
+        )
     places = {name: (t.info.offset, t.info.nbytes) for name, t in model.source.tensors.items()}
     infos = sorted((output.info for output in plan.outputs), key=lambda info: places[info.name])
     sink.plan(metadata, infos)

@@ -46,8 +46,9 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 
 # Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.
 _SPELLED: Mapping[str, str] = {
-    "original_context_length": "original_max_position_embeddings", "type": "rope_type",
-}  # fmt: skip
+    "original_context_length": "original_max_position_embeddings",
+    "type": "rope_type",
+}
 
 
 def said(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:

@@ -150,5 +150,6 @@ def masks(late: Array, n: int) -> Iterator[Change]:
 
 
 def _mask(says: str, seen: Array) -> Change:
-    return Change("mask", f"attention's mask is another one: {says}", ("mask",), masked(seen),
-                  {"mask": says})  # fmt: skip
+    return Change(
+        "mask", f"attention's mask is another one: {says}", ("mask",), masked(seen), {"mask": says}
+    )

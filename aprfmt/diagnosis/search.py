@@ -298,9 +298,10 @@ class Search:
         rest = tuple(other for other in steps if other is not step)
         self.runs = max(self.runs, OTHERS // 10)
         tried = [
-            self.measure((*rest, one.steps[0])) for one in self.singles
+            self.measure((*rest, one.steps[0]))
+            for one in self.singles
             if one.steps[0].change.cause == step.change.cause and one.steps[0] is not step
-        ]  # fmt: skip
+        ]
         return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
 
     def instead(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:

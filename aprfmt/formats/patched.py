@@ -132,8 +132,9 @@ def parse_patch(data: bytes, where: str) -> tuple[str, list[Patch]]:
         and sum(size for _, size in places) == len(payload)
         and value.get("sha256") == hashlib.sha256(payload).hexdigest()
     ):
-        raise FormatError(f"{where}: is no whole patch of {SCHEMA}; check the file it is of, then "
-                          "remove it")  # fmt: skip
+        raise FormatError(
+            f"{where}: is no whole patch of {SCHEMA}; check the file it is of, then remove it"
+        )
     pieces, at = [], 0
     for offset, size in places:
         pieces.append((offset, payload[at : at + size]))

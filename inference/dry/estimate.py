@@ -107,10 +107,11 @@ def together(runs: Sequence[Estimate]) -> tuple[DeviceMemory, ...]:
         before = found.get(one.device, replace(one, weights_bytes=0, cache_bytes=0, peak_bytes=0))
         kept = before.weights_bytes + before.cache_bytes
         found[one.device] = replace(
-            before, weights_bytes=before.weights_bytes + one.weights_bytes,
+            before,
+            weights_bytes=before.weights_bytes + one.weights_bytes,
             cache_bytes=before.cache_bytes + one.cache_bytes,
             peak_bytes=max(before.peak_bytes, kept + one.peak_bytes),
-        )  # fmt: skip
+        )
     return tuple(found.values())
 
 

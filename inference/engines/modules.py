@@ -29,9 +29,7 @@ ADJACENT = (
     "cohere", "cohere2", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj", "llama4",
 )  # fmt: skip
 # Architectures whose joined q, k and v come by groups of heads, q, k and v of each in turn.
-GROUPED = (
-    "bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox",
-)  # fmt: skip
+GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
 TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")

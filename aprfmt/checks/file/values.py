@@ -104,8 +104,9 @@ def packed(ctx: Checked) -> Result:
         except UnsupportedError as error:
             raise NotRun(f"{name}: {error}", findings) from error
         except AprfmtError as error:
-            findings.append(Finding(name, str(error), "parts that fit each other",
-                                    "quantize again"))  # fmt: skip
+            findings.append(
+                Finding(name, str(error), "parts that fit each other", "quantize again")
+            )
             continue
         finally:
             tensor.drop()

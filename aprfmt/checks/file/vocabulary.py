@@ -141,10 +141,11 @@ def merges(ctx: Checked) -> Result:
     wrong = _wrong_merges(words)
     expected = "two tokens that make a third"
     findings = [
-        Finding(f"{words.where}: merge {number}", repr(merge), expected,
-                "the tokenizer is not whole")
+        Finding(
+            f"{words.where}: merge {number}", repr(merge), expected, "the tokenizer is not whole"
+        )
         for number, merge in wrong[:_MANY]
-    ]  # fmt: skip
+    ]
     if len(wrong) > _MANY:
         findings.append(Finding(words.where, f"{len(wrong) - _MANY} more merges", expected))
     return Result(f"{len(words.merges)} merges", findings)

@@ -38,9 +38,10 @@ def to_json(report: QaReport) -> dict[str, Any]:
                     for name, measure in gate.measures.items()
                 },
             }
-            for gate in report.gates if gate.name != BASELINE
+            for gate in report.gates
+            if gate.name != BASELINE
         },
-    }  # fmt: skip
+    }
 
 
 def save(report: QaReport, path: Path, *, force: bool = False) -> None:

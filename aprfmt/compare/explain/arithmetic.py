@@ -242,8 +242,9 @@ def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
                 continue  # the stored encoding hides earlier ones
             checked = f"encoded {len(rows)} of {a.rows} rows again: equal"
             says = f"{told} values are {label}'s, quantized to {name}{through}"
-            yield case.guess("quantisation", (says, checked), label, _again(fine.take, name), slack,
-                             rows=rows)  # fmt: skip
+            yield case.guess(
+                "quantisation", (says, checked), label, _again(fine.take, name), slack, rows=rows
+            )
     if len(case.changed_rows) < 2:
         return  # another quantizer leaves no tensor alone but for one row; damage does
     off = steps_apart(case)

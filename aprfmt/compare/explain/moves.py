@@ -49,8 +49,9 @@ def transpose(case: Unequal) -> Iterator[Guess]:
     if near(a.take(first)[:, :width], b.take(first)[:, :width], slack):
         says = ("the values stand in the same order under the exchanged shape: only the shape, and "
                 "so the reading of it, differs")  # fmt: skip
-        yield case.guess("transpose", (says,), "B",
-                         lambda rows: b.whole.reshape(a.rows, a.columns)[rows])  # fmt: skip
+        yield case.guess(
+            "transpose", (says,), "B", lambda rows: b.whole.reshape(a.rows, a.columns)[rows]
+        )
 
 
 def rearranged(case: Unequal) -> Iterator[Guess]:
@@ -267,8 +268,9 @@ def repeated(case: Unequal) -> Iterator[Guess]:
         head, inside = every // size, every % size
         for how, source in (("in a row", head // times), ("in turn", head % heads)):
             says = f"{label} has each of the {heads} heads {times} times, {how}"
-            yield case.guess("gqa_mapping", (says,), other, _at(small, source * size + inside),
-                             rows=every)  # fmt: skip
+            yield case.guess(
+                "gqa_mapping", (says,), other, _at(small, source * size + inside), rows=every
+            )
         return
 
 
@@ -287,6 +289,7 @@ def window(case: Unequal) -> Iterator[Guess]:
         for at in rows[near <= limit].tolist():
             says = (f"{other}'s {small.rows} rows are rows {at} to {at + small.rows - 1} of "
                     f"{label}, which has {large.rows}")  # fmt: skip
-            yield case.guess("row_offset", (says,), label, starting_at(large, at),
-                             rows=np.arange(small.rows))  # fmt: skip
+            yield case.guess(
+                "row_offset", (says,), label, starting_at(large, at), rows=np.arange(small.rows)
+            )
             return

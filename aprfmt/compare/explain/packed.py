@@ -115,9 +115,9 @@ def _copies(case: Unequal) -> Iterator[Copy]:
         if not (np.isfinite(x).all() and x.any() and y.any()):
             continue
         if known is not None:
-            lattice = Lattice(*(
-                np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known
-            ))  # fmt: skip
+            lattice = Lattice(
+                *(np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known)
+            )
             grouping, codes = grouping_of(lattice), _codes(reader)
             yield Copy(
                 case, source, reader, x, y, lattice, grouping, reader.encoding, whose, False,

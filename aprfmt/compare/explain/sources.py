@@ -103,10 +103,9 @@ def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None
     found = matched(x, y, slack)
     stays = (expected < pool.rows) & (found >= 0)
     near = np.zeros(len(found), bool)
-    near[stays] = (
-        np.linalg.norm(x[stays] - y[expected[stays]], axis=1)
-        <= (2 * slack + 1e-6) * np.linalg.norm(x[stays], axis=1)
-    )  # fmt: skip
+    near[stays] = np.linalg.norm(x[stays] - y[expected[stays]], axis=1) <= (
+        2 * slack + 1e-6
+    ) * np.linalg.norm(x[stays], axis=1)
     return np.where(near, expected, found)
 
 

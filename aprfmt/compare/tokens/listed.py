@@ -178,9 +178,10 @@ def scores(a: Stated, b: Stated) -> Iterator[Difference]:
         return
     left, right = _scored(a, b), _scored(b, a)
     apart = [
-        token for token, score in left.items()
+        token
+        for token, score in left.items()
         if token in right and abs(right[token] - score) > 1e-6 * max(1.0, abs(score))
-    ]  # fmt: skip
+    ]
     if not apart:
         return
     first = apart[0]
@@ -219,9 +220,10 @@ def types(a: Stated, b: Stated) -> Iterator[Difference]:
     left = dict(zip(spelled(a, b), a.vocabulary.types, strict=True))
     right = dict(zip(spelled(b, a), b.vocabulary.types, strict=True))
     apart = [
-        token for token, kind in left.items()
+        token
+        for token, kind in left.items()
         if token in right and not _alike(token, kind, right[token], a.lists, b.lists)
-    ]  # fmt: skip
+    ]
     if not apart or list(a.vocabulary.types) == list(b.vocabulary.types):
         return  # equal by id: what differs are the pieces
     counts = Counter((left[token], right[token]) for token in apart)
