@@ -36,8 +36,10 @@ def show(report: "SampleReport") -> None:
         render.line(f"  ... {left} more (--json)", style="dim")
     if report.unsampled:
         count, first = len(report.unsampled), report.unsampled[0]
-        render.say(f"  {count} tensors have no bytes to compare ({first.tensor}: {first.why})",
-                   style="warn")  # fmt: skip
+        render.say(
+            f"  {count} tensors have no bytes to compare ({first.tensor}: {first.why})",
+            style="warn",
+        )
     if report.different:
         render.line("different", style="bad")
         return

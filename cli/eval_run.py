@@ -78,9 +78,11 @@ def of_texts(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
             checks.insert(0, measured.acceptance.judged(least, str(run.model.path)))
             found_drafts = measured.acceptance
             draft_found = eval_show.Drafts(
-                drafts=found_drafts.drafts, accepted=found_drafts.accepted,
-                acceptance=found_drafts.rate, least=least,
-            )  # fmt: skip
+                drafts=found_drafts.drafts,
+                accepted=found_drafts.accepted,
+                acceptance=found_drafts.rate,
+                least=least,
+            )
         if other is not None and measured.other is not None:
             checks += judge(measured.other, kind, str(other.model.path))
             against = {

@@ -104,8 +104,10 @@ def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
 
     context = int(model.hyper["context_length"])
     if asked is not None and asked > context:
-        render.warn(f"{model.path}: windows of {asked} tokens; the model was made for {context}",
-                    "context_length")  # fmt: skip
+        render.warn(
+            f"{model.path}: windows of {asked} tokens; the model was made for {context}",
+            "context_length",
+        )
     return asked if asked is not None else window_size(context, convention)
 
 

@@ -90,8 +90,10 @@ def report(run: running.WhereRan, made: int, end: str, took: "Speed", tokenizer:
             f"a step {1000 * median:.3g} ms ({low} to {high}), the first {1000 * first:.3g}"
         )
     if took["prefill_tokens_per_second"]:
-        parts.append(f"prompt of {took['prefill_tokens']} at "
-                     f"{took['prefill_tokens_per_second']:.1f} tokens/s")  # fmt: skip
+        parts.append(
+            f"prompt of {took['prefill_tokens']} at "
+            f"{took['prefill_tokens_per_second']:.1f} tokens/s"
+        )
     parts.append(
         f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in {tokenizer:.2f} s"
     )

@@ -97,6 +97,8 @@ def plan(
             for key, item in known.items() if key in keys
         ]  # fmt: skip
         return {
-            "model": str(opened.path), "architecture": opened.spec.name,
-            "stats_source": "metadata-only", "points": rows,
-        }  # fmt: skip
+            "model": str(opened.path),
+            "architecture": opened.spec.name,
+            "stats_source": "metadata-only",
+            "points": rows,
+        }

@@ -133,8 +133,10 @@ def _sinks(facts: Facts, hp: Params) -> Found:
 
 def _write_sinks(value: Value, hp: Params) -> Params:
     kinds = {window: on for window, on in zip(hp[_LOCAL], value, strict=True)}
-    return {"add_swa_attention_sink_bias": kinds.get(True, False),
-            "add_full_attention_sink_bias": kinds.get(False, False)}  # fmt: skip
+    return {
+        "add_swa_attention_sink_bias": kinds.get(True, False),
+        "add_full_attention_sink_bias": kinds.get(False, False),
+    }
 
 
 def _kv(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:

@@ -173,9 +173,11 @@ FUSED = (fused_qkv(), fused_qkv(suffix="bias"))
 
 
 def experts(
-    module: str = "mlp.experts", gate: str = "gate_proj", up: str = "up_proj",
+    module: str = "mlp.experts",
+    gate: str = "gate_proj",
+    up: str = "up_proj",
     down: str = "down_proj",
-) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:  # fmt: skip
+) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:
     """Return the rows of stacked experts and the bindings that Hugging Face files need.
 
     Written as one tensor per expert. transformers 5 has one tensor for gate and up of all experts,

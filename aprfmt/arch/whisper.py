@@ -69,9 +69,11 @@ def _stack_layers(stack: str) -> HyperRule:
         return tuple(i < whole_number(*found) for i in range(hp["n_layers"])), found[1]
 
     return HyperRule(
-        f"{stack}_layers", read={"hf": read}, default=rules.per_layer(True),
+        f"{stack}_layers",
+        read={"hf": read},
+        default=rules.per_layer(True),
         write={"hf": lambda value, hp: {f"{stack}_layers": sum(value)}},
-    )  # fmt: skip
+    )
 
 
 WHISPER = named(

@@ -45,8 +45,10 @@ class NonFinite:
                 f"NaN or infinity on one side at {many} ({a} has {self.a}, {b} {self.b}), {at}"
             )
         if self.both:
-            said.append(f"NaN or infinity on both sides alike at {self.both} of {self.count} "
-                        f"values, the first at {list(self.both_at or ())}")  # fmt: skip
+            said.append(
+                f"NaN or infinity on both sides alike at {self.both} of {self.count} "
+                f"values, the first at {list(self.both_at or ())}"
+            )
         return "; ".join(said)
 
 

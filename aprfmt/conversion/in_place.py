@@ -55,8 +55,10 @@ def _changed(model: "Model", program: Program) -> Iterator[Patch]:
     """Yield the patches that turn the file's bytes into the planned ones."""
     file = open_bytes(_one_file(model))
     try:
-        start = min((t.info.offset for t in model.source.tensors.values() if t.info.nbytes),
-                    default=file.size)  # fmt: skip
+        start = min(
+            (t.info.offset for t in model.source.tensors.values() if t.info.nbytes),
+            default=file.size,
+        )
         head = _fitted(program.head, start, model)
         places = _places(program, head, model, file)
         yield from _differing(file, 0, head)

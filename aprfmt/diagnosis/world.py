@@ -121,9 +121,11 @@ class World:
     def with_weights(self, arrays: Mapping[str, Any]) -> "World":
         """Return the world with weights replaced by arrays, by role key."""
         return replace(
-            self, weights=self.weights.overlaid(arrays), original=self.stored,
+            self,
+            weights=self.weights.overlaid(arrays),
+            original=self.stored,
             replaced=(*self.replaced, *arrays),
-        )  # fmt: skip
+        )
 
     def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "World":
         """Return the world with one operation wrapped, in these layers or in all."""

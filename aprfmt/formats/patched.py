@@ -104,9 +104,11 @@ def patch(path: Path, pieces: Sequence[Patch], identity: str) -> None:
             _finish(lock, record)
         except OSError as error:
             raise output_error(
-                path, f"is partly changed, {record.name} has the rest; the next write into this "
-                "folder completes it, until then the file is not read", error
-            ) from error  # fmt: skip
+                path,
+                f"is partly changed, {record.name} has the rest; the next write into this "
+                "folder completes it, until then the file is not read",
+                error,
+            ) from error
 
 
 def identity_of(path: Path) -> str:

@@ -77,8 +77,10 @@ def read_restoration(metadata: Mapping[str, Value], where: str) -> Restoration:
 
     found = Restoration()
     records = (
-        (ENCODINGS_KEY, found.encodings), (RESTORE_KEY, found.patches), (STORED_KEY, found.stored),
-    )  # fmt: skip
+        (ENCODINGS_KEY, found.encodings),
+        (RESTORE_KEY, found.patches),
+        (STORED_KEY, found.stored),
+    )
     for key, target in records:
         text = metadata.get(key)
         if text is None:

@@ -125,9 +125,11 @@ def _session(model: Model, request: RunRequest) -> Session:
         )
     refuse_to_run(model.resolution, model.path)
     backend: DryBackend = load(DRY[choice.backend])(
-        choice.device, choice.dtype, deterministic=request.deterministic,
+        choice.device,
+        choice.dtype,
+        deterministic=request.deterministic,
         used=int(model.hyper["n_experts_used"] or 0),
-    )  # fmt: skip
+    )
     stored, through = partial(GhostRows, account=backend.host), request.through
     rows: dict[str, Any] = {key: stored(tensor) for key, tensor in model.roles.items()}
     if through is not None:

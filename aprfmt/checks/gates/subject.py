@@ -103,9 +103,11 @@ class Subject(Checked):
             raise NotRun(str(error)) from error
         request = self.request
         return RunRequest(
-            choice=choice or request.choice, threads=request.threads, memory=request.memory,
+            choice=choice or request.choice,
+            threads=request.threads,
+            memory=request.memory,
             deterministic=request.deterministic,
-        ).session(model)  # fmt: skip
+        ).session(model)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

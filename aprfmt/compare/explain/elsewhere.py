@@ -178,14 +178,16 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
     yield Explanation(
         "stale_tensor",
         (case.key,),
-        (f"this tensor {what}; a base (--base) could show which",
-         f"{equal} of {len(verdicts)} other tensors are equal, {apart.changed} of {apart.count} "
-         f"values of this one are not, by {apart.relative:.3g} of its norm",
-         judged.says),
+        (
+            f"this tensor {what}; a base (--base) could show which",
+            f"{equal} of {len(verdicts)} other tensors are equal, {apart.changed} of {apart.count} "
+            f"values of this one are not, by {apart.relative:.3g} of its norm",
+            judged.says,
+        ),
         apart.relative,
         None,
         False,
-    )  # fmt: skip
+    )
 
 
 def _constant(case: Unequal, label: str, sample: "Array") -> float | None:

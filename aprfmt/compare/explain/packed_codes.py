@@ -180,9 +180,11 @@ def _patterns() -> tuple[tuple[str, tuple[int, ...]], ...]:
         mixed = tuple(i // 2 + half * (i % 2) for i in range(width))
         rows += [
             (f"the low halves of {half} bytes are one run, not every second value", mixed),
-            (f"the low halves of {half} bytes are every second value, not one run",
-             tuple(sorted(range(width), key=mixed.__getitem__))),
-        ]  # fmt: skip
+            (
+                f"the low halves of {half} bytes are every second value, not one run",
+                tuple(sorted(range(width), key=mixed.__getitem__)),
+            ),
+        ]
     return tuple(rows)
 
 
