@@ -88,9 +88,11 @@ def case(name: str, source: Path, words: Sequence[str], folder: Path, runs: int)
         "same_bytes": filecmp.cmp(made["one"], made["many"], shallow=False),
         "output_bytes": made["many"].stat().st_size,
     }  # fmt: skip
-    print(f"{name:16} {nbytes / 1e9:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, "
-          f"{many:7.2f} s with {found['jobs']} jobs  same bytes: {found['same_bytes']}",
-          flush=True)  # fmt: skip
+    print(
+        f"{name:16} {nbytes / 1e9:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, "
+        f"{many:7.2f} s with {found['jobs']} jobs  same bytes: {found['same_bytes']}",
+        flush=True,
+    )
     for path in made.values():
         path.unlink()
     return found
@@ -115,8 +117,10 @@ def main() -> None:
         plain = llama(folder / "bf16", args.size)
         fp8 = folder / "fp8"
         cases = {title: row for title, row in CASES.items() if args.only in title}
-        sources = {kind: plain if kind == "bf16" else packed(plain, fp8)
-                   for kind in {kind for kind, _ in cases.values()}}  # fmt: skip
+        sources = {
+            kind: plain if kind == "bf16" else packed(plain, fp8)
+            for kind in {kind for kind, _ in cases.values()}
+        }
         rows = [
             case(title, sources[kind], words, folder, args.runs)
             for title, (kind, words) in cases.items()

@@ -208,8 +208,9 @@ def test_set_changes_one_key_and_no_tensor(source: Path, tmp_path: Path) -> None
         assert b.source.types == a.source.types
         changed = [k for k in a.metadata if package_plain(a, k) != package_plain(b, k)]
         assert changed == ["general.name", "llama.context_length"] or set(changed) == {
-            "general.name", "llama.context_length",
-        }  # fmt: skip
+            "general.name",
+            "llama.context_length",
+        }
         assert {k: bytes(t.raw()) for k, t in a.items()} == {
             k: bytes(t.raw()) for k, t in b.items()
         }

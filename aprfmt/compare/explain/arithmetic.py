@@ -255,8 +255,8 @@ def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
             "quantisation",
             (case.key,),
             (
-                f"both are {a.encoding} of one source: no two values are further apart than one step "
-                "of each (another quantizer, arithmetic or importance matrix)",
+                f"both are {a.encoding} of one source: no two values are further apart than one "
+                "step of each (another quantizer, arithmetic or importance matrix)",
                 f"at most {off:.3g} of both steps apart",
             ),
             case.before.relative,
