@@ -48,8 +48,8 @@ def test_the_tower_and_its_projector_become_an_mmproj(whole: Path, tmp_path: Pat
     assert run("convert", whole, target, *how, "--drop", "language_model*").code == 0
     theirs = gguf.GGUFReader(target)
     said = {
-        name: theirs.get_field(name).contents()
-        for name in (  # type: ignore[union-attr]
+        name: theirs.get_field(name).contents()  # type: ignore[union-attr]
+        for name in (
             "general.architecture",
             "general.type",
             "clip.projector_type",
@@ -98,8 +98,8 @@ def test_other_towers_say_what_they_are(label: str, kind: str, text: int, tmp_pa
     theirs = gguf.GGUFReader(target)
     part = has = "vision" if label.endswith("_vision") else "audio"
     said = [
-        theirs.get_field(name).contents()
-        for name in (  # type: ignore[union-attr]
+        theirs.get_field(name).contents()  # type: ignore[union-attr]
+        for name in (
             "general.architecture",
             "general.type",
             "clip.projector_type",

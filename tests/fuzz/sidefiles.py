@@ -21,6 +21,7 @@ from aprfmt.base.outcome import Check
 from aprfmt.base.text import escape
 from aprfmt.checks import validate_model
 from aprfmt.checks.gates import baseline as qa_baseline
+from aprfmt.checks.gates import baseline_file
 from aprfmt.checks.gates import golden as qa_golden
 from aprfmt.checks.records import Answer, Measure
 from aprfmt.compare.thresholds import threshold
@@ -78,7 +79,7 @@ def golden(data: bytes) -> None:
 
 def baseline(data: bytes) -> None:
     """Read a baseline and compare a run with it."""
-    for check in qa_baseline.compare(qa_baseline.parse(_value(data), PATH), _GATES):
+    for check in qa_baseline.compare(baseline_file.parse(_value(data), PATH), _GATES):
         _shown(check)
 
 
