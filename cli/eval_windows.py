@@ -29,7 +29,7 @@ def read_samples(
 
 
 def whole(model: "Model", name: str, ids: list[int]) -> "Sample":
-    """Return the sample of a text: what the model puts before one is put before every window."""
+    """Return a text as one sample; every window begins with the tokens that begin a text."""
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import repeated
 

@@ -243,7 +243,8 @@ def types(a: Stated, b: Stated) -> Iterator[Difference]:
 def _alike(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
     """Say whether two types say one thing; a tokenizer.json's special token is a control token.
 
-    Of a token that looks special lists may say more than a tokenizer.json, never less.
+    A token that looks special may be a control token by the lists where a tokenizer.json makes it
+    one that a user added; the other way round the two differ.
     """
     if x == y or _FILLER.fullmatch(token):
         return True
