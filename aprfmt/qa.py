@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.checks.asking import answered, ask
-from aprfmt.checks.gates.baseline import save
+from aprfmt.checks.gates.baseline_file import save
 from aprfmt.checks.gates.subject import QaRequest, Subject
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates

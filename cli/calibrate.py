@@ -13,9 +13,8 @@ from aprfmt.errors import OutputError
 
 @contextmanager
 def calibrated(
-    src: Path, text: Path, kept: Path | None, chunks: int | None, arch: str | None, *,
-    force: bool,
-) -> Iterator[Path]:  # fmt: skip
+    src: Path, text: Path, kept: Path | None, chunks: int | None, arch: str | None, *, force: bool
+) -> Iterator[Path]:
     """Run the text through SRC, write the matrix to `kept` or a temporary file, yield its path.
 
     Raises UsageError for a text without tokens, ArchError for a model that does not run,

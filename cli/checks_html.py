@@ -8,9 +8,10 @@ from aprfmt.cli import html
 def of_file(body: Mapping[str, object]) -> str:
     """Return the page of what `validate --json` prints (Validation.to_json)."""
     facts = {
-        "file": body["subject"], "format": body["format"],
+        "file": body["subject"],
+        "format": body["format"],
         "warnings": "fail (--strict)" if body["strict"] else None,
-    }  # fmt: skip
+    }
     return html.page("Validation of a file", facts, {"report": body}, html.CHECKED)
 
 

@@ -8,7 +8,7 @@ from aprfmt.cli import render
 
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
-    from aprfmt.conversion.options import Fidelity, TensorOutcome
+    from aprfmt.conversion.report import Fidelity, TensorOutcome
 
 WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
 # What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
@@ -98,9 +98,11 @@ def _expected(report: "ConversionReport") -> None:
     total = found["seconds"]["total"]
     took = "unknown: nothing can be written there" if total is None else f"about {total:.1f} s"
     short = free is not None and free < found["disk_bytes"]
-    render.line(f"  memory at most {render.size_text(found['memory_bytes'])}; disk "
-                f"{render.size_text(found['disk_bytes'])}{room}; time {took}",
-                style="bad" if short else "")  # fmt: skip
+    render.line(
+        f"  memory at most {render.size_text(found['memory_bytes'])}; disk "
+        f"{render.size_text(found['disk_bytes'])}{room}; time {took}",
+        style="bad" if short else "",
+    )
 
 
 def _verified(report: "ConversionReport", dry_run: bool) -> None:
@@ -110,8 +112,10 @@ def _verified(report: "ConversionReport", dry_run: bool) -> None:
             render.line("  not verified (--no-verify)", style="warn")
     else:
         words: Mapping[Fidelity, str] = {
-            "bytes": "byte-equal", "values": "value-equal", "lossy": "lossy as asked",
-        }  # fmt: skip
+            "bytes": "byte-equal",
+            "values": "value-equal",
+            "lossy": "lossy as asked",
+        }
         kinds = [f"{report.count(how)} {said}" for how, said in words.items() if report.count(how)]
         render.line(f"  verified by reading back: {', '.join(kinds) or 'no tensors'}", style="good")
     if report.accounted is not None and report.accounted.counts["dropped"]:

@@ -40,8 +40,9 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
 
     def show() -> None:
         if out is None:
-            render.line("(the files were in a temporary folder; keep them with --out DIR)",
-                        style="dim")  # fmt: skip
+            render.line(
+                "(the files were in a temporary folder; keep them with --out DIR)", style="dim"
+            )
 
     return render.emit({"folder": None if out is None else str(out), "steps": steps}, code, show)
 

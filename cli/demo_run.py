@@ -23,8 +23,9 @@ def write_model(folder: Path, force: bool) -> dict[Path, int]:
     """
     from aprfmt.formats.atomic import FileSet
 
-    shipped = {path.name: path for path in sorted(model_folder().iterdir())
-               if path.suffix in SUFFIXES}  # fmt: skip
+    shipped = {
+        path.name: path for path in sorted(model_folder().iterdir()) if path.suffix in SUFFIXES
+    }
     sizes: dict[Path, int] = {}
     with FileSet(force=force, folder=folder, ours=lambda name: name in shipped) as files:
         for name, path in shipped.items():

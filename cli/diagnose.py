@@ -15,8 +15,9 @@ from aprfmt.cli.html import add_page
 @click.option("--model", metavar="MODEL", help="The weights that saved traces ran on.")
 @click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file (default: chosen).")
 @click.option("--prompt", metavar="TEXT", help="Text instead of ids, tokenized as A does it.")
-@click.option("--memory", callback=options.size, metavar="SIZE",
-              help="Budget for decoded weights (2G).")  # fmt: skip
+@click.option(
+    "--memory", callback=options.size, metavar="SIZE", help="Budget for decoded weights (2G)."
+)
 @options.html("Write a page: the chain of evidence, a map of all points.")
 @options.arch
 @options.force

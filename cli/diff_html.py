@@ -16,9 +16,11 @@ def render_page(report: DiffReport, code: int) -> str:
     fields = ("hyperparameters", "tokenizer", "metadata")
     found = report.to_json() | {name: _fields(getattr(report, name)) for name in fields}
     data = {
-        "code": code, "found": found, "worst": [tensor.key for tensor in report.worst()],
+        "code": code,
+        "found": found,
+        "worst": [tensor.key for tensor in report.worst()],
         "images": [asdict(image) for image in report.images],
-    }  # fmt: skip
+    }
     facts = {"A": report.a, "B": report.b}
     return html.page("Comparison of two models", facts, data, (*html.REPORT, "diff.js"))
 
@@ -27,11 +29,13 @@ def _fields(rows: Sequence[FieldDiff]) -> list[dict[str, object]]:
     """Return fields with their values as texts, cut for a table; `whole` where it decides."""
     return [
         {
-            **asdict(row), "a": _cut(str(row.a)), "b": _cut(str(row.b)),
+            **asdict(row),
+            "a": _cut(str(row.a)),
+            "b": _cut(str(row.b)),
             "whole": f"{row.name}: {row.a} | {row.b}" if row.decisive else "",
         }
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _cut(text: str) -> str:

@@ -36,13 +36,16 @@ def show(report: "SampleReport") -> None:
         render.line(f"  ... {left} more (--json)", style="dim")
     if report.unsampled:
         count, first = len(report.unsampled), report.unsampled[0]
-        render.say(f"  {count} tensors have no bytes to compare ({first.tensor}: {first.why})",
-                   style="warn")  # fmt: skip
+        render.say(
+            f"  {count} tensors have no bytes to compare ({first.tensor}: {first.why})",
+            style="warn",
+        )
     if report.different:
         render.line("different", style="bad")
         return
     if report.share is not None:
-        render.line(f"no range differs: with 95 % confidence fewer than {report.share:.2%} of the "
-                    "ranges do")  # fmt: skip
+        render.line(
+            f"no range differs: with 95 % confidence fewer than {report.share:.2%} of the ranges do"
+        )
     render.line("not shown to be equal: one changed tensor, or one bit, is easily missed; diff "
                 "without --sample reads everything", style="warn")  # fmt: skip

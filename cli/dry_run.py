@@ -9,7 +9,7 @@ import click
 from aprfmt.cli import render, running
 
 if TYPE_CHECKING:
-    from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
+    from aprfmt.cli.trace_asked import TraceAsked, TraceWanted
     from aprfmt.inference.device import Choice
     from aprfmt.inference.dry.estimate import DeviceMemory, Estimate
     from aprfmt.inference.parity.request import ParityRequest
@@ -72,10 +72,11 @@ def of_parity(model: "Model", choices: "Sequence[Choice]", request: "ParityReque
     every = [*choices, *([ARBITER] if request.arbiter else [])]
     plain = list(plain_rows(len(request.ids)))
     found = [
-        f"{choice}: an engine manages its memory itself; not counted" if choice.is_engine
+        f"{choice}: an engine manages its memory itself; not counted"
+        if choice.is_engine
         else estimate_trace(model, request.on(choice), plain)
         for choice in every
-    ]  # fmt: skip
+    ]
     return _said(model, len(request.ids), found)
 
 

@@ -82,9 +82,10 @@ def measure(
             progress(len(scored), len(batch.mask))
     loss = mean_loss(given(batch, scored), vocab)
     body: BatchScored = {
-        "run": running.run_facts(run), "batch": batch_to_json(batch),
+        "run": running.run_facts(run),
+        "batch": batch_to_json(batch),
         **eval_show.loss_to_json(loss),
-    }  # fmt: skip
+    }
     checks = [shift_check(batch)]
     theirs = None
     if batch.logits is not None:
@@ -179,12 +180,13 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
 def answer_to_json(answer: "LossVerdict") -> Reported:
     """Return the verdict with every guess that gives the number."""
     return {
-        "value": answer.reported, "recomputed": answer.right, "within": answer.within,
-        "verdict": answer.says, "mistakes": [list(names) for names in answer.causes],
-        "guesses": [
-            asdict(guess) | {"mistakes": list(guess.mistakes)} for guess in answer.guesses
-        ],
-    }  # fmt: skip
+        "value": answer.reported,
+        "recomputed": answer.right,
+        "within": answer.within,
+        "verdict": answer.says,
+        "mistakes": [list(names) for names in answer.causes],
+        "guesses": [asdict(guess) | {"mistakes": list(guess.mistakes)} for guess in answer.guesses],
+    }
 
 
 def show(body: BatchScored, reported: Reported | None) -> None:

@@ -78,9 +78,11 @@ def of_texts(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
             checks.insert(0, measured.acceptance.judged(least, str(run.model.path)))
             found_drafts = measured.acceptance
             draft_found = eval_show.Drafts(
-                drafts=found_drafts.drafts, accepted=found_drafts.accepted,
-                acceptance=found_drafts.rate, least=least,
-            )  # fmt: skip
+                drafts=found_drafts.drafts,
+                accepted=found_drafts.accepted,
+                acceptance=found_drafts.rate,
+                least=least,
+            )
         if other is not None and measured.other is not None:
             checks += judge(measured.other, kind, str(other.model.path))
             against = {
@@ -123,8 +125,8 @@ def of_batch(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
 
 
 def finish(
-    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None],
-) -> int:  # fmt: skip
+    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None]
+) -> int:
     """Judge the checks, print what was found and return the exit code."""
     from aprfmt.base.outcome import Report
 

@@ -95,9 +95,11 @@ def show(body: EvalFacts, draft: Drafts | None, against: Against | None) -> None
     difference = None if against is None else against["divergence"]
     if difference is not None:
         render.line("this model against the other", style="head")
-        render.pairs([
-            ("mean KL", f"{difference['kl']:.6g} nats per token"),
-            ("max KL", f"{difference['max_kl']:.6g} nats"),
-            ("same top token", f"{100 * difference['top1']:.2f} %"),
-            ("right token's probability", f"{difference['correct_change']:+.6f} on average"),
-        ])  # fmt: skip
+        render.pairs(
+            [
+                ("mean KL", f"{difference['kl']:.6g} nats per token"),
+                ("max KL", f"{difference['max_kl']:.6g} nats"),
+                ("same top token", f"{100 * difference['top1']:.2f} %"),
+                ("right token's probability", f"{difference['correct_change']:+.6f} on average"),
+            ]
+        )

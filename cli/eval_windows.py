@@ -29,7 +29,7 @@ def read_samples(
 
 
 def whole(model: "Model", name: str, ids: list[int]) -> "Sample":
-    """Return the sample of a text: what the model puts before one is put before every window."""
+    """Return a text as one sample; every window begins with the tokens that begin a text."""
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import repeated
 
@@ -104,8 +104,10 @@ def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
 
     context = int(model.hyper["context_length"])
     if asked is not None and asked > context:
-        render.warn(f"{model.path}: windows of {asked} tokens; the model was made for {context}",
-                    "context_length")  # fmt: skip
+        render.warn(
+            f"{model.path}: windows of {asked} tokens; the model was made for {context}",
+            "context_length",
+        )
     return asked if asked is not None else window_size(context, convention)
 
 

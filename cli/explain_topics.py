@@ -95,10 +95,12 @@ def _encodings() -> dict[str, str]:
         codes = [
             f"{label} {code}"
             for label, code in (
-                ("ggml id", row.ggml), ("safetensors", row.safetensors or None), ("APR", row.apr),
+                ("ggml id", row.ggml),
+                ("safetensors", row.safetensors or None),
+                ("APR", row.apr),
             )
             if code is not None
-        ]  # fmt: skip
+        ]
         found[name] = (
             f"{row.block_size} elements in {row.type_size} bytes, {row.bits_per_weight:g} bits a "
             f"weight; {', '.join(codes) or 'no code of its own in any container'}."

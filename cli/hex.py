@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 @click.command("hex")
 @options.model()
 @click.argument("name", required=False, shell_complete=complete.tensors)
-@click.option("--tensor", "named", metavar="NAME", help="The same as NAME.",
-              shell_complete=complete.tensors)  # fmt: skip
+@click.option(
+    "--tensor", "named", metavar="NAME", help="The same as NAME.", shell_complete=complete.tensors
+)
 @click.option("--block", type=click.IntRange(min=0), default=0, help="First block to show.")
 @click.option("--blocks", type=click.IntRange(min=1), default=2, show_default=True,
               help="How many blocks to show.")  # fmt: skip

@@ -35,8 +35,8 @@ def page(
     """Return a whole page; `title`, `facts` and `data` may hold a file's text.
 
     `facts` become a table of two columns, without those that say nothing. They and `data` stand in
-    the page as JSON under the id `data`: numbers that are not finite become strings, and of every
-    string what is unsafe to show is spelled out. `parts` are names of `pages/`, beside BASE.
+    the page as JSON under the id `data`: numbers that are not finite become strings, and
+    unsafe characters of every string are spelled out. `parts` are names of `pages/`, beside BASE.
     """
     shown = [[name, str(value)] for name, value in facts.items() if value not in SILENT]
     found = _told(plain({"facts": shown, **data}))

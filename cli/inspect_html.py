@@ -74,10 +74,11 @@ def render_page(
     name = opened.metadata.get("general.name")
     known = name if isinstance(name, str) and name else _called(opened.path)
     facts = {
-        "file": body["path"], "format": f"{body['format']} {body['version']}".strip(),
+        "file": body["path"],
+        "format": f"{body['format']} {body['version']}".strip(),
         "architecture": body["architecture"] or body.get("architecture_error"),
         "config": body["config"],
-    }  # fmt: skip
+    }
     return html.page(known, facts, data, html.MODEL)
 
 

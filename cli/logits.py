@@ -34,8 +34,8 @@ class LogitsFound(TypedDict):
 @options.force
 @options.common
 def command(
-    model: str, out: Path | None, force: bool, tokens: running.Tokens, where: running.WhereOptions,
-) -> int:  # fmt: skip
+    model: str, out: Path | None, force: bool, tokens: running.Tokens, where: running.WhereOptions
+) -> int:
     """Compute the logits of every token, and judge the last row.
 
     --out FILE.npy writes them all, float32 [tokens, vocab]. Exit 1 when the gate fails: a NaN or

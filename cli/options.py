@@ -124,9 +124,10 @@ allow_overflow = click.option(
     "--allow-overflow", is_flag=True, help="Accept finite values that become infinite."
 )
 allow_inexact = click.option(
-    "--allow-inexact", is_flag=True,
+    "--allow-inexact",
+    is_flag=True,
     help="Accept packed weights whose values change when repacked; how many is counted.",
-)  # fmt: skip
+)
 drop = click.option(
     "--drop", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
     help="Leave these tensors out of the output.",

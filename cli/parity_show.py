@@ -62,14 +62,16 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
         verdict = "BEYOND" if point.beyond else "equal" if point.bits else "within"
         rows.append((point.key, f"{point.rel_l2:.3g}", f"{point.max_over_rms:.3g}",
                      f"{point.tolerance:.3g}", verdict, point.reason))  # fmt: skip
-    render.table(rows, ("point", "relL2", "max/rms", "tolerance", "verdict", "why this tolerance"),
-                 "lrrrll")  # fmt: skip
+    render.table(
+        rows, ("point", "relL2", "max/rms", "tolerance", "verdict", "why this tolerance"), "lrrrll"
+    )
     render.line(
         f"tolerance: {UNIT}; max/rms ({MAX_UNIT}) may be {MAX_FACTOR:g} times that", style="dim"
     )
     if not every:
-        render.line("the worst of each kind of point, and all beyond; --all prints every one",
-                    style="dim")  # fmt: skip
+        render.line(
+            "the worst of each kind of point, and all beyond; --all prints every one", style="dim"
+        )
     running.show_nonfinite(pair.diff.points, "this run")
     show_outcomes(pair)
     for operation in pair.operations:

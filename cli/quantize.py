@@ -27,9 +27,8 @@ class TypesInHelp(click.Command):
 @options.model("src")
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.option(
-    "--type", "quantize", required=True, metavar="T",
-    help="The type, one of those below.",
-)  # fmt: skip
+    "--type", "quantize", required=True, metavar="T", help="The type, one of those below."
+)
 @options.to
 @options.tensor_encodings
 @options.quantization
@@ -57,9 +56,8 @@ def command(
             from aprfmt.cli.calibrate import calibrated
 
             made = calibrated(
-                src, calibrate, wishes["imatrix"], chunks, wishes["arch"],
-                force=wishes["force"],
-            )  # fmt: skip
+                src, calibrate, wishes["imatrix"], chunks, wishes["arch"], force=wishes["force"]
+            )
             wishes["imatrix"] = stack.enter_context(made)
         elif chunks is not None:
             raise UsageError("--chunks counts pieces of a text; give --calibrate TEXT with it")

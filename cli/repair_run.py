@@ -51,8 +51,10 @@ def show(found: "Repair", output: Path) -> None:
         render.say(f"{one.start}..{one.stop}  {size}  {one.why}")
     proof = PROOFS.get(found.proof, "nothing proves the rest")
     size, new = render.size_text(found.size), render.size_text(found.taken)
-    render.say(f"wrote {output}: {size}, {new} of them new; {proof}",
-               style="good" if found.proof and not found.unproven else "warn")  # fmt: skip
+    render.say(
+        f"wrote {output}: {size}, {new} of them new; {proof}",
+        style="good" if found.proof and not found.unproven else "warn",
+    )
 
 
 def salvaged(broken: Path, output: Path, force: bool) -> int:
@@ -66,9 +68,11 @@ def salvaged(broken: Path, output: Path, force: bool) -> int:
         "salvaged",
     )
     body = {
-        "broken": str(broken), "output": str(output), "kept": len(found.kept),
+        "broken": str(broken),
+        "output": str(output),
+        "kept": len(found.kept),
         "missing": found.missing,
-    }  # fmt: skip
+    }
 
     def show_missing() -> None:
         for name, why in found.missing.items():

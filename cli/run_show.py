@@ -86,12 +86,16 @@ def report(run: running.WhereRan, made: int, end: str, took: "Speed", tokenizer:
     median, first = steps["median_seconds"], steps["first_seconds"]
     if steps["range_seconds"] and median is not None and first is not None:
         low, high = (f"{1000 * seconds:.3g}" for seconds in steps["range_seconds"])
-        parts.append(f"a step {1000 * median:.3g} ms ({low} to {high}), the first "
-                     f"{1000 * first:.3g}")  # fmt: skip
+        parts.append(
+            f"a step {1000 * median:.3g} ms ({low} to {high}), the first {1000 * first:.3g}"
+        )
     if took["prefill_tokens_per_second"]:
-        parts.append(f"prompt of {took['prefill_tokens']} at "
-                     f"{took['prefill_tokens_per_second']:.1f} tokens/s")  # fmt: skip
-    parts.append(f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in "
-                 f"{tokenizer:.2f} s")  # fmt: skip
+        parts.append(
+            f"prompt of {took['prefill_tokens']} at "
+            f"{took['prefill_tokens_per_second']:.1f} tokens/s"
+        )
+    parts.append(
+        f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in {tokenizer:.2f} s"
+    )
     parts.append(running.headline(run))
     click.echo("; ".join(parts), err=True)

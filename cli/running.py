@@ -45,7 +45,7 @@ where = options.group(
     click.option("--backend", metavar="NAME", help=f"{named(BACKENDS.own)}."),
     click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
     within,
-)  # fmt: skip
+)
 # What is run: exactly one names the tokens; the fields of `Tokens`.
 what = options.group(
     click.option("--prompt", metavar="TEXT",
@@ -161,8 +161,9 @@ def warn_of_bos(tokenizer: "Tokenizer", ids: list[int], what: str = "") -> None:
     """Warn where a text has a BOS of its own behind the one that the tokenizer puts there."""
     if ids[:2] == [tokenizer.bos_id] * 2:
         name = tokenizer.token(ids[0])
-        render.warn(f"{what}begins with {name} twice: once in the text, once put there",
-                    "double_bos")  # fmt: skip
+        render.warn(
+            f"{what}begins with {name} twice: once in the text, once put there", "double_bos"
+        )
 
 
 def parse_ids(text: str) -> list[int]:
@@ -215,8 +216,9 @@ def warn_of_length(model: "Model", ids: list[int]) -> None:
     """Warn of a prompt longer than the model's context; it runs nevertheless."""
     context = int(model.hyper["context_length"])
     if len(ids) > context:
-        render.warn(f"{model.path}: {len(ids)} tokens; the model was made for {context}",
-                    "context_length")  # fmt: skip
+        render.warn(
+            f"{model.path}: {len(ids)} tokens; the model was made for {context}", "context_length"
+        )
 
 
 def check_ids(model: "Model", ids: list[int]) -> list[int]:

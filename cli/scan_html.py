@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 def render_page(report: "ScanReport", verdict: str) -> str:
     """Return the page of a ScanReport, `verdict` being its first line."""
     facts = {
-        "results": report.out, "asked now": report.asked, "known before": report.kept,
+        "results": report.out,
+        "asked now": report.asked,
+        "known before": report.kept,
         "left (budget)": report.left or "",
-    }  # fmt: skip
+    }
     data = {"verdict": verdict, "found": report.to_json()}
     return html.page("Scan of models", facts, data, ("scan.html", "scan.js"))

@@ -64,8 +64,10 @@ def parsed(
         if not text:
             empty = f"{key}:TYPE" if not kind else left
             array = empty if empty.endswith("[]") else f"{empty}[]"
-            raise UsageError(f'{left}: has no value; give {key}="" for empty text, {array}=[] for '
-                             "an empty array, or --remove")  # fmt: skip
+            raise UsageError(
+                f'{left}: has no value; give {key}="" for empty text, {array}=[] for '
+                "an empty array, or --remove"
+            )
         values[key] = edits.parse(opened, key, kind, text)
     twice = [key for key in remove if remove.count(key) > 1]
     if twice:
@@ -98,8 +100,10 @@ def warn(output: Path, form: str, unknown: dict[str, list[str]], why: str | None
 def show(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:
     """Print every change, below how many bytes of a file were `patched` in place, if it was."""
     if patched is not None:
-        render.line(f"changed {patched} bytes of {render.escape(str(model))} in place; every "
-                    "tensor lies where it lay")  # fmt: skip
+        render.line(
+            f"changed {patched} bytes of {render.escape(str(model))} in place; every "
+            "tensor lies where it lay"
+        )
     for change in found:
         render.line(f"  {said(change)}")
 

@@ -19,9 +19,8 @@ from aprfmt.errors import UsageError
 @click.option("--no-generation-prompt", is_flag=True, help="Do not open the assistant's turn.")
 @options.common
 def command(
-    model: Path, user: str | None, system: str | None, file: Path | None,
-    no_generation_prompt: bool,
-) -> int:  # fmt: skip
+    model: Path, user: str | None, system: str | None, file: Path | None, no_generation_prompt: bool
+) -> int:
     """Render the chat template, in a child process with limits, and show its token ids.
 
     Where the tokenizer cannot be built the text is shown without ids.

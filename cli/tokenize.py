@@ -40,8 +40,10 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
             text = tokenizer.decode(ids)
             none = [i for i in ids if tokenizer.token(i) == f"[PAD{i}]"]
             if none:
-                render.warn(f"no token has id {none[0]} ({len(none)} of {len(ids)}): left out",
-                            "unknown_ids")  # fmt: skip
+                render.warn(
+                    f"no token has id {none[0]} ({len(none)} of {len(ids)}): left out",
+                    "unknown_ids",
+                )
         else:
             ids = tokenizer.encode(
                 text, add_special=not no_special, parse_special=not no_parse_special

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import dry_run, options, running, trace_ways
+from aprfmt.cli.trace_asked import TraceAsked, TraceWanted
 from aprfmt.cli.trace_map import Dumped
-from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
 
 
 @click.command("trace")
@@ -15,8 +15,9 @@ from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
 @click.argument("model", required=False)
 @click.option("--payload", is_flag=True, help="Run the model; without it, the plan only.")
 @running.what
-@click.option("--points", metavar="NAMES",
-              help="Points (or apr's slots and stages); all for every one.")  # fmt: skip
+@click.option(
+    "--points", metavar="NAMES", help="Points (or apr's slots and stages); all for every one."
+)
 @click.option("--layers", metavar="LIST", help="Layers like 0,3-5 (default: all).")
 @click.option("--positions", default="all", show_default=True, help="all, last, or 1,3.")
 @click.option(
@@ -48,8 +49,9 @@ from aprfmt.cli.trace_ways import TraceAsked, TraceWanted
 @click.option("--draft", is_flag=True,
               help="Trace the model's draft head (MTP), which reads the model's last rows and the "
               "tokens after them: one row less than tokens, layer 0 is its own.")  # fmt: skip
-@click.option("-v", "--verbose", is_flag=True,
-              help="With --reference: every point and its statistics.")  # fmt: skip
+@click.option(
+    "-v", "--verbose", is_flag=True, help="With --reference: every point and its statistics."
+)
 @options.html("Write a page: heat map, histograms, sortable table.")
 @dry_run.option
 @click.option("--list-points", is_flag=True, help="Print the capture points and their meaning.")

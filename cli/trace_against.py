@@ -38,22 +38,27 @@ def verdict(difference: TraceDiff) -> tuple[str, str]:
     if difference.other_rows:
         count, key = len(difference.other_rows), difference.other_rows[0]
         why = next(point.why for point in points if point.key == key)
-        return (f"no verdict: {count} of {every} points hold other rows, the first is {key} "
-                f"({why}); trace both with the same --positions"), "bad"  # fmt: skip
+        return (
+            f"no verdict: {count} of {every} points hold other rows, the first is {key} "
+            f"({why}); trace both with the same --positions"
+        ), "bad"
     if not difference.compared:
         reasons = dict.fromkeys(point.why for point in points if point.why)
         why = f": {next(iter(reasons))}" if reasons else ""
         return f"no point could be compared{why}", "bad"
     if difference.first:
         beyond = sum(point.beyond for point in points)
-        return (f"first point beyond tolerance: {difference.first}; {beyond} of {every} points "
-                f"beyond"), "bad"  # fmt: skip
+        return (
+            f"first point beyond tolerance: {difference.first}; {beyond} of {every} points beyond"
+        ), "bad"
     far = max((point for point in points if point.rel_l2 is not None), key=_used_up)
     nearest = f"; nearest to its tolerance: {far.key}, relL2 {far.rel_l2:.3g} of {far.tolerance:g}"
     if difference.compared == every:
         return f"all {every} points within tolerance{nearest}", "good"
-    return (f"{difference.compared} of {every} points compared, all within tolerance; "
-            f"{every - difference.compared} NOT-RUN{nearest}"), "warn"  # fmt: skip
+    return (
+        f"{difference.compared} of {every} points compared, all within tolerance; "
+        f"{every - difference.compared} NOT-RUN{nearest}"
+    ), "warn"
 
 
 def _used_up(point: PointDiff) -> float:

@@ -147,10 +147,11 @@ def facts(trace: Trace, body: Mapping[str, Value]) -> dict[str, object]:
     more = " ..." if ids is not None and len(ids) > html.IDS else ""
     return {
         "architecture": run.get("architecture"),
-        "ran on": ":".join(str(backend[key]) for key in ("backend", "device", "dtype")
-                           if key in backend),
+        "ran on": ":".join(
+            str(backend[key]) for key in ("backend", "device", "dtype") if key in backend
+        ),
         "prompt": run.get("prompt"),
         "tokens": None if ids is None else html.ids_text(ids) + more,
         "reference": (body.get("reference") or {}).get("against"),
         "aprfmt": run.get("aprfmt"),
-    }  # fmt: skip
+    }

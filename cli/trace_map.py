@@ -72,8 +72,9 @@ def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
     request = replace(run.request, ids=tuple(ids), wanted=tuple(run.points), logits_rows="all")
     with run.trace(request, place=kept) as trace:
         own = {key: trace.values(key) for key in trace.records}
-    return propose(captures, {k: v for k, v in own.items() if v is not None}, ids,
-                   dtype_of(captures))  # fmt: skip
+    return propose(
+        captures, {k: v for k, v in own.items() if v is not None}, ids, dtype_of(captures)
+    )
 
 
 def _written(given: "NameMap", captures: "Captures", path: Path, force: bool) -> "NameMap":
@@ -102,7 +103,8 @@ def show(found: Mapping[str, Value]) -> None:
             row.get("certainty") or "", "-" if distance is None else f"{distance:.3g}",
             render.escape(row.get("why") or ""),
         ))  # fmt: skip
-    render.table(rows, ("array", "shape", "point", "layout", "certainty", "distance", "why"),
-                 "lllllrl")  # fmt: skip
+    render.table(
+        rows, ("array", "shape", "point", "layout", "certainty", "distance", "why"), "lllllrl"
+    )
     if found["file"]:
         render.line(f"mapping: {render.escape(found['file'])} (correct it, then --mapping it)")

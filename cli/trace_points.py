@@ -38,10 +38,11 @@ def part(trace: Trace, points: str | None, layers: str | None) -> Trace:
         layers, 1 + max((record.layer for record in trace.records.values()), default=0)
     )
     records = {  # a joined slot has its parts
-        key: record for key, record in trace.records.items()
+        key: record
+        for key, record in trace.records.items()
         if names.issuperset(capture.SLOTS.get(record.point, (record.point,)))
         and (record.layer == capture.WHOLE or record.layer in layered)
-    }  # fmt: skip
+    }
     if not records:
         raise UsageError("--points, --layers: the trace holds none of these")
     aliases = {key: target for key, target in trace.aliases.items() if target in records}
@@ -64,9 +65,10 @@ def wanted_keys(
     count = 1 + max((item.layer for item in known.values()), default=0)
     chosen = parse_layers(layers, count)
     return [
-        key for key, item in known.items()
+        key
+        for key, item in known.items()
         if item.point.name in names and (item.layer == capture.WHOLE or item.layer in chosen)
-    ]  # fmt: skip
+    ]
 
 
 def plan(
@@ -95,6 +97,8 @@ def plan(
             for key, item in known.items() if key in keys
         ]  # fmt: skip
         return {
-            "model": str(opened.path), "architecture": opened.spec.name,
-            "stats_source": "metadata-only", "points": rows,
-        }  # fmt: skip
+            "model": str(opened.path),
+            "architecture": opened.spec.name,
+            "stats_source": "metadata-only",
+            "points": rows,
+        }

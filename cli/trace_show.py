@@ -48,9 +48,11 @@ def body(trace: Trace) -> dict[str, Value]:
                 dtype=first.dtype, form=first.form, device=first.device, stats=stats.to_json(),
             ))  # fmt: skip
     return trace.to_json() | {
-        "slots": rows, "logits": logits(trace), "embedding": embedding(trace),
+        "slots": rows,
+        "logits": logits(trace),
+        "embedding": embedding(trace),
         "observations": observations(rows),
-    }  # fmt: skip
+    }
 
 
 def embedding(trace: Trace) -> list[float] | None:
@@ -102,8 +104,9 @@ def _cells(stats: Mapping[str, Value]) -> list[str]:
     cells = []
     for name in COLUMNS:
         value = stats[name]
-        cells.append("-" if value is None else f"{value:.5g}" if isinstance(value, float) else
-                     str(value))  # fmt: skip
+        cells.append(
+            "-" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+        )
     return cells
 
 
@@ -148,8 +151,10 @@ def _table(trace: Trace, found: Mapping[str, Value]) -> None:
     render.line("std divides by n", style="dim")
     if found["embedding"]:
         first = ", ".join(f"{value:.5g}" for value in found["embedding"][:5])
-        render.line(f"embedding: {len(found['embedding'])} numbers, not scaled to length 1: "
-                    f"{first}, ... (--json prints all, -o saves)")  # fmt: skip
+        render.line(
+            f"embedding: {len(found['embedding'])} numbers, not scaled to length 1: "
+            f"{first}, ... (--json prints all, -o saves)"
+        )
     if found["logits"] and found["logits"]["top"]:
         row = trace.find("logits")
         places = row.positions if row is not None else None
@@ -204,8 +209,9 @@ def show_plan(found: Mapping[str, Value], details: bool) -> None:
             if row["point"] in seen or row["absent"]:
                 continue
             seen.add(row["point"])
-            rows.append((row["point"], row["shape"], row["says"], row["llama_cpp"], row["apr"],
-                         row["hf"]))  # fmt: skip
+            rows.append(
+                (row["point"], row["shape"], row["says"], row["llama_cpp"], row["apr"], row["hf"])
+            )
         render.table(rows, ("point", "shape", "what it is", "llama.cpp", "apr", "transformers"))
         return
     by_layer: dict[Any, list[str]] = {}

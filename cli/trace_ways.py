@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aprfmt.cli import dry_run, options, render, running, trace_map
+from aprfmt.cli.trace_asked import TraceAsked, TraceWanted
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,37 +18,6 @@ if TYPE_CHECKING:
     from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
-
-
-@dataclass(frozen=True)
-class TraceAsked:
-    """What is traced: which points of which layers, at which positions, and by what."""
-
-    payload: bool
-    points: str | None
-    layers: str | None
-    positions: str
-    behind: int
-    engine: str | None
-    draft: bool
-    dry_run: bool
-
-
-@dataclass(frozen=True)
-class TraceWanted:
-    """What becomes of a trace: files, a page, a comparison, JSON."""
-
-    save: Path | None
-    save_aprt: Path | None
-    reference: str | None
-    html: Path | None
-    force: bool
-    verbose: bool
-
-    @property
-    def values(self) -> bool:
-        """Whether anybody wants the values and not only their statistics."""
-        return bool(self.save or self.save_aprt or self.reference)
 
 
 def show(
@@ -60,8 +30,9 @@ def show(
         raise UsageError("--mapping goes with --map DIR; a mapping file alone is opened by --load")
     if dumped.arrays is not None:
         if loaded is not None or asked.payload or asked.engine or asked.dry_run or list_points:
-            raise UsageError("--map reads dumped arrays; leave --load, --payload, --engine and "
-                             "--list-points out")  # fmt: skip
+            raise UsageError(
+                "--map reads dumped arrays; leave --load, --payload, --engine and --list-points out"
+            )
         options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
         named = model if model is not None else only_model()
         return show_mapped(named, dumped, tokens, where, wanted, asked)
@@ -118,9 +89,10 @@ def show_points(
     from aprfmt.cli import trace_points, trace_show
 
     needs = [
-        f"--{name.replace('_', '-')}" for name in ("save", "save_aprt", "reference", "html")
+        f"--{name.replace('_', '-')}"
+        for name in ("save", "save_aprt", "reference", "html")
         if getattr(wanted, name)
-    ]  # fmt: skip
+    ]
     if needs and not details:
         raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
     body = trace_points.plan(model, asked.points, asked.layers, where, asked.draft)
@@ -162,8 +134,9 @@ def show_run(
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":
-            return trace_run.compare(trace, other, wanted.reference or "", request, run, where,
-                                     wanted.html is not None)  # fmt: skip
+            return trace_run.compare(
+                trace, other, wanted.reference or "", request, run, where, wanted.html is not None
+            )
 
         return finish(trace, body, wanted, against, histograms)
 
@@ -253,8 +226,9 @@ def finish(
         difference = against()
         body["reference"] = {"against": wanted.reference, **difference.to_json()}
         code = code or difference.exit_code
-    add_page(body, wanted.html, wanted.force,
-             lambda: render_page(trace, body, histograms, difference))  # fmt: skip
+    add_page(
+        body, wanted.html, wanted.force, lambda: render_page(trace, body, histograms, difference)
+    )
 
     def show() -> None:
         trace_show.show(trace, body, table=wanted.verbose or wanted.reference is None)

@@ -58,14 +58,16 @@ def formats() -> str:
     """Return what each container can hold."""
     rows = [
         (
-            name, ", ".join(spec.extensions), spec.style.upper(),
+            name,
+            ", ".join(spec.extensions),
+            spec.style.upper(),
             "as F32" if spec.vectors_f32 else "as they are",
             ", ".join(row.name for row in ENCODINGS.values() if row.known and spec.holds(row)),
             "losslessly, under another name" if spec.carries else "refused without a flag",
         )
         for name in FORMATS.own
         for spec in [FORMATS[name]]
-    ]  # fmt: skip
+    ]
     head = "format | extension | tensor names | vectors | encodings with a code | others"
     return "# Formats\n\n" + table(head, rows)
 
@@ -74,14 +76,17 @@ def encodings() -> str:
     """Return the encoding table."""
     rows = [
         (
-            row.name, row.block_size or "", row.type_size or "",
+            row.name,
+            row.block_size or "",
+            row.type_size or "",
             f"{row.bits_per_weight:.4g}" if row.known else "",
-            "" if row.ggml is None else row.ggml, row.safetensors,
+            "" if row.ggml is None else row.ggml,
+            row.safetensors,
             "" if row.apr is None else row.apr,
             row.removed or ("yes" if row.name in CODECS else "by its dialect"),
         )
         for row in ENCODINGS.values()
-    ]  # fmt: skip
+    ]
     head = (
         "name | elements a block | bytes a block | bits a weight | GGML id | safetensors | APR code"
     )
@@ -91,10 +96,14 @@ def encodings() -> str:
 def architectures() -> str:
     """Return the architectures, and what they are called where."""
     rows = [
-        (name, *(", ".join(ARCHS[name].called.get(style, ())) for style in ("hf", "gguf", "apr")),
-         len(ARCHS[name].tensors), ", ".join(sorted({loss.name for loss in ARCHS[name].lost})))
+        (
+            name,
+            *(", ".join(ARCHS[name].called.get(style, ())) for style in ("hf", "gguf", "apr")),
+            len(ARCHS[name].tensors),
+            ", ".join(sorted({loss.name for loss in ARCHS[name].lost})),
+        )
         for name in ARCHS.own
-    ]  # fmt: skip
+    ]
     head = "architecture | Hugging Face | GGUF | APR | roles | hyperparameters a GGUF can lose"
     return "# Architectures\n\n" + table(head, rows)
 

@@ -122,8 +122,9 @@ def load_aprt(folder: Path) -> Trace:
         name = STAGE_ALIASES.get(path.stem, path.stem)
         points = STAGES.get(name)
         if points is None:
-            raise FormatError(f"{path}: stage {path.stem!r} is not known; expected one of "
-                              f"{', '.join(STAGES)}")  # fmt: skip
+            raise FormatError(
+                f"{path}: stage {path.stem!r} is not known; expected one of {', '.join(STAGES)}"
+            )
         known = None if facts is None else _known(path, folder, facts)
         data = read_aprt(path, layer, "" if known is None else known.sha256)
         point = _JOINED[points] if len(points) > 1 else points[0]

@@ -101,8 +101,9 @@ def read_batch(path: Path, vocab: int) -> Batch:
                 f"{inside[-1]}; expected padding at the ends only"
             )
     given = found["labels"]
-    labels = np.where(mask, ids, -100) if given is None else _integers(
-        path, "labels", given, ids.shape)  # fmt: skip
+    labels = (
+        np.where(mask, ids, -100) if given is None else _integers(path, "labels", given, ids.shape)
+    )
     logits = found["logits"]
     if logits is not None:
         logits = logits[None] if logits.ndim == 2 else logits

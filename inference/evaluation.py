@@ -81,10 +81,14 @@ def without_label(sample: Sample, capacity: int, convention: str) -> str:
         todo = "a response" if sample.cut and count == sample.prompt else "a longer text"
         return f"{count} tokens leave no loss token; give {todo}"
     if not sample.cut:
-        return (f"{count} tokens fill no window of {capacity}, and {convention} scores no other; "
-                "give a longer text or a smaller --max-seq-len")  # fmt: skip
-    return (f"its prompt of {sample.prompt} tokens fills the window of {capacity}; raise "
-            f"--max-seq-len above {sample.prompt}")  # fmt: skip
+        return (
+            f"{count} tokens fill no window of {capacity}, and {convention} scores no other; "
+            "give a longer text or a smaller --max-seq-len"
+        )
+    return (
+        f"its prompt of {sample.prompt} tokens fills the window of {capacity}; raise "
+        f"--max-seq-len above {sample.prompt}"
+    )
 
 
 @dataclass(frozen=True)

@@ -247,11 +247,9 @@ class _Half:
 
 _ATTENTION = _Half(
     "attn_output", "attn_out", "post_attention_norm", "attn_contrib", "attn_output_norm", "attn_sum"
-)  # fmt: skip
+)
 _RECURRENT = replace(_ATTENTION, role="ssm_out")
-_MLP = _Half(
-    "ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum"
-)  # fmt: skip
+_MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum")
 
 
 def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:

@@ -51,7 +51,7 @@ def logits_gate(logits: NDArray[Any], where: str = "") -> list[Check]:
         check("logits-std", MIN_STD < stats.std <= MAX_STD, f"{stats.std:.4g}", spread),
         check("logits-peak", MIN_PEAK < peak < most, f"{peak:.4g}", peaked),
         check("logits-argmax", 0 <= best < size and stats.nan == 0, str(best), inside),
-    ]  # fmt: skip
+    ]
 
 
 def rows_gate(logits: NDArray[Any]) -> list[Check]:

@@ -52,7 +52,7 @@ class MadeBeside(Generic[T]):
 
     @property
     def result(self) -> T:
-        """What was made, waited for; raises what making it raised."""
+        """The result, once it is made; raises what making it raised."""
         return self._future.result()
 
 

@@ -62,8 +62,9 @@ class KVCache:
             sizes = [
                 0 if buffer is None else int(buffer.shape[0])
                 for layer, both in enumerate(zip(self._keys, self._values, strict=True))
-                for buffer in both if layer not in self._stateful
-            ]  # fmt: skip
+                for buffer in both
+                if layer not in self._stateful
+            ]
             self._measured, self._capacity = self.generation, min(sizes, default=0)
         return self.length + tokens <= self._capacity
 

@@ -25,20 +25,15 @@ def moe(c: Context, layer: int, x: Array) -> Array:
     b = c.backend
     w = c.weights.of(layer, "ffn_gate_inp.weight")
     cast = c.block.router_cast
-    logits = b.router(
-        x, w, c.bias(layer, "ffn_gate_inp"), rounded=cast in ("weights", "logits")
-    )  # fmt: skip
+    logits = b.router(x, w, c.bias(layer, "ffn_gate_inp"), rounded=cast in ("weights", "logits"))
     correction = c.weights.get_role(layer, "exp_probs_b.bias")
     bias = None if correction is None else correction.numpy()
-    found = None
     stacks = [c.weights.of(layer, f"{role}.weight") for role in STACKS]
-    if not any(c.wants(point, layer) for point in ROUTED):
-        rounds = cast in ("weights", "product")
-        found = b.blocks(logits, bias, c.hp, stacks, rounds=rounds)
-    if found is None:
+    if any(c.wants(point, layer) for point in ROUTED) or not b.all_held(stacks):
         total = _seen(c, layer, x, logits, bias, stacks)
     else:
-        total = blocked(c, layer, x, found)
+        rounds = cast in ("weights", "product")
+        total = blocked(c, layer, x, b.blocks(logits, bias, c.hp, rounds=rounds))
     if c.block.shared_expert != "none" and c.hp["shared_ffn_size"]:
         total = b.add(total, _shared(c, layer, x))
     return c.tap("moe_out", layer, total)
@@ -58,9 +53,8 @@ def _seen(
         applied = b.to_numpy(b.array(applied))
     weights = b.to_numpy(c.tap("expert_w", layer, applied))
     c.tap("router_margin", layer, routing.margin)
-    found = b.packed(experts, weights, stacks)
-    if found is not None:
-        return blocked(c, layer, x, found)
+    if b.all_held(stacks):
+        return blocked(c, layer, x, b.packed(experts, weights, stacks[0].shape[0]))
     total = b.zeros(x.shape)
     for share in b.shares(experts, weights):
         total = _ADDED[c.block.expert_weights](c, layer, share, total, x)

@@ -339,6 +339,7 @@ _OF_ATTENTION = frozenset(
 )
 POINTS: Mapping[str, Point] = {
     point.name: replace(point, where=of_attention(point.where))
-    if point.name in _OF_ATTENTION else point
+    if point.name in _OF_ATTENTION
+    else point
     for point in _ROWS
-}  # fmt: skip
+}

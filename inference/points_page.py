@@ -47,8 +47,9 @@ def page() -> str:
         )
         for point in POINTS.values()
     ]  # fmt: skip
-    slots = [(f"`{slot}`", " ".join(f"`{point}`" for point in points))
-             for slot, points in SLOTS.items()]  # fmt: skip
+    slots = [
+        (f"`{slot}`", " ".join(f"`{point}`" for point in points)) for slot, points in SLOTS.items()
+    ]
     head = ("point", "shape", "what it is", "llama.cpp", "apr", "transformers")
     return _HEAD + table(head, rows) + _CACHE + table(("slot", "points"), slots)
 

@@ -125,9 +125,7 @@ def route(logits: Array, bias: Array | None, hp: Hyper, m: Maths = NUMPY) -> Rou
     with np.errstate(divide="ignore", invalid="ignore"):  # sparsemixer: of zeros alone none is far
         routing = ROUTERS[name](m, logits, bias, hp)
     order = m.ranked(routing.weights)
-    return Routing(
-        m.pick(routing.experts, order), m.pick(routing.weights, order), routing.margin
-    )  # fmt: skip
+    return Routing(m.pick(routing.experts, order), m.pick(routing.weights, order), routing.margin)
 
 
 def _softmax(m: Maths, x: Array) -> Array:

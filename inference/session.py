@@ -71,7 +71,7 @@ class Session:
 
     @cached_property
     def _lengthy(self) -> bool:
-        """Whether what a position rotates by depends on the sequence's length."""
+        """Whether the rotary angles of a position depend on the length of the sequence."""
         return self.spec.block.position == "rope" and lengthy(self.hp)
 
     @cached_property

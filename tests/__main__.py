@@ -76,9 +76,13 @@ def main(arguments: Sequence[str]) -> int:
 def _begun(step: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
     """Begin a step that says little, and goes on beside others."""
     return subprocess.Popen(
-        _command(step), cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+        _command(step),
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    )
 
 
 def _command(step: Sequence[str]) -> list[str]:

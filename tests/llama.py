@@ -54,9 +54,20 @@ def tokenized(library: Library, model: int, text: str) -> tuple[list[int], int |
     for name, result, arguments in (
         ("llama_vocab_get_add_bos", ctypes.c_bool, [pointer]),
         ("llama_vocab_bos", number, [pointer]),
-        ("llama_tokenize", number, [pointer, ctypes.c_char_p, number, ctypes.POINTER(number),
-                                    number, ctypes.c_bool, ctypes.c_bool]),
-    ):  # fmt: skip
+        (
+            "llama_tokenize",
+            number,
+            [
+                pointer,
+                ctypes.c_char_p,
+                number,
+                ctypes.POINTER(number),
+                number,
+                ctypes.c_bool,
+                ctypes.c_bool,
+            ],
+        ),
+    ):
         getattr(llama, name).restype, getattr(llama, name).argtypes = result, arguments
     vocab = llama.llama_model_get_vocab(model)
     raw, room = text.encode(), (number * (len(text.encode()) + 8))()

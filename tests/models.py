@@ -295,11 +295,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "ernie4_5_moe-bias": (
         "ernie4_5_moe",
-        {
-            "use_bias": True,
-            "moe_layer_interval": 2,
-            "moe_num_shared_experts": 0,
-        },
+        {"use_bias": True, "moe_layer_interval": 2, "moe_num_shared_experts": 0},
     ),
     "gpt_neox-serial": ("gpt_neox", {"use_parallel_residual": False}),
     "gpt_bigcode-heads": ("gpt_bigcode", {"multi_query": False}),

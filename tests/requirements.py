@@ -116,9 +116,15 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def whole(config: pytest.Config) -> bool:
     """Say whether this run was asked for every test there is."""
     options: Any = config.option
-    chosen = (options.keyword, options.markexpr, getattr(options, "lf", False),
-              getattr(options, "deselect", None), getattr(options, "ignore", None),
-              options.collectonly, options.maxfail)  # fmt: skip
+    chosen = (
+        options.keyword,
+        options.markexpr,
+        getattr(options, "lf", False),
+        getattr(options, "deselect", None),
+        getattr(options, "ignore", None),
+        options.collectonly,
+        options.maxfail,
+    )
     return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not any(chosen)
 
 

@@ -24,10 +24,18 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a GGUF and a safetensors file beside it, with the same matrix in many encodings."""
     folder: Path = tmp_path_factory.mktemp("api")
     source = llama_folder(folder / "s", "F32", hidden=256, layers=1)
-    aprfmt.convert(source, folder / "m.gguf", tensor_encodings=[
-        ("L0.attn_q", "Q4_K"), ("L0.attn_k", "Q8_0"), ("L0.attn_v", "BF16"),
-        ("L0.attn_output", "F16"), ("L0.ffn_gate", "IQ4_NL"), ("L0.ffn_up", "Q6_K"),
-    ])  # fmt: skip
+    aprfmt.convert(
+        source,
+        folder / "m.gguf",
+        tensor_encodings=[
+            ("L0.attn_q", "Q4_K"),
+            ("L0.attn_k", "Q8_0"),
+            ("L0.attn_v", "BF16"),
+            ("L0.attn_output", "F16"),
+            ("L0.ffn_gate", "IQ4_NL"),
+            ("L0.ffn_up", "Q6_K"),
+        ],
+    )
     return folder / "m.gguf"
 
 
@@ -70,8 +78,10 @@ def test_torch_tensors_keep_every_bit(encoding: str, tmp_path: Path) -> None:
     write_mixed(tmp_path / "x.safetensors", {"t": (encoding, (5, 12), raw)})
     from safetensors import safe_open
 
-    with safe_open(tmp_path / "x.safetensors", "pt") as theirs, \
-            aprfmt.open(tmp_path / "x.safetensors") as model:  # fmt: skip
+    with (
+        safe_open(tmp_path / "x.safetensors", "pt") as theirs,
+        aprfmt.open(tmp_path / "x.safetensors") as model,
+    ):
         found, expected = model["t"].torch(), theirs.get_tensor("t")
         assert found.dtype == expected.dtype and found.shape == expected.shape
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
@@ -119,16 +129,26 @@ def test_a_tensor_of_a_closed_model_is_one_clear_error(demo_model: Path) -> None
 def test_the_public_names_are_these() -> None:
     """A name leaves only after a release in which using it warns (docs/api.md)."""
     assert set(aprfmt.__all__) == {
-        "__version__", "convert", "diagnose", "diff", "open", "trace", "validate",
-    }  # fmt: skip
+        "__version__",
+        "convert",
+        "diagnose",
+        "diff",
+        "open",
+        "trace",
+        "validate",
+    }
     for name in aprfmt.__all__:
         assert getattr(aprfmt, name)
         assert name == "__version__" or getattr(aprfmt, name).__doc__
     from aprfmt import testing
 
     assert testing.__all__ == [
-        "assert_same_model", "check_arch", "check_backend", "check_codec", "check_format",
-    ]  # fmt: skip
+        "assert_same_model",
+        "check_arch",
+        "check_backend",
+        "check_codec",
+        "check_format",
+    ]
 
 
 def test_a_trace_keeps_what_was_asked_for(demo_model: Path) -> None:

@@ -91,8 +91,11 @@ def test_a_library_that_is_absent_is_not_run_and_hides_no_failure(tmp_path: Path
     for name in ("test_planted.py", "test_whole_module.py"):
         (tmp_path / name).rename(tmp_path / "room" / name)
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path / "room", capture_output=True, text=True,
+        [sys.executable, "-c", script],
+        cwd=tmp_path / "room",
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert "2 failed, 2 skipped" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("NOT-RUN: torch is not installed") == 2, done.stdout

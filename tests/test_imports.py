@@ -83,8 +83,11 @@ _ROW = re.compile(r"(aprfmt(?:\.\w+)+):\w+")
 def product() -> dict[str, Path]:
     """Return every module of the package by name."""
     found = {}
-    for folder, name in (("aprfmt", "aprfmt"), ("cli", "aprfmt.cli"),
-                         ("inference", "aprfmt.inference")):  # fmt: skip
+    for folder, name in (
+        ("aprfmt", "aprfmt"),
+        ("cli", "aprfmt.cli"),
+        ("inference", "aprfmt.inference"),
+    ):
         for path in sorted((ROOT / folder).rglob("*.py")):
             inner = path.relative_to(ROOT / folder).with_suffix("").parts
             if folder == "aprfmt" and inner[0] in ("cli", "inference"):
@@ -174,9 +177,10 @@ def test_the_page_shows_the_rooms_in_the_order_of_their_imports() -> None:
     known = {*rooms, "qa", "__main__"}  # the Python API and the way in stand above all rooms
     found = {
         (name.split(".")[1], other.split(".")[1])
-        for name, others in graph().items() for other in others
+        for name, others in graph().items()
+        for other in others
         if name.count(".") and other.count(".")
-    }  # fmt: skip
+    }
     places = {name: at for at, name in enumerate(rooms)}
     assert {name.split(".")[1] for name in product() if "." in name} == known
     up = {pair for pair in found if places.get(pair[1], -1) > places.get(pair[0], len(rooms))}
@@ -230,10 +234,11 @@ def test_modules_are_named_by_strings_in_tables_only() -> None:
     modules = product()
     assert set(TABLES.values()) <= modules.keys() and modules.keys() >= BY_NAME
     by_name = {
-        name for name, path in modules.items()
+        name
+        for name, path in modules.items()
         if re.search(r"\bimport_module\b|\b__import__\b", path.read_text())
         and name != "aprfmt.base.suspicious"  # which looks for the word in templates
-    }  # fmt: skip
+    }
     assert by_name == BY_NAME
 
 

@@ -62,12 +62,24 @@ def test_wheel_holds_every_module_and_the_demo_model(links: bool, tmp_path: Path
     if not links:
         without_links(tree)
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation",
-         "--disable-pip-version-check", "-q", "-w", str(tmp_path), str(tree)],
-        check=True, capture_output=True,
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "--disable-pip-version-check",
+            "-q",
+            "-w",
+            str(tmp_path),
+            str(tree),
+        ],
+        check=True,
+        capture_output=True,
         # Without a compiler: the optional extension takes a minute and is not tested here.
         env={**os.environ, "CC": "false"},
-    )  # fmt: skip
+    )
     names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
     for package in SETTINGS["packages"]:
         for module in folder_of(package).glob("*.py"):
@@ -90,13 +102,19 @@ def _smoke(wheel: Path, place: Path) -> None:
         archive.extractall(place / "site")
     env = {**os.environ, "PYTHONPATH": str(place / "site")}
     apr, gguf, page = [str(place / "out" / f"demo.{kind}") for kind in ("apr", "gguf", "html")]
-    for command in (["-c", "import aprfmt; print(aprfmt.__file__)"],
-                    ["-m", "aprfmt", "demo", "--out", str(place / "out"), "--quiet"],
-                    ["-m", "aprfmt", "diff", apr, gguf, "--html", page]):  # fmt: skip
+    for command in (
+        ["-c", "import aprfmt; print(aprfmt.__file__)"],
+        ["-m", "aprfmt", "demo", "--out", str(place / "out"), "--quiet"],
+        ["-m", "aprfmt", "diff", apr, gguf, "--html", page],
+    ):
         done = subprocess.run(
-            [sys.executable, *command], cwd=place, env=env, capture_output=True, text=True,
+            [sys.executable, *command],
+            cwd=place,
+            env=env,
+            capture_output=True,
+            text=True,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         if command[0] == "-c":
             assert done.stdout.startswith(str(place / "site"))

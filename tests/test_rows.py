@@ -87,8 +87,11 @@ def fast_words(session: pytest.Session) -> frozenset[str]:
     nodes = [each.nodeid for each in session.items if each.get_closest_marker("slow") is None]
     if len(nodes) < WHOLE:
         nodes = collected()
-    ids = [line.partition("[")[2].rpartition("]")[0] for line in nodes
-           if not line.startswith("tests/test_rows.py::test_the_fast_set")]  # fmt: skip
+    ids = [
+        line.partition("[")[2].rpartition("]")[0]
+        for line in nodes
+        if not line.startswith("tests/test_rows.py::test_the_fast_set")
+    ]
     return frozenset(word for each in ids for word in (each, *re.split(r"[-:/ ,=]", each)))
 
 
@@ -96,9 +99,13 @@ def collected() -> list[str]:
     """Return the ids of all fast tests."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not slow", "tests"],
-        cwd=ROOT, env=os.environ | {"PYTEST_ADDOPTS": ""}, capture_output=True, text=True,
-        timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     lines = [line for line in done.stdout.splitlines() if "::" in line]
     assert len(lines) > WHOLE, done.stdout[-500:]
     return lines

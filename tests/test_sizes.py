@@ -11,10 +11,11 @@ from aprfmt.cli.commands import COMMANDS
 ROOT = Path(__file__).resolve().parent.parent
 LINKS = ("aprfmt/cli/", "aprfmt/inference/")
 CODE = sorted(
-    str(path.relative_to(ROOT)) for folder in ("aprfmt", "cli", "fixtures", "inference", "tests")
+    str(path.relative_to(ROOT))
+    for folder in ("aprfmt", "cli", "fixtures", "inference", "tests")
     for path in (ROOT / folder).rglob("*.py")
     if not str(path.relative_to(ROOT)).startswith(LINKS)
-)  # fmt: skip
+)
 FILE, FUNCTION = 400, 60
 COMMAND = 80  # a command: its options, one call, one rendering
 WHY = "# Long: "

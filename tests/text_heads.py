@@ -43,13 +43,21 @@ def causal(prefix: str) -> Any:
     def forward(self: Any, input_ids: Any = None, **options: Any) -> Any:
         out = self.model(input_ids=input_ids, **options)
         return CausalLMOutputWithPast(
-            logits=self.lm_head(out.last_hidden_state), past_key_values=out.past_key_values,
-        )  # fmt: skip
+            logits=self.lm_head(out.last_hidden_state), past_key_values=out.past_key_values
+        )
 
-    made = type(f"{prefix}TextModel", (base, auto.GenerationMixin), {
-        "__module__": module, "__init__": init, "forward": forward, "config_class": config_class,
-        "config": None, "_tied_weights_keys": {"lm_head.weight": "model.embed_tokens.weight"},
-    })  # fmt: skip
+    made = type(
+        f"{prefix}TextModel",
+        (base, auto.GenerationMixin),
+        {
+            "__module__": module,
+            "__init__": init,
+            "forward": forward,
+            "config_class": config_class,
+            "config": None,
+            "_tied_weights_keys": {"lm_head.weight": "model.embed_tokens.weight"},
+        },
+    )
     auto.AutoModelForCausalLM.register(config_class, made, exist_ok=True)
     return made
 

@@ -70,8 +70,9 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
     model, opened, found = merged_model(a, adapter, again=True)
     with opened:
         report = diff_models(model, b, only=("tensors",), explain=False)
-        changed = {name for name, one in model.source.tensors.items()
-                   if isinstance(one, MergedTensor)}  # fmt: skip
+        changed = {
+            name for name, one in model.source.tensors.items() if isinstance(one, MergedTensor)
+        }
         weights = []
         others = []
         for row in report.tensors:

@@ -13,8 +13,8 @@ from aprfmt.adapters.placing import Array, LowRank, moved, placed, whole_tensors
 from aprfmt.adapters.reading import Adapter, Stored, read_adapter
 from aprfmt.base.protocols import Note, TensorInfo, Typed
 from aprfmt.codecs import encode
-from aprfmt.conversion.options import ConversionReport, TensorOutcome
 from aprfmt.conversion.outputs import make_info
+from aprfmt.conversion.report import ConversionReport, TensorOutcome
 from aprfmt.errors import ConversionError, OutputError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet

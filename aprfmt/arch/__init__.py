@@ -26,10 +26,7 @@ def arch_names() -> tuple[str, ...]:
 
 
 def find_arch(
-    style: str,
-    name: str,
-    roles: Collection[str] = (),
-    values: Mapping[str, Value] | None = None,
+    style: str, name: str, roles: Collection[str] = (), values: Mapping[str, Value] | None = None
 ) -> "ArchSpec":
     """Return the architecture with a given name in a style ("hf", "gguf", "apr").
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from aprfmt.arch import rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.named import named
-from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables
+from aprfmt.arch.rows import Q, RoleRow, linear, norm, single, tables
 from aprfmt.arch.spec import ArchSpec, HyperRule
 from aprfmt.arch.steps import Reshaped
 from aprfmt.arch.vision import UNUSED, of_projector
@@ -28,10 +28,6 @@ _IGNORED = frozenset(
     encoder_layerdrop layerdrop scale_embedding audio_token_index audio_token_id vocab_size
     text_config""".split()
 )
-
-
-def _once(role: str, hf: str, *shape: str, column: bool = False) -> RoleRow:
-    return RoleRow(role, hf, shape, "", (), _COLUMN if column else (), layered=False)
 
 
 def _layer() -> Rows:
@@ -51,8 +47,8 @@ def _layer() -> Rows:
 def _convolution(number: int, into: str) -> Rows:
     role, hf = f"a.conv1d.{number}", f"{_TOWER}conv{number}"
     return (
-        _once(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
-        _once(f"{role}.bias", f"{hf}.bias", "hidden_size", column=True),
+        single(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
+        single(f"{role}.bias", f"{hf}.bias", "hidden_size", gguf_steps=_COLUMN),
     )
 
 
@@ -84,7 +80,7 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
         tables((
             *_convolution(1, "mel_bins"),
             *_convolution(2, "hidden_size"),
-            _once("a.position_embd.weight", _TOWER + "embed_positions.weight", "source_length",
+            single("a.position_embd.weight", _TOWER + "embed_positions.weight", "source_length",
                 "hidden_size"),
             *_layer(),
             *norm("a.post_ln", _TOWER + "layer_norm", bias=True, layered=False),
@@ -118,14 +114,15 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
 
 
 QWEN2_AUDIO_TOWER = _tower(
-    "qwen2_audio_tower", "mm.a.fc.weight",
-    _once("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
-    _once("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
-)  # fmt: skip
+    "qwen2_audio_tower",
+    "mm.a.fc.weight",
+    single("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
+    single("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
+)
 VOXTRAL_TOWER = _tower(
     "voxtral_tower", "mm.a.mlp.1.weight",
-    _once("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
-    _once("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",
+    single("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
+    single("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",
         "projection_size"),
     joins=True,
 )  # fmt: skip

@@ -19,19 +19,20 @@ from aprfmt.errors import ArchError
 _H = "transformer.h.{L}."
 _TENSORS, _BINDINGS = tables(
     around(
-        *norm("token_embd_norm", "transformer.word_embeddings_layernorm", bias=True,
-            layered=False),
+        *norm("token_embd_norm", "transformer.word_embeddings_layernorm", bias=True, layered=False),
         *norm("attn_norm", _H + "input_layernorm", bias=True),
         *fused_rows(""),
         *linear("attn_output", _H + "self_attention.dense", "hidden_size", Q, bias=""),
         *norm("ffn_norm", _H + "post_attention_layernorm", bias=True),
         *linear("ffn_up", _H + "mlp.dense_h_to_4h", "ffn_size", "hidden_size", bias=""),
         *linear("ffn_down", _H + "mlp.dense_4h_to_h", "hidden_size", "ffn_size", bias=""),
-        embed="transformer.word_embeddings", final="transformer.ln_f", norm_bias=True,
+        embed="transformer.word_embeddings",
+        final="transformer.ln_f",
+        norm_bias=True,
     ),
     hf_first=fused_in(_H + "self_attention.query_key_value", GROUPED),
     gguf_first=GGUF_FUSED,
-)  # fmt: skip
+)
 
 
 def _plain_residual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:

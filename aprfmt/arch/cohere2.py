@@ -23,12 +23,7 @@ def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
 
 
 _TENSORS, _BINDINGS = tables(
-    around(
-        *norm("attn_norm", "input_layernorm"),
-        *attention(),
-        *gated_mlp(),
-        head_gguf="",
-    ),
+    around(*norm("attn_norm", "input_layernorm"), *attention(), *gated_mlp(), head_gguf=""),
     hf_more=FUSED,
 )
 

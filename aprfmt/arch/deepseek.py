@@ -13,15 +13,7 @@ from aprfmt.arch.joins import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
 from aprfmt.arch.rows import Q, RoleRow, around, gated_mlp, linear, norm, tables
-from aprfmt.arch.spec import (
-    ArchSpec,
-    Binding,
-    BlockSpec,
-    Facts,
-    HyperRule,
-    Loss,
-    Write,
-)
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, Write
 from aprfmt.arch.values import text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -30,10 +22,7 @@ Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 
 _LORA = "q_lora_rank"
-_KV_A, _KV_B = (
-    "kv_lora_rank+qk_rope_head_dim",
-    "n_heads*qk_nope_head_dim+n_heads*value_head_dim",
-)
+_KV_A, _KV_B = ("kv_lora_rank+qk_rope_head_dim", "n_heads*qk_nope_head_dim+n_heads*value_head_dim")
 _ATTENTION = (
     *linear("attn_q", "self_attn.q_proj", Q, "hidden_size", f"!{_LORA}"),
     *linear("attn_q_a", "self_attn.q_a_proj", _LORA, "hidden_size", _LORA, bias="attention_bias"),

@@ -50,9 +50,10 @@ GATED_GGUF = tuple(_gated("blk.{L}.attn_q", suffix) for suffix in ("weight", "bi
 
 # Gate and up of all experts in one tensor, gate first: read, not written.
 GATE_UP_GGUF = Binding(
-    ("blk.{L}.ffn_gate_up_exps.weight",), ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    ("blk.{L}.ffn_gate_up_exps.weight",),
+    ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),),
-)  # fmt: skip
+)
 
 
 def attention() -> tuple[RoleRow, ...]:
@@ -103,9 +104,8 @@ def delta_net(
         hf, steps = own.get(role, ("", ()))
         name = f"linear_attn.{hf}.weight" if hf else ""
         return RoleRow(
-            f"{role}.weight", name, (rows, "hidden_size"), IN_LAYERS, (), steps,
-            None if hf else "",
-        )  # fmt: skip
+            f"{role}.weight", name, (rows, "hidden_size"), IN_LAYERS, (), steps, None if hf else ""
+        )
 
     heads = ("delta_value_heads",)
     return (

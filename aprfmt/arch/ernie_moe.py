@@ -84,10 +84,7 @@ def _sparse_layers() -> HyperRule:
 
     def write_gguf(value: Value, hp: Params) -> Params:
         first, _, step = parts(value)
-        return {
-            "{arch}.leading_dense_block_count": first,
-            "{arch}.interleave_moe_layer_step": step,
-        }
+        return {"{arch}.leading_dense_block_count": first, "{arch}.interleave_moe_layer_step": step}
 
     return HyperRule(
         "moe_layers",

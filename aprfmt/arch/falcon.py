@@ -55,14 +55,16 @@ _ONE = tables(
         *norm("attn_norm", _H + "input_layernorm", bias=True),
         *_norm("ffn_norm", "post_attention_layernorm", "", "!parallel_residual"),
     ),
-    hf_first=_FUSED, gguf_first=GGUF_FUSED,
-)  # fmt: skip
+    hf_first=_FUSED,
+    gguf_first=GGUF_FUSED,
+)
 _TWO = tables(
     _layer(
         *_norm("attn_norm", "ln_attn", "attn_norm_2"), *_norm("ffn_norm", "ln_mlp", "attn_norm")
     ),
-    hf_first=_FUSED, gguf_first=GGUF_FUSED,
-)  # fmt: skip
+    hf_first=_FUSED,
+    gguf_first=GGUF_FUSED,
+)
 
 
 def _says(facts: Facts, key: str, default: bool) -> bool:
@@ -71,7 +73,7 @@ def _says(facts: Facts, key: str, default: bool) -> bool:
 
 
 def _key_heads(two: bool) -> Callable[[Facts, Params], Found]:
-    """Return the reader of the key heads: by groups as stated, else one or one a query head."""
+    """Return what reads the number of key heads: stated, or with `multi_query` 1, or all heads."""
 
     def read(facts: Facts, hp: Params) -> Found:
         stated, one = facts.first("num_kv_heads", "n_head_kv"), _says(facts, "multi_query", True)
@@ -121,8 +123,7 @@ def _hyper(two: bool, alibi: bool) -> tuple[HyperRule, ...]:
         rules.n_layers(hf="num_hidden_layers n_layer"),
         rules.n_heads(hf="num_attention_heads n_head"),
         replace(
-            rules.n_kv_heads(hf=""),
-            read={"hf": _key_heads(two)}, write={"hf": _write_heads(two)},
+            rules.n_kv_heads(hf=""), read={"hf": _key_heads(two)}, write={"hf": _write_heads(two)}
         ),
         divided_heads(),
         rules.ffn_size(four_times, "ffn_hidden_size"),
@@ -133,7 +134,7 @@ def _hyper(two: bool, alibi: bool) -> tuple[HyperRule, ...]:
         rules.flag("mlp_bias", False, "bias", present=("ffn_up.bias",), written=False),
         _residual(two, alibi),
         *_positions(alibi),
-    )  # fmt: skip
+    )
 
 
 _LOST = (

@@ -27,8 +27,9 @@ def fused_rows(bias: str | None) -> tuple[RoleRow, ...]:
     return tuple(rows)
 
 
-def fused_in(template: str, steps: tuple[LayoutStep, ...], parts: Iterable[str] = PARTS,
-) -> tuple[Binding, ...]:  # fmt: skip
+def fused_in(
+    template: str, steps: tuple[LayoutStep, ...], parts: Iterable[str] = PARTS
+) -> tuple[Binding, ...]:
     """Return the bindings of one stored matrix, and of its bias."""
     return tuple(Binding((f"{template}.{part}",), ROLES[part], steps) for part in parts)
 

@@ -77,10 +77,7 @@ GEMMA3 = ArchSpec(
         rules.fixed("qk_norm", True),
         *rope_rules(
             Rope(
-                theta=1e6,
-                theta_local=LOCAL_THETA,
-                local_key="rope_local_base_freq",
-                layers="full",
+                theta=1e6, theta_local=LOCAL_THETA, local_key="rope_local_base_freq", layers="full"
             )
         ),
         *window_rules(Window(4096, MISSING, _layers, stated=True)),

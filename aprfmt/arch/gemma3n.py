@@ -106,11 +106,12 @@ def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
 
 
 PADDED = Loss(
-    "gguf", "per_layer_vocab",
+    "gguf",
+    "per_layer_vocab",
     lambda hp: hp[PER] > 0 and hp["per_layer_vocab"] < hp["vocab_size"],
     "llama.cpp expects a row for every token in the embedding of the layers; the converter "
     "appends zeros",
-)  # fmt: skip
+)
 
 
 def same_width(default: int) -> HyperRule:

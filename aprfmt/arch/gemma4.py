@@ -52,9 +52,10 @@ def _read_cap(facts: Facts, hp: Params) -> Found:
 _CAP = "{arch}.final_logit_softcapping"
 _FINAL_CAP = replace(
     softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
-    read={"gguf": _read_cap}, write={"gguf": lambda value, hp: {_CAP: value or 0.0}},
+    read={"gguf": _read_cap},
+    write={"gguf": lambda value, hp: {_CAP: value or 0.0}},
     default_in={"gguf": 30.0},
-)  # fmt: skip
+)
 
 
 def _also(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
@@ -237,10 +238,11 @@ def _wide_rule() -> HyperRule:
         return tuple(width > min(widths) for width in widths[: hp["n_layers"]]), found[1]
 
     return HyperRule(
-        "wide_layers", default=rules.per_layer(False), read={"hf": read, "gguf": gguf},
-        write={"hf": lambda value, hp: {"use_double_wide_mlp": any(value)},
-               "gguf": _nothing},
-    )  # fmt: skip
+        "wide_layers",
+        default=rules.per_layer(False),
+        read={"hf": read, "gguf": gguf},
+        write={"hf": lambda value, hp: {"use_double_wide_mlp": any(value)}, "gguf": _nothing},
+    )
 
 
 def _moe_layers() -> HyperRule:
@@ -252,10 +254,11 @@ def _moe_layers() -> HyperRule:
         return (hp["n_experts"] > 0,) * hp["n_layers"], "{arch}.expert_count"
 
     return HyperRule(
-        "moe_layers", default=rules.per_layer(False), read={"hf": read, "gguf": gguf},
-        write={"hf": lambda value, hp: {"enable_moe_block": any(value)},
-               "gguf": _nothing},
-    )  # fmt: skip
+        "moe_layers",
+        default=rules.per_layer(False),
+        read={"hf": read, "gguf": gguf},
+        write={"hf": lambda value, hp: {"enable_moe_block": any(value)}, "gguf": _nothing},
+    )
 
 
 def _count(name: str, hf: str, gguf: str) -> HyperRule:

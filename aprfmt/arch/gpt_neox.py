@@ -17,8 +17,7 @@ _TENSORS, _BINDINGS = tables(
     around(
         *norm("attn_norm", _L + "input_layernorm", bias=True),
         *fused_rows("attention_bias"),
-        *linear("attn_output", _L + "attention.dense", "hidden_size", Q,
-            bias="attention_out_bias"),
+        *linear("attn_output", _L + "attention.dense", "hidden_size", Q, bias="attention_out_bias"),
         *norm("ffn_norm", _L + "post_attention_layernorm", bias=True),
         *linear("ffn_up", _L + "mlp.dense_h_to_4h", "ffn_size", "hidden_size", bias=""),
         *linear("ffn_down", _L + "mlp.dense_4h_to_h", "hidden_size", "ffn_size", bias=""),
@@ -30,7 +29,7 @@ _TENSORS, _BINDINGS = tables(
     hf_first=fused_in(_L + "attention.query_key_value", GROUPED),
     hf_more=(Binding(("lm_head.weight",), ("output.weight",)),),  # in memory
     gguf_first=GGUF_FUSED,
-)  # fmt: skip
+)
 
 GPT_NEOX = ArchSpec(
     name="gpt_neox",

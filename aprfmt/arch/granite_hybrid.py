@@ -61,10 +61,11 @@ def _rotated(usual: bool) -> HyperRule:
         return {} if usual else {"position_embedding_type": "rope" if any(value) else "nope"}
 
     return HyperRule(
-        "rope_layers", default=rules.per_layer(usual),
+        "rope_layers",
+        default=rules.per_layer(usual),
         read={"gguf": gguf} | ({} if usual else {"hf": hf}),
         write={"hf": write_hf, "gguf": lambda value, hp: {ROTATED: any(value)}},
-    )  # fmt: skip
+    )
 
 
 def _is_bamba(names: Collection[str], values: Mapping[str, Value]) -> bool:
@@ -175,7 +176,8 @@ GRANITE_HYBRID_MOE = named(
     evidence=_has_experts, derived=ROPE_TENSORS,
 )  # fmt: skip
 GRANITE_HYBRID = named(
-    "granite_hybrid", _made("", "ffn_size", ()),
+    "granite_hybrid",
+    _made("", "ffn_size", ()),
     _granite(rules.ffn_size(1024, "shared_intermediate_size")),
     derived=ROPE_TENSORS,
-)  # fmt: skip
+)

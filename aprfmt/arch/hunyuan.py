@@ -115,14 +115,15 @@ def _same_everywhere(key: str) -> Any:
 _MOE_TENSORS, _MOE_BINDINGS = tables(
     around(
         *_ATTENTION,
-        RoleRow("ffn_gate_inp.weight", "mlp.gate.wg.weight", ("n_experts", "hidden_size"),
-            "moe_layers"),
+        RoleRow(
+            "ffn_gate_inp.weight", "mlp.gate.wg.weight", ("n_experts", "hidden_size"), "moe_layers"
+        ),
         *EXPERTS,
         *shared_expert("mlp.shared_mlp"),
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,
-)  # fmt: skip
+)
 _COUNTS = moe.counts(1, 1, "num_experts num_local_experts")
 
 HUNYUAN_V1_MOE = ArchSpec(

@@ -81,8 +81,7 @@ class Split:
         if self.interleaved:
             return [x[(*before, slice(k, None, len(parts)))] for k in range(len(parts))]
         ends = [sum(parts[: k + 1]) for k in range(len(parts))]
-        return [x[(*before, slice(end - part, end))]
-                for part, end in zip(parts, ends, strict=True)]  # fmt: skip
+        return [x[(*before, slice(end - part, end))] for part, end in zip(parts, ends, strict=True)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
         """Join the parts."""

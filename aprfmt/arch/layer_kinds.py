@@ -85,10 +85,12 @@ def attention_layers(
         return tuple(count > 0 for count in counts[: hp["n_layers"]]), found[1]
 
     return HyperRule(
-        "attention_layers", {"gguf": (KV_HEADS,)}, read={"hf": hf, "gguf": read},
+        "attention_layers",
+        {"gguf": (KV_HEADS,)},
+        read={"hf": hf, "gguf": read},
         write={"hf": write_hf, "gguf": lambda value, hp: {}},
         default=default or rules.per_layer(True),
-    )  # fmt: skip
+    )
 
 
 def others(name: str = "ssm_layers") -> HyperRule:

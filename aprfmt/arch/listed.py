@@ -119,7 +119,7 @@ XGLM = named(
         rules.context_length(2048),
         rules.activation("gelu", "activation_function"),
     ),
-)  # fmt: skip
+)
 BIOGPT = named(
     "biogpt",
     tables(_fairseq(
@@ -147,7 +147,8 @@ PERSIMMON = named(
             *linear("attn_output", "self_attn.dense", "hidden_size", Q, bias=""),
             *norm("ffn_norm", "post_attention_layernorm", bias=True),
             *_plain(_L + "mlp.dense_h_to_4h", _L + "mlp.dense_4h_to_h"),
-            final="model.final_layernorm", norm_bias=True,
+            final="model.final_layernorm",
+            norm_bias=True,
         ),
         hf_first=fused_in(_L + "self_attn.query_key_value", GROUPED),
     ),
@@ -160,7 +161,7 @@ PERSIMMON = named(
         rules.qk_norm(True, "qk_layernorm"),
         *rope_rules(Rope(partial=0.5)),
     ),
-)  # fmt: skip
+)
 
 CODEGEN = named(
     "codegen",

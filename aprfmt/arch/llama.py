@@ -31,21 +31,14 @@ BUFFERS = {"hf": (LAYER + "self_attn.rotary_emb.inv_freq",)}
 _NORMS = norm("attn_norm", "input_layernorm"), norm("ffn_norm", "post_attention_layernorm")
 
 _TENSORS, _BINDINGS = tables(
-    around(
-        *_NORMS[0],
-        *attention(permuted=True),
-        *_NORMS[1],
-        *gated_mlp(bias="mlp_bias"),
-    ),
+    around(*_NORMS[0], *attention(permuted=True), *_NORMS[1], *gated_mlp(bias="mlp_bias")),
     hf_more=FUSED,
 )
 
 LLAMA = ArchSpec(
     name="llama",
     hyper=rules.hyper_table(
-        *rules.attention_biases(),
-        rules.mlp_bias(),
-        rules.rope_style("half", permuted=True),
+        *rules.attention_biases(), rules.mlp_bias(), rules.rope_style("half", permuted=True)
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -57,10 +50,7 @@ LLAMA = ArchSpec(
 
 _MISTRAL_TENSORS, _MISTRAL_BINDINGS = tables(
     around(
-        *_NORMS[0],
-        *attention(bias=None, out_bias=None, permuted=True),
-        *_NORMS[1],
-        *gated_mlp(),
+        *_NORMS[0], *attention(bias=None, out_bias=None, permuted=True), *_NORMS[1], *gated_mlp()
     ),
     hf_more=FUSED,
 )

@@ -50,8 +50,9 @@ _TENSORS, _BINDINGS = tables(
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(needs="!moe_layers", module="feed_forward"),
-        RoleRow("ffn_gate_inp.weight", _F + "router.weight", ("n_experts", "hidden_size"),
-            "moe_layers"),
+        RoleRow(
+            "ffn_gate_inp.weight", _F + "router.weight", ("n_experts", "hidden_size"), "moe_layers"
+        ),
         *experts()[0],
         *shared_expert(_F + "shared_expert"),
     ),
@@ -60,7 +61,7 @@ _TENSORS, _BINDINGS = tables(
         Binding((f"{LAYER}{_F}experts.down_proj",), ("ffn_down_exps.weight",), _HALVES[:1]),
     ),
     hf_more=FUSED,
-)  # fmt: skip
+)
 
 
 def _sparse(facts: Facts, hp: Params) -> Found:

@@ -184,9 +184,8 @@ def _is_falcon(names: Any, values: Mapping[str, Value]) -> bool:
 
 
 MAMBA = named(
-    "mamba",
-    _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(False)), ignored=_UNUSED,
-)  # fmt: skip
+    "mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(False)), ignored=_UNUSED
+)
 FALCON_MAMBA = named(
     "falcon_mamba",
     _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True)), ignored=_UNUSED,
@@ -203,4 +202,4 @@ MAMBA2 = named(
         rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
     ),
     ignored=_UNUSED,
-)  # fmt: skip
+)

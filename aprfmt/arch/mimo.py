@@ -46,7 +46,8 @@ def _head(layer: str, before: tuple[str, str, str], last: str, **more: str) -> d
 
 _SEVEN = "model.mtp_layers.{I}."
 MIMO = named(
-    "mimo", (QWEN2.tensors, QWEN2.bindings),
+    "mimo",
+    (QWEN2.tensors, QWEN2.bindings),
     rules.hyper_table(
         rules.context_length(32768),
         rules.flag("attention_bias", True, present=("attn_q.bias",)),
@@ -59,12 +60,12 @@ MIMO = named(
     draft={
         "hf": DraftNames(
             _SEVEN,
-            _head(_SEVEN, ("token_layernorm", "hidden_layernorm", "input_proj"),
-                "final_layernorm"),
-            _COUNTS, (HalvesExchanged(),),
-        ),
+            _head(_SEVEN, ("token_layernorm", "hidden_layernorm", "input_proj"), "final_layernorm"),
+            _COUNTS,
+            (HalvesExchanged(),),
+        )
     },
-)  # fmt: skip
+)
 
 
 def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
@@ -132,8 +133,10 @@ def _sinks(facts: Facts, hp: Params) -> Found:
 
 def _write_sinks(value: Value, hp: Params) -> Params:
     kinds = {window: on for window, on in zip(hp[_LOCAL], value, strict=True)}
-    return {"add_swa_attention_sink_bias": kinds.get(True, False),
-            "add_full_attention_sink_bias": kinds.get(False, False)}  # fmt: skip
+    return {
+        "add_swa_attention_sink_bias": kinds.get(True, False),
+        "add_full_attention_sink_bias": kinds.get(False, False),
+    }
 
 
 def _kv(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:

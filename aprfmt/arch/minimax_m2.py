@@ -25,10 +25,10 @@ _TENSORS, _BINDINGS = tables(
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
         *norm("attn_k_norm", "self_attn.k_norm", (KV,)),
         *norm("ffn_norm", "post_attention_layernorm"),
-        RoleRow("ffn_gate_inp.weight", _MOE + "gate.weight", ("n_experts", "hidden_size"),
-            "moe_layers"),
-        RoleRow("exp_probs_b.bias", _MOE + "e_score_correction_bias", ("n_experts",),
-            "moe_layers"),
+        RoleRow(
+            "ffn_gate_inp.weight", _MOE + "gate.weight", ("n_experts", "hidden_size"), "moe_layers"
+        ),
+        RoleRow("exp_probs_b.bias", _MOE + "e_score_correction_bias", ("n_experts",), "moe_layers"),
         *_EXPERTS,
     ),
     hf_first=_EXPERT_BINDINGS,
@@ -38,7 +38,7 @@ _TENSORS, _BINDINGS = tables(
         Binding((LAYER + "mlp.e_score_correction_bias",), ("exp_probs_b.bias",)),
         *FUSED,
     ),
-)  # fmt: skip
+)
 
 
 def _rotated() -> tuple[HyperRule, ...]:

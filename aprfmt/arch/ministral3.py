@@ -102,4 +102,4 @@ MINISTRAL3 = ArchSpec(
         "vision_feature_layer".split()
     ),
     derived=ROPE_TENSORS,
-)  # fmt: skip
+)

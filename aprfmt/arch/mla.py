@@ -54,9 +54,7 @@ def shared_experts(key: str, hf_default: int = 0) -> HyperRule:
     def read(*keys: str) -> Read:
         def shared(facts: Facts, hp: Params) -> Found:
             found = facts.first(*keys)
-            return None if found is None else (
-                whole_number(*found) * hp["moe_ffn_size"], found[1]
-            )  # fmt: skip
+            return None if found is None else (whole_number(*found) * hp["moe_ffn_size"], found[1])
 
         return shared
 

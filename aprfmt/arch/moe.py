@@ -18,15 +18,16 @@ def counts(
 ) -> tuple[HyperRule, HyperRule]:
     """Return the rules for the number of experts and for how many of them each token uses."""
     return (
+        size("n_experts", hf, "expert_count", "num_experts", hf_default=experts, high=MAX_EXPERTS),
         size(
-            "n_experts", hf, "expert_count", "num_experts",
-            hf_default=experts, high=MAX_EXPERTS,
+            "n_experts_used",
+            "num_experts_per_tok",
+            "expert_used_count",
+            "num_experts_per_tok",
+            hf_default=used,
+            high=MAX_EXPERTS,
         ),
-        size(
-            "n_experts_used", "num_experts_per_tok", "expert_used_count", "num_experts_per_tok",
-            hf_default=used, high=MAX_EXPERTS,
-        ),
-    )  # fmt: skip
+    )
 
 
 def expert_size(hf: str = "moe_intermediate_size", hf_default: Any = None) -> HyperRule:

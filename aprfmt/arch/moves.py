@@ -93,8 +93,9 @@ def compose(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move]]) ->
     Raises ArchError if `outer` reads beyond the end of an output of `inner`.
     """
     ends = [list(accumulate(move.count for move in moves)) for moves in inner]
-    return [merged([piece for move in moves for piece in _trace(move, inner, ends)])
-            for moves in outer]  # fmt: skip
+    return [
+        merged([piece for move in moves for piece in _trace(move, inner, ends)]) for moves in outer
+    ]
 
 
 def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -> list[Move]:
@@ -135,8 +136,9 @@ def invert(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves:
         at = 0
         for start, move in found:
             if start != at:
-                raise ArchError(_not_once(source, min(start, at), size, "twice" if start < at else
-                                          "never"))  # fmt: skip
+                raise ArchError(
+                    _not_once(source, min(start, at), size, "twice" if start < at else "never")
+                )
             at += move.count
         if at != size:
             raise ArchError(_not_once(source, min(at, size), size, "never"))

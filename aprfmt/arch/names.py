@@ -27,7 +27,7 @@ NO_MODEL = ("__training__.",)
 
 # Prefixes by which a naming style is recognised. Other names (vision towers, optimiser state) do
 # not count.
-_BETRAYS: dict[str, tuple[str, ...]] = {
+_PREFIXES: dict[str, tuple[str, ...]] = {
     "gguf": (
         "blk.",
         "token_embd.",
@@ -80,9 +80,9 @@ def expand(template: str, layer: int | None = None, element: int | None = None) 
 
 def detect_style(names: Iterable[str]) -> str | None:
     """Return the naming style of most names ("hf" or "gguf"), or None if no name shows one."""
-    votes = dict.fromkeys(_BETRAYS, 0)
+    votes = dict.fromkeys(_PREFIXES, 0)
     for name in names:
-        for style, starts in _BETRAYS.items():
+        for style, starts in _PREFIXES.items():
             if name.startswith(starts):
                 votes[style] += 1
                 break

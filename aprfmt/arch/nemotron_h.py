@@ -196,10 +196,11 @@ def _plain(role: str, hf: str, size: str, needs: str) -> Rows:
 
 _CALLED = "nemotron_h", "NemotronHForCausalLM"
 NEMOTRON_H = named(
-    "nemotron_h", _made(*_plain("", _MIXER, "ffn_size", "mlp_layers")),
+    "nemotron_h",
+    _made(*_plain("", _MIXER, "ffn_size", "mlp_layers")),
     _hyper(_width(rules.ffn_size(21504), "mlp_layers"), _by_width("mlp_layers", "mlp")),
     ignored=_SECOND,
-)  # fmt: skip
+)
 
 
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
@@ -209,8 +210,9 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
 def _expert(name: str, shape: tuple[str, ...]) -> tuple[RoleRow, Binding, Binding]:
     """Return the role, one tensor an expert, and the one tensor that transformers 5 has."""
     role = f"ffn_{name}_exps.weight"
-    each = Binding((f"{_MIXER}.experts.{{E}}.{name}_proj.weight",), (role,),
-                   (Stacked("n_experts"),))  # fmt: skip
+    each = Binding(
+        (f"{_MIXER}.experts.{{E}}.{name}_proj.weight",), (role,), (Stacked("n_experts"),)
+    )
     joined = Binding((f"{_MIXER}.experts.{name}_proj",), (role,))
     return RoleRow(role, "", shape, "moe_layers"), each, joined
 

@@ -108,13 +108,14 @@ def _hyper(
         rules.activation("relu", "activation_function"),
         rules.tied_embeddings(True),
         rules.flag(_BIAS, True, "enable_bias", present=("attn_q.bias",)),
-        rules.flag("attention_out_bias", True, "enable_bias", present=("attn_output.bias",),
-            written=False),
+        rules.flag(
+            "attention_out_bias", True, "enable_bias", present=("attn_output.bias",), written=False
+        ),
         rules.flag("mlp_bias", True, "enable_bias", present=("ffn_up.bias",), written=False),
         *NO_ROPE,
         HyperRule("parallel_residual", default=False, check=check),
         *more,
-    )  # fmt: skip
+    )
 
 
 _IGNORED = frozenset({"dropout", "activation_dropout", "layerdrop", "init_std", "prefix"})

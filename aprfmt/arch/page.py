@@ -201,9 +201,10 @@ def _called(spec: ArchSpec) -> str:
 def _unlike(spec: ArchSpec) -> str:
     base = BlockSpec()
     own = [
-        f"{each.name} {getattr(spec.block, each.name)}" for each in fields(BlockSpec)
+        f"{each.name} {getattr(spec.block, each.name)}"
+        for each in fields(BlockSpec)
         if getattr(spec.block, each.name) != getattr(base, each.name)
-    ]  # fmt: skip
+    ]
     return ", ".join(own)
 
 

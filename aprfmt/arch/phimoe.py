@@ -14,16 +14,7 @@ from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import (
-    FUSED,
-    LAYER,
-    RoleRow,
-    around,
-    attention,
-    experts,
-    norm,
-    tables,
-)
+from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, experts, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.base.protocols import Value

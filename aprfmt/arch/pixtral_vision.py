@@ -3,7 +3,7 @@
 The tower has RMSNorms, a gated MLP and no table of positions: rows and columns rotate. The folder
 is that of the whole model, its config.json is read below `vision_config`. mistral3 joins patches
 behind a norm before the projector. llama.cpp also wants the text's row of the token that breaks
-lines of patches, which is none of the tower's. Sources: transformers' modeling_pixtral,
+lines of patches, which is not a tensor of the tower. Sources: transformers' modeling_pixtral,
 modeling_llava and modeling_mistral3; the gguf package's name map; the converter's llava.py.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from aprfmt.arch import rules
 from aprfmt.arch.named import named
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
+from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, single, tables
 from aprfmt.arch.spec import HyperRule, Loss
 from aprfmt.arch.steps import RowsPermuted
 from aprfmt.arch.vision import UNUSED, of_projector, tower_hyper
@@ -56,27 +56,23 @@ def _layer() -> tuple[RoleRow, ...]:
     return tuple(replace(row, gguf=f"v.blk.{{L}}.{row.role}") for row in rows)
 
 
-def _once(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow:
-    return RoleRow(role, hf, shape, needs, layered=False)
-
-
 def _projection(number: int, into: str) -> tuple[RoleRow, ...]:
     role, hf = f"mm.{number}", f"{_PROJECTOR}linear_{number}"
     return (
-        _once(f"{role}.weight", f"{hf}.weight", _OUT, into),
-        _once(f"{role}.bias", f"{hf}.bias", _OUT, needs="optional"),
+        single(f"{role}.weight", f"{hf}.weight", _OUT, into),
+        single(f"{role}.bias", f"{hf}.bias", _OUT, needs="optional"),
     )
 
 
 PIXTRAL_VISION = named(
     _NAME,
     tables((
-        _once("v.patch_embd.weight", _TOWER + "patch_conv.weight", "hidden_size", "image_channels",
+        single("v.patch_embd.weight", _TOWER + "patch_conv.weight", "hidden_size", "image_channels",
             "patch_size", "patch_size"),
         *norm("v.pre_ln", _TOWER + "ln_pre", layered=False),
         *_layer(),
-        _once("mm.input_norm.weight", _PROJECTOR + "norm.weight", *_WIDE, needs="optional"),
-        _once("mm.patch_merger.weight", _PROJECTOR + "patch_merger.merging_layer.weight",
+        single("mm.input_norm.weight", _PROJECTOR + "norm.weight", *_WIDE, needs="optional"),
+        single("mm.patch_merger.weight", _PROJECTOR + "patch_merger.merging_layer.weight",
             "hidden_size", "patch_merge*patch_merge*hidden_size", needs="optional"),
         *_projection(1, "hidden_size"),
         *_projection(2, _OUT),

@@ -17,7 +17,10 @@ MAX_WINDOW_LAYERS = 28  # transformers' default
 
 
 def upper(usual: int) -> Callable[[Facts | None, Mapping[str, Value]], PerLayer]:
-    """Return what windows the layers from max_window_layers on; `usual` is that key's default."""
+    """Return the function that gives a window to the layers from max_window_layers on.
+
+    `usual` is the default of that key.
+    """
 
     def layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
         found = None if facts is None else facts.first("max_window_layers")

@@ -79,7 +79,7 @@ QWEN3_5 = ArchSpec(
     lost=_LOST,
     ignored=delta.IGNORED,
     draft=draft.MTP,
-)  # fmt: skip
+)
 
 _MOE_TENSORS, _MOE_BINDINGS = _tables(
     (ROUTER, *EXPERTS, SHARED_GATE, *shared_expert("mlp.shared_expert")),
@@ -103,4 +103,4 @@ QWEN3_5_MOE = ArchSpec(
     lost=_LOST,
     ignored=delta.IGNORED,
     draft=draft.MTP,
-)  # fmt: skip
+)

@@ -17,7 +17,7 @@ from aprfmt.arch import rules
 from aprfmt.arch.joins import Split, Stacked
 from aprfmt.arch.named import named
 from aprfmt.arch.pixtral_vision import DEVIATION, MEAN
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
+from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, single, tables
 from aprfmt.arch.spec import MISSING, ArchSpec, Binding, Facts, HyperRule, Loss, Read
 from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
@@ -151,7 +151,7 @@ def _hyper(
 
 
 def _once(role: str, hf: str, *shape: str) -> RoleRow:
-    return RoleRow(role, f"{_TOWER}{hf}", shape, layered=False)
+    return single(role, f"{_TOWER}{hf}", *shape)
 
 
 def _both(role: str, hf: str, out: str, into: str) -> Rows:
@@ -198,9 +198,10 @@ _PATCH = replace(
     gguf="",
 )  # fmt: skip
 _FRAMES = Binding(
-    ("v.patch_embd.weight", "v.patch_embd.weight.1"), ("v.patch_embd.weight",),
+    ("v.patch_embd.weight", "v.patch_embd.weight.1"),
+    ("v.patch_embd.weight",),
     (Stacked("patch_frames", axis=2),),
-)  # fmt: skip
+)
 
 
 def _around(name: str, first: str, second: str, bias: bool) -> Rows:
@@ -348,12 +349,13 @@ def _mergers() -> tuple[HyperRule, ...]:
 
 # GGUF's name below a layer's number -> the folder's, and the shape of each.
 _DEEP = {
-    "norm.weight": ("norm.weight", (_JOINED,)), "norm.bias": ("norm.bias", (_JOINED,)),
+    "norm.weight": ("norm.weight", (_JOINED,)),
+    "norm.bias": ("norm.bias", (_JOINED,)),
     "fc1.weight": ("linear_fc1.weight", (_JOINED, _JOINED)),
     "fc1.bias": ("linear_fc1.bias", (_JOINED,)),
     "fc2.weight": ("linear_fc2.weight", ("projection_size", _JOINED)),
     "fc2.bias": ("linear_fc2.bias", ("projection_size",)),
-}  # fmt: skip
+}
 _STACK = (Stacked("merger_count"),)
 
 QWEN3_VL_VISION = _tower(

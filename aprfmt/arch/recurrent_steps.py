@@ -44,7 +44,7 @@ class Depthwise:
         return [(channels, 1, taps)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run: everything."""
+        """Return one run, which holds all elements."""
         return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:

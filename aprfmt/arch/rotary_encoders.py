@@ -37,9 +37,9 @@ _RENAMED = (
 )  # fmt: skip
 
 
-def _in_memory(rows: Iterable[RoleRow], parts: Iterable[str], *more: tuple[str, str]) -> tuple[
-    Binding, ...
-]:  # fmt: skip
+def _in_memory(
+    rows: Iterable[RoleRow], parts: Iterable[str], *more: tuple[str, str]
+) -> tuple[Binding, ...]:
     """Return the bindings of transformers' own names; `parts` of q, k and v, which are apart."""
     found = [
         Binding((f"layers.{{L}}.self_attn.{x}_proj.{part}",), (f"attn_{x}.{part}",))
@@ -133,7 +133,7 @@ NOMIC_BERT = encoder(
         fused_dropout_add_ln max_trained_positions pad_vocab_size_multiple parallel_block_tied_norm
         reorder_and_upcast_attn summary_activation summary_first_dropout summary_proj_to_labels
         summary_use_proj use_flash_attn use_xentropy""",
-)  # fmt: skip
+)
 
 
 def _has_mixers(names: Collection[str], values: Params) -> bool:
@@ -174,8 +174,9 @@ JINA_EMBEDDINGS_V3 = encoder(
         rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         *_rotated(Rope(theta=20000.0, base_key="rotary_emb_base"), _tasks),
     ),
-    replace(BLOCK, position="rope"), evidence=_has_mixers,
+    replace(BLOCK, position="rope"),
+    evidence=_has_mixers,
     more_ignored="""emb_pooler load_trained_adapters lora_alpha lora_dropout_p
         lora_main_params_trainable lora_rank matryoshka_dimensions output_past task_instructions
         truncate_dim use_flash_attn use_reentrant""",
-)  # fmt: skip
+)

@@ -74,6 +74,11 @@ def norm(
     )
 
 
+def single(role: str, hf: str, *shape: str, needs: str = "", gguf_steps: Steps = ()) -> RoleRow:
+    """Return the row of a tensor outside the layers."""
+    return RoleRow(role, hf, shape, needs, gguf_steps=gguf_steps, layered=False)
+
+
 def whole(
     *,
     embed: str = "model.embed_tokens",
@@ -168,9 +173,11 @@ FUSED = (fused_qkv(), fused_qkv(suffix="bias"))
 
 
 def experts(
-    module: str = "mlp.experts", gate: str = "gate_proj", up: str = "up_proj",
+    module: str = "mlp.experts",
+    gate: str = "gate_proj",
+    up: str = "up_proj",
     down: str = "down_proj",
-) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:  # fmt: skip
+) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:
     """Return the rows of stacked experts and the bindings that Hugging Face files need.
 
     Written as one tensor per expert. transformers 5 has one tensor for gate and up of all experts,
@@ -219,10 +226,7 @@ def tables(
     gguf = tuple(
         Binding((_gguf_name(row),), (row.role,), row.gguf_steps) for row in every if row.gguf != ""
     )
-    return rules, {
-        "hf": (*hf_first, *hf, *hf_more),
-        "gguf": (*gguf_first, *gguf, *gguf_more),
-    }
+    return rules, {"hf": (*hf_first, *hf, *hf_more), "gguf": (*gguf_first, *gguf, *gguf_more)}
 
 
 def _below_layer(row: RoleRow) -> str:

@@ -9,15 +9,7 @@ from typing import Any
 from aprfmt.arch.pooling import pooling
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.spec import (
-    HYPER_NAMES,
-    MISSING,
-    SPECIAL_NAMES,
-    Facts,
-    HyperRule,
-    Write,
-    split_key,
-)
+from aprfmt.arch.spec import HYPER_NAMES, MISSING, SPECIAL_NAMES, Facts, HyperRule, Write, split_key
 from aprfmt.arch.values import MAX_LAYERS, number, single, text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError

@@ -187,7 +187,7 @@ class Oriented(Transposed):
         return [stored[0].swapaxes(-1, -2) if self._turned(stored[0].shape, hp) else stored[0]]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Exchange the last two axes, unless nobody could tell."""
+        """Exchange the last two axes, unless they are equally long: then it cannot be told."""
         rows, columns = size_of(self.rows, hp), size_of(self.columns, hp)
         return [logical[0] if rows == columns else logical[0].swapaxes(-1, -2)]
 

@@ -73,8 +73,9 @@ def _stack(stack: str, gated: bool) -> Rows:
 
 def _last(stack: str) -> RoleRow:
     name = f"{_SHORT[stack]}.output_norm.weight"
-    return RoleRow(name, f"{stack}.final_layer_norm.weight", ("hidden_size",), gguf=name,
-                   layered=False)  # fmt: skip
+    return RoleRow(
+        name, f"{stack}.final_layer_norm.weight", ("hidden_size",), gguf=name, layered=False
+    )
 
 
 _TABLE = ("vocab_size", "hidden_size")
@@ -210,9 +211,10 @@ def _is(gated: bool, every: bool, decoder: bool) -> Any:
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
         """Say whether the names show this form."""
         here = (
-            _has(names, ".wi_0.", ".ffn_gate."), _has(names, *second),
+            _has(names, ".wi_0.", ".ffn_gate."),
+            _has(names, *second),
             _has(names, "decoder.block.", "dec.blk."),
-        )  # fmt: skip
+        )
         return here == (gated, every, decoder)
 
     return evidence

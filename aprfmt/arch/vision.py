@@ -12,7 +12,7 @@ from typing import Any
 from aprfmt.arch import rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.named import named
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, tables
+from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, single, tables
 from aprfmt.arch.spec import HyperRule
 from aprfmt.base.protocols import Value
 
@@ -37,13 +37,9 @@ def _norm(role: str, hf: str) -> Rows:
     )
 
 
-def _once(role: str, hf: str, shape: tuple[str, ...], gguf: str | None = None) -> RoleRow:
-    return RoleRow(role, hf, shape, gguf=gguf, layered=False)
-
-
 def _around(role: str, hf: str) -> Rows:
     """Return a norm outside the layers."""
-    return tuple(_once(f"{role}.{part}", f"{hf}.{part}", _WIDTH) for part in ("weight", "bias"))
+    return tuple(single(f"{role}.{part}", f"{hf}.{part}", *_WIDTH) for part in ("weight", "bias"))
 
 
 def _layers() -> Rows:
@@ -95,9 +91,8 @@ def activation_keys(activation: str) -> HyperRule:
 
     usual = rules.activation(activation, names=names)
     return HyperRule(
-        usual.name, read=usual.read, default=usual.default,
-        write={**usual.write, "gguf": write},
-    )  # fmt: skip
+        usual.name, read=usual.read, default=usual.default, write={**usual.write, "gguf": write}
+    )
 
 
 def tower_hyper(eps: float, activation: str, class_token: bool) -> tuple[HyperRule, ...]:
@@ -146,16 +141,16 @@ UNUSED = frozenset(
     vision.projection_dim vision.image_mean vision.image_std projection_dim
     vision_use_head""".split()
 )
-_POSITIONS = _once("v.position_embd.weight", "embeddings.position_embedding.weight",
-                   ("image_positions", "hidden_size"))  # fmt: skip
-_PATCHES = _once("v.patch_embd.weight", "embeddings.patch_embedding.weight", _PATCH)
+_POSITIONS = single("v.position_embd.weight", "embeddings.position_embedding.weight",
+                   "image_positions", "hidden_size")  # fmt: skip
+_PATCHES = single("v.patch_embd.weight", "embeddings.patch_embedding.weight", *_PATCH)
 
 
 def siglip_rows() -> Rows:
     """Return the rows of siglip's tower without its pooling head."""
     return (
         _PATCHES,
-        _once("v.patch_embd.bias", "embeddings.patch_embedding.bias", _WIDTH),
+        single("v.patch_embd.bias", "embeddings.patch_embedding.bias", *_WIDTH),
         _POSITIONS,
         *_layers(),
         *_around("v.post_ln", "post_layernorm"),
@@ -170,7 +165,7 @@ def siglip_hyper() -> tuple[HyperRule, ...]:
 CLIP_VISION = named(
     "clip_vision",
     tables((
-        _once("v.class_embd", "embeddings.class_embedding", _WIDTH),
+        single("v.class_embd", "embeddings.class_embedding", *_WIDTH),
         _PATCHES,
         _POSITIONS,
         *_around("v.pre_ln", "pre_layrnorm"),
@@ -184,5 +179,6 @@ SIGLIP_VISION = named(
     "siglip_vision",
     tables((*siglip_rows(), *_head())),
     siglip_hyper(),
-    ignored=UNUSED, section="vision_config",
-)  # fmt: skip
+    ignored=UNUSED,
+    section="vision_config",
+)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from aprfmt.arch import rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.named import named
-from aprfmt.arch.rows import Q, RoleRow, linear, norm, tables
+from aprfmt.arch.rows import Q, RoleRow, linear, norm, single, tables
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
@@ -44,15 +44,11 @@ def _layers(stack: str, size: str) -> Rows:
     )
 
 
-def _once(role: str, hf: str, *shape: str) -> RoleRow:
-    return RoleRow(role, hf, shape, layered=False)
-
-
 def _convolution(number: int, into: str) -> Rows:
     role, hf = f"enc.conv{number}", f"model.encoder.conv{number}"
     return (
-        _once(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
-        _once(f"{role}.bias", f"{hf}.bias", "hidden_size"),
+        single(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
+        single(f"{role}.bias", f"{hf}.bias", "hidden_size"),
     )
 
 
@@ -73,20 +69,22 @@ def _stack_layers(stack: str) -> HyperRule:
         return tuple(i < whole_number(*found) for i in range(hp["n_layers"])), found[1]
 
     return HyperRule(
-        f"{stack}_layers", read={"hf": read}, default=rules.per_layer(True),
+        f"{stack}_layers",
+        read={"hf": read},
+        default=rules.per_layer(True),
         write={"hf": lambda value, hp: {f"{stack}_layers": sum(value)}},
-    )  # fmt: skip
+    )
 
 
 WHISPER = named(
     "whisper",
     tables((
-        _once("token_embd.weight", "model.decoder.embed_tokens.weight", *_TABLE),
-        _once("position_embd.weight", "model.decoder.embed_positions.weight", "context_length",
+        single("token_embd.weight", "model.decoder.embed_tokens.weight", *_TABLE),
+        single("position_embd.weight", "model.decoder.embed_positions.weight", "context_length",
             "hidden_size"),
         *_convolution(1, "mel_bins"),
         *_convolution(2, "hidden_size"),
-        _once("enc.position_embd.weight", "model.encoder.embed_positions.weight", "source_length",
+        single("enc.position_embd.weight", "model.encoder.embed_positions.weight", "source_length",
             "hidden_size"),
         *_layers("encoder", "ffn_size"),
         *_layers("decoder", "decoder_ffn_size"),

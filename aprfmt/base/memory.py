@@ -1,7 +1,7 @@
-"""Memory that is freed is kept for the next piece of work, where the C library can.
+"""Freed memory is kept for the next piece of work, where the C library can do that.
 
-It returns large pieces to the system otherwise, which clears every page of them anew: of a repack
-that is a third of its processor time, of fetching a fifth of the system's.
+Otherwise it returns large pieces to the system, which clears every page of the next one: a third of
+a repack's processor time, a fifth of the system's time in a download.
 """
 
 from functools import cache
@@ -13,7 +13,7 @@ KEPT = 128 << 20  # bytes at the end of a thread's memory that are not given bac
 
 @cache
 def keep_freed() -> None:
-    """Have the memory of pieces that are freed used for the next ones; once for the program."""
+    """Tell the C library to reuse freed memory, and not to return it; for the whole program."""
     import ctypes
 
     try:

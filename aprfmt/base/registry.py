@@ -26,6 +26,11 @@ def load(target: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def late(target: str) -> Callable[..., Any]:
+    """Return a function that imports `"module:function"` and calls it, each time it is called."""
+    return lambda *args, **options: load(target)(*args, **options)
+
+
 @cache
 def offered(kind: str) -> tuple[Any, ...]:
     """Return what other packages offer in the entry-point group `aprfmt.<kind>`, by name.

@@ -1,20 +1,18 @@
 """What all checks of one model share: the open file, and the one pass over its values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from aprfmt.arch.spec import ArchSpec
-from aprfmt.checks.file.census import SeenTensor, take
-from aprfmt.checks.file.vocabulary import Words, read_words
+from aprfmt.checks.file.census import Progress, SeenTensor, take
+from aprfmt.checks.file.words import Words, read_words
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 from aprfmt.model.resolve import Resolution, find_spec
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @dataclass

@@ -53,8 +53,10 @@ def _rewritten(said: Mapping[str, Any]) -> Config | None:
     weights = {"num_bits": bits, "type": "float", "group_size": facts["group_size"]}
     group = {"targets": ["Linear"], "weights": weights}
     return {
-        "quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group},
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+    }
 
 
 def _at(section: Config, module: str) -> Config | None:

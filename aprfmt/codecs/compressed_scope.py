@@ -66,8 +66,10 @@ def _narrowed(section: Config, name: str, group: Mapping[str, Any]) -> Config:
 
 
 def _at(section: Config, module: str) -> Config | None:
-    if any(_is_named(name, module) or (name == _EMBEDDING and _is_class(name, module))
-           for name in names(section, "ignore")):  # fmt: skip
+    if any(
+        _is_named(name, module) or (name == _EMBEDDING and _is_class(name, module))
+        for name in names(section, "ignore")
+    ):
         return None
     groups = groups_of(section)
     if len(groups) < 2 and section.get("format") != MIXED:

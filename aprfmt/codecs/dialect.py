@@ -21,8 +21,9 @@ from aprfmt.errors import CodecError
 
 # one byte a number: what it is by its encoding; plain bytes are powers of two
 SMALL: Mapping[str, MinifloatCodec] = {
-    "U8": fp8.E8M0, **{kind.name: kind for kind in (fp8.E8M0, *fp8.OF_TWO_SIGNS)},
-}  # fmt: skip
+    "U8": fp8.E8M0,
+    **{kind.name: kind for kind in (fp8.E8M0, *fp8.OF_TWO_SIGNS)},
+}
 
 # The end of the name of a part that scales what goes into a layer, and no value of its weight.
 OF_INPUTS = re.compile(r"(input_|activation_|act_per_tensor_|act_quant_)\w+$")

@@ -210,12 +210,12 @@ class Iq2Bn(_Ternary):
 
 
 class Q8Kv(RowCodec):
-    """Eight bits under one float32 a row."""
+    """Eight bits an element; one float32 scale for each row."""
 
     name = "Q8_KV"
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Scale."""
+        """Multiply the codes by the row's scale."""
         np.multiply(d, block["qs"].astype(np.float32), out=out)
 
     def row_steps(self, d: F32, block: Blocks) -> F32:

@@ -71,7 +71,7 @@ class MinifloatCodec(Codec):
         self.values.flags.writeable = False
 
     def _codes(self, data: U8) -> Codes:
-        """Return one code an element of whole blocks."""
+        """Return the codes of whole blocks, one for each element."""
         if self.kind.bits == 8:
             return data
         words = data.reshape(-1, self.type_size).astype(np.uint32)

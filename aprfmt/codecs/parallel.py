@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from aprfmt.codecs.base import F32, Array
+    from numpy.typing import NDArray
 
 # Elements below which a part is not worth a thread of its own: 50 us of decoding or multiplying,
 # twice what handing over to a thread and back takes.
@@ -88,7 +88,7 @@ def split(count: int, block_size: int, threads: int) -> list[tuple[int, int]]:
 def parallel_decode(
     kernel: Callable[[Any, Any, int], None],
     raw: Any,
-    out: "Array",
+    out: "NDArray[Any]",
     block_size: int,
     type_size: int,
     threads: int,
@@ -113,11 +113,11 @@ def parallel_decode(
     run([part(start, stop) for start, stop in parts], threads)
 
 
-def aligned(count: int) -> "F32":
+def aligned(count: int) -> "NDArray[np.float32]":
     """Return a new float32 array [count] that begins on a cache line: best for streaming stores."""
     room = np.empty(count + 16, np.float32)
     skip = -room.ctypes.data % 64 // 4
-    result: F32 = room[skip : skip + count]
+    result: NDArray[np.float32] = room[skip : skip + count]
     return result
 
 

@@ -17,7 +17,7 @@ class Q8_0(BlockCodec):
     step = "d"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Scale."""
+        """Multiply the codes by the block's scale."""
         out[:] = block["qs"]
         out *= half(block["d"])
 

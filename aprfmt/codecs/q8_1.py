@@ -16,7 +16,7 @@ class Q8_1(BlockCodec):
     name = "Q8_1"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Scale."""
+        """Multiply the codes by the block's scale."""
         out[:] = block["qs"]
         out *= half(block["d"])
 

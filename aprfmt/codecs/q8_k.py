@@ -16,7 +16,7 @@ class Q8_K(BlockCodec):
     name = "Q8_K"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Scale."""
+        """Multiply the codes by the block's scale."""
         out[:] = block["qs"]
         out *= block["d"].astype(np.float32)[:, None]
 

@@ -144,8 +144,9 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     if _WHOLE in parts:
         whole = scales(NAME, parts, _WHOLE, ("F32",))
         fits(NAME, _WHOLE, (whole.size,), (1,))
-        held, table = (held * whole.reshape(()), None) if table is None else (
-            held, table * whole.reshape(()))  # fmt: skip
+        held, table = (
+            (held * whole.reshape(()), None) if table is None else (held, table * whole.reshape(()))
+        )
     block, zero, smooth = _block(config, shape), None, None
     if _ZERO in parts:
         stored = numbers(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)

@@ -199,9 +199,10 @@ MODELOPT = Writer(
     tensors={
         ".weight": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
         SCALE: OutTensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
-        ".weight_scale_2": OutTensor("F32", lambda out, columns, n: (),
-                                     lambda source, s: _number(source.groups.whole)),
+        ".weight_scale_2": OutTensor(
+            "F32", lambda out, columns, n: (), lambda source, s: _number(source.groups.whole)
+        ),
     },
     section=_section,
     files=_files,
-)  # fmt: skip
+)

@@ -39,9 +39,11 @@ def _affine(values: F32, size: int) -> tuple[F32, F32]:
 def _choose(values: F32, settings: Settings) -> Groups:
     scale, bias = _affine(values, settings.size)
     return Groups(
-        settings.size, narrowed("scale", scale, settings.scales),
-        narrowed("bias", bias, settings.scales), "it has biases",
-    )  # fmt: skip
+        settings.size,
+        narrowed("scale", scale, settings.scales),
+        narrowed("bias", bias, settings.scales),
+        "it has biases",
+    )
 
 
 def _codes(values: F32, groups: Groups) -> U8:

@@ -23,9 +23,9 @@ _ROWS = 1 << 20  # elements looked at in one step
 
 
 class Settings(NamedTuple):
-    """How a weight is written: inputs under a scale, the encoding of scales, a layout's version.
+    """How a weight is written: `size` inputs share a scale, `scales` is the encoding of scales.
 
-    `activations` says that scales of inputs stand beside every weight.
+    `version` is that of the layout. `activations`: scales of inputs stand beside every weight.
     """
 
     size: int
@@ -77,11 +77,12 @@ class Writer:
         *stack, outputs, inputs = shape
         return {
             suffix: StoredPart(
-                b"", row.encoding or settings.scales,
+                b"",
+                row.encoding or settings.scales,
                 (*stack, *row.shape(outputs, inputs, inputs // settings.size)),
             )
             for suffix, row in self.tensors.items()
-        }  # fmt: skip
+        }
 
     def part(self, source: GridWeight, suffix: str, settings: Settings) -> bytes:
         """Return the bytes of one stored tensor."""
@@ -146,8 +147,9 @@ def judged(before: GridWeight, after: GridWeight) -> GroupCounts:
 
 def narrowed(what: str, held: F32, encoding: str) -> F32:
     """Return numbers rounded to an encoding, as float32; CodecError where one is beyond it."""
-    found: F32 = decode(encoding, encode(encoding, np.ascontiguousarray(held, np.float32))[""],
-                        held.shape)  # fmt: skip
+    found: F32 = decode(
+        encoding, encode(encoding, np.ascontiguousarray(held, np.float32))[""], held.shape
+    )
     wrong = ~np.isfinite(found)
     if wrong.any():
         at = [int(index) for index in np.argwhere(wrong)[0]]

@@ -42,7 +42,7 @@ READS: Mapping[str, ReadWeight] = {
     "MODELOPT": modelopt,
     "COMPRESSED_PACKED_FLOAT": compressed_micro,
     "FP8_BLOCK": fp8_micro,
-}  # fmt: skip
+}
 
 WRITERS: Registry[Writer] = Registry(
     "writers",

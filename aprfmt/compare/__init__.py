@@ -222,8 +222,7 @@ def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ..
         rows.append(FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0], decisive=True))
         if found.example:
             rows.append(FieldDiff(f"{one.name}: shown by", found.example[0], found.example[-1]))
-    rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0])
-             for one in report.notes]  # fmt: skip
+    rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     missing = report.not_checked if report.carried else ()
     return tuple(rows), (*report.remarks, *missing), verdicts
 

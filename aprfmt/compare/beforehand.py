@@ -84,7 +84,7 @@ class Beforehand:
         return first
 
     def _settled(self, number: int) -> bool:
-        """Say whether a pair is compared, or nobody will but who asks."""
+        """Say whether a pair was compared, or has to be compared by the caller."""
         with self._done:
             if number not in self._asked:
                 return self._over

@@ -41,11 +41,14 @@ class NonFinite:
         if self.alone:
             many = f"{self.alone} of {self.count} values"
             at = f"the first at {list(self.at or ())}: {a} {self.values[0]}, {b} {self.values[1]}"
-            said.append(f"NaN or infinity on one side at {many} ({a} has {self.a}, {b} {self.b}), "
-                        f"{at}")  # fmt: skip
+            said.append(
+                f"NaN or infinity on one side at {many} ({a} has {self.a}, {b} {self.b}), {at}"
+            )
         if self.both:
-            said.append(f"NaN or infinity on both sides alike at {self.both} of {self.count} "
-                        f"values, the first at {list(self.both_at or ())}")  # fmt: skip
+            said.append(
+                f"NaN or infinity on both sides alike at {self.both} of {self.count} "
+                f"values, the first at {list(self.both_at or ())}"
+            )
         return "; ".join(said)
 
 

@@ -235,10 +235,11 @@ def _derive_lattice(name: str, side: View, base: View) -> Derivation:
     same = 100 * found.near
     if found.how:
         return Derivation(
-            True, name,
+            True,
+            name,
             f"requantized from base: {found.how}; {same:.4g} % of its codes are the base's under "
             f"its own scales, which are off by {100 * abs(found.slope):.2g} % together",
-        )  # fmt: skip
+        )
     away = np.where(step > 0, np.abs(x - y) / np.where(step > 0, step, 1.0), 0.0)
     inside = (x >= np.minimum(low, high)) & (x <= np.maximum(low, high))
     far = np.flatnonzero((away > 1.0) & inside)

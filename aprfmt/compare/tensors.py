@@ -204,7 +204,7 @@ def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, Step | None]]":
 
 
 def _by_rows(side: View) -> bool:
-    """Say whether rows of a side can be decoded alone, as the bytes that are compared."""
+    """Say whether single rows of a side can be decoded from the stored bytes."""
     return side.row_bytes is not None and not side.restored
 
 

@@ -139,7 +139,7 @@ def arithmetic(trace: TraceLike, dtype: str) -> str:
 
 
 def weights_between(a: TraceLike, b: TraceLike) -> str:
-    """Return the class of weights that keys a pair: the finer, where an engine decoded them."""
+    """Return the finer of the two runs' classes of weights: "exact", "half" or "quantized"."""
     order = ("exact", "half", "quantized")
     found = [str(run["weights"]) for run in (a.run, b.run) if run.get("weights") in order]
     return min(found, key=order.index, default="exact")

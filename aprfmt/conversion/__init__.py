@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.memory import keep_freed
 from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
-from aprfmt.conversion.options import ConversionReport, Options, TensorOutcome
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.report import ConversionReport, TensorOutcome
 from aprfmt.conversion.target import target_format, target_of
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.formats import FormatSpec
@@ -246,7 +247,7 @@ def _write(
     begun: "ResumedSet | None",
     verifier: "Verifier | None",
 ) -> tuple[Path, ...]:
-    """Write all outputs, read back beside it, and publish the files together; return them."""
+    """Write all outputs, publish the files together and return them; `verifier` reads them back."""
     from aprfmt.conversion.beside import texts_to_write
     from aprfmt.conversion.source_hash import PLACEHOLDER
 

@@ -2,7 +2,7 @@
 
 Two open models are held together: no plan of a conversion is believed. Every stored tensor, the
 scales of packed weights, a tied head and the files beside the weights are copied, transformed or
-dropped; a drop needs a flag, which the copy records. What is none of these is lost.
+dropped; a drop needs a flag, which the copy records. Everything else is lost.
 """
 
 import json

@@ -91,7 +91,9 @@ class Ahead:
         whole: Callable[[Output, Written, LeftRoom], None],
     ) -> None:
         self._sink, self._options, self._whole = sink, options, whole
-        self._pool = ThreadPoolExecutor(max(options.jobs, AT_LEAST), "aprfmt-jobs")
+        workers = max(options.jobs, AT_LEAST)
+        self._pool = ThreadPoolExecutor(workers, "aprfmt-jobs")
+        self._most = EACH * workers  # pieces that are handed out at a time
         self._making = threading.Lock()
         self._begun: deque[_Begun] = deque()
         self._held = self._out = 0  # bytes, and pieces, that workers have
@@ -115,9 +117,7 @@ class Ahead:
         begun = _Begun(output, written, self._sink.leave(output.info.name))
         self._begun.append(begun)
         for cost, work in tasks(begun.room):
-            while self._out and (
-                self._held + cost > BUDGET or self._out >= EACH * max(self._options.jobs, AT_LEAST)
-            ):
+            while self._out and (self._held + cost > BUDGET or self._out >= self._most):
                 self._one()
             begun.waiting.append((cost, self._pool.submit(work)))
             self._held += cost

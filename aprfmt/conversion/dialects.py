@@ -217,16 +217,18 @@ def _of_runs(output: Output) -> "GridWeight":
     if output.runs is None or row is None:
         raise CodecError("its rows are laid out anew")
     data, size = RunBytes(output.runs), row
-    scales = {one.beside.get("scale", b"") for one in output.sources
-              if isinstance(one, ScaledTensor)}  # fmt: skip
+    scales = {
+        one.beside.get("scale", b"") for one in output.sources if isinstance(one, ScaledTensor)
+    }
     if len(scales) > 1 or (scales and len(output.sources) > 1):
         raise CodecError("it is made of tensors with scales of their own")
     held = next(iter(scales), b"")
     return of_blocks(
-        output.source_encoding, (math.prod(output.info.shape[:-1]), output.info.shape[-1]),
+        output.source_encoding,
+        (math.prod(output.info.shape[:-1]), output.info.shape[-1]),
         lambda start, stop: data.window(start * size, stop * size),
         np.frombuffer(held, "<f4") if held else None,
-    )  # fmt: skip
+    )
 
 
 def keep_codes(

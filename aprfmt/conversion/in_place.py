@@ -17,7 +17,7 @@ from aprfmt.remote.paths import RemotePath
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import ByteSource
-    from aprfmt.conversion.options import ConversionReport, Options
+    from aprfmt.conversion.options import Options
     from aprfmt.conversion.outputs import Plan
     from aprfmt.model import Model
 
@@ -26,7 +26,7 @@ _MAGIC = 6  # bytes that say format and version; of safetensors, how long the he
 _BLOCK = 4096  # bytes are compared, and written, in pieces of this size
 
 
-def change(model: "Model", options: "Options") -> tuple["ConversionReport", int]:
+def change(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
     """Change metadata of an open model's one file as `options` say; return how many bytes, too.
 
     Closes the model. Raises ConversionError where the tensors would have to move, OutputError
@@ -52,11 +52,13 @@ def change(model: "Model", options: "Options") -> tuple["ConversionReport", int]
 
 
 def _changed(model: "Model", program: Program) -> Iterator[Patch]:
-    """Yield what has to be written where."""
+    """Yield the patches that turn the file's bytes into the planned ones."""
     file = open_bytes(_one_file(model))
     try:
-        start = min((t.info.offset for t in model.source.tensors.values() if t.info.nbytes),
-                    default=file.size)  # fmt: skip
+        start = min(
+            (t.info.offset for t in model.source.tensors.values() if t.info.nbytes),
+            default=file.size,
+        )
         head = _fitted(program.head, start, model)
         places = _places(program, head, model, file)
         yield from _differing(file, 0, head)
@@ -101,8 +103,9 @@ def _planned(model: "Model", options: "Options") -> tuple["Plan", Program]:
     wishes: dict[str, Any] = {"like": model.source} if target.rewrites else {}
     sink = target.open_sink(model.source.files[0], files=Nowhere(), **wishes)
     if not isinstance(sink, SequentialSink):
-        raise ConversionError(f"{model.path}: files of {target.name} are not changed in place; "
-                              f"{_COPY}")  # fmt: skip
+        raise ConversionError(
+            f"{model.path}: files of {target.name} are not changed in place; {_COPY}"
+        )
     places = {name: (t.info.offset, t.info.nbytes) for name, t in model.source.tensors.items()}
     infos = sorted((output.info for output in plan.outputs), key=lambda info: places[info.name])
     sink.plan(metadata, infos)

@@ -29,12 +29,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, json_object
-from aprfmt.model.packing import (
-    MODELOPT_FILE,
-    SAFETENSORS,
-    without_described,
-    without_packing,
-)
+from aprfmt.model.packing import MODELOPT_FILE, SAFETENSORS, without_described, without_packing
 from aprfmt.quantizing.mixture import Mixture, quantized
 from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf

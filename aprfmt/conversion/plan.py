@@ -196,10 +196,7 @@ def _group_outputs(model: Model, group: Group, repacking: Repacking) -> list[Out
 
 
 def _element_moves(
-    model: Model,
-    group: Group,
-    logical: Sequence[View],
-    shapes: Sequence[Sequence[tuple[int, ...]]],
+    model: Model, group: Group, logical: Sequence[View], shapes: Sequence[Sequence[tuple[int, ...]]]
 ) -> tuple[list[LazyTensor], Sequence[Sequence[Move]] | None]:
     """Return the source's stored tensors, and the moves of each output out of these.
 

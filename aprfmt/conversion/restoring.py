@@ -41,8 +41,9 @@ def _record_stored(model: Model, plan: Plan) -> None:
         tensor = model.roles.get(output.role) if output.role else None
         if tensor is None or tensor.moves is not None or tensor.encoding != "F32":
             continue
-        stored = [np.frombuffer(part.raw(), "<f4").reshape(part.info.shape)
-                  for part in tensor.stored]  # fmt: skip
+        stored = [
+            np.frombuffer(part.raw(), "<f4").reshape(part.info.shape) for part in tensor.stored
+        ]
         if len(stored) != 1:
             continue
         steps = tensor.layout

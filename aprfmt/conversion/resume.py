@@ -46,8 +46,10 @@ def sources_of(model: "Model") -> dict[str, str]:
 def check_asked(options: "Options") -> None:
     """Raise UsageError for functions that a later run could not recognise."""
     if options.choose is not None or options.importance is not None:
-        raise UsageError("resume: choose and importance are functions; name a quantize type and an "
-                         "imatrix file instead")  # fmt: skip
+        raise UsageError(
+            "resume: choose and importance are functions; name a quantize type and an "
+            "imatrix file instead"
+        )
 
 
 def digest_of(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str:
@@ -79,8 +81,10 @@ def note(begun: ResumedSet, name: str, record: "Written") -> None:
     """Take over what an earlier run found out about a tensor."""
     known = begun.tensors.get(name)
     if known is None:
-        raise OutputError(f"{begun.output}: the journal does not say how {name} was written; "
-                          "remove it, and the output, to begin anew")  # fmt: skip
+        raise OutputError(
+            f"{begun.output}: the journal does not say how {name} was written; "
+            "remove it, and the output, to begin anew"
+        )
     record.crc, record.counts = known.crc, Counts(*known.counts)
     begun.kept += 1
 

@@ -18,9 +18,10 @@ from aprfmt.codecs import codec, decode
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.counts import Counts
-from aprfmt.conversion.options import Fidelity, Options, TensorOutcome
+from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.repacking import judged_of
+from aprfmt.conversion.report import Fidelity, TensorOutcome
 from aprfmt.errors import ConversionError
 from aprfmt.quantizing.rows import encode_rows
 from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, first_difference, windows

@@ -71,9 +71,10 @@ def weights_inside(case: Mismatch) -> tuple[str, ...]:
         found += [weight.key.partition("[")[0] for weight in call.weights]
         for arg in call.vectors if call.op not in MOVES else ():
             found += [
-                key for key in near
+                key
+                for key in near
                 if stored[key].shape == arg.shape and np.array_equal(stored[key].numpy(), arg)
-            ]  # fmt: skip
+            ]
     return tuple(dict.fromkeys(found))
 
 

@@ -63,6 +63,7 @@ def faint_in(
     if best is None or best.residual > FAINT * view.residual:
         return [Divergence(view, None, (), "", weights_inside(case), search.tried)]
     step = best.steps[0]
-    answer = Solution(step.change, step.layers, best.residual, None, math.inf, case.world,
-                    case.recorded)  # fmt: skip
+    answer = Solution(
+        step.change, step.layers, best.residual, None, math.inf, case.world, case.recorded
+    )
     return [Divergence(view, answer, faint=True)]

@@ -73,8 +73,9 @@ class Both:
 
     def lengths(self) -> dict[int, int]:
         """Return the tokens that reach a finding's differing quantities, by its number."""
-        found = {i: max((row.length for row in rows), default=0)
-                 for i, rows in self.quantities.items()}  # fmt: skip
+        found = {
+            i: max((row.length for row in rows), default=0) for i, rows in self.quantities.items()
+        }
         positions = self.apart.rows.get(POSITIONS, [])
         for i, part in enumerate(self.levels.parts):
             if POSITIONS in part.keys and positions:
@@ -138,8 +139,9 @@ class Both:
         """Settle every finding by its effect on passes; return what all of them leave."""
         report = self.levels.report
         rows = () if report is None else report.tensors
-        equal = frozenset(row.key for row in rows
-                          if row.verdict in EQUAL and row.key in self.a.roles)  # fmt: skip
+        equal = frozenset(
+            row.key for row in rows if row.verdict in EQUAL and row.key in self.a.roles
+        )
         pair = between(self.a, self.b)
         bound = pair.bound("logits", (dtype, dtype)).rel_l2
         with closing(Twins(self.a, self.b, equal, pair, dtype, memory, told)) as twins:
@@ -240,8 +242,9 @@ class Both:
         missing = unrouted(self.apart, twins.routed)
         for key, experts in self.apart.experts.items():
             left = missing.get(key, [])
-            coverage.run.append(f"{len(experts) - len(left)} of {len(experts)} experts that differ "
-                                f"in {key}")  # fmt: skip
+            coverage.run.append(
+                f"{len(experts) - len(left)} of {len(experts)} experts that differ in {key}"
+            )
             if left:
                 coverage.not_reached.append(
                     f"{key}: no token of these probes is routed to expert"

@@ -46,14 +46,16 @@ SHOWN_BY: Mapping[str, tuple[str, ...]] = {
 
 # Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.
 _SPELLED: Mapping[str, str] = {
-    "original_context_length": "original_max_position_embeddings", "type": "rope_type",
-}  # fmt: skip
+    "original_context_length": "original_max_position_embeddings",
+    "type": "rope_type",
+}
 
 
 def said(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
     """Return a sentence about one differing hyperparameter, with both origins.
 
-    Of a scaling only the sub-keys that differ are said; of `b` whether it lacks one that `a` has.
+    For a dictionary (rope scaling) it names only the sub-keys that differ, and says which of them
+    B's configuration lacks.
     """
     if isinstance(row.a, Mapping) and isinstance(row.b, Mapping):
         parts = [

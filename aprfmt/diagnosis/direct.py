@@ -96,8 +96,9 @@ def _on_shared_rows(
     axis = axis_of(key)
     if mine.positions and other.positions and differ(mine, other):
         both = sorted(set(mine.positions) & set(other.positions))
-        cut = [_rows_of(each, record.positions, both, axis)
-               for each, record in ((x, mine), (y, other))]  # fmt: skip
+        cut = [
+            _rows_of(each, record.positions, both, axis) for each, record in ((x, mine), (y, other))
+        ]
         uncut = POINTS[mine.point].rows != "keys" and any(each is None for each in cut)
         if not both or (uncut and x.size == y.size):
             return OTHER_ROWS
@@ -343,9 +344,10 @@ def _discrete(pair: PointDiff) -> bool:
 def both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
     """Yield the points at which both sides are not finite alike: no difference, and no number."""
     alike = [
-        pair for pair in pairs
+        pair
+        for pair in pairs
         if pair.nonfinite is not None and pair.nonfinite.both and not _discrete(pair)
-    ]  # fmt: skip
+    ]
     for pair in alike[:SHOWN]:
         assert pair.nonfinite is not None
         more = f" (and {len(alike) - SHOWN} more points)" if len(alike) > SHOWN else ""

@@ -43,12 +43,13 @@ def taken_elsewhere(case: Mismatch) -> Change | None:
         "capture_point",
         f"what is recorded was taken at another point: {says}; {cut}, which is computed from it, "
         "agrees",
-        tuple(k for k in (*here, *sorted(_everywhere(case, names) - {*here}))
-              if case.recorded.has(k)),
+        tuple(
+            k for k in (*here, *sorted(_everywhere(case, names) - {*here})) if case.recorded.has(k)
+        ),
         drop=frozenset(_everywhere(case, names)),
         values={"recorded_as": case.view.point, "is": _relation(case, key), "agrees": cut},
         scoped=False,
-    )  # fmt: skip
+    )
 
 
 def _everywhere(case: Mismatch, names: Sequence[str]) -> set[str]:
@@ -61,9 +62,10 @@ def _acts(case: Mismatch, cut: ShadowView, names: Sequence[str]) -> bool:
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     return any(
-        view.flagged for view in case.found.views.values()
+        view.flagged
+        for view in case.found.views.values()
         if here < order[view.key] <= order[cut.key] and depends(view.key, case.view.key)
-    )  # fmt: skip
+    )
 
 
 # --- what the values are -------------------------------------------------------------------------

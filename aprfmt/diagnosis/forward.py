@@ -54,9 +54,10 @@ def _both_sides(label: str, examined: Examined) -> Iterable[Evidence]:
     That counts as no difference, but nothing could be measured at these points.
     """
     views = [
-        view for view in examined.before.views.values()
+        view
+        for view in examined.before.views.values()
         if view.odd is not None and view.odd.both and not view.odd.alone
-    ]  # fmt: skip
+    ]
     if views:
         assert views[0].odd is not None
         says = views[0].odd.says("the model", label)
@@ -269,8 +270,9 @@ def common(first: Sequence[CauseFound], second: Sequence[CauseFound]) -> list[Ca
         finding
         for finding in first
         if any(
-            finding.cause == other.cause and dict(finding.values) == dict(other.values)
+            finding.cause == other.cause
+            and dict(finding.values) == dict(other.values)
             and finding.where == other.where
             for other in second
         )
-    ]  # fmt: skip
+    ]

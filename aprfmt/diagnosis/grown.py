@@ -201,7 +201,7 @@ def with_direction(world: World, recorded: Recorded, found: Pass) -> ShadowView 
 
 def _directed(
     world: World, recorded: Recorded, long: list[ShadowView], twin: Pass
-) -> Iterator[ShadowView]:  # fmt: skip
+) -> Iterator[ShadowView]:
     """Yield points of which nudged operations explain a part, beside either reference."""
     moved = [shadow(made, recorded.within({})) for made in _nudged(world)]
     for view in long:
@@ -278,8 +278,9 @@ def _ratios(view: ShadowView, twin: Pass) -> Iterator[float]:
     assert view.seen is not None
     mine, theirs = view.seen.both(view.mine, view.axis)
     rounded, _ = view.seen.both(twin.views[view.key].mine, view.axis)
-    for a, b, c in zip(*(np.moveaxis(x, view.axis, 0) for x in (mine, theirs, rounded)),
-                       strict=True):  # fmt: skip
+    for a, b, c in zip(
+        *(np.moveaxis(x, view.axis, 0) for x in (mine, theirs, rounded)), strict=True
+    ):
         yield float(np.linalg.norm(b - a) / max(float(np.linalg.norm(c - a)), 1e-30))
 
 

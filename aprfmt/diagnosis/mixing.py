@@ -117,9 +117,9 @@ class Measuring:
                     found.append(Share(0.0, rest.distance, "", alone=False))
                     continue
             one = self.without(sorted(others))
-            found.append(Share(
-                one.distance, rest.distance, one.first, one.odd, one.kl, rest.kl, one.exact,
-            ))  # fmt: skip
+            found.append(
+                Share(one.distance, rest.distance, one.first, one.odd, one.kl, rest.kl, one.exact)
+            )
         return Mixed(tuple(found), bare, rest.distance, bare.points)
 
     def peeled(self, still: Sequence[int], order: Sequence[int]) -> list[tuple[int, PassResult]]:

@@ -171,8 +171,9 @@ def _hyperparameters(
         found.evidence.append(
             Evidence("config", f"A is read as {a.spec.name}, B as {b.spec.name}", ("architecture",))
         )
-    if not any(HYPER_CAUSES.get(name) == "rope_scaling" and name != "context_length"
-               for name in rows) and not _by_length(a, b):  # fmt: skip
+    if not any(
+        HYPER_CAUSES.get(name) == "rope_scaling" and name != "context_length" for name in rows
+    ) and not _by_length(a, b):
         rows.pop("context_length", None)
     explained: set[str] = set()
     for cause, names in _grouped(rows).items():

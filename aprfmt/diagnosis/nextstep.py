@@ -159,9 +159,8 @@ def step(asked: StepParts, finding: CauseFound) -> str:
 
 
 def with_next(
-    a: Side, b: Side, ids: Sequence[int], findings: Sequence[CauseFound],
-    lengths: Mapping[int, int],
-) -> list[CauseFound]:  # fmt: skip
+    a: Side, b: Side, ids: Sequence[int], findings: Sequence[CauseFound], lengths: Mapping[int, int]
+) -> list[CauseFound]:
     """Return findings with their next steps; `lengths` are tokens that reach one, by its number."""
     return [
         replace(finding, next=step(StepParts(a, b, ids, lengths.get(i, 0)), finding))

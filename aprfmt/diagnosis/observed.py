@@ -37,7 +37,7 @@ def observations(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
         f"next: dump the values at {first} and around it (.npy, one array a file), then "
         f"{mapping(model, 'IDS', 'trace.safetensors')}, and diagnose that trace",
         (first,),
-    )  # fmt: skip
+    )
 
 
 def _stats(trace: TraceLike, key: str) -> Any:

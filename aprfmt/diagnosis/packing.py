@@ -19,13 +19,7 @@ from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.compare.bounds import fit
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.diagnosis.packing_repairs import (
-    Mended,
-    StoredWeight,
-    not_numbers,
-    numbers,
-    repairs,
-)
+from aprfmt.diagnosis.packing_repairs import Mended, StoredWeight, not_numbers, numbers, repairs
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
@@ -115,7 +109,7 @@ def _broken(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredW
 def _by_claim(
     bad: Model, section: Mapping[str, Value], names: set[str] | None
 ) -> Iterator[StoredWeight]:
-    """Yield packed weights as their own names betray them."""
+    """Yield packed weights that are recognised by the names of their tensors alone."""
     stored = bad.source.tensors
     for name, tensor in stored.items():
         for key in DIALECTS:

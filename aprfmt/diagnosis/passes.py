@@ -159,8 +159,9 @@ class Twins:
         """Run one stage; return the stream or the logits, and the values of its points."""
         world = World(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
         recorder = _Points(world, max(0, stage - 1), keep)
-        x = world.run(recorder, "all" if probe.rows is None else probe.rows,
-                      Span(stage, stage + 1, stream))  # fmt: skip
+        x = world.run(
+            recorder, "all" if probe.rows is None else probe.rows, Span(stage, stage + 1, stream)
+        )
         for key, values in recorder.values.items():
             if key.endswith(".experts"):
                 used = self.routed.setdefault(int(key[1:].partition(".")[0]), set())

@@ -72,8 +72,10 @@ def _units_apart(sides: Sequence[Any], count: int) -> list[int]:
     found: list[int] = []
     for start in range(0, count, step):
         stop = min(count, start + step)
-        raw = [np.frombuffer(bytes(reader.bytes.window(start * size, stop * size)), np.uint8)
-               for reader in readers]  # fmt: skip
+        raw = [
+            np.frombuffer(bytes(reader.bytes.window(start * size, stop * size)), np.uint8)
+            for reader in readers
+        ]
         apart = (raw[0] != raw[1]).reshape(stop - start, -1).any(-1)
         found += (np.flatnonzero(apart) + start).tolist()
     for reader in readers:
@@ -125,8 +127,10 @@ def choose(
     positions = apart.rows.get(POSITIONS, [])
     if positions and positions[0] < LONGEST:
         ids = _longer(ids, positions[0] + 2, every)
-    longest = min((model.roles[POSITIONS].shape[0] for model in models
-                   if POSITIONS in model.roles), default=len(ids))  # fmt: skip
+    longest = min(
+        (model.roles[POSITIONS].shape[0] for model in models if POSITIONS in model.roles),
+        default=len(ids),
+    )
     ids = ids[: max(1, min(len(ids), longest))]
     vocab = min(int(hp["vocab_size"]) for hp in every)
     rows = [row for row in apart.rows.get("token_embd.weight", ()) if row < vocab]

@@ -58,8 +58,10 @@ def disagree(given: Sequence[int] | None, recorded: Mapping[str, Sequence[int]])
 
 def _first(a: Sequence[int], b: Sequence[int]) -> str:
     """Return a text about the first difference of two sequences of ids."""
-    at = next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
-              min(len(a), len(b)))  # fmt: skip
+    at = next(
+        (i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
+        min(len(a), len(b)),
+    )
     return f"{len(a)} and {len(b)} ids, the first difference at {at}"
 
 

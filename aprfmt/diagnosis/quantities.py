@@ -131,13 +131,15 @@ def masks(a: ByName, b: ByName) -> Quantity:
     reach = [_windows(hp, longest) for hp in (a, b)]
     apart = [i for i, pair in enumerate(zip(*reach, strict=True)) if pair[0] != pair[1]]
     if not apart:
-        return Quantity("masks", f"the masks of all layers are equal up to the context of "
-                        f"{longest}", None)  # fmt: skip
+        return Quantity(
+            "masks", f"the masks of all layers are equal up to the context of {longest}", None
+        )
     # The token at position w is the first that a window of w tokens keeps from seeing token 0.
     first = min(min(reach[0][i], reach[1][i]) for i in apart)
     layers = tuple(f"L{i}" for i in apart)
-    return Quantity("masks", f"the masks differ in {_count(layers)}, from position {first} on",
-                    first, layers)  # fmt: skip
+    return Quantity(
+        "masks", f"the masks differ in {_count(layers)}, from position {first} on", first, layers
+    )
 
 
 def _windows(hp: ByName, longest: int) -> list[int]:
@@ -167,8 +169,9 @@ def activations(a: ByName, b: ByName) -> Quantity:
 def scales(a: ByName, b: ByName) -> Quantity:
     """Compare the factor on the scores of every layer."""
     rows = [_scales(hp) for hp in (a, b)]
-    apart = [i for i, pair in enumerate(zip(*rows, strict=True))
-             if not math.isclose(*pair, rel_tol=1e-7)]  # fmt: skip
+    apart = [
+        i for i, pair in enumerate(zip(*rows, strict=True)) if not math.isclose(*pair, rel_tol=1e-7)
+    ]
     if not apart:
         return Quantity("attention scale", "the factor on the scores is equal in all layers", None)
     i = apart[0]

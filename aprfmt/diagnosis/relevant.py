@@ -20,9 +20,10 @@ def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
     if after.hp is not before.hp:
         return True
     ops = {call.op for call in case.view.calls if call.op not in MOVES}
-    if any(len(after.overrides[op]) > len(before.overrides.get(op, ())) for op in ops & {
-        *after.overrides
-    }):  # fmt: skip
+    if any(
+        len(after.overrides[op]) > len(before.overrides.get(op, ()))
+        for op in ops & {*after.overrides}
+    ):
         return True
     if after.positions != before.positions:
         return bool(ops & {"rope", "embed"})

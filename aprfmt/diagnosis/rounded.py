@@ -42,9 +42,11 @@ def _is_product(view: ShadowView) -> bool:
     ops = [call.op for call in view.calls if call.op not in MOVES]
     one = ops.count("linear") == 1 and set(ops) <= {"linear", "add"}
     biased = all(
-        getattr(arg, "ndim", 1) == 1 for call in view.calls if call.op == "add"
+        getattr(arg, "ndim", 1) == 1
+        for call in view.calls
+        if call.op == "add"
         for arg in call.args[1:2]
-    )  # fmt: skip
+    )
     return one and biased and view.residual is not None
 
 

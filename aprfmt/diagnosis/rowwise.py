@@ -140,8 +140,10 @@ def masks(late: Array, n: int) -> Iterator[Change]:
     if first > 1:
         cut = causal & ((at[:, None] < first) | (at[None] >= first))
         yield _mask(f"tokens from {first} on do not see those before", cut)
-        yield _mask(f"attention reaches back within chunks of {first} tokens only",
-                    causal & (at[:, None] // first == at[None] // first))  # fmt: skip
+        yield _mask(
+            f"attention reaches back within chunks of {first} tokens only",
+            causal & (at[:, None] // first == at[None] // first),
+        )
     for hidden in range(1, min(first + 1, 9)):
         seen = causal & (at[None] >= hidden)
         seen |= np.eye(n, dtype=np.bool_)
@@ -150,5 +152,6 @@ def masks(late: Array, n: int) -> Iterator[Change]:
 
 
 def _mask(says: str, seen: Array) -> Change:
-    return Change("mask", f"attention's mask is another one: {says}", ("mask",), masked(seen),
-                  {"mask": says})  # fmt: skip
+    return Change(
+        "mask", f"attention's mask is another one: {says}", ("mask",), masked(seen), {"mask": says}
+    )

@@ -16,12 +16,7 @@ import numpy as np
 from aprfmt.diagnosis.hypotheses.attention import scale_change
 from aprfmt.diagnosis.hypotheses.norm import eps_change
 from aprfmt.diagnosis.hypotheses.rope import divided_change, theta_change
-from aprfmt.diagnosis.hypotheses.usual import (
-    groups,
-    kinds_of_layers,
-    usual_changes,
-    window_change,
-)
+from aprfmt.diagnosis.hypotheses.usual import groups, kinds_of_layers, usual_changes, window_change
 from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
 from aprfmt.diagnosis.hypotheses.usual_steps import single_layers
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
@@ -303,9 +298,10 @@ class Search:
         rest = tuple(other for other in steps if other is not step)
         self.runs = max(self.runs, OTHERS // 10)
         tried = [
-            self.measure((*rest, one.steps[0])) for one in self.singles
+            self.measure((*rest, one.steps[0]))
+            for one in self.singles
             if one.steps[0].change.cause == step.change.cause and one.steps[0] is not step
-        ]  # fmt: skip
+        ]
         return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
 
     def instead(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:

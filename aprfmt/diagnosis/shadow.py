@@ -228,18 +228,20 @@ class _Shadow(Recording):
     def _hold(self, key: str, layer: int, x: Any) -> None:
         """Remember a point's array; those of layers before the last one are dropped."""
         self._held = {
-            name: array for name, array in self._held.items()
+            name: array
+            for name, array in self._held.items()
             if not 0 <= parse_key(name)[1] < layer - 1
-        }  # fmt: skip
+        }
         self._held[key] = x
 
     def _sources(self, calls: Sequence[Call], x: Any) -> tuple[str, ...]:
         """Return the points of the trace that were inputs of these operations."""
         read = [x, *(array for call in calls for array in arrays(call.args))]
         return tuple(
-            key for key, held in self._held.items()
+            key
+            for key, held in self._held.items()
             if any(same_memory(held, array) for array in read)
-        )  # fmt: skip
+        )
 
     def _extra(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
         """Compare a point that differs from `base` in the trace only."""

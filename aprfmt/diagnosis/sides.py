@@ -59,8 +59,9 @@ def trace_of(
     if side.kind == "trace":
         return stack.enter_context(open_trace(side.path, ids, reference))
     assert side.request is not None
-    asked = replace(side.request, ids=None if ids is None else tuple(ids), wanted=wanted,
-                    memory=memory)  # fmt: skip
+    asked = replace(
+        side.request, ids=None if ids is None else tuple(ids), wanted=wanted, memory=memory
+    )
     return stack.enter_context(traced(asked, side.model))
 
 

@@ -140,7 +140,7 @@ def _undecoded(model: Model, roles: Sequence[str]) -> str:
 
 
 def _is_role(a: Model, b: Model, key: str) -> bool:
-    """Say whether the forward pass has such a tensor; one of a draft head is none of it."""
+    """Say whether the forward pass has such a tensor; those of a draft head do not count."""
     return any(key in model.roles and not in_head(model, [key]) for model in (a, b))
 
 

@@ -13,8 +13,10 @@ def tokenizers(a: Model, b: Model, found: Levels) -> None:
     report = compare_tokens(a, b)
     found.stated += [_cause(row) for row in report.findings]
     for row in report.findings:
-        found.evidence += [Evidence("identity", f"{label}: {text}", row.difference.where[:1])
-                           for label, text in zip("AB", row.example, strict=False)]  # fmt: skip
+        found.evidence += [
+            Evidence("identity", f"{label}: {text}", row.difference.where[:1])
+            for label, text in zip("AB", row.example, strict=False)
+        ]
     found.evidence += [
         Evidence("identity", f"tokenizer: {row.says}; without effect", row.where)
         for row in report.notes

@@ -31,9 +31,10 @@ def restored(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Ev
         return None
     for path in list(_apart(good.config, bad.folder.config))[:_MOST]:
         made = Model(
-            bad.source, replace(bad.folder, config=_with(bad.folder.config, good.config, path)),
+            bad.source,
+            replace(bad.folder, config=_with(bad.folder.config, good.config, path)),
             allow_missing=bad.allow_missing,
-        )  # fmt: skip
+        )
         cause = _cause(good, path)
         if cause and not refused(made):
             return made, _finding(good, made, path, cause, label), Evidence("config", error)

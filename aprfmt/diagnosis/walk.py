@@ -238,8 +238,9 @@ class Walk:
         return a is not None and b is not None and a.path.resolve() == b.path.resolve()
 
     def _dtype(self) -> str:
-        wide = any(side.choice is not None and side.choice.dtype == "float64"
-                   for side in (self.a, self.b))  # fmt: skip
+        wide = any(
+            side.choice is not None and side.choice.dtype == "float64" for side in (self.a, self.b)
+        )
         for trace in self.traces.values():
             wide |= any(record.dtype == "float64" for record in trace.records.values())
         return "float64" if wide else "float32"

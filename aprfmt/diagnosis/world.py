@@ -2,7 +2,9 @@
 
 A World is a model's architecture, numbers and a numpy backend. A hypothesis never touches
 forward.py: it replaces hyperparameters or weights, wraps single operations of the backend, or gives
-other positions. The arguments of every operation of a pass are recorded.
+other positions. Some steps are no operation of a backend (the choice of experts is plain numpy): a
+tap changes their value where it is captured. The arguments of every operation of a pass are
+recorded.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.spec import ArchSpec, HyperParams
-from aprfmt.diagnosis.taps import Tap, Tapped
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import POINTS, WHOLE, Instance, instances
 from aprfmt.inference.forward import LogitRows, Span
@@ -33,6 +34,10 @@ MOVES = ("concat", "stack", "repeat_heads", "take")
 COMPOSED = ("projections", "ropes", "gated", "add_linear")
 # Called as override(op, at, *args, **kwargs): `op` is the wrapped operation.
 Override = Callable[..., Any]
+# Called as tap(world, layer, x, held), it returns what the pass goes on with in place of x. `held`
+# are the values of the layer's earlier points, by name, as the pass went on with them.
+Tap = Callable[["World", int, Any, Mapping[str, Any]], Any]
+STREAM = "stream"  # the name under which `held` has what enters the layer
 
 
 @dataclass(frozen=True)
@@ -116,9 +121,11 @@ class World:
     def with_weights(self, arrays: Mapping[str, Any]) -> "World":
         """Return the world with weights replaced by arrays, by role key."""
         return replace(
-            self, weights=self.weights.overlaid(arrays), original=self.stored,
+            self,
+            weights=self.weights.overlaid(arrays),
+            original=self.stored,
             replaced=(*self.replaced, *arrays),
-        )  # fmt: skip
+        )
 
     def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "World":
         """Return the world with one operation wrapped, in these layers or in all."""
@@ -171,7 +178,7 @@ class World:
                 self.hp,
                 self.weights,
                 self.ids,
-                recorder=Tapped(self, recorder, self.taps) if self.taps else recorder,
+                recorder=_Tapped(self, recorder, self.taps) if self.taps else recorder,
                 positions=self.positions,
                 logits_rows=rows,
                 **part,
@@ -277,3 +284,33 @@ class Wrapped:
         result = op(*args, **kwargs)
         self._recording.calls.append(Call(name, args, kwargs, result, at))
         return result
+
+
+class _Tapped:
+    """A recorder that changes values at some points before another recorder sees them."""
+
+    def __init__(self, world: World, inner: Any, taps: Mapping[str, tuple[Tap, ...]]) -> None:
+        self._world = world
+        self._inner = inner
+        self._taps = taps
+        self._layer = WHOLE
+        self._held: dict[str, Any] = {}
+
+    def begin(self, facts: Any) -> None:
+        """Start recording a pass."""
+        self._inner.begin(facts)
+
+    def wants(self, point: str, layer: int) -> bool:
+        """Want what the inner recorder wants, and every tapped point."""
+        return point in self._taps or bool(self._inner.wants(point, layer))
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Change the value, then let the inner recorder see it."""
+        if layer != self._layer:
+            last = [self._held.get(name) for name in ("out", "embd_scaled", "embd", STREAM)]
+            entering = next((value for value in last if value is not None), None)
+            self._layer, self._held = layer, {STREAM: entering}
+        for tap in self._taps.get(point, ()):
+            x = tap(self._world, layer, x, self._held)
+        self._held[point] = self._inner.capture(point, layer, x)
+        return self._held[point]

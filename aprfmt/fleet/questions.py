@@ -112,9 +112,9 @@ def support(context: Checked) -> Said:
     with suppress(AprfmtError, ArchError):
         shape = sorted((key, tuple(view.shape)) for key, view in context.model.roles.items())
     mark = hashlib.sha256(repr(shape).encode()).hexdigest() if shape else None
-    return Said("PASS", spec.name, details={
-        "architecture": spec.name, "level": "full", "shapes": mark,
-    })  # fmt: skip
+    return Said(
+        "PASS", spec.name, details={"architecture": spec.name, "level": "full", "shapes": mark}
+    )
 
 
 REPORTS: tuple[Question, ...] = (

@@ -54,7 +54,7 @@ def find(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
     """Yield every model under the roots, one of a kind, in the order of their first places.
 
     A root is a folder, a model file, `org/name` of the hub cache, or the address of a model or of a
-    folder of models. Raises UsageError for a root that is none of these. Links between folders are
+    folder of models. Raises UsageError for any other root. Links between folders are
     not followed: nothing is met twice, and no circle is entered.
     """
     found: dict[str, FleetModel] = {}

@@ -121,8 +121,9 @@ class Summary:
             "SELECT m.model, m.bytes, m.places, m.format, m.arch, m.level, m.encodings, "
             "sum(a.outcome = 'PASS'), sum(a.outcome = 'FAIL'), sum(a.outcome = 'NOT_RUN'), "
             "sum(a.outcome = 'ERROR') FROM models m LEFT JOIN answers a ON a.identity = m.identity "
-            "AND a.name != ? GROUP BY m.identity ORDER BY m.model", DERIVES
-        )  # fmt: skip
+            "AND a.name != ? GROUP BY m.identity ORDER BY m.model",
+            DERIVES,
+        )
         return [
             {"model": model, "bytes": size, "places": len(json.loads(places)), "format": form,
              "architecture": arch, "level": level, "encodings": json.loads(kinds or "{}"),
@@ -136,8 +137,9 @@ class Summary:
         lines = self._ask(
             "SELECT m.model, a.name, a.outcome, a.found, a.findings FROM answers a JOIN models m "
             "ON m.identity = a.identity WHERE a.outcome IN ('FAIL', 'ERROR') AND a.name != ? "
-            "ORDER BY m.model", DERIVES
-        )  # fmt: skip
+            "ORDER BY m.model",
+            DERIVES,
+        )
         return [
             {"model": model, "check": name, "outcome": outcome, "found": found,
              "findings": json.loads(findings)}
@@ -148,8 +150,9 @@ class Summary:
         """Return how many models fail each check, the commonest first."""
         lines = self._ask(
             "SELECT name, outcome, count(*) FROM answers WHERE outcome IN ('FAIL', 'ERROR') "
-            "AND name != ? GROUP BY 1, 2 ORDER BY 3 DESC, 1", DERIVES
-        )  # fmt: skip
+            "AND name != ? GROUP BY 1, 2 ORDER BY 3 DESC, 1",
+            DERIVES,
+        )
         return [{"check": name, "outcome": what, "models": count} for name, what, count in lines]
 
     def copies(self) -> dict[str, Any]:
@@ -165,8 +168,9 @@ class Summary:
         for raw, size, copies, models in worst:
             where = self._ask(
                 "SELECT m.model, t.key FROM tensors t JOIN models m ON m.identity = t.identity "
-                "WHERE t.raw = ? ORDER BY 1, 2 LIMIT 5", raw
-            )  # fmt: skip
+                "WHERE t.raw = ? ORDER BY 1, 2 LIMIT 5",
+                raw,
+            )
             listed.append(
                 {"raw": raw, "bytes": size, "copies": copies, "models": models,
                  "where": [{"model": model, "tensor": key} for model, key in where]}
@@ -197,8 +201,9 @@ class Summary:
         proven = self._ask(
             "SELECT m.model, b.model, a.found, a.details FROM answers a "
             "JOIN models m ON m.identity = a.identity JOIN models b ON b.identity = a.base "
-            "WHERE a.name = ? AND a.outcome = 'PASS' ORDER BY 2, 1", DERIVES
-        )  # fmt: skip
+            "WHERE a.name = ? AND a.outcome = 'PASS' ORDER BY 2, 1",
+            DERIVES,
+        )
         found = [
             {"model": model, "base": base, "proof": "encoded again", "found": said,
              "details": json.loads(details)}

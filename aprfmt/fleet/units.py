@@ -109,9 +109,11 @@ class Asker:
 def opened(context: Checked) -> Said:
     """Give the format and the number of tensors; what is wrong with the file, `layout` says."""
     model = context.model
-    return Said("PASS", f"{model.format}, {len(model)} tensors", details={
-        "format": model.format, "tensors": len(model), "damage": len(model.damage),
-    })  # fmt: skip
+    return Said(
+        "PASS",
+        f"{model.format}, {len(model)} tensors",
+        details={"format": model.format, "tensors": len(model), "damage": len(model.damage)},
+    )
 
 
 def derives(subject: FleetModel, base: FleetModel) -> Said:

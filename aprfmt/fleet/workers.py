@@ -129,7 +129,7 @@ class _Worker:
 class Workers:
     """A fixed number of processes; a context manager that ends them.
 
-    Only where `ahead` is set is a small task given to a process that is still at another one.
+    With `ahead` a process is given its next small task while it still works on another one.
     """
 
     def __init__(self, count: int, limits: Limits, ahead: bool = True) -> None:

@@ -124,8 +124,9 @@ _TEXT_PICKLE = re.compile(rb"(?:\(|\(l?p?[0-9]*\n)?c[A-Za-z_][\w.]*\n[A-Za-z_][\
 # A web page, or the text that a hub sends in place of a file.
 _PAGE = re.compile(
     rb"\s*(?:<!doctype html|<html|<\?xml|Entry not found|Repository not found|"
-    rb"Invalid (?:username|credentials)|Access to model |\{\"error\":)", re.I,
-)  # fmt: skip
+    rb"Invalid (?:username|credentials)|Access to model |\{\"error\":)",
+    re.I,
+)
 _SAVED_PAGE = (
     "a web page saved in place of the file (a wrong address, or a login that was asked for); fetch "
     "it again: hf download OWNER/NAME FILE, or the address with /resolve/ for /blob/"

@@ -22,7 +22,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 def lies_in_memory(fd: int) -> bool:
-    """Say whether an open file lies in memory, and rooms of it can be made sure of."""
+    """Say whether an open file lies in memory and the system can reserve space for it."""
     if not hasattr(os, "posix_fallocate"):
         return False
     try:

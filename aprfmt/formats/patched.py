@@ -104,9 +104,11 @@ def patch(path: Path, pieces: Sequence[Patch], identity: str) -> None:
             _finish(lock, record)
         except OSError as error:
             raise output_error(
-                path, f"is partly changed, {record.name} has the rest; the next write into this "
-                "folder completes it, until then the file is not read", error
-            ) from error  # fmt: skip
+                path,
+                f"is partly changed, {record.name} has the rest; the next write into this "
+                "folder completes it, until then the file is not read",
+                error,
+            ) from error
 
 
 def identity_of(path: Path) -> str:
@@ -132,8 +134,9 @@ def parse_patch(data: bytes, where: str) -> tuple[str, list[Patch]]:
         and sum(size for _, size in places) == len(payload)
         and value.get("sha256") == hashlib.sha256(payload).hexdigest()
     ):
-        raise FormatError(f"{where}: is no whole patch of {SCHEMA}; check the file it is of, then "
-                          "remove it")  # fmt: skip
+        raise FormatError(
+            f"{where}: is no whole patch of {SCHEMA}; check the file it is of, then remove it"
+        )
     pieces, at = [], 0
     for offset, size in places:
         pieces.append((offset, payload[at : at + size]))

@@ -302,14 +302,16 @@ class ResumedSet(FileSet):
         if self._folder is None:
             return False
         self._drop_others(staging)
-        self._add({"moves": [["", file.final.name, _identity(file.temporary)]
-                             for file in self._files]})  # fmt: skip
+        self._add(
+            {"moves": [["", file.final.name, _identity(file.temporary)] for file in self._files]}
+        )
         return super()._swap(staging, target)
 
     def _bring(self, target: Path, names: Sequence[str]) -> None:
         pairs = zip(names, self._files, strict=True)
-        self._add({"moves": [[name, file.final.name, _identity(file.temporary)]
-                             for name, file in pairs]})  # fmt: skip
+        self._add(
+            {"moves": [[name, file.final.name, _identity(file.temporary)] for name, file in pairs]}
+        )
         super()._bring(target, names)
 
     def _drop_others(self, staging: Path) -> None:

@@ -45,7 +45,7 @@ class Resolution:
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Stored tensors that are no part of the model, not of its draft head either."""
+        """Stored tensors that belong neither to the model nor to its draft head."""
         return tuple(name for name in self.unbound if name not in {*self.draft})
 
     @property

@@ -108,8 +108,7 @@ def unread(
         if not why and "format" in section:
             why = f"format {section['format']!r}"
     else:
-        coded = {module for module, infos in modules.items()
-                 if _is_foreign(module, infos, section)}  # fmt: skip
+        coded = {module for module, infos in modules.items() if _is_foreign(module, infos, section)}
         why = f"none of them is a tensor of {method} as it is read here"
     if not coded:
         return None

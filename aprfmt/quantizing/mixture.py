@@ -75,20 +75,20 @@ SCHEMES: Mapping[str, Scheme] = {
     "NF4-double": Scheme("NF4", options=_DOUBLE),
     "FP4": Scheme("FP4"),
     "FP4-double": Scheme("FP4", options=_DOUBLE),
-    **{f"COMPRESSED-INT4-g{size}": _dialect("COMPRESSED_PACKED", "COMPRESSED-INT4", (1, size))
-       for size in (32, 128)},
+    **{
+        f"COMPRESSED-INT4-g{size}": _dialect("COMPRESSED_PACKED", "COMPRESSED-INT4", (1, size))
+        for size in (32, 128)
+    },
     "COMPRESSED-FP8": _dialect("COMPRESSED_PLAIN", "COMPRESSED-FP8", (1, 1), rows=True),
     "COMPRESSED-NVFP4": _dialect("COMPRESSED_PACKED_FLOAT", "COMPRESSED-NVFP4", (1, 16)),
     "COMPRESSED-MXFP4": _dialect("COMPRESSED_PACKED_FLOAT", "COMPRESSED-MXFP4", (1, 32)),
-    "GPT-OSS-MXFP4": replace(
-        _dialect("GPT_OSS", "GPT-OSS-MXFP4", (32, 32)), arch="gpt-oss"
-    ),
+    "GPT-OSS-MXFP4": replace(_dialect("GPT_OSS", "GPT-OSS-MXFP4", (32, 32)), arch="gpt-oss"),
     "MODELOPT-NVFP4": _dialect("MODELOPT", "MODELOPT-NVFP4", (1, 16)),
     **{f"GPTQ-g{size}": _dialect("GPTQ", "GPTQ", (32, size)) for size in (32, 128)},
     **{f"GPTQ-v2-g{size}": _dialect("GPTQ", "GPTQ", (32, size), 2) for size in (32, 128)},
     **{f"AWQ-g{size}": _dialect("AWQ", "AWQ", (32, size)) for size in (32, 128)},
     **{f"MLX-4bit-g{size}": _dialect("MLX", "MLX", (1, size)) for size in (32, 64, 128)},
-}  # fmt: skip
+}
 
 
 def offered() -> list[str]:

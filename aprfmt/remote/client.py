@@ -46,7 +46,7 @@ class Cut(Exception):
 
 @dataclass
 class Response:
-    """A status, headers by lower-case name, the body, and where they came from at last."""
+    """A status, headers by lower-case name, the body, and the address after all redirects."""
 
     status: int
     headers: Headers

@@ -39,7 +39,7 @@ class Site(Protocol):
         ...
 
     def lists(self, inner: str) -> bool:
-        """Say whether a folder's files are known, or were named by the user as a folder's."""
+        """Say whether a folder's files are known without asking for each, or the user named it."""
         ...
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:

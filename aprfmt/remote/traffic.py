@@ -52,9 +52,11 @@ class Traffic:
     def facts(self) -> dict[str, Any]:
         """Return the counts as the JSON of commands has them."""
         return {
-            "requests": self.requests, "bytes": self.received,
-            "cached_bytes": self.cached, "seconds": round(self.seconds, 3),
-        }  # fmt: skip
+            "requests": self.requests,
+            "bytes": self.received,
+            "cached_bytes": self.cached,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 TRAFFIC = Traffic()

@@ -54,7 +54,7 @@ def _metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | T
     found: dict[str, Any] = {}
     for key in source.metadata:
         if any(key.startswith(prefix) for prefix in own):
-            continue  # of a split, which the output is none of
+            continue  # a key about the split; the output is one file
         with suppress(FormatError):
             value = source.metadata[key]
             kind = source.types.get(key, "")

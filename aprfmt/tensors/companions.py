@@ -89,7 +89,7 @@ Family: TypeAlias = Callable[[Tensors, Mapping[str, Value], Fault], Mapping[str,
 def _find_claimed(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Find the weights beside which a tensor stands that claims them for an encoding."""
+    """Find the weights that a tensor beside them, by its name, says are stored in an encoding."""
     from aprfmt.codecs import CODECS
 
     if section_of(config) is not None:

@@ -30,7 +30,7 @@ class Restoration:
         self.stored: dict[str, Value] = {}
 
     def record_stored(self, key: str, source_bits: Any, again: Any) -> None:
-        """Note the stored bits of a role that the layout steps, undone and applied, do not give."""
+        """Note a role's stored bits where undoing and redoing its layout steps changes them."""
         patch = _patch(source_bits.reshape(-1), again.reshape(-1))
         if patch is not None:
             self.stored[key] = patch
@@ -77,8 +77,10 @@ def read_restoration(metadata: Mapping[str, Value], where: str) -> Restoration:
 
     found = Restoration()
     records = (
-        (ENCODINGS_KEY, found.encodings), (RESTORE_KEY, found.patches), (STORED_KEY, found.stored),
-    )  # fmt: skip
+        (ENCODINGS_KEY, found.encodings),
+        (RESTORE_KEY, found.patches),
+        (STORED_KEY, found.stored),
+    )
     for key, target in records:
         text = metadata.get(key)
         if text is None:

@@ -290,8 +290,10 @@ def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Byt
     joined = (source[1:] == source[:-1]) & (start[:-1] + size[:-1] == start[1:])
     heads = np.flatnonzero(np.append(True, ~joined))
     rows = source[heads], start[heads], np.add.reduceat(size, heads)
-    made = Columns(lambda i, start, nbytes: ByteRun(stored[i], start, nbytes),
-                   _kept(*(row.tobytes() for row in rows)))  # fmt: skip
+    made = Columns(
+        lambda i, start, nbytes: ByteRun(stored[i], start, nbytes),
+        _kept(*(row.tobytes() for row in rows)),
+    )
     return list(made) if len(made) <= FEW else made
 
 

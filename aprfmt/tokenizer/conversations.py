@@ -25,9 +25,10 @@ CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
     "two turns": {"messages": [_USER, _ANSWER, _MORE], "add_generation_prompt": True},
     "an answer, no prompt": {"messages": [_USER, _ANSWER], "add_generation_prompt": False},
     "a system message and two turns": {
-        "messages": [_SYSTEM, _USER, _ANSWER, _MORE], "add_generation_prompt": False,
+        "messages": [_SYSTEM, _USER, _ANSWER, _MORE],
+        "add_generation_prompt": False,
     },
-}  # fmt: skip
+}
 
 # What control tokens look like. Words in pointed brackets alone are none: <tools> is text.
 _MARKED = re.compile(r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^\uff5c<>\s]{1,40}\uff5c>")

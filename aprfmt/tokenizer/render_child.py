@@ -113,9 +113,11 @@ def environment() -> Any:
     made.filters["tojson"] = tojson
     made.globals.pop("lipsum", None)  # random words; often the first step out of a sandbox
     made.globals.update(
-        raise_exception=raise_exception, strftime_now=strftime_now, dict=PlainDict(),
+        raise_exception=raise_exception,
+        strftime_now=strftime_now,
+        dict=PlainDict(),
         namespace=PlainNamespace,
-    )  # fmt: skip
+    )
     return made
 
 

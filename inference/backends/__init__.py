@@ -14,14 +14,8 @@ BACKENDS: "Registry[Callable[..., Backend]]" = Registry(
     "backends",
     {
         "numpy": "aprfmt.inference.fast.numpy_native:open_numpy",
-        "torch": (
-            "aprfmt.inference.fast.torch_native:open_torch",
-            "pip install 'aprfmt[torch]'",
-        ),
-        "cupy": (
-            "aprfmt.inference.fast.cupy_backend:CupyBackend",
-            "pip install 'aprfmt[cuda13]'",
-        ),
+        "torch": ("aprfmt.inference.fast.torch_native:open_torch", "pip install 'aprfmt[torch]'"),
+        "cupy": ("aprfmt.inference.fast.cupy_backend:CupyBackend", "pip install 'aprfmt[cuda13]'"),
     },
     BackendUnavailableError,
 )

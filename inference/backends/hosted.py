@@ -76,22 +76,26 @@ class Hosted:
         """Add y [n, width] to `rows` of total [tokens, width], in place; the sum is rounded."""
         return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
 
-    def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
-        stacks: Sequence["Weight"], *, rounds: bool,
-    ) -> ExpertBlocks | None:  # fmt: skip
-        """Route logits [tokens, n_experts] where they are; None to have it done on the host.
+    def all_held(self, stacks: Sequence["Weight"]) -> bool:
+        """Say whether a layer's experts [n_experts, out, in] can be multiplied all at once.
 
-        `stacks` are the layer's weights of [n_experts, out, in]; `bias` is added for the choice
-        (routing.py). `rounds`: the experts' weights are rounded to the dtype.
+        Then `blocks`, or of a choice made on the host `packed`, say which rows they get; else
+        expert follows expert.
         """
-        return None
+        return False
 
-    def packed(
-        self, experts: Numbers, weights: Numbers, stacks: Sequence["Weight"]
-    ) -> ExpertBlocks | None:
-        """Return the blocks of a choice made on the host; None to have expert follow expert."""
-        return None
+    def blocks(
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool
+    ) -> ExpertBlocks:
+        """Route logits [tokens, n_experts] where they are; `bias` is added for the choice.
+
+        `rounds`: the experts' weights are rounded to the dtype. For backends where `all_held`.
+        """
+        raise NotImplementedError
+
+    def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
+        """Return the blocks of a choice [tokens, used] made on the host, as `blocks` does."""
+        raise NotImplementedError
 
     def stacked(self: _Host, x: Array, stack: "Weight", experts: Any) -> Array:
         """Return [n, rows, out]: `linear` of x[i] [rows, in] and expert experts[i] of a stack."""
@@ -105,7 +109,7 @@ class Hosted:
         """Return for each token the sum of rows `places` [tokens, used] of y, in this order.
 
         Each is weighed by its own of `weights` [tokens, used], if any. Products and sums are
-        rounded as `add_weighted` rounds them. For backends that have `blocks`.
+        rounded as `add_weighted` rounds them. For backends where `all_held`.
         """
         raise NotImplementedError
 

@@ -137,7 +137,7 @@ class NumpyBackend(Tiles):
     # products
 
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
-        """Multiply by numbers."""
+        """Multiply by a decoded weight [rows, columns]."""
         y = x @ rows.T
         if bias is not None:
             y += bias

@@ -107,10 +107,11 @@ def together(runs: Sequence[Estimate]) -> tuple[DeviceMemory, ...]:
         before = found.get(one.device, replace(one, weights_bytes=0, cache_bytes=0, peak_bytes=0))
         kept = before.weights_bytes + before.cache_bytes
         found[one.device] = replace(
-            before, weights_bytes=before.weights_bytes + one.weights_bytes,
+            before,
+            weights_bytes=before.weights_bytes + one.weights_bytes,
             cache_bytes=before.cache_bytes + one.cache_bytes,
             peak_bytes=max(before.peak_bytes, kept + one.peak_bytes),
-        )  # fmt: skip
+        )
     return tuple(found.values())
 
 
@@ -124,9 +125,11 @@ def _session(model: Model, request: RunRequest) -> Session:
         )
     refuse_to_run(model.resolution, model.path)
     backend: DryBackend = load(DRY[choice.backend])(
-        choice.device, choice.dtype, deterministic=request.deterministic,
+        choice.device,
+        choice.dtype,
+        deterministic=request.deterministic,
         used=int(model.hyper["n_experts_used"] or 0),
-    )  # fmt: skip
+    )
     stored, through = partial(GhostRows, account=backend.host), request.through
     rows: dict[str, Any] = {key: stored(tensor) for key, tensor in model.roles.items()}
     if through is not None:

@@ -163,8 +163,9 @@ def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
         if not isinstance(shape, list) or not all(type(n) is int and 0 <= n for n in shape):
             raise FormatError(f"{path}: {name!r}: {str(row)[:80]!r}; expected a list of sizes")
         if dtype not in RAW:
-            raise FormatError(f"{path}: {name!r}: dtype {str(dtype)[:40]!r}; expected one of "
-                              f"{', '.join(RAW)}")  # fmt: skip
+            raise FormatError(
+                f"{path}: {name!r}: dtype {str(dtype)[:40]!r}; expected one of {', '.join(RAW)}"
+            )
         found[name.removesuffix(".bin")] = (shape, dtype)
     return found
 

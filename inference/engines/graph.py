@@ -99,9 +99,8 @@ class GraphReader:
         return [(role, WHOLE if layer is None else layer, columns) for layer, role, columns in keys]
 
     def _by_weight(
-        self, point: str, name: Name, rank: int,
-        weights: list[tuple[str, int, CellColumns]],
-    ) -> list[NodePoint]:  # fmt: skip
+        self, point: str, name: Name, rank: int, weights: list[tuple[str, int, CellColumns]]
+    ) -> list[NodePoint]:
         return [
             NodePoint(point, layer, rank, cut) for role, layer, cut in weights if role == name.role
         ]

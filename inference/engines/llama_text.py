@@ -204,8 +204,10 @@ class _Lines:
                 break
         if not rows:
             return line, None, None
-        shown = [list(range(node.shape[0])) if node.shape[0] <= len(rows) else [],
-                 *map(_shown, node.shape[1:])]  # fmt: skip
+        shown = [
+            list(range(node.shape[0])) if node.shape[0] <= len(rows) else [],
+            *map(_shown, node.shape[1:]),
+        ]
         expected = math.prod(map(len, shown[:3]))
         if len(rows) != expected or any(len(row) != len(shown[3]) for row in rows):
             raise FormatError(

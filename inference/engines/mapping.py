@@ -158,9 +158,8 @@ def _inside(mapping: NameMap | None, path: Path) -> str:
 
 @contextmanager
 def mapped_trace(
-    captures: Captures, mapping: NameMap | None, ids: Sequence[int] | None,
-    model: Model | None,
-) -> Iterator[Trace]:  # fmt: skip
+    captures: Captures, mapping: NameMap | None, ids: Sequence[int] | None, model: Model | None
+) -> Iterator[Trace]:
     """Read arrays as a trace, by a mapping or by their names."""
     own = captures.ids
     said = None if mapping is None or mapping.ids is None else list(mapping.ids)
@@ -194,12 +193,13 @@ def _by_name(
 ) -> None:
     """Take names that are transformers' module paths or our own keys."""
     modules = ModuleReader(
-        collector, [name for name in captures.names if parse_module(name) is not None],
+        collector,
+        [name for name in captures.names if parse_module(name) is not None],
         block=None if model is None else model.spec.block,
         architecture="" if model is None else model.spec.name,
         tokens=None if tokens is None else len(tokens),
         scaled_embedding=is_scaled(captures.names, captures.read, model, tokens),
-    )  # fmt: skip
+    )
     for name in captures.names:
         try:
             point, layer = parse_key(name)

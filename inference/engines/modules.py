@@ -29,9 +29,7 @@ ADJACENT = (
     "cohere", "cohere2", "deepseek_v2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj", "llama4",
 )  # fmt: skip
 # Architectures whose joined q, k and v come by groups of heads, q, k and v of each in turn.
-GROUPED = (
-    "bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox",
-)  # fmt: skip
+GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
 TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")
@@ -150,7 +148,7 @@ class ModuleReader:
             self._collector.unknown[key] = "the model has no such point"
 
     def expects(self, key: str) -> bool:
-        """Say whether a key is a point; of what a module reads, whether the model has it."""
+        """Say whether a key names a point; for a module's input, one that this model has."""
         readings = self.modules.read(key)
         if not key.endswith("#in") or not self._collector.known:
             return bool(readings)

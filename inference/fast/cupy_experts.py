@@ -87,27 +87,24 @@ class CupyExperts(CupyRecurrent):
     def matrix(self, w: Weight) -> Array | None:
         """Return a weight [rows, columns] in the dtype; None if that is not held."""
 
+    def all_held(self, stacks: Sequence[Weight]) -> bool:
+        """Say whether there are addresses of all these weights; never in deterministic runs."""
+        return not self.deterministic and all(self._addresses(w) is not None for w in stacks)
+
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
-        stacks: Sequence[Weight], *, rounds: bool,
-    ) -> ExpertBlocks | None:  # fmt: skip
-        """Route on the device where all experts' weights are held there."""
-        if self.deterministic or any(self._addresses(w) is None for w in stacks):
-            return None
-        wide = logits if logits.dtype == self._wide else self.wide(logits)
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool
+    ) -> ExpertBlocks:
+        """Route on the device."""
+        wide = self.wide(logits)
         given = None if bias is None else self._brought.constant(bias, wide.dtype)
         routing = route(wide, given, hp, CupyMaths(self._ops))
         weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
-        return self._in_blocks(routing.experts, weights, stacks[0].shape[0])
+        return self._in_blocks(routing.experts, weights, logits.shape[-1])
 
-    def packed(
-        self, experts: Numbers, weights: Numbers, stacks: Sequence[Weight]
-    ) -> ExpertBlocks | None:
-        """Bring the choice to the device where all experts' weights are held there."""
-        if self.deterministic or any(self._addresses(w) is None for w in stacks):
-            return None
+    def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
+        """Bring the choice to the device."""
         given = memory.put(np.ascontiguousarray(weights, self._wide))
-        return self._in_blocks(self._brought.rows(experts), given, stacks[0].shape[0])
+        return self._in_blocks(self._brought.rows(experts), given, n_experts)
 
     def _in_blocks(self, experts: Array, weights: Array, n_experts: int) -> ExpertBlocks:
         """Return the rows of the experts chosen [tokens, used] with these weights."""

@@ -22,25 +22,24 @@ class DryExperts(DryTorch):
     def _cublas(self) -> None:
         raise NotImplementedError
 
+    def all_held(self, stacks: Sequence[Weight]) -> bool:
+        """Say whether all these weights are held; they are placed at the first question."""
+        return not self.deterministic and all(self._addressed(w) for w in stacks)
+
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
-        stacks: Sequence[Weight], *, rounds: bool,
-    ) -> ExpertBlocks | None:  # fmt: skip
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool
+    ) -> ExpertBlocks:
         """Allocate a layer's blocks: how many there are does not depend on the choice."""
         self.wide(logits)
-        return self._blocks((len(logits), int(hp["n_experts_used"])), stacks)
+        return self._blocks(len(logits), int(hp["n_experts_used"]), logits.shape[-1])
 
-    def packed(
-        self, experts: Numbers, weights: Numbers, stacks: Sequence[Weight]
-    ) -> ExpertBlocks | None:
+    def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
         """Allocate the same for a choice made on the host."""
-        return self._blocks(experts.shape, stacks)
+        tokens, used = experts.shape
+        return self._blocks(tokens, used, n_experts)
 
-    def _blocks(self, shape: tuple[int, ...], stacks: Sequence[Weight]) -> ExpertBlocks | None:
-        if self.deterministic or not all(self._addressed(w) for w in stacks):
-            return None
-        tokens, used = shape
-        count, size = block_shape(tokens, used, stacks[0].shape[0])
+    def _blocks(self, tokens: int, used: int, n_experts: int) -> ExpertBlocks:
+        count, size = block_shape(tokens, used, n_experts)
         return ExpertBlocks(
             self.new((count,), _INDEX), self.new((count * size,), _INDEX),
             self.new((count * size,), self.wide_size), self.new((tokens, used), _INDEX), size,

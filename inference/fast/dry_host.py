@@ -185,7 +185,7 @@ class DryTorch(DryBackend):
         return self.new(scores.shape)
 
     def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Multiply in the dtype, or everything widened."""
+        """Multiply in the dtype, or with weight and product in the wide dtype."""
         if rounded or self.deterministic:
             return self.linear(x, w, bias)
         self.wide(w.array(self))

@@ -72,10 +72,11 @@ class CudaBackend(TorchProducts):
             "device_names": names,
             "driver": driver_version(),
             "memory_peak_bytes": sum(peaks),
-            "kernels": "cupy" if self._decodes else f"none: {self.problem}; weights are decoded "
-            "on the CPU and held in the dtype",
+            "kernels": "cupy"
+            if self._decodes
+            else f"none: {self.problem}; weights are decoded on the CPU and held in the dtype",
             "versions": versions,
-        }  # fmt: skip
+        }
 
     def at(self, position: int) -> None:
         """Set the position of the next rows; also sets matmul precision and the current device."""
@@ -285,9 +286,8 @@ class CudaBackend(TorchProducts):
         mask = None if plain else self._mask(heads)
         q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))  # (1, head, token, d)
         mixed = functional.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=plain, scale=heads.scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
+            q, k, v, mask, is_causal=plain, scale=heads.scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
         return mixed[0].swapaxes(0, 1)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:

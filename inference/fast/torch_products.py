@@ -210,27 +210,24 @@ class TorchProducts(TorchBackend):
 
     # experts
 
+    def all_held(self, stacks: Sequence[Weight]) -> bool:
+        """Say whether there are addresses of all these weights; never in deterministic runs."""
+        return not self.deterministic and all(self._addresses(w) is not None for w in stacks)
+
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value],
-        stacks: Sequence[Weight], *, rounds: bool,
-    ) -> ExpertBlocks | None:  # fmt: skip
-        """Route on the device where all experts' weights are held there."""
-        if self.deterministic or any(self._addresses(w) is None for w in stacks):
-            return None
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool
+    ) -> ExpertBlocks:
+        """Route on the device."""
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)
         routing = route(wide, given, hp, TORCH)
         weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
-        return in_blocks(routing.experts, weights, stacks[0].shape[0])
+        return in_blocks(routing.experts, weights, logits.shape[-1])
 
-    def packed(
-        self, experts: Numbers, weights: Numbers, stacks: Sequence[Weight]
-    ) -> ExpertBlocks | None:
-        """Bring the choice to the device where all experts' weights are held there."""
-        if self.deterministic or any(self._addresses(w) is None for w in stacks):
-            return None
+    def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
+        """Bring the choice to the device."""
         given = torch.from_numpy(weights.copy()).to(self._device, self._wide)
-        return in_blocks(self._index(experts.copy()), given, stacks[0].shape[0])
+        return in_blocks(self._index(experts.copy()), given, n_experts)
 
     def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
         """Multiply all blocks at once, by weights where they lie."""

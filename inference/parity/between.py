@@ -17,14 +17,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.collect import weights_of
-from aprfmt.inference.parity.cells import (
-    ExpertFlip,
-    Losses,
-    Parity,
-    RunDistance,
-    RunFacts,
-    RunPair,
-)
+from aprfmt.inference.parity.cells import ExpertFlip, Losses, Parity, RunDistance, RunFacts, RunPair
 from aprfmt.inference.parity.operations import MAX_OPERATIONS, take_apart
 from aprfmt.inference.parity.outcomes import (
     compare_experts,
@@ -36,12 +29,7 @@ from aprfmt.inference.parity.outcomes import (
 from aprfmt.inference.parity.outer import gates
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.parity.survey import Survey, survey
-from aprfmt.inference.parity.verdict import (
-    finite_checks,
-    fused_check,
-    points_check,
-    verdict_of,
-)
+from aprfmt.inference.parity.verdict import finite_checks, fused_check, points_check, verdict_of
 from aprfmt.inference.running import opened
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model

@@ -151,10 +151,11 @@ def save_bundle(path: Path, bundle: Bundle, command: Sequence[str], *, force: bo
         "facts": dict(bundle.facts),
     }
     infos = [
-        TensorInfo(name, x.shape, "U8" if x.dtype == np.uint8 else _NAMES[x.dtype.name], 0,
-                   x.nbytes, None)
+        TensorInfo(
+            name, x.shape, "U8" if x.dtype == np.uint8 else _NAMES[x.dtype.name], 0, x.nbytes, None
+        )
         for name, x in tensors.items()
-    ]  # fmt: skip
+    ]
     infos = FORMATS["safetensors"].order(infos)
     with open_sink(path, "safetensors", force=force) as sink:
         sink.plan({HEADER: dumps(header, str(path))}, infos)
@@ -260,8 +261,9 @@ def _bundle(header: Any, source: Source, path: Path) -> Bundle:
 
     inputs = {
         name.removeprefix("input/"): array(name)
-        for name in source.tensors if name.startswith("input/")
-    }  # fmt: skip
+        for name in source.tensors
+        if name.startswith("input/")
+    }
     weights: dict[str, RowSource] = {}
     for role, row in header["weights"].items():
         name, shape = f"weight/{role}", tuple(int(size) for size in row["shape"])

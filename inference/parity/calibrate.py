@@ -170,8 +170,9 @@ def _measured(row: Any, where: str) -> thresholds.Measured:
             raise FormatError(f"{where}: {name} is {values[name]!r}; expected a bound above 0")
     if values["dtype"] not in thresholds.BASE:
         raise FormatError(f"{where}: dtype is {values['dtype']!r}")
-    table = thresholds.threshold(values["point"], (pair[0], pair[1]), (values["dtype"],) * 2,
-                      values["weights"], moe=True)  # fmt: skip
+    table = thresholds.threshold(
+        values["point"], (pair[0], pair[1]), (values["dtype"],) * 2, values["weights"], moe=True
+    )
     if values["rel_l2"] > table.rel_l2 * 1.0001:
         raise FormatError(
             f"{where}: rel_l2 {values['rel_l2']} is above the table's {table.rel_l2}; a "

@@ -45,13 +45,14 @@ def gates(
         unexplained = [flip for flip in experts if not flip.explained]
         checks.append(
             gate.check(
-                "experts", not unexplained,
+                "experts",
+                not unexplained,
                 f"{len(experts)} tokens to other experts, {len(unexplained)} of them with a "
                 "margin that rounding cannot close",
                 "margins of at most twice the router's difference",
                 "compare the router's inputs and its rule",
             )
-        )  # fmt: skip
+        )
     if outcomes is None:
         found = "no logits on both sides"
         return [*checks, gate.check("logits", None, found, "logits of every row")]
@@ -67,12 +68,13 @@ def _own(gate: _Gate, losses: Losses) -> Check:
         return gate.check("own-loss", None, losses.why, "a run that computes a loss")
     bound = losses.own_bound or 0.0
     return gate.check(
-        "own-loss", losses.own_off <= bound,
+        "own-loss",
+        losses.own_off <= bound,
         f"{losses.own - losses.forward:+.3g} nats from the float64 loss, {losses.own_off:.3g} at "
         "the label that is furthest beyond rounding",
         f"at most {bound:.3g} nats there on the same logits",
         "the loss is wrong, not the forward",
-    )  # fmt: skip
+    )
 
 
 def _quantized(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Check]:

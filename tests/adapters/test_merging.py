@@ -23,8 +23,9 @@ from tests.conversion.folders import tensors_of, write_mixed
 def test_merged_as_peft_merges(case: str, tmp_path: Path) -> None:
     """Each weight that PEFT changes, and no other; apart by the order of its float32 sums."""
     base, adapter, expected = write(tmp_path, case)
-    done = command("convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter,
-                   "--json")  # fmt: skip
+    done = command(
+        "convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter, "--json"
+    )
     assert done.code == 0, done.err
     with aprfmt.open(tmp_path / "out") as merged, aprfmt.open(base) as before:
         changed = {n for n in before if bytes(before[n].raw()) != bytes(merged[n].raw())}
@@ -171,9 +172,12 @@ def test_peft_to_gguf_and_back(case: str, tmp_path: Path) -> None:
     convert_merged(base, tmp_path / "peft.gguf", adapter)
     assert aprfmt.diff(tmp_path / "peft.gguf", tmp_path / "merged.apr").equal
     ways = {
-        "peft": (base, adapter), "gguf": (base, out), "back": (base, tmp_path / "back"),
-        "gguf_base": (tmp_path / "base.gguf", adapter), "both": (tmp_path / "base.gguf", out),
-    }  # fmt: skip
+        "peft": (base, adapter),
+        "gguf": (base, out),
+        "back": (base, tmp_path / "back"),
+        "gguf_base": (tmp_path / "base.gguf", adapter),
+        "both": (tmp_path / "base.gguf", out),
+    }
     for name, (into, one) in ways.items():
         convert_merged(into, tmp_path / f"{name}.gguf", one, force=True)
         assert aprfmt.diff(tmp_path / "peft.gguf", tmp_path / f"{name}.gguf").equal

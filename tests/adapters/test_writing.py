@@ -66,8 +66,12 @@ def test_kohyas_names_alphas_and_lengths(tmp_path: Path) -> None:
         found = {name: view.shape for name, view in model.items()}
         alpha = model["lora_te_model_layers_0_mlp_up_proj.alpha"].numpy()
     module = "lora_te_model_layers_0_mlp_up_proj"
-    ends = {"lora_down.weight": (4, 32), "lora_up.weight": (40, 4), "alpha": (),
-            "dora_scale": (40, 1)}  # fmt: skip
+    ends = {
+        "lora_down.weight": (4, 32),
+        "lora_up.weight": (40, 4),
+        "alpha": (),
+        "dora_scale": (40, 1),
+    }
     assert {name: found[f"{module}.{name}"] for name in ends} == ends and float(alpha) == 6.0
     assert len(found) == 2 * len(ends)
 

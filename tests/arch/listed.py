@@ -37,8 +37,7 @@ _VISION = {
     "image_size": 16, "patch_size": 4, "projection_dim": 12,
 }  # fmt: skip
 _LLAMA = {**SIZES, **_SPECIAL, "hidden_size": 28, "num_attention_heads": 7, "model_type": "llama"}
-_QWEN = {**SIZES, **_SPECIAL, "hidden_size": 28, "num_attention_heads": 7,
-         "num_key_value_heads": 1}  # fmt: skip
+_QWEN = {**SIZES, **_SPECIAL, "hidden_size": 28, "num_attention_heads": 7, "num_key_value_heads": 1}
 _SEES = {"depth": 4, "num_heads": 6, "patch_size": 4}
 _GEMMA = {
     **_HYBRID, "head_dim": 6, "vocab_size_per_layer_input": 50, "hidden_size_per_layer_input": 8,
@@ -220,16 +219,16 @@ REMOTE = {"mimo": {"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}}
 # transformers 5 writes them.
 _PROJECTOR = "multi_modal_projector."
 CUT = {
-    "gemma3_vision": {
-        "vision_tower.": "vision_tower.vision_model.", _PROJECTOR: _PROJECTOR,
-    },
+    "gemma3_vision": {"vision_tower.": "vision_tower.vision_model.", _PROJECTOR: _PROJECTOR},
     "pixtral_vision": {"vision_tower.": "vision_tower.", _PROJECTOR: _PROJECTOR},
     "mistral3_vision": {"vision_tower.": "vision_tower.", _PROJECTOR: _PROJECTOR},
-    **{f"{name}_vision": {"model.visual.": "visual.", "visual.": "visual."}
-       for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
+    **{
+        f"{name}_vision": {"model.visual.": "visual.", "visual.": "visual."}
+        for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+    },
     "qwen2_audio_tower": {"audio_tower.": "audio_tower.", _PROJECTOR: _PROJECTOR},
     "voxtral_tower": {"audio_tower.": "audio_tower.", _PROJECTOR: _PROJECTOR},
-}  # fmt: skip
+}
 # What a file of GGUF has no place for.
 HOMELESS = {
     "siglip_vision": "v.head",
@@ -242,14 +241,15 @@ HOMELESS = {
 UNMAPPED = {
     "gemma4-moe": ("ffn_gate_inp.scale", "ffn_down_exps.scale"),
     **dict.fromkeys(("qwen2_vl_vision", "qwen2_5_vl_vision"), ("attn_q", "attn_k", "attn_v")),
-    **dict.fromkeys(("qwen3_vl_vision", "qwen3_vl_moe_vision"), (
-        "v.deepstack", "v.post_ln", "mm.0", "mm.2",
-    )),
+    **dict.fromkeys(
+        ("qwen3_vl_vision", "qwen3_vl_moe_vision"), ("v.deepstack", "v.post_ln", "mm.0", "mm.2")
+    ),
     "clip_vision": ("v.class_embd",),  # named without a suffix
-    "llama4": ("ffn_gate_exps", "ffn_up_exps"), "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
+    "llama4": ("ffn_gate_exps", "ffn_up_exps"),
+    "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
     "granitemoehybrid": ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp", "ffn_up_shexp"),
     "granitemoehybrid-dense": ("ffn_gate", "ffn_up", "ffn_down"),
-}  # fmt: skip
+}
 
 
 def built(kind: str, loader: str, values: Mapping[str, Any]) -> Any:

@@ -96,9 +96,16 @@ def test_what_nothing_decides_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_adjacent_pairs_are_cohere_and_deepseek() -> None:
     found = {t.arch for t in TINY if read(t).hp["rope_style"] == "interleaved"}
     assert found == {
-        "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "glm4",
-        "gptj", "llama4",
-    }  # fmt: skip
+        "cohere",
+        "cohere2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "glm4",
+        "gptj",
+        "llama4",
+    }
 
 
 def test_blocks_are_closed_enumerations() -> None:

@@ -37,8 +37,9 @@ def test_gemma_without_keys_is_read_as_llama_cpp_reads_it() -> None:
     assert hp["window_layers"] == (True, False) * 4
     assert (hp["attn_softcap"], hp["final_softcap"]) == (50.0, 30.0)
     assert {text.split()[3].rstrip(",") for text in report.assumed} == {
-        "attn_scale", "window_layers",
-    }  # fmt: skip
+        "attn_scale",
+        "window_layers",
+    }
     largest, _ = foreign("gemma2", {"block_count": 46})
     assert largest["attn_scale"] == (24 // 6) ** -0.5
     hp, report = foreign("gemma3")
@@ -58,12 +59,19 @@ def test_a_pattern_in_the_file_is_believed() -> None:
 
 def test_llama4_is_read_as_llama_cpp_reads_it() -> None:
     """Its loader has chunks of 8192 unless the key says 0, and goes by counts for the rest."""
-    moe = {"expert_count": 16, "expert_used_count": 1, "expert_feed_forward_length": 20,
-           "interleave_moe_layer_step": 2, "rope.freq_base": 5e5}  # fmt: skip
+    moe = {
+        "expert_count": 16,
+        "expert_used_count": 1,
+        "expert_feed_forward_length": 20,
+        "interleave_moe_layer_step": 2,
+        "rope.freq_base": 5e5,
+    }
     hp, report = foreign("llama4", moe)
     assert (hp["sliding_window"], hp["temperature_scale"], hp["temperature_length"]) == (
-        8192, 0.1, 8192,
-    )  # fmt: skip
+        8192,
+        0.1,
+        8192,
+    )
     assert hp["window_layers"] == hp["rope_layers"] == (True, True, True, False) * 2
     assert hp["qk_norm"] and hp["moe_layers"] == (False, True) * 4
     assert any("rope_layers" in text for text in report.assumed)
@@ -73,10 +81,18 @@ def test_llama4_is_read_as_llama_cpp_reads_it() -> None:
 
 
 def test_llama4s_published_configs_say_it_in_numbers_and_empty_lists() -> None:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
-             "intermediate_size": 96, "intermediate_size_mlp": 128, "vocab_size": 50}  # fmt: skip
-    hp = hf("llama4", sizes | {"attn_temperature_tuning": 4, "no_rope_layers": [],
-                               "no_rope_layer_interval": 2})  # fmt: skip
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "intermediate_size_mlp": 128,
+        "vocab_size": 50,
+    }
+    hp = hf(
+        "llama4",
+        sizes | {"attn_temperature_tuning": 4, "no_rope_layers": [], "no_rope_layer_interval": 2},
+    )
     assert (hp["temperature_scale"], hp["temperature_length"]) == (0.1, 8192)
     assert hp["rope_layers"] == hp["window_layers"] == (True, False) * 4
     hp = hf("llama4", sizes | {"attn_temperature_tuning": 0, "attention_chunk_size": None})
@@ -132,15 +148,25 @@ def test_carried_values_are_checked(name: str) -> None:
 
 
 def llama3(original: int) -> dict[str, Any]:
-    return {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": original}  # fmt: skip
+    return {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": original,
+    }
 
 
 @pytest.mark.parametrize("original", [8192, 4096])
 def test_rope_freqs(original: int) -> None:
     """The standard parameters are recognised, others stay divisors; both divide alike."""
-    config = {**SIZES, "head_dim": 64, "rope_theta": 500000.0, "rope_scaling": llama3(original),
-              "max_position_embeddings": 131072}  # fmt: skip
+    config = {
+        **SIZES,
+        "head_dim": 64,
+        "rope_theta": 500000.0,
+        "rope_scaling": llama3(original),
+        "max_position_embeddings": 131072,
+    }
     hp = hf("llama", config)
     spec = ARCHS["llama"]
     made = derived_tensors(spec, hp, "gguf")
@@ -206,14 +232,29 @@ def test_kimi_k2_is_a_deepseek_v3() -> None:
 
 
 def test_mistral3_is_ministral3_with_or_without_growing_queries() -> None:
-    inner = {"hidden_size": 5120, "num_hidden_layers": 2, "num_attention_heads": 32,
-             "intermediate_size": 32768, "vocab_size": 131072}  # fmt: skip
+    inner = {
+        "hidden_size": 5120,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 32,
+        "intermediate_size": 32768,
+        "vocab_size": 131072,
+    }
     small = {**inner, "model_type": "mistral", "rope_theta": 1e9, "sliding_window": None}
-    grown = {**inner, "model_type": "ministral3", "rope_parameters": {
-        "type": "yarn", "rope_type": "yarn", "factor": 16.0, "llama_4_scaling_beta": 0.1,
-        "original_max_position_embeddings": 16384, "max_position_embeddings": 262144,
-        "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e6,
-    }}  # fmt: skip
+    grown = {
+        **inner,
+        "model_type": "ministral3",
+        "rope_parameters": {
+            "type": "yarn",
+            "rope_type": "yarn",
+            "factor": 16.0,
+            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 16384,
+            "max_position_embeddings": 262144,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "rope_theta": 1e6,
+        },
+    }
     for text, expected in ((small, (None, None)), (grown, (0.1, 16384))):
         config = {"model_type": "mistral3", "text_config": text, "vision_config": {}}
         spec = find_arch("hf", "mistral3")
@@ -228,9 +269,17 @@ def test_yarns_logarithm_is_stored_tenfold_smaller_for_deepseek_alone(
 ) -> None:
     """As its converter does, which llama.cpp's loader of deepseek2 undoes."""
     tiny = next(tiny for tiny in TINY if tiny.arch == arch)
-    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 64, "beta_fast": 32.0,
-               "beta_slow": 1.0, "attention_factor": 1.0, "mscale": 0.5, "mscale_all_dim": 0.5,
-               "truncate": True}  # fmt: skip
+    scaling = {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_context_length": 64,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.0,
+        "mscale": 0.5,
+        "mscale_all_dim": 0.5,
+        "truncate": True,
+    }
     hp = read(tiny).hp.replaced(rope_scaling=scaling)
     written = write_hyper(ARCHS[arch], hp, "gguf", complete=False)
     [value] = [v for key, v in written.items() if key.endswith("yarn_log_multiplier")]
@@ -240,8 +289,13 @@ def test_yarns_logarithm_is_stored_tenfold_smaller_for_deepseek_alone(
 
 
 def test_what_llama_cpp_computes_otherwise_is_said() -> None:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
-             "intermediate_size": 96}  # fmt: skip
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 50,
+        "intermediate_size": 96,
+    }
     for act, expected in (("relu2", ["activation"]), ("silu", [])):
         hp = hf("bitnet", sizes | {"hidden_act": act})
         assert [loss.name for loss in losses(ARCHS["bitnet"], hp, "gguf")] == expected
@@ -252,9 +306,14 @@ def test_what_llama_cpp_computes_otherwise_is_said() -> None:
 
 def test_gemma4_without_a_softcap_says_so_in_a_gguf() -> None:
     """llama.cpp caps its logits at 30 unless the key says otherwise; 0 switches it off."""
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50,
-             "intermediate_size": 96,
-             "layer_types": ["sliding_attention", "full_attention"]}  # fmt: skip
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 50,
+        "intermediate_size": 96,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
     for said, stored in ((None, 0.0), (20.0, 20.0)):
         hp = hf("gemma4", sizes | {"final_logit_softcapping": said})
         written = write_hyper(ARCHS["gemma4"], hp, "gguf", complete=False)
@@ -267,11 +326,18 @@ def test_gemma4_without_a_softcap_says_so_in_a_gguf() -> None:
 
 
 def test_exaone4_may_spell_its_windows_in_letters() -> None:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
-             "intermediate_size": 96, "vocab_size": 50}  # fmt: skip
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "vocab_size": 50,
+    }
     for pattern, windowed in (
-        ("LLG", (True, True, False) * 2), (2, (True, False) * 3), (0, (False,) * 6),
-    ):  # fmt: skip
+        ("LLG", (True, True, False) * 2),
+        (2, (True, False) * 3),
+        (0, (False,) * 6),
+    ):
         hp = hf("exaone4", {**sizes, "sliding_window_pattern": pattern})
         assert hp["window_layers"] == hp["rope_layers"] == windowed
     with pytest.raises(ArchError, match="expected a period, or letters L and G"):
@@ -279,8 +345,14 @@ def test_exaone4_may_spell_its_windows_in_letters() -> None:
 
 
 def test_hunyuans_alpha_stretches_the_base_once() -> None:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "intermediate_size": 96, "vocab_size": 50, "head_dim": 128}  # fmt: skip
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "vocab_size": 50,
+        "head_dim": 128,
+    }
     scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32}
     hp = hf("hunyuan_v1_dense", {**sizes, "rope_theta": 10000.0, "rope_scaling": scaling})
     assert hp["rope_theta"] == pytest.approx(11158839.9251) and hp["rope_scaling"] is None

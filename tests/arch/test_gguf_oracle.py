@@ -53,8 +53,13 @@ def write_gguf(tiny: Tiny, stored: Mapping[str, Any], path: Path) -> None:
     writer = gguf.GGUFWriter(path, found.spec.called["gguf"][0])
     writer.add_name(tiny.arch)
     for key, value in write_hyper(found.spec, found.hp, "gguf").items():
-        add: Any = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
-               str: writer.add_string, list: writer.add_array}[type(value)]  # fmt: skip
+        add: Any = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }[type(value)]
         add(key, value)
     roles = logical(tiny, stored)
     for group in groups_for(found.spec, "gguf", roles, found.hp):

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from aprfmt.arch import ARCHS, arch_names
 from aprfmt.arch.carried import CARRIED
-from aprfmt.arch.hyper import (
-    losses,
-    read_hyper,
-    unsaid,
-    write_hyper,
-)
+from aprfmt.arch.hyper import losses, read_hyper, unsaid, write_hyper
 from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, HyperParams
 from aprfmt.arch.values import inverse, shortest, single
 from aprfmt.errors import ArchError
@@ -195,8 +190,11 @@ def test_a_key_wins_over_a_shape_and_the_conflict_is_told() -> None:
 
 def test_sizes_without_a_key_come_from_the_tensors() -> None:
     shapes = {"token_embd.weight": (50, 24), "L0.ffn_up.weight": (40, 24), "L6.attn_q.weight": ()}
-    values = {"llama.attention.head_count": 6, "llama.context_length": 9,
-              "llama.attention.layer_norm_rms_epsilon": single(1e-5)}  # fmt: skip
+    values = {
+        "llama.attention.head_count": 6,
+        "llama.context_length": 9,
+        "llama.attention.layer_norm_rms_epsilon": single(1e-5),
+    }
     hp, report = read_hyper(ARCHS["llama"], Facts("gguf", values, shapes), "x.gguf")
     for name, value in {"vocab_size": 50, "hidden_size": 24, "n_layers": 7, "ffn_size": 40}.items():
         assert (hp[name], hp.of(name).origin) == (value, "shape")
@@ -205,9 +203,20 @@ def test_sizes_without_a_key_come_from_the_tensors() -> None:
 
 
 def test_apr_aliases_and_null() -> None:
-    values = {"hidden_size": None, "d_model": 24, "n_layer": 3, "num_heads": 6, "n_heads": 5,
-              "num_kv_heads": None, "vocab_size": 56, "intermediate_size": 40, "rope_type": 0,
-              "model_type": "Llama", "tokenizer.model": "gpt2", "mystery": True}  # fmt: skip
+    values = {
+        "hidden_size": None,
+        "d_model": 24,
+        "n_layer": 3,
+        "num_heads": 6,
+        "n_heads": 5,
+        "num_kv_heads": None,
+        "vocab_size": 56,
+        "intermediate_size": 40,
+        "rope_type": 0,
+        "model_type": "Llama",
+        "tokenizer.model": "gpt2",
+        "mystery": True,
+    }
     facts = Facts("apr", values, {}, names="hf")
     hp, report = read_hyper(ARCHS["llama"], facts, "x.apr")
     assert [hp[n] for n in ("hidden_size", "n_layers", "n_heads", "n_kv_heads")] == [24, 3, 6, 6]
@@ -229,8 +238,9 @@ def test_what_gguf_cannot_say_is_kept_and_warned_of() -> None:
     assert written[CARRIED + "rope_layers"] == "[false,true,true,false]"
     assert CARRIED + "rope_layers" not in write_hyper(found.spec, found.hp, "gguf", complete=False)
     assert {loss.name for loss in losses(found.spec, found.hp, "gguf")} == {
-        "rope_layers", "sliding_window",
-    }  # fmt: skip
+        "rope_layers",
+        "sliding_window",
+    }
 
 
 def test_logit_scale_divides_in_granite_and_multiplies_in_cohere() -> None:

@@ -155,9 +155,10 @@ def test_the_level_is_said_and_no_forward_pass_is_tried(
     for command in (
         ("trace", folders["persimmon"], "--payload", *ids),
         ("trace", folders["persimmon"], "--list-points"),
-        ("run", folders["persimmon"], *ids), ("eval", folders["persimmon"], *ids),
+        ("run", folders["persimmon"], *ids),
+        ("eval", folders["persimmon"], *ids),
         ("parity", folders["persimmon"], "--between", "numpy", "torch", *ids),
-    ):  # fmt: skip
+    ):
         done = run(*command)
         assert done.code == 2, (command, done.out, done.err)
         assert "known by its names and shapes only" in done.err, (command, done.err)

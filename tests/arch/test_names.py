@@ -7,12 +7,7 @@ import gguf
 import pytest
 
 from aprfmt.arch import ARCHS, arch_names
-from aprfmt.arch.bind import (
-    bind,
-    detect_style,
-    groups_for,
-    known_shapes,
-)
+from aprfmt.arch.bind import bind, detect_style, groups_for, known_shapes
 from aprfmt.arch.names import NameIndex, core, expand
 from aprfmt.arch.required import coverage, expected_roles
 from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
@@ -257,8 +252,15 @@ def test_numbers_are_canonical() -> None:
     index = NameIndex("gguf", [("blk.{L}.ffn_up.{E}.weight", 1)])
     match = index.find("blk.12.ffn_up.3.weight")
     assert match is not None and (match.layer, match.element) == (12, 3)
-    for name in ("blk.012.ffn_up.3.weight", "blk.1.ffn_up.weight", "blk.1234567.ffn_up.0.weight",
-                 "blk.x.ffn_up.0.weight", "blk.٣.ffn_up.0.weight", "", "..."):  # fmt: skip
+    for name in (
+        "blk.012.ffn_up.3.weight",
+        "blk.1.ffn_up.weight",
+        "blk.1234567.ffn_up.0.weight",
+        "blk.x.ffn_up.0.weight",
+        "blk.٣.ffn_up.0.weight",
+        "",
+        "...",
+    ):
         assert index.find(name) is None
     assert expand("blk.{L}.ffn_up.{E}.weight", 12, 3) == "blk.12.ffn_up.3.weight"
     assert core("model.layers.1.x", "hf") == "layers.1.x"

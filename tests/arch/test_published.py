@@ -73,8 +73,9 @@ def left_and_missing(file: Path, without: str = "") -> tuple[set[str], set[str]]
         sees = bind(tower, "hf", sorted(left))
         left = set(sees.unbound)
         roles = {role for group in sees.groups for role in group.roles}
-        hyper, _ = read_hyper(tower, Facts("hf", data["config"], {}, names="hf"), file.stem,
-                              complete=False)  # fmt: skip
+        hyper, _ = read_hyper(
+            tower, Facts("hf", data["config"], {}, names="hf"), file.stem, complete=False
+        )
         if "projection_size" not in hyper:
             hyper = hyper.replaced(projection_size=1)  # only a tensor's shape says it
         missing |= set(expected_roles(tower, hyper)) - roles

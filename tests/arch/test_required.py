@@ -42,7 +42,8 @@ NEEDED = {
     **dict.fromkeys(BERTS, ("is_decoder",)),
 }
 NOT_OURS = {
-    "gpt2": {"add_cross_attention"}, "gemma3": {"use_bidirectional_attention"},
+    "gpt2": {"add_cross_attention"},
+    "gemma3": {"use_bidirectional_attention"},
     "gpt_bigcode": {"add_cross_attention"},
     "bloom": {"apply_residual_connection_post_layernorm"},
     "opt": {"do_layer_norm_before", "_remove_final_layer_norm", "layer_norm_elementwise_affine"},
@@ -50,7 +51,7 @@ NOT_OURS = {
     "falcon": {"alibi", "new_decoder_architecture"},
     # Those that do not look back only are encoders; attention to an encoder is refused.
     **{key: {"is_decoder", "add_cross_attention"} for key in BERTS},
-}  # fmt: skip
+}
 
 
 def demanded(spec: ArchSpec, config: Mapping[str, Any]) -> set[str]:
@@ -300,8 +301,11 @@ def test_a_file_without_a_configuration_has_its_rows_demands(tiny: Tiny, style: 
         if key.rpartition(".")[2] != "use_parallel_residual"
     }
     optional = [role for rule in found.spec.hyper for role in (*rule.present, *rule.absent)]
-    shapes = {key: shape for key, shape in found.shapes.items() if split_key(key)[1] not in
-              {*optional, *INSISTED}}  # fmt: skip
+    shapes = {
+        key: shape
+        for key, shape in found.shapes.items()
+        if split_key(key)[1] not in {*optional, *INSISTED}
+    }
     hp, report = read_hyper(found.spec, Facts(style, keys, shapes, names=style), tiny.id)
     lost = coverage(found.spec, hp, shapes, {n: row.value for n, row in report.demanded.items()})
     missing = {split_key(key)[1] for key in lost.missing}

@@ -13,14 +13,7 @@ from aprfmt.arch.joins import KvB, Split, Stacked
 from aprfmt.arch.moves import compose, invert, merged
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import LayoutStep, Move
-from aprfmt.arch.steps import (
-    Added,
-    HalvesExchanged,
-    Oriented,
-    Reshaped,
-    RowsPermuted,
-    Transposed,
-)
+from aprfmt.arch.steps import Added, HalvesExchanged, Oriented, Reshaped, RowsPermuted, Transposed
 from aprfmt.errors import ArchError
 
 sizes = st.integers(1, 5)
@@ -30,8 +23,17 @@ sizes = st.integers(1, 5)
 def cases(draw: st.DrawFn) -> tuple[LayoutStep, list[tuple[int, ...]], dict[str, int]]:
     """Return a step, shapes of the logical tensors, and hyperparameters."""
     a, b, c, d = (draw(sizes) for _ in range(4))
-    hp = {"a": a, "b": b, "c": c, "n_heads": a, "kv_lora_rank": b, "qk_nope_head_dim": c,
-          "value_head_dim": d, "delta_key_heads": a, "delta_value_heads": a * b}  # fmt: skip
+    hp = {
+        "a": a,
+        "b": b,
+        "c": c,
+        "n_heads": a,
+        "kv_lora_rank": b,
+        "qk_nope_head_dim": c,
+        "value_head_dim": d,
+        "delta_key_heads": a,
+        "delta_value_heads": a * b,
+    }
     tail = draw(st.sampled_from([(), (d,), (d, 2)]))
     rows: list[tuple[LayoutStep, list[tuple[int, ...]]]] = [
         (RowsPermuted("a"), [(2 * a * b, *tail)]),

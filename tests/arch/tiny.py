@@ -273,9 +273,8 @@ TINY: tuple[Tiny, ...] = (
 )  # fmt: skip
 REFUSED_IN_GGUF = ("falcon-serial",)  # of an architecture that is written otherwise
 IN_GGUF = tuple(
-    tiny for tiny in TINY
-    if "gguf" in ARCHS[tiny.arch].called and tiny.id not in REFUSED_IN_GGUF
-)  # fmt: skip
+    tiny for tiny in TINY if "gguf" in ARCHS[tiny.arch].called and tiny.id not in REFUSED_IN_GGUF
+)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from tests.arch.tiny_sizes import FALCON, MOE, UNGROUPED, YARN, Tiny
 
 SECTIONS = {
-    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [1, 1, 0]},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [1, 1, 0]}
 }  # of heads with two pairs
 SEEING: tuple[Tiny, ...] = (
     Tiny("qwen2_vl", "qwen2_vl_text", "plain", SECTIONS),

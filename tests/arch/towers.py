@@ -56,8 +56,12 @@ def made(label: str, folder: Path) -> Any:
     _, kind, loader, values = LISTED[label]
     text, tower, beside = CHANGED[label]
     section = "audio_config" if "audio_config" in values else "vision_config"
-    values = {**values, **beside, "text_config": {**values["text_config"], **text},
-              section: {**values[section], **tower}}  # fmt: skip
+    values = {
+        **values,
+        **beside,
+        "text_config": {**values["text_config"], **text},
+        section: {**values[section], **tower},
+    }
     config = auto.AutoConfig.for_model(kind, **values)
     torch.manual_seed(3)
     how = getattr(auto, loader)
@@ -82,8 +86,13 @@ def given(label: str) -> Any:
     rng = np.random.default_rng(7)
     if LISTED[label][3].get("audio_config"):
         return (rng.standard_normal(16000 * 30) * 0.1).astype(np.float32)
-    sides = {"gemma3_vision": (16, 16), "pixtral_vision": (16, 12), "mistral3_vision": (32, 24),
-             "qwen3_vl_vision": (128, 160), "qwen3_vl_moe_vision": (128, 160)}  # fmt: skip
+    sides = {
+        "gemma3_vision": (16, 16),
+        "pixtral_vision": (16, 12),
+        "mistral3_vision": (32, 24),
+        "qwen3_vl_vision": (128, 160),
+        "qwen3_vl_moe_vision": (128, 160),
+    }
     return rng.integers(0, 256, (*sides.get(label, (140, 196)), 3), np.uint8)
 
 

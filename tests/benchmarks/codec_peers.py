@@ -113,8 +113,11 @@ class Ggml:
             return None
 
         def decode(raw: Any, out: Any) -> None:
-            function(ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(out.ctypes.data),
-                     ctypes.c_int64(out.size))  # fmt: skip
+            function(
+                ctypes.c_void_p(raw.ctypes.data),
+                ctypes.c_void_p(out.ctypes.data),
+                ctypes.c_int64(out.size),
+            )
 
         return decode
 
@@ -125,10 +128,14 @@ class Ggml:
 
         def encode(x: Any, out: Any) -> None:
             self.library.ggml_quantize_chunk(
-                ctypes.c_int(kind), ctypes.c_void_p(x.ctypes.data),
-                ctypes.c_void_p(out.ctypes.data), ctypes.c_int64(0), ctypes.c_int64(x.shape[0]),
-                ctypes.c_int64(x.shape[1]), None,
-            )  # fmt: skip
+                ctypes.c_int(kind),
+                ctypes.c_void_p(x.ctypes.data),
+                ctypes.c_void_p(out.ctypes.data),
+                ctypes.c_int64(0),
+                ctypes.c_int64(x.shape[0]),
+                ctypes.c_int64(x.shape[1]),
+                None,
+            )
 
         return encode
 
@@ -162,10 +169,13 @@ def bitsandbytes_decoder(packed: Any, absmax: Any, count: int, threads: int) -> 
     torch.set_num_threads(threads)
     library: Any = functional
     state = library.QuantState(
-        torch.from_numpy(absmax), shape=torch.Size((count // 4096, 4096)),
-        code=library.get_4bit_type("nf4", device="cpu"), blocksize=64, quant_type="nf4",
+        torch.from_numpy(absmax),
+        shape=torch.Size((count // 4096, 4096)),
+        code=library.get_4bit_type("nf4", device="cpu"),
+        blocksize=64,
+        quant_type="nf4",
         dtype=torch.float32,
-    )  # fmt: skip
+    )
     return partial(library.dequantize_4bit, torch.from_numpy(packed).reshape(-1, 1), state)
 
 

@@ -93,8 +93,16 @@ def dequantizing(options: Options, threads: int) -> Iterator[Row]:
         for fresh in (False, True) if encoding in GOALS else (False,):
             tasks, peer = make(warm, fresh, threads)
             rate = {k: warm.size / s / 1e9 for k, s in best(tasks, options.rounds).items()}
-            yield Row("dequantize", f"{encoding} {'fresh' if fresh else 'warm'}", threads, "Gw/s",
-                      rate["ours"], rate.get("peer"), peer, rate["limit"])  # fmt: skip
+            yield Row(
+                "dequantize",
+                f"{encoding} {'fresh' if fresh else 'warm'}",
+                threads,
+                "Gw/s",
+                rate["ours"],
+                rate.get("peer"),
+                peer,
+                rate["limit"],
+            )
 
 
 def target(warm: Any, fresh: bool) -> Any:
@@ -150,8 +158,9 @@ def nf4_tasks(warm: Any, fresh: bool, threads: int) -> tuple[dict[str, Task], st
         in_parts(count, 64, threads, part)
 
     tasks: dict[str, Task] = {
-        "limit": lambda: peers.fill(target(warm, fresh), threads), "ours": ours
-    }  # fmt: skip
+        "limit": lambda: peers.fill(target(warm, fresh), threads),
+        "ours": ours,
+    }
     library = peers.bitsandbytes_decoder(packed, absmax, count, threads)
     return (tasks | {"peer": library}, "bitsandbytes") if library else (tasks, "")
 
@@ -167,8 +176,13 @@ def quantizing(options: Options, threads: int) -> Iterator[Row]:
         out = np.empty((len(x), columns // row.block_size * row.type_size), np.uint8)
 
         def ours(out: Any = out, encoder: Any = encoder) -> None:
-            in_parts(len(x), 1, threads,
-                     lambda a, b: encoder.into(x[a:b], out[a:b], columns), 8 * threads)  # fmt: skip
+            in_parts(
+                len(x),
+                1,
+                threads,
+                lambda a, b: encoder.into(x[a:b], out[a:b], columns),
+                8 * threads,
+            )
 
         tasks: dict[str, Task] = {"ours": ours}
         if library is not None:
@@ -182,8 +196,16 @@ def quantizing(options: Options, threads: int) -> Iterator[Row]:
             tasks["libgguf"] = other
         rate = {name: x.size / taken / 1e9 for name, taken in best(tasks, rounds).items()}
         for name in [name for name in rate if name != "ours"] or [""]:
-            yield Row("quantize", f"{encoding} {fma}", threads, "Gw/s", rate["ours"],
-                      rate.get(name), name, None)  # fmt: skip
+            yield Row(
+                "quantize",
+                f"{encoding} {fma}",
+                threads,
+                "Gw/s",
+                rate["ours"],
+                rate.get(name),
+                name,
+                None,
+            )
     if options.wants("quantize", "NF4"):
         yield nf4_quantizing(x, threads, rounds)
 
@@ -233,8 +255,9 @@ def statistics(options: Options, threads: int) -> Iterator[Row]:
     from aprfmt.formats import open_source
 
     def shapes(source: Any) -> list[tuple[str, Any, int]]:
-        return [(t.info.encoding, t.raw(), int(np.prod(t.info.shape)))
-                for t in source.tensors.values()]  # fmt: skip
+        return [
+            (t.info.encoding, t.raw(), int(np.prod(t.info.shape))) for t in source.tensors.values()
+        ]
 
     with open_source(path) as source:
         warm = parallel.aligned(max(count for _, _, count in shapes(source)))
@@ -252,8 +275,16 @@ def statistics(options: Options, threads: int) -> Iterator[Row]:
 
         seconds = best({"ours": stats_of_all, "limit": decode_all}, options.rounds)
         total = sum(count for _, _, count in shapes(source)) / 1e9
-    yield Row("stats", "gemma, all tensors", threads, "Gw/s", total / seconds["ours"], None, "",
-              total / seconds["limit"])  # fmt: skip
+    yield Row(
+        "stats",
+        "gemma, all tensors",
+        threads,
+        "Gw/s",
+        total / seconds["ours"],
+        None,
+        "",
+        total / seconds["limit"],
+    )
 
 
 def products(options: Options, threads: int) -> Iterator[Row]:
@@ -280,8 +311,16 @@ def products(options: Options, threads: int) -> Iterator[Row]:
                 k: tokens * dense.size / s / 1e9 for k, s in best(tasks, options.rounds).items()
             }
             limit = read * row.block_size / row.type_size / 1e9 if tokens == 1 else None
-            yield Row("matmul", f"{encoding} {tokens} tokens", threads, "Gw/s", rate["ours"],
-                      rate["peer"], "numpy float32", limit)  # fmt: skip
+            yield Row(
+                "matmul",
+                f"{encoding} {tokens} tokens",
+                threads,
+                "Gw/s",
+                rate["ours"],
+                rate["peer"],
+                "numpy float32",
+                limit,
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

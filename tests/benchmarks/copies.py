@@ -146,12 +146,23 @@ def libraries(sources: Mapping[str, Path], folder: Path, count: int) -> Iterator
     """Yield the rows of other projects' writers."""
     for case, code, source, suffix in (
         ("GGUFWriter, gguf to gguf", _GGUF, sources["gguf"], "gguf"),
-        ("save_file, safetensors to safetensors", _SAFETENSORS, sources["safetensors"],
-         "safetensors"),
-    ):  # fmt: skip
+        (
+            "save_file, safetensors to safetensors",
+            _SAFETENSORS,
+            sources["safetensors"],
+            "safetensors",
+        ),
+    ):
         weights, made = weights_of(source), folder / f"peer.{suffix}"
-        run = ["sh", "-c", '"$0" -c "$1" "$2" "$3" && sync "$3"', PYTHON, code, str(weights),
-               str(made)]  # fmt: skip
+        run = [
+            "sh",
+            "-c",
+            '"$0" -c "$1" "$2" "$3" && sync "$3"',
+            PYTHON,
+            code,
+            str(weights),
+            str(made),
+        ]
         try:
             times = pairs(count, weights, folder / "copy", run, made)
         except subprocess.CalledProcessError:
@@ -184,8 +195,14 @@ def main() -> None:
         folder = Path(name)
         compile_as_installed(folder / "compiled")
         sources = {"safetensors": folder / "checkpoint"}
-        make = [PYTHON, str(Path(__file__).with_name("files.py")), "--make",
-                str(sources["safetensors"]), "--size", str(args.size)]  # fmt: skip
+        make = [
+            PYTHON,
+            str(Path(__file__).with_name("files.py")),
+            "--make",
+            str(sources["safetensors"]),
+            "--size",
+            str(args.size),
+        ]
         subprocess.run(make, check=True)
         for kind in ("apr", "gguf"):
             sources[kind] = folder / f"source.{kind}"

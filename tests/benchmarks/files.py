@@ -90,14 +90,34 @@ def listing(checkpoint: Path, gemma: Path | None, runs: int) -> list[Row]:
         "    print([(k, f.get_slice(k).get_shape()) for k in f.keys()])"
     )
     peer = run_process([PYTHON, "-c", code], runs=runs * 3)
-    rows.append(Row("list", "safetensors, tensors --json", "s", ours.seconds, peer.seconds,
-                    "safe_open", ours.rss_mib, peer.rss_mib))  # fmt: skip
+    rows.append(
+        Row(
+            "list",
+            "safetensors, tensors --json",
+            "s",
+            ours.seconds,
+            peer.seconds,
+            "safe_open",
+            ours.rss_mib,
+            peer.rss_mib,
+        )
+    )
     if gemma is not None:
         ours = run_process([*APRFMT, "inspect", str(gemma)], runs=runs * 3)
         dump = [PYTHON, "-m", "gguf.scripts.gguf_dump", str(gemma)]
         peer = run_process(dump, runs=1)
-        rows.append(Row("inspect", "gemma GGUF, 262k tokens", "s", ours.seconds, peer.seconds,
-                        "gguf-dump", ours.rss_mib, peer.rss_mib))  # fmt: skip
+        rows.append(
+            Row(
+                "inspect",
+                "gemma GGUF, 262k tokens",
+                "s",
+                ours.seconds,
+                peer.seconds,
+                "gguf-dump",
+                ours.rss_mib,
+                peer.rss_mib,
+            )
+        )
     return rows
 
 
@@ -116,8 +136,9 @@ def converting(checkpoint: Path, folder: Path, runs: int) -> list[Row]:
     for name in ("apr", "gguf"):
         files[name] = folder / f"source.{name}"
         command = [*APRFMT, "convert", str(checkpoint), str(files[name]), "--force", "--quiet"]
-        subprocess.run([*command, "--no-verify", "--no-source-hash"], check=True,
-                       stdout=subprocess.DEVNULL)  # fmt: skip
+        subprocess.run(
+            [*command, "--no-verify", "--no-source-hash"], check=True, stdout=subprocess.DEVNULL
+        )
     for first, second in permutations(files, 2):
         source = files[first]
         weights = source / "model.safetensors" if source.is_dir() else source
@@ -135,8 +156,18 @@ def converting(checkpoint: Path, folder: Path, runs: int) -> list[Row]:
         ):
             command = [*APRFMT, "convert", str(source), str(target), "--to", second, "--quiet"]
             ours = run_process([*command, *flags], runs=runs, before=clean)
-            rows.append(Row("convert", f"{first} to {second}{case}", "s", ours.seconds,
-                            limit.seconds, "cp + sync", ours.rss_mib, limit.rss_mib))  # fmt: skip
+            rows.append(
+                Row(
+                    "convert",
+                    f"{first} to {second}{case}",
+                    "s",
+                    ours.seconds,
+                    limit.seconds,
+                    "cp + sync",
+                    ours.rss_mib,
+                    limit.rss_mib,
+                )
+            )
         clean()
     return rows
 
@@ -152,8 +183,18 @@ def diffing(checkpoint: Path, folder: Path, runs: int) -> list[Row]:
         ours = run_process(
             [*APRFMT, "diff", str(checkpoint), str(folder / f"source.{name}")], runs=runs
         )
-        rows.append(Row("diff", f"safetensors and {name}, equal", "s", ours.seconds, peer.seconds,
-                        "cmp of equal files", ours.rss_mib, peer.rss_mib))  # fmt: skip
+        rows.append(
+            Row(
+                "diff",
+                f"safetensors and {name}, equal",
+                "s",
+                ours.seconds,
+                peer.seconds,
+                "cmp of equal files",
+                ours.rss_mib,
+                peer.rss_mib,
+            )
+        )
     return rows
 
 
@@ -180,8 +221,18 @@ def diffing_gemma(gemma: Path, folder: Path, runs: int) -> list[Row]:
     ):
         command = [*APRFMT, "diff", str(first), str(again), *only]
         ours = run_process(command, runs=runs, fine=(code,))
-        rows.append(Row("diff", f"gemma, {case}", "s", ours.seconds, peer.seconds,
-                        "cmp of equal files", ours.rss_mib, peer.rss_mib))  # fmt: skip
+        rows.append(
+            Row(
+                "diff",
+                f"gemma, {case}",
+                "s",
+                ours.seconds,
+                peer.seconds,
+                "cmp of equal files",
+                ours.rss_mib,
+                peer.rss_mib,
+            )
+        )
     return rows
 
 

@@ -66,8 +66,9 @@ def scan(root: Path, *options: str, watched: bool = False) -> Scan:
         began = time.perf_counter()
         child = subprocess.Popen(
             [*SCAN, str(root), "-o", str(out), *options, "--quiet"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
         peak = 0
         while child.poll() is None:
             if watched:

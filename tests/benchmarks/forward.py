@@ -74,11 +74,12 @@ def ours(backend: str) -> Callable[[Path, int, int, Path], Timed]:
             known = {key: item.point for key, item in session.points.items()}
             wanted = {
                 "plain": [],
-                "slots": [key for key, point in known.items()
-                          if point.name in slots and not point.inner],
+                "slots": [
+                    key for key, point in known.items() if point.name in slots and not point.inner
+                ],
                 "points": [key for key, point in known.items() if not point.inner],
                 "inner": list(known),
-            }  # fmt: skip
+            }
             best = dict.fromkeys(wanted, float("inf"))
             for _ in range(rounds):
                 for name, keys in wanted.items():
@@ -141,8 +142,16 @@ OURS = ("numpy", "torch")
 
 def child(engine: str, model: Path, threads: int, rounds: int, folder: Path) -> Timed:
     """Run one engine in a process of its own; adds its peak resident MiB."""
-    command = [sys.executable, __file__, "--child", engine, str(model), str(threads), str(rounds),
-               str(folder)]  # fmt: skip
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        engine,
+        str(model),
+        str(threads),
+        str(rounds),
+        str(folder),
+    ]
     env = os.environ | {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads)}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode:
@@ -181,8 +190,20 @@ def exported(model: Path, name: str, folder: Path) -> Path:
     """Return a Hugging Face folder of the decoded weights, written on the first call."""
     target = folder / f"{name}-f32"
     if not target.is_dir():
-        command = [sys.executable, "-m", "aprfmt", "export", str(model), "--to", "safetensors",
-                   "--encoding", "F32", "-o", str(target), "--no-verify"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "aprfmt",
+            "export",
+            str(model),
+            "--to",
+            "safetensors",
+            "--encoding",
+            "F32",
+            "-o",
+            str(target),
+            "--no-verify",
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
     return target
 
@@ -229,25 +250,56 @@ def rows(name: str, threads: int, best: dict[str, Timed]) -> list[Row]:
                 if theirs is not None:
                     rate += f" against {count / theirs[work]:.1f}"
                 found.append(
-                    Row(f"{work} {count}", f"{name} {engine} {threads}T, {rate}", "s", mine[work],
-                        None if theirs is None else theirs[work], peer, mine["rss"],
-                        None if theirs is None else theirs["rss"])
-                )  # fmt: skip
+                    Row(
+                        f"{work} {count}",
+                        f"{name} {engine} {threads}T, {rate}",
+                        "s",
+                        mine[work],
+                        None if theirs is None else theirs[work],
+                        peer,
+                        mine["rss"],
+                        None if theirs is None else theirs["rss"],
+                    )
+                )
         for what in ("slots", "points", "inner") if "trace plain" in mine else ():
             found.append(
-                Row(f"trace {what}", f"{name} {engine} {threads}T", "s", mine[f"trace {what}"],
-                    mine["trace plain"], "plain pass", mine["rss"])
-            )  # fmt: skip
+                Row(
+                    f"trace {what}",
+                    f"{name} {engine} {threads}T",
+                    "s",
+                    mine[f"trace {what}"],
+                    mine["trace plain"],
+                    "plain pass",
+                    mine["rss"],
+                )
+            )
     return found
 
 
 def loading(name: str, model: Path, runs: int) -> Row:
     """Time a whole process from its start to the first token, without a tokenizer's help."""
-    command = [sys.executable, "-m", "aprfmt", "run", str(model), "--ids", "2,100,200",
-               "--max-tokens", "1", "--json"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "aprfmt",
+        "run",
+        str(model),
+        "--ids",
+        "2,100,200",
+        "--max-tokens",
+        "1",
+        "--json",
+    ]
     done = run_process(command, runs=runs, environment=environment())
-    return Row("load to first token", f"{name} --ids, whole process", "s", done.seconds, None, "",
-               done.rss_mib)  # fmt: skip
+    return Row(
+        "load to first token",
+        f"{name} --ids, whole process",
+        "s",
+        done.seconds,
+        None,
+        "",
+        done.rss_mib,
+    )
 
 
 def measure_here(engine: str, model: str, threads: str, rounds: str, folder: str) -> None:

@@ -48,8 +48,9 @@ GOALS: dict[str, tuple[str, float, bool, str]] = {
     "trace of all points but scores and probs": ("times the plain pass", 1.3, True, "own limit"),
 } | {
     f"prefill 512, {name}, {backend}": ("times transformers", 1.2, True, "eager pass")
-    for name in MADE for backend in MIXED
-}  # fmt: skip
+    for name in MADE
+    for backend in MIXED
+}
 
 
 def random_model(folder: Path, dtype: str) -> Path:
@@ -185,10 +186,22 @@ def process(folder: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     command = [
-        sys.executable, "-m", "aprfmt", "run", str(random_model(folder, "bfloat16")), "--ids",
-        ",".join(map(str, IDS[:128])), "--max-tokens", str(DECODE), "--ignore-stop", "--device",
-        "cuda", "--dtype", "bfloat16", "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "aprfmt",
+        "run",
+        str(random_model(folder, "bfloat16")),
+        "--ids",
+        ",".join(map(str, IDS[:128])),
+        "--max-tokens",
+        str(DECODE),
+        "--ignore-stop",
+        "--device",
+        "cuda",
+        "--dtype",
+        "bfloat16",
+        "--json",
+    ]
     with tempfile.TemporaryDirectory() as cache:
         env = os.environ | {"PYTHONPATH": str(ROOT), "CUPY_CACHE_DIR": cache}
         for name in ("compiling", "compiled"):
@@ -251,8 +264,9 @@ def trace(folder: Path) -> dict[str, Any]:
         plain = median(lambda: session._pass(IDS, None, None, "last"))
         found["plain pass, ms"] = 1e3 * plain
         for name, keys in (
-            ("trace of all points", every), ("trace of all points but scores and probs", outer)
-        ):  # fmt: skip
+            ("trace of all points", every),
+            ("trace of all points but scores and probs", outer),
+        ):
             took = median(partial(session.trace, IDS, keys))
             found[name] = took / plain
             found[f"{name}, ms"] = 1e3 * took
@@ -282,7 +296,7 @@ def transformers(folder: Path) -> dict[str, Any]:
         del model
         model = loader.from_pretrained(
             random_model(folder, "bfloat16"), dtype=torch.bfloat16
-        ).cuda()  # fmt: skip
+        ).cuda()
         short = ids[:, :128]
         options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         model.generate(short, max_new_tokens=8, **options)
@@ -368,8 +382,10 @@ def main(arguments: list[str]) -> int:
         if name in GOALS:
             unit, goal, less, source = GOALS[name]
             reached = value <= goal if less else value >= goal
-            print(f"{name:45} {value:10.3f} {unit:22} goal {goal} ({source})  "
-                  f"{'reached' if reached else 'MISSED'}")  # fmt: skip
+            print(
+                f"{name:45} {value:10.3f} {unit:22} goal {goal} ({source})  "
+                f"{'reached' if reached else 'MISSED'}"
+            )
         elif not isinstance(value, list):
             print(f"{name:45} {value}")
     if options.json is not None:

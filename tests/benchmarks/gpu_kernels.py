@@ -199,10 +199,18 @@ def bench_matvec(bandwidth: float) -> None:
     import cupy
     import torch
 
-    cases = [("Q4_K", 14336, 4096, 10), ("Q4_K", 4096, 14336, 10), ("Q4_K", 114688, 4096, 2),
-             ("Q4_K", 4096, 4096, 30), ("Q6_K", 14336, 4096, 8), ("Q8_0", 14336, 4096, 6),
-             ("Q5_K", 14336, 4096, 8), ("Q4_0", 14336, 4096, 10), ("Q8_0", 151936, 896, 3),
-             ("Q6_K", 4096, 14336, 8)]  # fmt: skip
+    cases = [
+        ("Q4_K", 14336, 4096, 10),
+        ("Q4_K", 4096, 14336, 10),
+        ("Q4_K", 114688, 4096, 2),
+        ("Q4_K", 4096, 4096, 30),
+        ("Q6_K", 14336, 4096, 8),
+        ("Q8_0", 14336, 4096, 6),
+        ("Q5_K", 14336, 4096, 8),
+        ("Q4_0", 14336, 4096, 10),
+        ("Q8_0", 151936, 896, 3),
+        ("Q6_K", 4096, 14336, 8),
+    ]
     for encoding, n, k, copies in cases:
         raws = [random_blocks(encoding, n * k) for _ in range(copies)]
         x = cupy.random.standard_normal(k, dtype=cupy.float32)
@@ -223,9 +231,14 @@ def bench_matvec(bandwidth: float) -> None:
                     raise SystemExit(f"{encoding} {n}x{k}: relative error {wrong}")
             us = timed([partial(cuda.matvec, encoding, r, x, y, tensor_cores=tensor) for r in raws])
             speed = (raws[0].nbytes + x.nbytes + y.nbytes) / us / 1e3
-            say("matvec", f"{encoding} {n}x{k}{' tensor cores' if tensor else ''}", us,
-                GBps=round(speed), of_copy=round(speed / bandwidth, 3),
-                error=f"{wrong:.1e}")  # fmt: skip
+            say(
+                "matvec",
+                f"{encoding} {n}x{k}{' tensor cores' if tensor else ''}",
+                us,
+                GBps=round(speed),
+                of_copy=round(speed / bandwidth, 3),
+                error=f"{wrong:.1e}",
+            )
         del raws, w, exact
     ws = [torch.randn(14336, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     xs = torch.randn(1, 4096, device="cuda", dtype=torch.bfloat16)
@@ -252,15 +265,26 @@ def bench_reduce(bandwidth: float) -> None:
         b = a + 1e-6 * torch.randn(shape, device="cuda")
 
         def torch_stats(a: Any = a) -> Any:
-            return (a.mean(dtype=torch.float64), a.std(unbiased=False), a.min(), a.max(),
-                    a.abs().max(), torch.linalg.vector_norm(a, dtype=torch.float64),
-                    a.isnan().sum(), a.isinf().sum(), (a == 0).sum())  # fmt: skip
+            return (
+                a.mean(dtype=torch.float64),
+                a.std(unbiased=False),
+                a.min(),
+                a.max(),
+                a.abs().max(),
+                torch.linalg.vector_norm(a, dtype=torch.float64),
+                a.isnan().sum(),
+                a.isinf().sum(),
+                (a == 0).sum(),
+            )
 
         def torch_compare(a: Any = a, b: Any = b) -> Any:
             d = a - b
-            return (torch.linalg.vector_norm(d, dtype=torch.float64),
-                    torch.linalg.vector_norm(b, dtype=torch.float64), d.abs().max(),
-                    (a.view(torch.int32) != b.view(torch.int32)).sum())  # fmt: skip
+            return (
+                torch.linalg.vector_norm(d, dtype=torch.float64),
+                torch.linalg.vector_norm(b, dtype=torch.float64),
+                d.abs().max(),
+                (a.view(torch.int32) != b.view(torch.int32)).sum(),
+            )
 
         times = 20 if a.numel() < 1 << 22 else 3
         us = timed([partial(cuda.stats, a, result, room)] * times)
@@ -268,8 +292,13 @@ def bench_reduce(bandwidth: float) -> None:
         wanted = float(a.mean(dtype=torch.float64))
         if found.mean is None or abs(found.mean - wanted) > 1e-9 or found.count != a.numel():
             raise SystemExit(f"statistics of {shape}: mean {found.mean}, torch {wanted}")
-        say("stats", f"float32 {shape}", us, GBps=round(4 * a.numel() / us / 1e3),
-            torch=f"{torch_timed(torch_stats):.1f} us")  # fmt: skip
+        say(
+            "stats",
+            f"float32 {shape}",
+            us,
+            GBps=round(4 * a.numel() / us / 1e3),
+            torch=f"{torch_timed(torch_stats):.1f} us",
+        )
         us = timed([partial(cuda.compare, a, b, result, room)] * times)
         apart = cuda.to_difference(a.numel(), result.get())
         wanted = float(
@@ -277,8 +306,13 @@ def bench_reduce(bandwidth: float) -> None:
         )
         if apart.rel_l2 is None or abs(apart.rel_l2 - wanted) > 1e-6 * wanted:
             raise SystemExit(f"comparison of {shape}: {apart.rel_l2}, torch {wanted}")
-        say("compare", f"float32 {shape}", us, GBps=round(8 * a.numel() / us / 1e3),
-            torch=f"{torch_timed(torch_compare):.1f} us")  # fmt: skip
+        say(
+            "compare",
+            f"float32 {shape}",
+            us,
+            GBps=round(8 * a.numel() / us / 1e3),
+            torch=f"{torch_timed(torch_compare):.1f} us",
+        )
         del a, b
 
 
@@ -306,8 +340,12 @@ def bench_trace(bandwidth: float) -> None:
                         session.trace(ids, wanted)
                     taken.append(time.perf_counter() - begin)
                 times[name] = float(np.median(taken[2:]))
-                say("forward", f"cupy {dtype} 512 tokens, {name}", times[name] * 1e6,
-                    of_plain=round(times[name] / times["plain"], 3))  # fmt: skip
+                say(
+                    "forward",
+                    f"cupy {dtype} 512 tokens, {name}",
+                    times[name] * 1e6,
+                    of_plain=round(times[name] / times["plain"], 3),
+                )
             session.prefill(ids[:32])
             taken = []
             for token in ids[32:96]:

@@ -99,9 +99,11 @@ def case(
         "same_bytes": same and not any(unlike), "files": len(outputs),
         "output_bytes": sum(path.stat().st_size for path in made["many"].iterdir()),
     }  # fmt: skip
-    print(f"{name:20} {nbytes / 1e9:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, "
-          f"{many:7.2f} s with {found['jobs']} jobs  same bytes: {found['same_bytes']}",
-          flush=True)  # fmt: skip
+    print(
+        f"{name:20} {nbytes / 1e9:5.1f} GB {found['ratio']:6.2f} times  {one:7.2f} s, "
+        f"{many:7.2f} s with {found['jobs']} jobs  same bytes: {found['same_bytes']}",
+        flush=True,
+    )
     for path in made.values():
         shutil.rmtree(path)
     return found
@@ -126,8 +128,10 @@ def main() -> None:
         plain = llama(folder / "bf16", args.size)
         fp8 = folder / "fp8"
         cases = {title: row for title, row in CASES.items() if args.only in title}
-        sources = {kind: plain if kind == "bf16" else packed(plain, fp8)
-                   for kind in {kind for kind, _ in cases.values()}}  # fmt: skip
+        sources = {
+            kind: plain if kind == "bf16" else packed(plain, fp8)
+            for kind in {kind for kind, _ in cases.values()}
+        }
         rows = [
             case(title, sources[kind], words, folder, args.runs, args.size)
             for title, (kind, words) in cases.items()

@@ -77,8 +77,9 @@ def gptq(o: int, i: int, bits: int, size: int, act: bool = False) -> Mapping[str
     """Return a weight of GPTQ, the inputs of a group together or wherever they are."""
     made = {
         ".qweight": part("I32", (i * bits // 32, o)),
-        ".qzeros": part("I32", (i // size, o * bits // 32)), ".scales": part("F16", (i // size, o)),
-    }  # fmt: skip
+        ".qzeros": part("I32", (i // size, o * bits // 32)),
+        ".scales": part("F16", (i // size, o)),
+    }
     index = RNG.permutation(np.arange(i) // size).astype(np.int32)
     return made | ({".g_idx": numbers(index)} if act else {})
 
@@ -86,16 +87,20 @@ def gptq(o: int, i: int, bits: int, size: int, act: bool = False) -> Mapping[str
 def mlx(o: int, i: int, bits: int, size: int) -> Mapping[str, StoredPart]:
     """Return a weight of MLX with scales and biases."""
     groups = (o, i // size)
-    return {".weight": part("U32", (o, i * bits // 32)), ".scales": part("BF16", groups),
-            ".biases": part("BF16", groups)}  # fmt: skip
+    return {
+        ".weight": part("U32", (o, i * bits // 32)),
+        ".scales": part("BF16", groups),
+        ".biases": part("BF16", groups),
+    }
 
 
 def integers(o: int, i: int, size: int, zeros: bool = False) -> Mapping[str, StoredPart]:
     """Return a weight of packed integers of compressed-tensors."""
     made = {
-        ".weight_packed": part("I32", (o, i // 8)), ".weight_scale": part("BF16", (o, i // size)),
+        ".weight_packed": part("I32", (o, i // 8)),
+        ".weight_scale": part("BF16", (o, i // size)),
         ".weight_shape": numbers(np.array([o, i])),
-    }  # fmt: skip
+    }
     zero = {".weight_zero_point": part("I32", (o // 8, i // size))}
     return made | (zero if zeros else {})
 
@@ -191,9 +196,10 @@ def measured(case: str, options: argparse.Namespace, out: Any) -> dict[str, Any]
 
     flat = out.reshape(-1)
     tasks: dict[str, Callable[[], object]] = {
-        "limit": lambda: native.stream_fill(flat), "weight": whole,
+        "limit": lambda: native.stream_fill(flat),
+        "weight": whole,
         "rows": lambda: laid.decode_into(out, threads=options.threads),
-    }  # fmt: skip
+    }
     least = dict.fromkeys(tasks, float("inf"))
     for _ in range(options.rounds):
         for name, task in tasks.items():
@@ -232,11 +238,16 @@ def peer_of(case: str, options: argparse.Namespace, clock: Callable[[], float]) 
 
 def show(row: dict[str, Any]) -> None:
     """Print a case on a line."""
-    peer = "" if row["peer"] is None else (
-        f"{row['peer']:8.3f} {row['weight'] / row['peer']:7.1f}  {row['library']}")  # fmt: skip
-    print(f"{row['case']:32} {row['weight']:7.2f} {row['gigabytes_a_second']:7.1f} "
-          f"{row['rows']:7.2f} {row['limit']:7.2f} {row['share']:6.2f} {peer}",
-          flush=True)  # fmt: skip
+    peer = (
+        ""
+        if row["peer"] is None
+        else (f"{row['peer']:8.3f} {row['weight'] / row['peer']:7.1f}  {row['library']}")
+    )
+    print(
+        f"{row['case']:32} {row['weight']:7.2f} {row['gigabytes_a_second']:7.1f} "
+        f"{row['rows']:7.2f} {row['limit']:7.2f} {row['share']:6.2f} {peer}",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -252,16 +263,22 @@ def main() -> None:
     options = parser.parse_args()
     out = parallel.aligned(options.rows * options.columns).reshape(options.rows, options.columns)
     out.fill(0)
-    print(f"{'case':32} {'weight':>7} {'GB/s':>7} {'rows':>7} {'limit':>7} {'share':>6} "
-          f"{'peer':>8} {'ratio':>7}  library")  # fmt: skip
+    print(
+        f"{'case':32} {'weight':>7} {'GB/s':>7} {'rows':>7} {'limit':>7} {'share':>6} "
+        f"{'peer':>8} {'ratio':>7}  library"
+    )
     rows = []
     for case in CASES:
         if re.search(options.only, case):
             rows.append(measured(case, options, out))
             show(rows[-1])
     if options.json:
-        machine = {"cpu": cpu_name(), "cpus": os.cpu_count(), "python": sys.version.split()[0],
-                   "kernels": native.CPU}  # fmt: skip
+        machine = {
+            "cpu": cpu_name(),
+            "cpus": os.cpu_count(),
+            "python": sys.version.split()[0],
+            "kernels": native.CPU,
+        }
         text = json.dumps({"machine": machine, "rows": rows}, indent=1)
         Path(options.json).write_text(text + "\n")
 

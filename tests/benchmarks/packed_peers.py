@@ -34,8 +34,12 @@ def modelopt(case: str, rows: int, columns: int) -> Peer:
     library: Any = qtensor
     if "NVFP4" in case:
         held, scale, second = library.NVFP4QTensor.quantize(weight, 16)
-        return _named("nvidia-modelopt", lambda: held.dequantize(
-            torch.float32, scale=scale, double_scale=second, block_sizes={-1: 16}))  # fmt: skip
+        return _named(
+            "nvidia-modelopt",
+            lambda: held.dequantize(
+                torch.float32, scale=scale, double_scale=second, block_sizes={-1: 16}
+            ),
+        )
     kind = library.MXFP8QTensor if "MX" in case else library.FP8QTensor
     held, scale = kind.quantize(weight)
     return _named("nvidia-modelopt", lambda: held.dequantize(torch.float32, scale=scale))
@@ -50,13 +54,17 @@ def compressed(case: str, rows: int, columns: int) -> Peer:
     module = import_module("compressed_tensors.quantization")
     QuantizationArgs, QuantizationScheme = module.QuantizationArgs, module.QuantizationScheme
 
-    form, bits, kind, strategy, size = next(row for name, row in {
-        "INT4": ("pack-quantized", 4, "int", "group", 32),
-        "NVFP4": ("nvfp4-pack-quantized", 4, "float", "tensor_group", 16),
-        "MXFP4": ("mxfp4-pack-quantized", 4, "float", "group", 32),
-        "FP8": ("float-quantized", 8, "float", "channel", None),
-        "INT8": ("int-quantized", 8, "int", "channel", None),
-    }.items() if name in case)  # fmt: skip
+    form, bits, kind, strategy, size = next(
+        row
+        for name, row in {
+            "INT4": ("pack-quantized", 4, "int", "group", 32),
+            "NVFP4": ("nvfp4-pack-quantized", 4, "float", "tensor_group", 16),
+            "MXFP4": ("mxfp4-pack-quantized", 4, "float", "group", 32),
+            "FP8": ("float-quantized", 8, "float", "channel", None),
+            "INT8": ("int-quantized", 8, "int", "channel", None),
+        }.items()
+        if name in case
+    )
     said = {"num_bits": bits, "type": kind, "strategy": strategy}
     arguments = QuantizationArgs(**said, **({} if size is None else {"group_size": size}))
     scale = torch.full((rows, columns // (size or columns)), 0.25)
@@ -109,8 +117,9 @@ def mlx(case: str, rows: int, columns: int) -> Peer:
     weight = np.random.default_rng(0).standard_normal((rows, columns), np.float32)
     held = mx.quantize(mx.array(weight), group_size=size, bits=bits, stream=mx.cpu)
     mx.eval(*held)
-    return _named("mlx", lambda: mx.eval(
-        mx.dequantize(*held, group_size=size, bits=bits, stream=mx.cpu)))  # fmt: skip
+    return _named(
+        "mlx", lambda: mx.eval(mx.dequantize(*held, group_size=size, bits=bits, stream=mx.cpu))
+    )
 
 
 def gptq(case: str, rows: int, columns: int) -> Peer:
@@ -161,8 +170,11 @@ def torchao(case: str, rows: int, columns: int) -> Peer:
     micro: Any = mx_formats
     model = torch.nn.Sequential(torch.nn.Linear(columns, rows, bias=False)).to(torch.bfloat16)
     model[0].weight.data = weight.to(torch.bfloat16)
-    how = micro.NVFP4WeightOnlyConfig() if "NVFP4" in case else configs.Int8WeightOnlyConfig(
-        version=2)  # fmt: skip
+    how = (
+        micro.NVFP4WeightOnlyConfig()
+        if "NVFP4" in case
+        else configs.Int8WeightOnlyConfig(version=2)
+    )
     configs.quantize_(model, how)
     held: Any = model[0].weight
     return _named("torchao", lambda: held.dequantize())

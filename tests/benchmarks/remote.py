@@ -129,8 +129,13 @@ def timed(*words: str, cache: Path) -> float:
     """Return the seconds of a command whose cache is empty."""
     environment = {**os.environ, "APRFMT_CACHE": str(cache), "APRFMT_CACHE_SIZE": "0"}
     began = time.perf_counter()
-    subprocess.run([*APRFMT, *words, "--quiet"], check=True, stdout=subprocess.DEVNULL,
-                   stderr=subprocess.DEVNULL, env=environment)  # fmt: skip
+    subprocess.run(
+        [*APRFMT, *words, "--quiet"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
     return time.perf_counter() - began
 
 
@@ -149,8 +154,11 @@ def main() -> None:
         index = shards(folder, args.shards)
         one = model(folder / "a.safetensors", int(args.size * 1e9))
         os.link(one, folder / "b.safetensors")
-        server = subprocess.Popen([PYTHON, "-c", SERVER, str(folder), str(args.latency)],
-                                  stdout=subprocess.PIPE, text=True)  # fmt: skip
+        server = subprocess.Popen(
+            [PYTHON, "-c", SERVER, str(folder), str(args.latency)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         try:
             assert server.stdout is not None
             port = int(server.stdout.readline())
@@ -161,12 +169,27 @@ def main() -> None:
             rows.append(Row("remote", f"headers of {args.shards} shards", "s", took, 3.0, "3 s"))
             peer, library = raw(port, ("a.safetensors", "b.safetensors"), one.stat().st_size)
             took = timed("diff", f"{base}/a.safetensors", f"{base}/b.safetensors", cache=cache)
-            rows.append(Row("remote", f"diff of two equal {args.size:g} GB", "s", took, peer,
-                            f"{library}, the same bytes"))  # fmt: skip
-            timed("cat", first, "model.layers.1.experts.0.weight", "-o", str(folder / "w.npy"),
-                  cache=cache)  # fmt: skip
-            took = timed("cat", f"{base}/a.safetensors", "t0000", "-o", str(folder / "t.npy"),
-                         cache=cache)  # fmt: skip
+            rows.append(
+                Row(
+                    "remote",
+                    f"diff of two equal {args.size:g} GB",
+                    "s",
+                    took,
+                    peer,
+                    f"{library}, the same bytes",
+                )
+            )
+            timed(
+                "cat",
+                first,
+                "model.layers.1.experts.0.weight",
+                "-o",
+                str(folder / "w.npy"),
+                cache=cache,
+            )
+            took = timed(
+                "cat", f"{base}/a.safetensors", "t0000", "-o", str(folder / "t.npy"), cache=cache
+            )
             rows.append(Row("remote", "cat of one tensor", "s", took, None, ""))
         finally:
             server.terminate()

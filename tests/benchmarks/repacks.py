@@ -87,8 +87,15 @@ CASES: Mapping[str, Way] = {
 def run_of(way: Way, folder: Path, flags: Sequence[str]) -> Sequence[str]:
     """Return the command of a way."""
     first, *rest = way.words
-    return [*APRFMT, first, str(folder / way.read), str(folder / way.made), *rest, "--quiet",
-            *flags]  # fmt: skip
+    return [
+        *APRFMT,
+        first,
+        str(folder / way.read),
+        str(folder / way.made),
+        *rest,
+        "--quiet",
+        *flags,
+    ]
 
 
 def provide(name: str, folder: Path) -> None:
@@ -117,8 +124,14 @@ def processor(command: Sequence[str]) -> float:
 
 def repacks(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Time every case, bare and in full, each run beside one of cp with sync."""
-    make = [PYTHON, str(Path(__file__).with_name("files.py")), "--make", str(folder / "checkpoint"),
-            "--size", str(options.size)]  # fmt: skip
+    make = [
+        PYTHON,
+        str(Path(__file__).with_name("files.py")),
+        "--make",
+        str(folder / "checkpoint"),
+        "--size",
+        str(options.size),
+    ]
     subprocess.run(make, check=True)
     clock = processor if options.cpu else timed
     for case, way in CASES.items():

@@ -69,8 +69,9 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """Return the value of an expression of the page, of a promise what it gives."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True,
-                           awaitPromise=True)  # fmt: skip
+        result = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
@@ -83,24 +84,48 @@ class Page:
             "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=where[0], y=where[1], button="left",
-                      clickCount=1)  # fmt: skip
+            self.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=where[0],
+                y=where[1],
+                button="left",
+                clickCount=1,
+            )
 
     def show(self, width: int, scheme: str = "light", height: int = 1000, scale: float = 1) -> None:
         """Give the window a size in CSS pixels and the system a scheme, `light` or `dark`."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=scale, mobile=width < 600)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
+        )
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def press(self, key: str) -> None:
         """Press and release a key by its DOM name: Tab, Enter, ArrowDown, Escape."""
-        codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38,
-                 "ArrowRight": 39, "ArrowDown": 40}  # fmt: skip
+        codes = {
+            "Tab": 9,
+            "Enter": 13,
+            "Escape": 27,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+        }
         text = {"text": "\r"} if key == "Enter" else {}
         for kind, more in (("keyDown", text), ("keyUp", {})):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                      windowsVirtualKeyCode=codes[key], **more)  # fmt: skip
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=codes[key],
+                **more,
+            )
 
     def picture(self, whole: bool = False) -> bytes:
         """Return a screenshot of what is seen, or of the whole page, as PNG."""
@@ -111,16 +136,18 @@ class Page:
         """Return the addresses the page asked for."""
         return [
             event["params"]["request"]["url"]
-            for event in self.events if event["method"] == "Network.requestWillBeSent"
-        ]  # fmt: skip
+            for event in self.events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
 
     def complaints(self) -> list[dict[str, Any]]:
         """Return what went wrong: exceptions, console errors, requests that failed."""
         return [
-            event for event in self.events
+            event
+            for event in self.events
             if event["method"] in BAD
             or event["params"].get("type") in ("error", "warning", "assert")  # of a console call
-        ]  # fmt: skip
+        ]
 
     def _message(self) -> Any:
         end = time.monotonic() + self._timeout
@@ -153,9 +180,13 @@ def browser(folder: Path) -> Iterator[Page]:
         *(["--no-sandbox"] if os.geteuid() == 0 else []),
     ]  # fmt: skip
     child = subprocess.Popen(
-        command, pass_fds=ends, start_new_session=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        command,
+        pass_fds=ends,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     for end in ends:
         os.close(end)
     try:

@@ -52,7 +52,11 @@ def process(*args: object, cwd: Path | None = None, timeout: float = PATIENCE) -
     """Run `aprfmt ARGS` as a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "aprfmt", *map(str, args)],
-        cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+    )
     return Done(done.returncode, done.stdout, done.stderr)

@@ -83,8 +83,7 @@ def test_what_is_not_written_is_said_by_name(source: Path, tmp_path: Path, wishe
 
 
 @pytest.mark.parametrize(
-    ("wished", "says"),
-    [("Q4_K_M", "quantize --type Q4_K_M"), ("Q9_0", "near names: Q")],
+    ("wished", "says"), [("Q4_K_M", "quantize --type Q4_K_M"), ("Q9_0", "near names: Q")]
 )
 def test_what_is_no_encoding_is_said_by_name(
     source: Path, tmp_path: Path, wished: str, says: str
@@ -209,8 +208,9 @@ def test_set_changes_one_key_and_no_tensor(source: Path, tmp_path: Path) -> None
         assert b.source.types == a.source.types
         changed = [k for k in a.metadata if package_plain(a, k) != package_plain(b, k)]
         assert changed == ["general.name", "llama.context_length"] or set(changed) == {
-            "general.name", "llama.context_length",
-        }  # fmt: skip
+            "general.name",
+            "llama.context_length",
+        }
         assert {k: bytes(t.raw()) for k, t in a.items()} == {
             k: bytes(t.raw()) for k, t in b.items()
         }

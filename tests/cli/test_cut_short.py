@@ -47,9 +47,13 @@ def source(tmp_path: Path) -> Path:
 
 def cut(source: Path, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", DRIVER, str(source), *map(str, words)], cwd=ROOT,
-        capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", DRIVER, str(source), *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 def test_a_conversion_ends_in_one_line_and_leaves_nothing(source: Path) -> None:

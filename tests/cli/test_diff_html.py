@@ -337,10 +337,17 @@ def test_the_page_of_parity(tab: Page, demo_model: Path, tmp_path: Path) -> None
     body["verdict"] = pair["verdict"] = "bug"
     pair |= {"cause": "one operation is wrong", "first": at["key"]}
     operation = {
-        "key": at["key"], "residual": 0.5, "bound": 1e-5, "wrong": True, "inputs": ["ffn_gate"],
-        "weights": [NASTY], "input_rel_l2": 1e-7, "output_rel_l2": 0.5, "gain": 5e6,
+        "key": at["key"],
+        "residual": 0.5,
+        "bound": 1e-5,
+        "wrong": True,
+        "inputs": ["ffn_gate"],
+        "weights": [NASTY],
+        "input_rel_l2": 1e-7,
+        "output_rel_l2": 0.5,
+        "gain": 5e6,
         "shadow": False,
-    }  # fmt: skip
+    }
     pair |= {"operations": [operation], "first_operation": operation}
     page.write_text(render_page(body))
     tab.open(page)

@@ -44,9 +44,11 @@ def with_bos(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapp
     first, second = ({"Sequence": {"id": side, "type_id": 0}} for side in "AB")
     special = {"id": "<|im_start|>", "ids": [BOS], "tokens": ["<|im_start|>"]}
     tokenizer["post_processor"] = {
-        "type": "TemplateProcessing", "single": [bos, first], "pair": [bos, first, second],
+        "type": "TemplateProcessing",
+        "single": [bos, first],
+        "pair": [bos, first, second],
         "special_tokens": {"<|im_start|>": special},
-    }  # fmt: skip
+    }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "model.safetensors").write_bytes((demo_model / "model.safetensors").read_bytes())
     made = {"folder": folder, "apr": folder.parent / "m.apr", "gguf": folder.parent / "m.gguf"}
@@ -94,13 +96,16 @@ def test_every_window_begins_with_bos_as_in_transformers(
     for size in (24, 4096):
         pieces = [[BOS, *ids[at : at + size - 1]] for at in range(0, len(ids), size - 1)]
         expected, labels = nats(model, pieces)
-        done = aprfmt("eval", with_bos[form], "--text", with_bos["text"], "--json",
-                      "--max-seq-len", size)  # fmt: skip
+        done = aprfmt(
+            "eval", with_bos[form], "--text", with_bos["text"], "--json", "--max-seq-len", size
+        )
         assert done.json["loss"] == pytest.approx(expected, abs=1e-4)
         assert done.json["loss_tokens"] == labels == len(ids)
         assert done.json["bos"] == {
-            "ids": [BOS], "tokens": ["<|im_start|>"], "windows": len(pieces),
-        }  # fmt: skip
+            "ids": [BOS],
+            "tokens": ["<|im_start|>"],
+            "windows": len(pieces),
+        }
         assert (done.json["windows"], done.json["overlap"]) == (len(pieces), 0)
         assert (done.json["convention"], done.json["max_seq_len"]) == ("disjoint", size)
     shown = aprfmt("eval", with_bos[form], "--text", with_bos["text"], "--max-seq-len", 24).out
@@ -129,16 +134,19 @@ def test_ids_without_the_bos_that_the_model_adds_are_warned_of(
 ) -> None:
     done = aprfmt("eval", with_bos["folder"], "--ids", "5,6,7,8", "--json")
     assert "does not begin with <|im_start|>" in done.err and done.json["bos"]["ids"] == []
-    done = aprfmt("eval", with_bos["folder"], "--ids", f"{BOS},5,6,7,8", "--max-seq-len", 3,
-                  "--json")  # fmt: skip
+    done = aprfmt(
+        "eval", with_bos["folder"], "--ids", f"{BOS},5,6,7,8", "--max-seq-len", 3, "--json"
+    )
     assert done.err == "" and done.json["bos"]["windows"] == done.json["windows"] == 2
 
 
 def test_what_a_convention_has_no_word_for_is_refused(demo_model: Path, tmp_path: Path) -> None:
     lines = tmp_path / "samples.jsonl"
     lines.write_text('{"prompt": "It is", "response": " a truth"}')
-    for more, named in ((("--overlap", 1, "--ids", "1,2"), "--overlap"),
-                        (("--samples", lines), "prompt with its response")):  # fmt: skip
+    for more, named in (
+        (("--overlap", 1, "--ids", "1,2"), "--overlap"),
+        (("--samples", lines), "prompt with its response"),
+    ):
         done = aprfmt("eval", demo_model, *more, "--convention", "llama.cpp", "--json")
         assert done.code == 2 and named in done.json["error"]["message"]
     done = aprfmt("eval", demo_model, "--ids", "1,2,3", "--convention", "llama.cpp", "--json")
@@ -148,8 +156,17 @@ def test_what_a_convention_has_no_word_for_is_refused(demo_model: Path, tmp_path
 def test_logits_held_in_parts_are_those_of_one_pass(
     with_bos: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = ("eval", with_bos["apr"], "--text", with_bos["text"], "--against", with_bos["gguf"],
-            "--dtype", "float64", "--json")  # fmt: skip
+    args = (
+        "eval",
+        with_bos["apr"],
+        "--text",
+        with_bos["text"],
+        "--against",
+        with_bos["gguf"],
+        "--dtype",
+        "float64",
+        "--json",
+    )
     whole = aprfmt(*args).json
     monkeypatch.setattr("aprfmt.inference.loss.LOGIT_BYTES", 4 * 1536 * 7)
     parts = aprfmt(*args).json
@@ -193,7 +210,16 @@ def test_llama_perplexity_is_computed_alike(
     assert aprfmt("convert", demo_model, plain, "--encoding", "F32").code == 0
     for path, first in ((with_bos["gguf"], [BOS]), (plain, [])):
         expected, labels = expected_by_llama_perplexity(path, size, TEXT)
-        found = aprfmt("eval", path, "--text", with_bos["text"], "--convention", "llama.cpp",
-                       "--max-seq-len", size, "--json").json  # fmt: skip
+        found = aprfmt(
+            "eval",
+            path,
+            "--text",
+            with_bos["text"],
+            "--convention",
+            "llama.cpp",
+            "--max-seq-len",
+            size,
+            "--json",
+        ).json
         assert found["loss"] == pytest.approx(expected, abs=1e-5)
         assert found["loss_tokens"] == labels and found["bos"]["ids"] == first

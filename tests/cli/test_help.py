@@ -80,14 +80,20 @@ def completed(folder: Path, line: str) -> list[str]:
     """Return what bash is offered behind `line`."""
     words = line.split(" ")
     env = os.environ | {
-        "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1),
-        "_APRFMT_COMPLETE": "bash_complete", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+        "_APRFMT_COMPLETE": "bash_complete",
+        "PYTHONPATH": str(ROOT),
+    }
     code = "from aprfmt.cli.main import main; main([])"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert not done.stderr and "bug" not in done.stdout, done.stderr
     return [row.partition(",")[2] for row in done.stdout.splitlines() if row]
 

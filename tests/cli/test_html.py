@@ -83,8 +83,10 @@ def test_a_click_shows_the_histogram_of_the_cell(tab: Page, made: tuple[Path, An
 
 def test_the_statistic_and_the_order_can_be_chosen(tab: Page, made: tuple[Path, Any]) -> None:
     tab.open(made[0])
-    tab.evaluate("(() => { const s = document.getElementById('stat'); s.value = 'count' in {} ? '' "
-                 ": 'max'; s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    tab.evaluate(
+        "(() => { const s = document.getElementById('stat'); s.value = 'count' in {} ? '' "
+        ": 'max'; s.dispatchEvent(new Event('change')); })()"
+    )
     largest = {record["key"]: record["stats"]["max"] for record in made[1]["records"]}
     shown = float(tab.evaluate(TEXT.format("#map button[data-key='L3.out']")))
     assert shown == pytest.approx(largest["L3.out"], rel=1e-3)

@@ -26,8 +26,9 @@ def q4(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_file_types_are_those_of_gguf() -> None:
     theirs = {
         int(row): row.name.removeprefix("ALL_").removeprefix("MOSTLY_")
-        for row in gguf.LlamaFileType if row != gguf.LlamaFileType.GUESSED
-    }  # fmt: skip
+        for row in gguf.LlamaFileType
+        if row != gguf.LlamaFileType.GUESSED
+    }
     assert theirs.items() <= FILE_TYPES.items()
     pooling = {int(row): row.name.lower() for row in gguf.PoolingType}
     gating = {int(row): row.name.lower() for row in gguf.ExpertGatingFuncType}
@@ -40,9 +41,15 @@ def test_file_types_are_those_of_gguf() -> None:
 def test_the_first_line_of_a_real_file_answers(smollm2: Path) -> None:
     done = aprfmt("inspect", smollm2)
     first = done.out.splitlines()[0]
-    for part in ("llama (runs here)", "134.5 M parameters", "Q4_1 at 5.74 bits a weight",
-                 "context 8192", "BPE tokenizer of 49152", "licence apache-2.0",
-                 "unusual: nothing"):  # fmt: skip
+    for part in (
+        "llama (runs here)",
+        "134.5 M parameters",
+        "Q4_1 at 5.74 bits a weight",
+        "context 8192",
+        "BPE tokenizer of 49152",
+        "licence apache-2.0",
+        "unusual: nothing",
+    ):
         assert part in first
     assert not done.err
     assert aprfmt("inspect", smollm2, "--json").json["summary"]["line"] == first

@@ -70,9 +70,15 @@ def test_the_page_loads_nothing_and_says_the_verdict_first(
     assert "no check failed" in said
     parts = tab.evaluate("[...document.querySelectorAll('#contents a')].map(e => e.textContent)")
     assert parts == [
-        "Overview", "Where the bytes are", "Tensors", "Checks", "Hyperparameters", "Metadata",
-        "Tokenizer", "Chat template",
-    ]  # fmt: skip
+        "Overview",
+        "Where the bytes are",
+        "Tensors",
+        "Checks",
+        "Hyperparameters",
+        "Metadata",
+        "Tokenizer",
+        "Chat template",
+    ]
     links = "[...document.querySelectorAll('#contents a')].map(e => e.getAttribute('href'))"
     for link in tab.evaluate(links):
         assert tab.evaluate(f"document.querySelector({link!r}) !== null"), link
@@ -133,8 +139,10 @@ def test_areas_are_reached_and_opened_by_the_keyboard(tab: Page, made: tuple[Pat
 def test_another_width_keeps_the_area_and_the_focus(tab: Page, made: tuple[Path, Any]) -> None:
     tab.open(made[0])
     focus = "document.activeElement.getAttribute('aria-label')"
-    right = ("Math.max(...[...document.querySelectorAll('#map button')]"
-             ".map(e => e.getBoundingClientRect().right))")  # fmt: skip
+    right = (
+        "Math.max(...[...document.querySelectorAll('#map button')]"
+        ".map(e => e.getBoundingClientRect().right))"
+    )
     tab.evaluate("document.querySelector('#map .group').click()")
     before, wide = tab.evaluate(focus), tab.evaluate(right)
     assert before.startswith("layer ")

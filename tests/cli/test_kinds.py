@@ -26,8 +26,10 @@ def peft(folder: Path) -> Path:
     """Write a folder as PEFT writes an adapter."""
     folder.mkdir()
     base = "base_model.model.model.layers.0.self_attn.q_proj"
-    save_file({f"{base}.lora_A.weight": A, f"{base}.lora_B.weight": A.T.copy()},
-              folder / "adapter_model.safetensors")  # fmt: skip
+    save_file(
+        {f"{base}.lora_A.weight": A, f"{base}.lora_B.weight": A.T.copy()},
+        folder / "adapter_model.safetensors",
+    )
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 16, "base_model_name_or_path": "org/base"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
@@ -150,9 +152,12 @@ def test_a_configuration_stands_for_its_folder(demo_model: Path, tmp_path: Path)
      (("eval", "{}", "--text", "-"), "Once upon a time there was\n")],
 )  # fmt: skip
 def test_a_dash_is_stdin(
-    args: tuple[str, ...], text: str, demo_model: Path, tmp_path: Path,
+    args: tuple[str, ...],
+    text: str,
+    demo_model: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     given = text
     if "--text" in args:
         (tmp_path / "t.txt").write_text(text)

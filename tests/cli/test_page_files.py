@@ -26,8 +26,16 @@ def test_no_program_holds_a_part_of_a_page(path: Path) -> None:
 
 
 def test_the_pattern_knows_a_part_of_a_page() -> None:
-    for text in ("<style>", "</script>", "<script type=x>", "function f(a, b) {", "(x) => x",
-                 "document.body", ".a { color: red; }", "<table class=y>"):  # fmt: skip
+    for text in (
+        "<style>",
+        "</script>",
+        "<script type=x>",
+        "function f(a, b) {",
+        "(x) => x",
+        "document.body",
+        ".a { color: red; }",
+        "<table class=y>",
+    ):
         assert OF_A_PAGE.search(text), text
     assert all(OF_A_PAGE.search(path.read_text()) for path in PAGES)
 

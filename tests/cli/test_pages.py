@@ -240,8 +240,10 @@ def test_arrows_move_in_a_map_and_a_and_b_stand_side_by_side(
     assert tab.evaluate(key) == "L1.attn_q.weight"
     tip = "document.querySelector('.tip')"
     assert tab.evaluate(f"{tip}.hidden") is False
-    cells = tab.evaluate(f"[...{tip}.querySelectorAll('.sides tr')].map(r => [...r.children]"
-                         ".map(c => c.textContent))")  # fmt: skip
+    cells = tab.evaluate(
+        f"[...{tip}.querySelectorAll('.sides tr')].map(r => [...r.children]"
+        ".map(c => c.textContent))"
+    )
     assert cells[0] == ["", "A", "B"]
     assert ["name", "model.layers.1.self_attn.q_proj.weight", "blk.1.attn_q.weight"] in cells
     tab.press("Escape")

@@ -26,8 +26,9 @@ def test_two_backends_agree(demo_model: Path) -> None:
     body = done.json
     assert (done.code, body["schema"], body["ok"]) == (0, "aprfmt.parity/1", True)
     assert body["verdict"] == "precision" and [r["ran"] for r in body["runs"]] == [
-        "numpy:cpu:float32", "torch:cpu:float32"
-    ]  # fmt: skip
+        "numpy:cpu:float32",
+        "torch:cpu:float32",
+    ]
     [pair] = body["pairs"]
     point = next(p for p in pair["points"] if p["key"] == "L2.q_rope")
     assert {"rel_l2", "max_over_rms", "tolerance", "reason", "unit", "bits"} <= set(point)
@@ -195,8 +196,13 @@ def test_a_trace_behind_a_cache_shows_what_attention_reads(
     done = aprfmt("trace", demo_model, *given, "--behind", 4, "--json")
     records = {r["key"]: r for r in done.json["records"]}
     assert records["L1.k_cache"]["shape"][0] == 6 and records["L1.k_cache"]["positions"] == [
-        0, 1, 2, 3, 4, 5
-    ]  # fmt: skip
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     assert records["L1.k_rope"]["positions"] == records["L1.out"]["positions"] == [4, 5]
     # A cached pass reads the values that the whole pass computed.
     back = aprfmt("trace", demo_model, *given, "--behind", 4, "--reference", whole, "--json")

@@ -148,10 +148,11 @@ def test_overlapping_windows_change_the_context_and_never_the_labels(
     runs = {
         name: aprfmt("eval", demo_model, "--ids", ids, "--json", *options).json
         for name, options in {
-            "whole": (), "short": ("--max-seq-len", 32, "--overlap", 1),
+            "whole": (),
+            "short": ("--max-seq-len", 32, "--overlap", 1),
             "overlapping": ("--max-seq-len", 64, "--overlap", 32),
         }.items()
-    }  # fmt: skip
+    }
     assert {row["loss_tokens"] for row in runs.values()} == {255}
     assert runs["short"]["windows"] > runs["whole"]["windows"] == 1
     assert runs["whole"]["loss"] < runs["overlapping"]["loss"] < runs["short"]["loss"]
@@ -175,8 +176,10 @@ def test_samples_score_responses_and_skip_what_does_not_fit(
     assert done.json["loss"] == first["loss"] and done.json["samples"] == 1
     assert first["loss_tokens"] == 7  # golden.json: 11 334 258 260 278 295 535
     assert [("line 2" in text, "--max-seq-len" in text) for text in done.json["skipped"]] == [
-        (True, True), (False, False), (False, False),
-    ]  # fmt: skip
+        (True, True),
+        (False, False),
+        (False, False),
+    ]
     assert done.err.count("warning: ") == 3 and "line 3" in done.err
     assert done.json["skipped"][2].endswith("leave no loss token; give a response")
     nothing = tmp_path / "nothing.jsonl"
@@ -206,8 +209,12 @@ def test_eval_against_another_model(
     same = aprfmt("eval", demo_model, "--ids", given(ids), "--against", models["apr"], "--json")
     assert same.code == 0
     assert same.json["against"]["divergence"] == {
-        "kl": 0.0, "max_kl": 0.0, "top1": 1.0, "correct_change": 0.0, "tokens": 63,
-    }  # fmt: skip
+        "kl": 0.0,
+        "max_kl": 0.0,
+        "top1": 1.0,
+        "correct_change": 0.0,
+        "tokens": 63,
+    }
     small = tmp_path / "small.gguf"
     assert aprfmt("convert", demo_model, small, "--encoding", "Q4_0", "--no-verify").code == 0
     body = aprfmt("eval", small, "--ids", given(ids), "--against", demo_model, "--json").json
@@ -238,8 +245,9 @@ def test_logits_file_is_transformers_float32(tiny: Path, tmp_path: Path) -> None
 
     np.save(tmp_path / "ids.npy", np.array(IDS))
     out = tmp_path / "logits.npy"
-    done = aprfmt("logits", f"{tiny}@numpy:float64", "--ids", tmp_path / "ids.npy", "--out", out,
-                  "--json")  # fmt: skip
+    done = aprfmt(
+        "logits", f"{tiny}@numpy:float64", "--ids", tmp_path / "ids.npy", "--out", out, "--json"
+    )
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny)
     with torch.no_grad():
         expected = loaded(torch.tensor([IDS])).logits[0].numpy()

@@ -42,8 +42,10 @@ QUIET = {
 @pytest.mark.parametrize("command", QUIET)
 def test_quiet_conversions_say_nothing(command: str, demo_model: Path, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
-    args = [word.replace("SRC", str(demo_model)).replace("OUT", str(tmp_path / "m"))
-            for word in QUIET[command]]  # fmt: skip
+    args = [
+        word.replace("SRC", str(demo_model)).replace("OUT", str(tmp_path / "m"))
+        for word in QUIET[command]
+    ]
     done = aprfmt(command, *args, "--quiet")
     assert (done.code, done.out, done.err) == (0, "", "")
     assert "wrote " in aprfmt(command, *args, "--force").out
@@ -51,8 +53,14 @@ def test_quiet_conversions_say_nothing(command: str, demo_model: Path, tmp_path:
 
 def test_quiet_keeps_warnings(demo_model: Path, tmp_path: Path) -> None:
     """A key the forward pass does not know stays a warning."""
-    done = aprfmt("set", demo_model / "model.safetensors", "no.such.key=x", "--quiet",
-                  "-o", tmp_path / "x.safetensors")  # fmt: skip
+    done = aprfmt(
+        "set",
+        demo_model / "model.safetensors",
+        "no.such.key=x",
+        "--quiet",
+        "-o",
+        tmp_path / "x.safetensors",
+    )
     assert (done.code, done.out) == (0, "") and done.err.startswith("warning: ")
 
 

@@ -28,8 +28,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def stored(path: Path) -> dict[str, tuple[list[str], Any]]:
     """Return types and value of every key, as gguf-py reads them."""
     fields = gguf.GGUFReader(path).fields
-    return {key: ([t.name.lower() for t in field.types], field.contents())
-            for key, field in fields.items()}  # fmt: skip
+    return {
+        key: ([t.name.lower() for t in field.types], field.contents())
+        for key, field in fields.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -86,26 +88,39 @@ def test_known_keys_are_those_of_upstream() -> None:
 
 
 def test_old_and_new_are_said(files: dict[str, Path], tmp_path: Path) -> None:
-    args = ("llama.context_length=64", "general.author=me", "general.name=x", "--remove",
-            "general.file_type")  # fmt: skip
+    args = (
+        "llama.context_length=64",
+        "general.author=me",
+        "general.name=x",
+        "--remove",
+        "general.file_type",
+    )
     done = aprfmt("set", files["gguf"], *args, "-o", tmp_path / "x.gguf")
     lines = [line.strip() for line in done.out.splitlines()]
     assert done.err == ""
-    for line in ("llama.context_length: 128 -> 64", "general.author: (new) -> me (string)",
-                 "general.file_type: 32 = BF16 -> (removed)"):  # fmt: skip
+    for line in (
+        "llama.context_length: 128 -> 64",
+        "general.author: (new) -> me (string)",
+        "general.file_type: 32 = BF16 -> (removed)",
+    ):
         assert line in lines, done.out
     changes = aprfmt("set", files["gguf"], *args, "-o", tmp_path / "y.gguf", "--json").json
     rows = {row["key"]: row for row in changes["changes"]}
     assert rows["llama.context_length"] == {
-        "key": "llama.context_length", "how": "set", "old": 128, "new": 64,
-        "old_type": "uint32", "new_type": "uint32",
-    }  # fmt: skip
+        "key": "llama.context_length",
+        "how": "set",
+        "old": 128,
+        "new": 64,
+        "old_type": "uint32",
+        "new_type": "uint32",
+    }
     assert rows["general.author"]["how"] == "added" and rows["general.author"]["old"] is None
     removed = rows["general.file_type"]
     assert (removed["how"], removed["old"], removed["new"]) == ("removed", 32, None)
     # A long text, and an escape sequence of a file, do not flood or steer the terminal.
-    text = aprfmt("set", files["gguf"], "general.name=\x1b[31m" + "x" * 5000,
-                  "-o", tmp_path / "z.gguf").out  # fmt: skip
+    text = aprfmt(
+        "set", files["gguf"], "general.name=\x1b[31m" + "x" * 5000, "-o", tmp_path / "z.gguf"
+    ).out
     assert "\x1b" not in text and max(map(len, text.splitlines())) < 400
 
 
@@ -162,8 +177,9 @@ SCALARS: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 LISTS: dict[str, tuple[str, list[Any]]] = {
     name: (f"{text},{text}", [value, value])
-    for name, (text, value) in SCALARS.items() if name != "string"
-} | {"string": ('["a, b","","é"]', ["a, b", "", "é"])}  # fmt: skip
+    for name, (text, value) in SCALARS.items()
+    if name != "string"
+} | {"string": ('["a, b","","é"]', ["a, b", "", "é"])}
 
 
 def short(name: str) -> str:
@@ -189,8 +205,13 @@ def test_every_type_can_be_given_and_reads_back(
     text, value = SCALARS[name]
     many, values = LISTS[name]
     json = many if many.startswith("[") else f"[{many}]"
-    changes = (f"one:{kind}={text}", f"list:{kind}[]={many}", f"json:{kind}[]={json}",
-               f"none:{kind}[]=[]", f"nested:{kind}[][]=[{json},[]]")  # fmt: skip
+    changes = (
+        f"one:{kind}={text}",
+        f"list:{kind}[]={many}",
+        f"json:{kind}[]={json}",
+        f"none:{kind}[]=[]",
+        f"nested:{kind}[][]=[{json},[]]",
+    )
     done = aprfmt("set", files["gguf"], *changes, "-o", target)
     assert done.code == 0, done.err
     found = stored(target)
@@ -215,8 +236,9 @@ def test_a_type_can_be_changed_and_is_said(files: dict[str, Path], tmp_path: Pat
 def test_numbers_under_a_key_of_text_are_text(files: dict[str, Path], tmp_path: Path) -> None:
     done = aprfmt("set", files["gguf"], "general.version=1.0", "-o", tmp_path / "x.gguf")
     assert done.code == 0 and stored(tmp_path / "x.gguf")["general.version"] == (["string"], "1.0")
-    done = aprfmt("set", files["folder"] / "model.safetensors", "format=1",
-                  "-o", tmp_path / "x.safetensors")  # fmt: skip
+    done = aprfmt(
+        "set", files["folder"] / "model.safetensors", "format=1", "-o", tmp_path / "x.safetensors"
+    )
     with package.open(tmp_path / "x.safetensors") as model:
         assert model.metadata["format"] == "1"
 

@@ -109,8 +109,13 @@ def test_a_wrong_checksum_stays_wrong(files: dict[str, Path]) -> None:
 def test_nothing_to_change_writes_nothing(files: dict[str, Path]) -> None:
     path = files["gguf"]
     before = path.stat().st_mtime_ns
-    done = aprfmt("set", path, f"llama.context_length={values(path)['llama.context_length']}",
-                  "--in-place", "--json")  # fmt: skip
+    done = aprfmt(
+        "set",
+        path,
+        f"llama.context_length={values(path)['llama.context_length']}",
+        "--in-place",
+        "--json",
+    )
     assert done.json["patched_bytes"] == 0
     assert path.stat().st_mtime_ns == before
 
@@ -208,8 +213,12 @@ def written_patch(identity: str) -> bytes:
     import hashlib
     import json
 
-    head = {"schema": "aprfmt.patch/1", "file": identity, "pieces": [[8, 2]],
-            "sha256": hashlib.sha256(b"zz").hexdigest()}  # fmt: skip
+    head = {
+        "schema": "aprfmt.patch/1",
+        "file": identity,
+        "pieces": [[8, 2]],
+        "sha256": hashlib.sha256(b"zz").hexdigest(),
+    }
     return json.dumps(head).encode() + b"\nzz"
 
 

@@ -69,8 +69,9 @@ def test_the_ten_slots_of_every_layer_in_order(payload: Any) -> None:
     assert payload["schema"] == "aprfmt.trace/1" and payload["nonfinite"] is None
 
 
-def test_statistics_are_those_of_the_saved_values(payload: Any, demo_model: Path, tmp_path: Path
-) -> None:  # fmt: skip
+def test_statistics_are_those_of_the_saved_values(
+    payload: Any, demo_model: Path, tmp_path: Path
+) -> None:
     saved = tmp_path / "t.safetensors"
     done = aprfmt("trace", demo_model, "--payload", *SHORT, "--save", saved, "--json")
     assert done.code == 0 and done.json["saved"] == [str(saved)]
@@ -105,17 +106,30 @@ def test_naming_an_engine_runs_it(demo_model: Path, tmp_path: Path) -> None:
 
 
 def test_points_layers_and_positions_choose(demo_model: Path) -> None:
-    body = aprfmt("trace", demo_model, "--payload", *SHORT, "--points", "attn_out,qkv", "--layers",
-                  "1,3", "--positions", "1,4", "--json").json  # fmt: skip
+    body = aprfmt(
+        "trace",
+        demo_model,
+        "--payload",
+        *SHORT,
+        "--points",
+        "attn_out,qkv",
+        "--layers",
+        "1,3",
+        "--positions",
+        "1,4",
+        "--json",
+    ).json
     keys = [record["key"] for record in body["records"]]
     assert keys == [f"L{layer}.{name}" for layer in (1, 3) for name in ("q", "k", "v", "attn_out")]
     assert all(record["positions"] == [1, 4] for record in body["records"])
     assert {record["count"] for record in body["records"]} == {2 * 256, 2 * 128}
-    last = aprfmt("trace", demo_model, "--payload", *SHORT, "--points", "out", "--positions",
-                  "last", "--json").json  # fmt: skip
+    last = aprfmt(
+        "trace", demo_model, "--payload", *SHORT, "--points", "out", "--positions", "last", "--json"
+    ).json
     assert [record["positions"] for record in last["records"]] == [[4]] * 4
-    every = aprfmt("trace", demo_model, "--payload", *SHORT, "--points", "all", "--layers", "0",
-                   "--json").json  # fmt: skip
+    every = aprfmt(
+        "trace", demo_model, "--payload", *SHORT, "--points", "all", "--layers", "0", "--json"
+    ).json
     names = {record["point"] for record in every["records"]}
     assert {"scores", "probs", "q_rope", "attn", "mid"} <= names
     shapes = {record["point"]: record["shape"] for record in every["records"]}
@@ -129,8 +143,14 @@ def test_aprt_folder(demo_model: Path, tmp_path: Path) -> None:
     values = tensors(saved)
     files = sorted(folder.rglob("*.bin"))
     names = {str(path.relative_to(folder)) for path in files}
-    assert {"embedding.bin", "final_norm.bin", "lm_head.bin", "layer-3/ffn_swigl.bin",
-            "layer-0/qkv_bias.bin", "layer-2/attn_scores.bin"} <= names  # fmt: skip
+    assert {
+        "embedding.bin",
+        "final_norm.bin",
+        "lm_head.bin",
+        "layer-3/ffn_swigl.bin",
+        "layer-0/qkv_bias.bin",
+        "layer-2/attn_scores.bin",
+    } <= names
     for path in files:
         data = path.read_bytes()
         magic, layer, count = struct.unpack("<4sII", data[:12])
@@ -186,10 +206,30 @@ def test_reference_of_other_tokens_is_refused(demo_model: Path, tmp_path: Path) 
     aprfmt("trace", demo_model, "--payload", "--ids", "1417,362,259", "--save", saved)
     done = aprfmt("trace", demo_model, "--payload", "--ids", "1417,362,258", "--reference", saved)
     assert done.code == 2 and "first difference at 2" in done.err
-    aprfmt("trace", demo_model, "--payload", "--ids", "1417,362,259", "--positions", "last",
-           "--save", saved, "--force")  # fmt: skip
-    done = aprfmt("trace", demo_model, "--payload", "--ids", "1417,362,259", "--points", "out",
-                  "--reference", saved, "--json")  # fmt: skip
+    aprfmt(
+        "trace",
+        demo_model,
+        "--payload",
+        "--ids",
+        "1417,362,259",
+        "--positions",
+        "last",
+        "--save",
+        saved,
+        "--force",
+    )
+    done = aprfmt(
+        "trace",
+        demo_model,
+        "--payload",
+        "--ids",
+        "1417,362,259",
+        "--points",
+        "out",
+        "--reference",
+        saved,
+        "--json",
+    )
     assert done.json["exit"] == done.code == 2  # nothing could be compared
     assert all("3 positions against 1" in p["why"] for p in done.json["reference"]["points"])
 
@@ -211,8 +251,9 @@ def test_an_aprt_folder_refuses_other_tokens_and_a_foreign_one_says_it_cannot(
     assert (done.code, done.json["reference"]["not_checked"]) == (1, [said])
     both = aprfmt("trace", "--load", folder, "--reference", folder, "--json").json["reference"]
     assert [text.split(": ")[1][:14] for text in both["not_checked"]] == [
-        "this trace doe", "the reference ",
-    ]  # fmt: skip
+        "this trace doe",
+        "the reference ",
+    ]
 
 
 @pytest.mark.parametrize("reference", ["nowhere", "{tiny}@wrong", "{tiny}@torch:cpu:int3", "{bad}"])
@@ -293,8 +334,9 @@ def test_the_only_model_of_a_folder_is_taken(demo_model: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("run", ["numpy:float64", "numpy::float64", "torch:cpu:bfloat16"])
 def test_the_run_behind_the_model(run: str, demo_model: Path) -> None:
-    body = aprfmt("trace", f"{demo_model}@{run}", "--payload", *SHORT, "--points", "out",
-                  "--json").json  # fmt: skip
+    body = aprfmt(
+        "trace", f"{demo_model}@{run}", "--payload", *SHORT, "--points", "out", "--json"
+    ).json
     backend, _, rest = run.partition(":")
     assert body["run"]["ran"] == f"{backend}:cpu:{rest.rpartition(':')[2]}"
     assert {record["dtype"] for record in body["records"]} == {rest.rpartition(":")[2]}

@@ -40,9 +40,13 @@ def test_a_slot_equal_to_its_neighbour_is_not_shown_twice(tiny: Path, demo_model
 def test_the_text_says_tokens_positions_dtype_and_device(tiny: Path, tmp_path: Path) -> None:
     out = aprfmt("trace", tiny, *IDS, "--points", "out,logits").out
     assert out.startswith(f"{tiny}/model.safetensors on numpy:cpu:float32, peak memory ")
-    for text in ("3 tokens: 1, 2, 3\n", "rows: at 0-2, float32 on cpu\n",
-                 "logits: at 2, float32 on cpu\n", "std divides by n\n",
-                 "top 5 of the row at 2\n"):  # fmt: skip
+    for text in (
+        "3 tokens: 1, 2, 3\n",
+        "rows: at 0-2, float32 on cpu\n",
+        "logits: at 2, float32 on cpu\n",
+        "std divides by n\n",
+        "top 5 of the row at 2\n",
+    ):
         assert text in out
     out = aprfmt("trace", f"{tiny}@torch:cpu:bfloat16", *IDS, "--positions", "0,2").out
     assert "rows: at 0, 2, bfloat16 on cpu\n" in out
@@ -77,8 +81,20 @@ def test_chosen_positions_are_those_of_the_logits_too(tiny: Path, tmp_path: Path
     aprfmt("logits", tiny, "--ids", "1,2,3,4,5", "--out", every)
     expected = np.load(every)
     for backend in ((), ("--behind", 1), ("--engine", "transformers")):
-        done = aprfmt("trace", tiny, "--payload", "--ids", "1,2,3,4,5", "--positions", "1,3",
-                      "--save", saved, "--force", "--json", *backend)  # fmt: skip
+        done = aprfmt(
+            "trace",
+            tiny,
+            "--payload",
+            "--ids",
+            "1,2,3,4,5",
+            "--positions",
+            "1,3",
+            "--save",
+            saved,
+            "--force",
+            "--json",
+            *backend,
+        )
         found = {row["key"]: row["positions"] for row in done.json["records"]}
         assert found["logits"] == found["L0.out"] == [1, 3]
         from safetensors.numpy import load_file
@@ -157,8 +173,21 @@ def test_what_is_saved_names_its_model_and_prompt_by_hash(tiny: Path, tmp_path: 
     aprfmt("convert", tiny, gguf, "--no-verify")
     runs = []
     for model, ids in ((tiny, "1,2"), (tmp_path / "copy", "1,2"), (gguf, "1,3")):
-        assert aprfmt("trace", model, "--payload", "--ids", ids, "--points", "out", "--save", saved,
-                      "--force").code == 0  # fmt: skip
+        assert (
+            aprfmt(
+                "trace",
+                model,
+                "--payload",
+                "--ids",
+                ids,
+                "--points",
+                "out",
+                "--save",
+                saved,
+                "--force",
+            ).code
+            == 0
+        )
         with load_trace(saved) as trace:
             runs.append(trace.run)
     names = ("model.safetensors", "config.json")
@@ -265,8 +294,18 @@ def test_the_reference_is_run_under_the_same_limits(
         return original(cls, model, backend, memory=memory)
 
     monkeypatch.setattr(Session, "of", classmethod(of))
-    done = aprfmt("trace", tiny, *IDS, "--backend", "torch", "--memory", "1M", "--deterministic",
-                  "--reference", tiny)  # fmt: skip
+    done = aprfmt(
+        "trace",
+        tiny,
+        *IDS,
+        "--backend",
+        "torch",
+        "--memory",
+        "1M",
+        "--deterministic",
+        "--reference",
+        tiny,
+    )
     assert done.code == 0
     assert seen == [("torch", True, 10**6), ("numpy", True, 10**6)]
 

@@ -45,8 +45,9 @@ def test_every_warning_has_a_key_of_the_table_and_every_key_a_warning() -> None:
     keys = {where: key.value for where, key in found.items() if isinstance(key, ast.Constant)}
     passed_on = {where for where in found if where not in keys}
     assert {where.partition(":")[0] for where in passed_on} <= {
-        "cli/inspect_show.py", "aprfmt/formats/damage.py",
-    }  # fmt: skip
+        "cli/inspect_show.py",
+        "aprfmt/formats/damage.py",
+    }
     assert set(keys.values()) <= WARNINGS.keys(), set(keys.values()) - WARNINGS.keys()
     elsewhere = {
         "assumed",
@@ -63,8 +64,9 @@ def test_every_key_is_explained(key: str) -> None:
     assert ("warning", WARNINGS[key]) in [(row["section"], row["text"]) for row in found]
 
 
-@pytest.mark.parametrize("args", [("inspect",), ("tensors", "--limit", "1"),
-                                  ("logits", "--ids", "2,818")])  # fmt: skip
+@pytest.mark.parametrize(
+    "args", [("inspect",), ("tensors", "--limit", "1"), ("logits", "--ids", "2,818")]
+)
 @pytest.mark.parametrize("name", ["gemma", "smollm2"])
 def test_healthy_files_of_known_writers_give_none(
     name: str, args: tuple[str, ...], request: pytest.FixtureRequest

@@ -61,8 +61,10 @@ def test_points_have_their_own_names_in_tables(name: str, tmp_path: Path) -> Non
 
 
 def test_layout_steps_are_said_in_words(tmp_path: Path) -> None:
-    for name, said in (("gemma2", "norm weights +1 in GGUF: 17 tensors"),
-                       ("llama", "q and k rows in the rope order of GGUF: 6 tensors")):  # fmt: skip
+    for name, said in (
+        ("gemma2", "norm weights +1 in GGUF: 17 tensors"),
+        ("llama", "q and k rows in the rope order of GGUF: 6 tensors"),
+    ):
         save_tiny(name, tmp_path / name)
         done = aprfmt("convert", tmp_path / name, tmp_path / f"{name}.gguf")
         assert f"  {said}\n" in done.out and "(" not in done.out.split(said)[1].splitlines()[0]
@@ -72,7 +74,9 @@ def test_every_layout_step_has_its_words() -> None:
     from aprfmt.arch import joins, steps
 
     made = {
-        name for module in (steps, joins) for name, kind in vars(module).items()
+        name
+        for module in (steps, joins)
+        for name, kind in vars(module).items()
         if isinstance(kind, type) and kind.__module__ == module.__name__ and hasattr(kind, "undo")
-    }  # fmt: skip
+    }
     assert made == STEPS.keys()

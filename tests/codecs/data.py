@@ -20,9 +20,10 @@ Array = npt.NDArray[Any]
 
 FORKED = [name for name, *_ in DECODED]
 GGML_BLOCKS = [
-    n for n, row in ENCODINGS.items()
+    n
+    for n, row in ENCODINGS.items()
     if row.ggml is not None and row.block_size > 1 and n not in FORKED
-]  # fmt: skip
+]
 ENCODERS = [
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
@@ -130,8 +131,14 @@ class FusedLibrary:
         self._quantize.restype = ctypes.c_size_t
         number = ctypes.c_int64
         self._quantize.argtypes = [
-            ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, number, number, number, ctypes.c_void_p,
-        ]  # fmt: skip
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            number,
+            number,
+            number,
+            ctypes.c_void_p,
+        ]
 
     def blocks(self, name: str, x: Array, importance: Array | None) -> Array:
         """Return blocks as uint8 [blocks, type_size]."""

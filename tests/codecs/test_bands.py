@@ -69,8 +69,10 @@ def test_bands_together_are_the_weight(case: str, elements: int) -> None:
 
 
 def test_a_weight_without_elements_is_its_one_band() -> None:
-    parts = {".weight": StoredPart(b"", "F8_E4M3", (0, 4)),
-             ".weight_scale_inv": StoredPart(bytes(4), "F32", (1,))}  # fmt: skip
+    parts = {
+        ".weight": StoredPart(b"", "F8_E4M3", (0, 4)),
+        ".weight_scale_inv": StoredPart(bytes(4), "F32", (1,)),
+    }
     empty = PackedWeight(DIALECTS["fp8_block"], parts, PLAIN)
     assert [band.decode().shape for band in empty.bands(1)] == [(0, 4)]
     assert lost_codes(empty, "BF16") == 0

@@ -44,9 +44,11 @@ def test_packed_integers_follow_the_group_index() -> None:
     scale = rng.standard_normal((4, 2)).astype(np.float32)
     index = rng.permutation(np.repeat([0, 1], 32)).astype(np.int32)
     stored = parts(
-        weight_packed=pack(codes, 4), weight_scale=scale, weight_shape=np.array([4, 64]),
+        weight_packed=pack(codes, 4),
+        weight_scale=scale,
+        weight_shape=np.array([4, 64]),
         weight_g_idx=index,
-    )  # fmt: skip
+    )
     config = config_of("pack-quantized", num_bits=4, strategy="group", group_size=32)
     found = decode_weight(dialect_of(config), stored, config)
     assert np.array_equal(found, ((codes - 8) * scale[:, index]).astype(np.float32))
@@ -65,9 +67,12 @@ def library_case(form: str, **arguments: Any) -> tuple[dict[str, Any], dict[str,
     strategy, bits = arguments["strategy"], arguments["num_bits"]
     size = arguments.get("group_size") or 96
     shape = {
-        "tensor": (1,), "channel": (48, 1), "group": (48, 96 // size),
-        "tensor_group": (48, 96 // size), "block": (3, 6),
-    }[strategy]  # fmt: skip
+        "tensor": (1,),
+        "channel": (48, 1),
+        "group": (48, 96 // size),
+        "tensor_group": (48, 96 // size),
+        "block": (3, 6),
+    }[strategy]
     scale = torch.rand(shape, generator=generator) * 0.3 + 0.1
     if "mx" in form:
         scale = torch.exp2(torch.floor(torch.log2(scale)))
@@ -139,9 +144,10 @@ def test_groups_with_different_weights_are_refused() -> None:
 )  # fmt: skip
 def test_shapes_must_fit(shape: list[int], scale: tuple[int, ...], says: str) -> None:
     stored = parts(
-        weight_packed=np.zeros((2, 1), np.int32), weight_scale=np.ones(scale, np.float32),
+        weight_packed=np.zeros((2, 1), np.int32),
+        weight_scale=np.ones(scale, np.float32),
         weight_shape=np.array(shape),
-    )  # fmt: skip
+    )
     config = config_of("pack-quantized", num_bits=4, strategy="channel")
     if shape == [2, 5]:  # five codes of 4 bits fit a word as eight do: nothing to refuse
         assert decode_weight(dialect_of(config), stored, config).shape == (2, 5)

@@ -6,14 +6,7 @@ import pytest
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import CODECS, decode_chunked
 from aprfmt.codecs.nvfp4 import HALF_SCALES as HALF_NVFP4
-from tests.codecs.data import (
-    GGML_BLOCKS,
-    Array,
-    assert_same_numbers,
-    by_gguf,
-    by_libgguf,
-    decoded,
-)
+from tests.codecs.data import GGML_BLOCKS, Array, assert_same_numbers, by_gguf, by_libgguf, decoded
 
 # Types that neither library decodes are compared with the formulas below.
 JUDGED = [name for name in GGML_BLOCKS if name not in ("Q8_1", "Q8_K", "Q2_0")]

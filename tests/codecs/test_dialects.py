@@ -70,9 +70,11 @@ def gptq_case(bits: int, act_order: bool, v2: bool) -> tuple[dict[str, StoredPar
 def test_gptq_by_definition(bits: int, act_order: bool, v2: bool) -> None:
     stored, expected = gptq_case(bits, act_order, v2)
     config = {
-        "quant_method": "gptq", "bits": bits, "group_size": 16,
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": 16,
         "checkpoint_format": "gptq_v2" if v2 else "gptq",
-    }  # fmt: skip
+    }
     assert np.array_equal(decode_weight(dialect_of(config), stored, config), expected)
 
 
@@ -117,8 +119,11 @@ def test_awq_by_its_library_or_by_definition() -> None:
 
 def test_awq_refuses_another_layout() -> None:
     config = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemv"}
-    stored = parts(qweight=np.zeros((8, 1), np.int32), qzeros=np.zeros((1, 1), np.int32),
-                   scales=np.zeros((1, 8), np.float16))  # fmt: skip
+    stored = parts(
+        qweight=np.zeros((8, 1), np.int32),
+        qzeros=np.zeros((1, 1), np.int32),
+        scales=np.zeros((1, 8), np.float16),
+    )
     with pytest.raises(UnsupportedError, match="gemv"):
         decode_weight(dialect_of(config), stored, config)
 

@@ -62,8 +62,9 @@ def test_bytes_without_headers_are_refused(name: str, judged: dict[str, Any]) ->
         decode(name, bare, expected.shape)
 
 
-@pytest.mark.parametrize("name", [n for n in FORKED if n not in ("IQ2_KL", "IQ1_KT", "IQ2_KT",
-                                                                 "IQ3_KT", "IQ4_KT")])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", [n for n in FORKED if n not in ("IQ2_KL", "IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT")]
+)
 def test_a_step_is_no_less_than_the_gaps_of_its_block(name: str, judged: dict[str, Any]) -> None:
     """Of each row the widest gap between values that are there: no table is denser than it says."""
     raw, expected = judged[name], judged[f"{name}|="]

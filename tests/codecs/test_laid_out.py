@@ -32,7 +32,7 @@ def codes(order: str, bits: int, columns: int = COLUMNS, rows: int = ROWS) -> La
         "bytes": (np.uint8, (columns * bits // 8, rows)),
         "awq": (np.uint32, (columns, rows // 8)),
         "pairs": (np.uint8, (rows // 2, columns)),
-    }  # fmt: skip
+    }
     kind, shape = shapes[order]
     held = rng.integers(0, 1 << 32, (MATRICES, *shape)).astype(kind)
     return LaidCodes(bits, "columns" if order == "bytes" else order, held)
@@ -199,9 +199,12 @@ def test_memory_in_use_is_stored_to_past_the_cache(monkeypatch: pytest.MonkeyPat
     wide, rows = 4096, 512
     held = np.random.default_rng(0).integers(0, 256, (1, rows, wide // 2)).astype(np.uint8)
     weight = LaidOut(
-        (rows, wide), LaidCodes(4, "rows", held), values_of("integers", 4), (1, 32),
+        (rows, wide),
+        LaidCodes(4, "rows", held),
+        values_of("integers", 4),
+        (1, 32),
         GroupNumbers(np.random.default_rng(1).random((1, rows, wide // 32), np.float32)),
-    )  # fmt: skip
+    )
     expected = by_numpy(weight, monkeypatch)
     room = np.empty(rows * wide + 16, np.float32)
     for skip in range(9):
@@ -224,13 +227,26 @@ def test_parts_that_do_not_fit_are_refused(level: str) -> None:
 
     call()
     for change in (
-        {"streams": streams[:, :3]}, {"bits": 3}, {"bits": 0}, {"values": values[:8]},
-        {"at": (1, 1, 4)}, {"at": (0, 1, 3)}, {"at": (0, 0, 4)}, {"at": (0, 1, 0)},
-        {"at": (-1, 1, 4)}, {"scale": scale[:3]}, {"scale": scale[:, :1]},
-        {"scale": scale.astype(np.float64)}, {"scale": scale[0]}, {"table": values},
-        {"group": np.full(8, 2, np.int32)}, {"group": np.full(8, -1, np.int32)},
-        {"group": np.zeros(7, np.int32)}, {"streams": streams.T}, {"out": np.empty(30, np.float32)},
-    ):  # fmt: skip
+        {"streams": streams[:, :3]},
+        {"bits": 3},
+        {"bits": 0},
+        {"values": values[:8]},
+        {"at": (1, 1, 4)},
+        {"at": (0, 1, 3)},
+        {"at": (0, 0, 4)},
+        {"at": (0, 1, 0)},
+        {"at": (-1, 1, 4)},
+        {"scale": scale[:3]},
+        {"scale": scale[:, :1]},
+        {"scale": scale.astype(np.float64)},
+        {"scale": scale[0]},
+        {"table": values},
+        {"group": np.full(8, 2, np.int32)},
+        {"group": np.full(8, -1, np.int32)},
+        {"group": np.zeros(7, np.int32)},
+        {"streams": streams.T},
+        {"out": np.empty(30, np.float32)},
+    ):
         with pytest.raises(CodecError):
             call(**change)
 
@@ -248,9 +264,12 @@ def test_rows_are_encoded_as_what_decodes_them_says(
         scale = np.exp2(rng.integers(-40, 40, grid)).astype(np.float32) * 1.37
         held = rng.integers(0, 256, (1, ROWS, columns), np.uint8)
         weight = LaidOut(
-            (ROWS, columns), LaidCodes(8, "rows", held),
-            OF_TWO_SIGNS[0].values.astype(np.float32), tile, GroupNumbers(scale.astype(np.float32)),
-        )  # fmt: skip
+            (ROWS, columns),
+            LaidCodes(8, "rows", held),
+            OF_TWO_SIGNS[0].values.astype(np.float32),
+            tile,
+            GroupNumbers(scale.astype(np.float32)),
+        )
         for first, last in ((0, ROWS), (3, ROWS - 1), (5, 6)):
             out = memoryview(bytearray(2 * (last - first) * columns))
             counted = weight.recode_into(encoding, out, first, last)
@@ -263,13 +282,23 @@ def test_rows_are_encoded_as_what_decodes_them_says(
 
 def test_what_is_encoded_at_once_fits(level: str) -> None:
     streams, values = np.zeros((4, 8), np.uint8), np.zeros(256, np.float32)
-    good = (streams, 8, values, (0, 4, 8), (np.ones((1, 1), np.float32), None, None),
-            (None, None, None), None)  # fmt: skip
+    good = (
+        streams,
+        8,
+        values,
+        (0, 4, 8),
+        (np.ones((1, 1), np.float32), None, None),
+        (None, None, None),
+        None,
+    )
     assert native.recode_packed("BF16", bytearray(64), *good) == (0, 0, 0)
     for encoding, weight, size in (
-        ("BF16", good, 63), ("BF16", good, 80), ("BF16", (streams, 7, *good[2:]), 64),
-        ("BF16", (*good[:3], (-1, 4, 8), *good[4:]), 64), ("Q8_0", good, 34),
-    ):  # fmt: skip
+        ("BF16", good, 63),
+        ("BF16", good, 80),
+        ("BF16", (streams, 7, *good[2:]), 64),
+        ("BF16", (*good[:3], (-1, 4, 8), *good[4:]), 64),
+        ("Q8_0", good, 34),
+    ):
         with pytest.raises(CodecError):
             native.recode_packed(encoding, bytearray(size), *weight)
     assert native.recodes("BF16") and native.recodes("F16") and not native.recodes("Q8_0")
@@ -280,11 +309,18 @@ def test_orders_that_do_not_fit_are_refused(level: str) -> None:
     native.turn("awq", words, 8, np.empty((8, 4), np.uint8))
     native.turn("columns", small, 8, np.empty((8, 8), np.uint8))
     for order, held, first, rows, size in (
-        ("awq", words, 8, 16, 4), ("awq", words, 4, 8, 4), ("awq", words, 0, 8, 3),
-        ("awq", words, 0, 7, 4), ("awq", small, 0, 8, 4), ("columns", small, 8, 9, 8),
-        ("columns", words, 0, 2, 8), ("pairs", words, 0, 2, 1), ("pairs", small, 16, 1, 8),
-        ("columns", small.T, 0, 8, 16), ("columns", small[0], 0, 1, 1),
-    ):  # fmt: skip
+        ("awq", words, 8, 16, 4),
+        ("awq", words, 4, 8, 4),
+        ("awq", words, 0, 8, 3),
+        ("awq", words, 0, 7, 4),
+        ("awq", small, 0, 8, 4),
+        ("columns", small, 8, 9, 8),
+        ("columns", words, 0, 2, 8),
+        ("pairs", words, 0, 2, 1),
+        ("pairs", small, 16, 1, 8),
+        ("columns", small.T, 0, 8, 16),
+        ("columns", small[0], 0, 1, 1),
+    ):
         with pytest.raises(CodecError):
             native.turn(order, held, first, np.empty((rows, size), np.uint8))
 
@@ -292,31 +328,58 @@ def test_orders_that_do_not_fit_are_refused(level: str) -> None:
 def test_what_does_not_fit_across_is_refused(level: str) -> None:
     values, scale = np.zeros(16, np.float32), np.zeros((8, 2), np.float32)
     good: dict[str, Any] = {
-        "order": "columns", "held": np.zeros((2, 16), np.uint32), "bits": 4, "values": values,
-        "at": (8, 8, 8), "scale": np.zeros((16, 2), np.float32), "group": None,
+        "order": "columns",
+        "held": np.zeros((2, 16), np.uint32),
+        "bits": 4,
+        "values": values,
+        "at": (8, 8, 8),
+        "scale": np.zeros((16, 2), np.float32),
+        "group": None,
         "out": np.empty((8, 16), np.float32),
-    }  # fmt: skip
+    }
 
     def call(**change: Any) -> None:
         said = {**good, **change}
         native.decode_across(
-            said["order"], said["held"], said["bits"], said["values"], said["at"],
-            (said["scale"], None, None), (None, None, None), said["group"], said["out"],
-        )  # fmt: skip
+            said["order"],
+            said["held"],
+            said["bits"],
+            said["values"],
+            said["at"],
+            (said["scale"], None, None),
+            (None, None, None),
+            said["group"],
+            said["out"],
+        )
 
     call()
     call(order="awq", held=np.zeros((16, 2), np.uint32))
     for change in (
-        {"order": "rows"}, {"order": "pairs"}, {"held": np.zeros((2, 16), np.uint16)},
-        {"held": np.zeros((2, 15), np.uint32)}, {"held": np.zeros((3, 16), np.uint32)},
-        {"held": np.zeros((16, 2), np.uint32).T}, {"held": np.zeros(32, np.uint32)},
-        {"bits": 8}, {"bits": 3, "values": values[:8]}, {"bits": 0}, {"values": values[:8]},
-        {"at": (4, 8, 8)}, {"at": (8, 4, 8)}, {"at": (-8, 8, 8)}, {"at": (16, 8, 8)},
-        {"at": (8, 8, 0)}, {"at": (8, 8, 7)}, {"at": (8, 0, 8)}, {"scale": scale},
-        {"group": np.full(16, 2, np.int32)}, {"group": np.full(16, -1, np.int32)},
-        {"out": np.empty((8, 12), np.float32)}, {"order": "awq"},
+        {"order": "rows"},
+        {"order": "pairs"},
+        {"held": np.zeros((2, 16), np.uint16)},
+        {"held": np.zeros((2, 15), np.uint32)},
+        {"held": np.zeros((3, 16), np.uint32)},
+        {"held": np.zeros((16, 2), np.uint32).T},
+        {"held": np.zeros(32, np.uint32)},
+        {"bits": 8},
+        {"bits": 3, "values": values[:8]},
+        {"bits": 0},
+        {"values": values[:8]},
+        {"at": (4, 8, 8)},
+        {"at": (8, 4, 8)},
+        {"at": (-8, 8, 8)},
+        {"at": (16, 8, 8)},
+        {"at": (8, 8, 0)},
+        {"at": (8, 8, 7)},
+        {"at": (8, 0, 8)},
+        {"scale": scale},
+        {"group": np.full(16, 2, np.int32)},
+        {"group": np.full(16, -1, np.int32)},
+        {"out": np.empty((8, 12), np.float32)},
+        {"order": "awq"},
         {"order": "awq", "held": np.zeros((16, 16), np.uint8)},
-    ):  # fmt: skip
+    ):
         with pytest.raises(CodecError):
             call(**change)
 

@@ -24,9 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(code: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={"PATH": "", **environment},
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PATH": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -226,8 +230,9 @@ def test_moments_of_encoded_bytes_are_those_of_the_decoded(name: str) -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 4095, 4099, 20_000])
 def test_changes_are_counted_as_numpy_does(count: int) -> None:
     rng = np.random.default_rng(count)
-    special = np.array([0, -0.0, 1, 1 + 2.0**-23, np.nan, -np.nan, np.inf, -np.inf, 1e-45, 3e38],
-                       np.float32)  # fmt: skip
+    special = np.array(
+        [0, -0.0, 1, 1 + 2.0**-23, np.nan, -np.nan, np.inf, -np.inf, 1e-45, 3e38], np.float32
+    )
     before, after = (rng.choice(special, count) for _ in range(2))
     with np.errstate(all="ignore"):
         differ = (before != after) & ~(np.isnan(before) & np.isnan(after))

@@ -158,10 +158,12 @@ def test_wrong_shapes_of_four_bit_codes_are_refused() -> None:
     bounds, order = np.zeros(15, np.float32), np.arange(16, dtype=np.uint8)
     native.encode_coded(x, packed, absmax, 64, bounds, order)
     wrong = (
-        (packed[:63], absmax, 64, bounds, order), (packed, absmax[:1], 64, bounds, order),
-        (packed, absmax, 0, bounds, order), (packed, absmax, 64, bounds[:14], order),
+        (packed[:63], absmax, 64, bounds, order),
+        (packed, absmax[:1], 64, bounds, order),
+        (packed, absmax, 0, bounds, order),
+        (packed, absmax, 64, bounds[:14], order),
         (packed, absmax, 64, bounds, order[:15]),
-    )  # fmt: skip
+    )
     for a, b, block, c, d in wrong:
         with pytest.raises(CodecError, match="4-bit code"):
             native.encode_coded(x, a, b, block, c, d)

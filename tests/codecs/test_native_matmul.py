@@ -157,9 +157,12 @@ def test_what_does_not_fit_is_refused() -> None:
     x, raw, out = np.ones((2, 64), np.float32), bytes(68 * 3), np.empty((2, 3), np.float32)
     native.matmul("Q8_0", x, raw, out)
     wrong = (
-        (x[:, :63].copy(), raw, out), (x, raw[:-1], out), (x, raw, out[:1]),
-        (x, raw, np.empty((2, 4), np.float32)), (np.ones((1, 64), np.float32), raw, out),
-    )  # fmt: skip
+        (x[:, :63].copy(), raw, out),
+        (x, raw[:-1], out),
+        (x, raw, out[:1]),
+        (x, raw, np.empty((2, 4), np.float32)),
+        (np.ones((1, 64), np.float32), raw, out),
+    )
     for a, b, c in wrong:
         with pytest.raises(CodecError, match="Q8_0: found"):
             native.matmul("Q8_0", a, b, c)

@@ -13,9 +13,10 @@ from tests.codecs.levels import F32, guards_hold, level, out_at, same_bits
 __all__ = ["level"]
 
 step = pytest.importorskip(
-    "aprfmt.codecs.native.step", reason="NOT-RUN: the C extension is not built",
+    "aprfmt.codecs.native.step",
+    reason="NOT-RUN: the C extension is not built",
     exc_type=ImportError,
-)  # fmt: skip
+)
 pytestmark = pytest.mark.usefixtures("level")
 
 ULP = 2.0**-24  # half a unit in the last place, relative
@@ -101,8 +102,9 @@ def test_activations(kind: str) -> None:
     assert np.isnan(found[0]) and found[1] == np.inf and not found[2:].any()
 
 
-def reference(q: F32, k: F32, v: F32, cached: int, window: int, scale: float, cap: float,
-              sinks: F32 | None) -> Any:  # fmt: skip
+def reference(
+    q: F32, k: F32, v: F32, cached: int, window: int, scale: float, cap: float, sinks: F32 | None
+) -> Any:
     """Compute attention in float64, one head after another."""
     tokens, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
@@ -123,8 +125,17 @@ def reference(q: F32, k: F32, v: F32, cached: int, window: int, scale: float, ca
     return out
 
 
-def attend(q: F32, k: F32, v: F32, cached: int, window: int, scale: float, cap: float,
-           sinks: F32 | None, threads: int) -> F32:  # fmt: skip
+def attend(
+    q: F32,
+    k: F32,
+    v: F32,
+    cached: int,
+    window: int,
+    scale: float,
+    cap: float,
+    sinks: F32 | None,
+    threads: int,
+) -> F32:
     (tokens, heads, width), (keys, kv_heads, _) = q.shape, k.shape
     out = out_at(tokens * heads * v.shape[-1], 1)
     probs = np.full((tokens, heads, keys), np.nan, np.float32)
@@ -185,8 +196,9 @@ def test_a_query_alone_has_the_bits_it_has_among_others() -> None:
     for window in (0, 100):
         together = attend(q, k, v, 400, window, 0.2, 0.0, None, 2)
         for t in range(4):
-            alone = attend(q[t : t + 1], k[: 401 + t], v[: 401 + t], 400 + t, window, 0.2, 0.0,
-                           None, 1)  # fmt: skip
+            alone = attend(
+                q[t : t + 1], k[: 401 + t], v[: 401 + t], 400 + t, window, 0.2, 0.0, None, 1
+            )
             assert alone.tobytes() == together[t : t + 1].tobytes()
 
 
@@ -217,8 +229,13 @@ def test_what_does_not_fit_is_refused() -> None:
     probs, mixed = np.empty((1, 2, 3), np.float32), np.empty((1, 2, 4), np.float32)
     shape = (1, 2, 1, 3, 4, 4)
     step.attention(q, k, k, None, probs, mixed, shape, 2, 0, 1.0, 0.0, 1)
-    for cached, found in ((1, shape), (2, (1, 2, 1, 3, 4, 5)), (2, (1, 3, 2, 3, 4, 4)),
-                          (-1, shape), (2, (0, 2, 1, 3, 4, 4))):  # fmt: skip
+    for cached, found in (
+        (1, shape),
+        (2, (1, 2, 1, 3, 4, 5)),
+        (2, (1, 3, 2, 3, 4, 4)),
+        (-1, shape),
+        (2, (0, 2, 1, 3, 4, 4)),
+    ):
         with pytest.raises(CodecError, match="attention: found"):
             step.attention(q, k, k, None, probs, mixed, found, cached, 0, 1.0, 0.0, 1)
     with pytest.raises(CodecError, match="attention: found"):

@@ -51,8 +51,10 @@ def weight(library: str, case: str) -> tuple[Dialect, dict[str, StoredPart], dic
     said = dialects_at(section, "model.layers.0.mlp.up_proj")
     assert said is not None
     dialect = next(row for row in said[0] if row.main in stored)
-    names = {part: dialect.stored("", part, stored)
-             for part in (dialect.main, *dialect.parts, *dialect.optional)}  # fmt: skip
+    names = {
+        part: dialect.stored("", part, stored)
+        for part in (dialect.main, *dialect.parts, *dialect.optional)
+    }
     parts = {part: stored[name] for part, name in names.items() if name is not None}
     return dialect, parts, dict(said[1])
 
@@ -103,8 +105,9 @@ def test_a_broken_part_is_refused_by_its_name(library: str) -> None:
                 rest = {name: found for name, found in parts.items() if name != part}
                 text = decoded(dialect, rest if broken is None else {**rest, part: broken}, config)
                 row = (library, case, part, fault)
-                sound = any(all(a in ("", b) for a, b in zip(known, row, strict=True))
-                            for known in SOUND)  # fmt: skip
+                sound = any(
+                    all(a in ("", b) for a, b in zip(known, row, strict=True)) for known in SOUND
+                )
                 tried += 1
                 if sound or part in text:
                     continue

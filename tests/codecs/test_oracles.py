@@ -101,6 +101,12 @@ def test_swizzled_scales_of_more_rows_than_a_tile_has() -> None:
 
 def test_every_library_has_its_file() -> None:
     assert FILES == [
-        "auto_gptq", "auto_round", "awq", "compressed_tensors", "mlx", "modelopt", "torchao",
+        "auto_gptq",
+        "auto_round",
+        "awq",
+        "compressed_tensors",
+        "mlx",
+        "modelopt",
+        "torchao",
         "transformers",
-    ]  # fmt: skip
+    ]

@@ -34,13 +34,16 @@ def test_parts_cover_everything_once_at_block_boundaries(
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "F16", "APR_Q4"])
 def test_decoding_in_threads_gives_the_same_numbers(name: str) -> None:
-    native = pytest.importorskip("aprfmt.codecs.native", reason="NOT-RUN: no C extension",
-                                 exc_type=ImportError)  # fmt: skip
+    native = pytest.importorskip(
+        "aprfmt.codecs.native", reason="NOT-RUN: no C extension", exc_type=ImportError
+    )
     golden = pytest.importorskip("aprfmt.codecs.native.golden")
     row = ENCODINGS[name]
     count = (1 << 21) + 3 * 1024 + (row.block_size // 2 if row.flat else 0)
-    raw = np.tile(np.frombuffer(golden.raw_bytes(64 * row.type_size), np.uint8),
-                  count // row.block_size // 64 + 2)  # fmt: skip
+    raw = np.tile(
+        np.frombuffer(golden.raw_bytes(64 * row.type_size), np.uint8),
+        count // row.block_size // 64 + 2,
+    )
     raw = raw[: -(-count // row.block_size) * row.type_size]
     alone, split = np.empty(count, np.float32), parallel.aligned(count)
     native.KERNELS[name](raw, alone)

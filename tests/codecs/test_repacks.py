@@ -56,19 +56,29 @@ def awq(codes: Array, scale: Array, zeros: Array) -> PackedWeight:
         "awq",
         {"quant_method": "awq", "bits": 4, "group_size": COLUMNS // scale.shape[1]},
         {".qweight": mixed(codes.T), ".qzeros": mixed(zeros.T), ".scales": scale.T},
-    )  # fmt: skip
+    )
 
 
 def integers(codes: Array, scale: Array, zeros: Array) -> PackedWeight:
     """Return compressed-tensors' pack-quantized; zero points of 8 are left out."""
-    weights = {"num_bits": 4, "type": "int", "strategy": "group",
-               "group_size": COLUMNS // scale.shape[1]}  # fmt: skip
-    parts = {".weight_packed": pack(codes, 4), ".weight_scale": scale,
-             ".weight_shape": np.array(codes.shape, np.int64)}  # fmt: skip
+    weights = {
+        "num_bits": 4,
+        "type": "int",
+        "strategy": "group",
+        "group_size": COLUMNS // scale.shape[1],
+    }
+    parts = {
+        ".weight_packed": pack(codes, 4),
+        ".weight_scale": scale,
+        ".weight_shape": np.array(codes.shape, np.int64),
+    }
     if (zeros != 8).any():
         parts[".weight_zero_point"] = pack(zeros.T, 4).T
-    config = {"quant_method": "compressed-tensors", "format": "pack-quantized",
-              "config_groups": {"group_0": {"weights": weights}}}  # fmt: skip
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": weights}},
+    }
     return packed("compressed_packed", config, parts)
 
 
@@ -210,9 +220,11 @@ def test_mxfp4_of_every_container_is_exact(seed: int) -> None:
 
 
 def test_exponents_of_another_shape_are_refused() -> None:
-    weight = packed("gpt_oss", {"quant_method": "mxfp4"}, {
-        "_blocks": np.zeros((2, 4, 2, 16), np.uint8), "_scales": np.zeros((2, 4, 3), np.uint8),
-    })  # fmt: skip
+    weight = packed(
+        "gpt_oss",
+        {"quant_method": "mxfp4"},
+        {"_blocks": np.zeros((2, 4, 2, 16), np.uint8), "_scales": np.zeros((2, 4, 3), np.uint8)},
+    )
     with pytest.raises(CodecError, match="_scales"):
         repack_sources.gpt_oss(weight, "MXFP4")
 
@@ -283,8 +295,11 @@ def test_fp8_codes_come_back_over_all_scales(stored: str, data: st.DataObject) -
     fraction = data.draw(st.floats(1, 2, width=32, exclude_max=True))
     scale = np.array([[np.ldexp(np.float32(fraction), power)]], np.float32)
     codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
-    weight = packed("fp8_block", {"quant_method": "fp8", "weight_block_size": [128, 128]},
-                    {".weight": codes.view(E4M3), ".weight_scale_inv": scale})  # fmt: skip
+    weight = packed(
+        "fp8_block",
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {".weight": codes.view(E4M3), ".weight_scale_inv": scale},
+    )
     with np.errstate(all="ignore"):
         values = weight.decode().reshape(-1)
         kept = values.astype(_NAMES[stored]).astype(np.float64)

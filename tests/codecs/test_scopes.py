@@ -49,12 +49,19 @@ def tiny() -> Any:
 def test_modules_have_the_groups_the_library_gives_them(ignored: list[str]) -> None:
     for pair in itertools.combinations(TARGETS, 2):
         groups = {
-            f"group_{bits}": {"targets": [target], "format": "int-quantized",
-                              "weights": {"num_bits": bits, "type": "int"}}
+            f"group_{bits}": {
+                "targets": [target],
+                "format": "int-quantized",
+                "weights": {"num_bits": bits, "type": "int"},
+            }
             for bits, target in zip((4, 8), pair, strict=True)
-        }  # fmt: skip
-        section = {"quant_method": "compressed-tensors", "format": "mixed-precision",
-                   "config_groups": groups, "ignore": ignored}  # fmt: skip
+        }
+        section = {
+            "quant_method": "compressed-tensors",
+            "format": "mixed-precision",
+            "config_groups": groups,
+            "ignore": ignored,
+        }
         model = tiny()
         config = quantization.QuantizationConfig(config_groups=groups, ignore=ignored)
         quantization.apply_quantization_config(model, config)

@@ -52,9 +52,10 @@ def facts(said: Mapping[str, Any]) -> tuple[Any, ...]:
 def writer_for(section: Mapping[str, Any]) -> tuple[Writer, Settings]:
     """Return the writer of a section, and how it writes; its scales are F32 where they may be."""
     writer = next(
-        writer for writer in (WRITERS[name] for name in WRITERS)
+        writer
+        for writer in (WRITERS[name] for name in WRITERS)
         if facts(writer.section(Settings(1, "F32"), [])) == facts({"": section})
-    )  # fmt: skip
+    )
     weights = section.get("config_groups", {}).get("group_0", {}).get("weights", {})
     size = weights.get("group_size") or section.get("group_size") or 64
     return writer, Settings(size, writer.scales or "F32")
@@ -144,9 +145,9 @@ def blocks_of(encoding: str, codes: Array, numbers: Mapping[str, Array]) -> byte
     assert kind.layout is not None
     made = np.zeros((ROWS, COLUMNS // kind.block_size), kind.layout)
     held = codes[:, ::2] | codes[:, 1::2] << 4
-    made["qs"] = pairs_to_halves(
-        held.astype(np.uint8).reshape(-1, BLOCKS[encoding].half)
-    ).reshape(made["qs"].shape)  # fmt: skip
+    made["qs"] = pairs_to_halves(held.astype(np.uint8).reshape(-1, BLOCKS[encoding].half)).reshape(
+        made["qs"].shape
+    )
     for name, number in numbers.items():
         made[name] = number.reshape(made[name].shape)
     return made.tobytes()
@@ -165,13 +166,15 @@ def blocks(draw: st.DrawFn, encoding: str) -> tuple[bytes, Array, Array | None]:
     codes = rng.integers(0, 16, (ROWS, COLUMNS))
     whole = None
     if encoding == "NVFP4":
-        numbers = {"d": draw(arrays.arrays(np.uint8, (ROWS, COLUMNS // 16),
-                                           elements=st.integers(0, 0x7E)))}  # fmt: skip
+        numbers = {
+            "d": draw(arrays.arrays(np.uint8, (ROWS, COLUMNS // 16), elements=st.integers(0, 0x7E)))
+        }
         number = draw(st.floats(2.0**-60, 2.0**20, width=32))
         whole = np.array([number], np.float32)
     elif encoding == "MXFP4":
-        numbers = {"e": draw(arrays.arrays(np.uint8, (ROWS, COLUMNS // 32),
-                                           elements=st.integers(0, 254)))}  # fmt: skip
+        numbers = {
+            "e": draw(arrays.arrays(np.uint8, (ROWS, COLUMNS // 32), elements=st.integers(0, 254)))
+        }
     else:
         shape = (ROWS, COLUMNS // 32)
         numbers = {"d": halves(draw, shape)}

@@ -94,8 +94,9 @@ def test_traces_of_other_tokens_are_not_compared() -> None:
         compare_traces(OneTrace(VALUES), OneTrace(VALUES, ids=(1, 9, 3)))
 
 
-@pytest.mark.parametrize(("residual", "flagged"), [(1e-5, False), (1e-3, True), (1e-1, True),
-                                                   (float("nan"), True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("residual", "flagged"), [(1e-5, False), (1e-3, True), (1e-1, True), (float("nan"), True)]
+)
 def test_one_operation_is_held_to_the_bound_of_one(residual: float, flagged: bool) -> None:
     view = ShadowView("L0.q", "q", 0, VALUES, None, residual, 1e-4, 1e-2, ())
     assert view.flagged is flagged

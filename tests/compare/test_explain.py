@@ -116,10 +116,11 @@ STORED: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {
     "a lost page": (lambda raw: raw[:2048] + bytes(1024) + raw[3072:], "bit_rot", "are zero in B"),
     "shifted": (lambda raw: raw[7:] + bytes(7), "byte_offset", "7 bytes too late"),
     "byte order": (
-        lambda raw: np.frombuffer(raw, np.uint16).byteswap().tobytes(), "endianness",
+        lambda raw: np.frombuffer(raw, np.uint16).byteswap().tobytes(),
+        "endianness",
         "other byte order",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", STORED)
@@ -339,10 +340,16 @@ def test_noise_and_unrelated_values_confirm_nothing(source: Path, tmp_path: Path
     for broken in (
         edited(source, tmp_path / "noise", noise),
         llama_folder(
-            tmp_path / "other", "BF16", hidden=faults.HIDDEN, layers=faults.LAYERS,
-            vocab=faults.VOCAB, heads=faults.HEADS, kv_heads=faults.KV, seed=99,
+            tmp_path / "other",
+            "BF16",
+            hidden=faults.HIDDEN,
+            layers=faults.LAYERS,
+            vocab=faults.VOCAB,
+            heads=faults.HEADS,
+            kv_heads=faults.KV,
+            seed=99,
         ),
-    ):  # fmt: skip
+    ):
         report = diff(source, broken)
         assert report.counts["DIFFERENT"] >= 4
         assert not [row for row in report.tensors if row.explanation and row.explanation.confirmed]
@@ -371,9 +378,10 @@ def test_constant_tensors_are_not_taken_for_each_other(tmp_path: Path) -> None:
     }
     source = llama_folder(tmp_path / "a", "BF16", replaced=ones)
     broken = edited(
-        source, tmp_path / "b",
+        source,
+        tmp_path / "b",
         lambda data: data.update({faults.NORM: faults.float_row(np.full(64, 0.25))}),
-    )  # fmt: skip
+    )
     row = found(source, broken, "L1.attn_norm.weight")
     assert row.cause == "scale"  # true of both: the constant is a quarter of the other
 

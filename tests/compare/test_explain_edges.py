@@ -34,9 +34,11 @@ def explained(source: Path, target: Path, change: Change) -> tuple[str, bool, st
     report = diff(source, edited(source, target, change))
     (row,) = [row for row in report.tensors if row.key == faults.ROLES[faults.UP]]
     found = row.explanation
-    return ("", False, "") if found is None else (
-        found.cause, found.confirmed, " / ".join(found.evidence)
-    )  # fmt: skip
+    return (
+        ("", False, "")
+        if found is None
+        else (found.cause, found.confirmed, " / ".join(found.evidence))
+    )
 
 
 @pytest.mark.parametrize("name", HALVES)

@@ -130,9 +130,13 @@ def quantized(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
      ("IQ4_NL", 32, "nan")],
 )  # fmt: skip
 def test_the_scale_of_one_block(
-    encoding: str, block: int, wrong: str, quantized: dict[str, Path], demo_model: Path,
+    encoding: str,
+    block: int,
+    wrong: str,
+    quantized: dict[str, Path],
+    demo_model: Path,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     """The file against its undamaged copy, and against its source, where the bound must fail."""
     broken = tmp_path / "b.gguf"
     data = bytearray(quantized[encoding].read_bytes())

@@ -39,9 +39,15 @@ def values() -> Array:
 def source(values: Array, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in BF16 whose first up projection is given."""
     return llama_folder(
-        tmp_path_factory.mktemp("packed") / "source", "BF16", hidden=HIDDEN, layers=1, ffn=FFN,
-        heads=3, kv_heads=1, replaced={f"{UP}.weight": float_bytes(values, "BF16")},
-    )  # fmt: skip
+        tmp_path_factory.mktemp("packed") / "source",
+        "BF16",
+        hidden=HIDDEN,
+        layers=1,
+        ffn=FFN,
+        heads=3,
+        kv_heads=1,
+        replaced={f"{UP}.weight": float_bytes(values, "BF16")},
+    )
 
 
 def copied(
@@ -122,8 +128,10 @@ def test_what_compressed_tensors_stores_is_within(
 ) -> None:
     codes, scale, _, decoded = compressed(values, **SCHEMES[scheme])
     raw, label = codes.view(torch.uint8).numpy().tobytes(), "I8" if scheme == "int8" else "F8_E4M3"
-    rows = {f"{UP}.weight": (label, (FFN, HIDDEN), raw),
-            f"{UP}.weight_scale": packing.row(scale.float().numpy())}  # fmt: skip
+    rows = {
+        f"{UP}.weight": (label, (FFN, HIDDEN), raw),
+        f"{UP}.weight_scale": packing.row(scale.float().numpy()),
+    }
     form = f"{SCHEMES[scheme]['type']}-quantized"
     section = packing.compressed_section(form, **SCHEMES[scheme], symmetric=True)
     there = copied(source, tmp_path / "b", rows, section)

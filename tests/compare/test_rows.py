@@ -37,9 +37,14 @@ from tests.diagnose.faults import FAULTS as SEEDED
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return llama_folder(
-        tmp_path_factory.mktemp("rows") / "source", "BF16", hidden=faults.HIDDEN,
-        layers=faults.LAYERS, vocab=faults.VOCAB, heads=faults.HEADS, kv_heads=faults.KV,
-    )  # fmt: skip
+        tmp_path_factory.mktemp("rows") / "source",
+        "BF16",
+        hidden=faults.HIDDEN,
+        layers=faults.LAYERS,
+        vocab=faults.VOCAB,
+        heads=faults.HEADS,
+        kv_heads=faults.KV,
+    )
 
 
 def stored(name: str, edit: Callable[[bytes], bytes]) -> Callable[[dict[str, bytes]], None]:
@@ -81,9 +86,11 @@ def other_rows(source: Path, folder: Path, name: str, change: Callable[[Any], An
 def heads_twice(source: Path, folder: Path) -> tuple[Path, Path]:
     """Every key head stored twice."""
     return source, other_rows(
-        source, folder / "b", faults.K,
+        source,
+        folder / "b",
+        faults.K,
         lambda x: x.reshape(len(x) // faults.SIZE, -1).repeat(2, 0).reshape(-1, faults.HIDDEN),
-    )  # fmt: skip
+    )
 
 
 def some_rows(source: Path, folder: Path) -> tuple[Path, Path]:

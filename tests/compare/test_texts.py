@@ -65,8 +65,14 @@ def test_a_verdict_says_how_much_of_it_differs(demo_model: Path, edited: Path) -
     merges[10:13] = [merges[12], *merges[10:12]]  # one moved, two behind it in their order
     del merges[-1]
     place.write_text(json.dumps(said))
-    counts = {"tokens_changed": 2, "merges_only_in_a": 1, "merges_moved": 1,
-              "lines_only_in_a": 1, "lines_only_in_b": 1, "keys_changed": 1}  # fmt: skip
+    counts = {
+        "tokens_changed": 2,
+        "merges_only_in_a": 1,
+        "merges_moved": 1,
+        "lines_only_in_a": 1,
+        "lines_only_in_b": 1,
+        "keys_changed": 1,
+    }
     done = aprfmt("diff", demo_model, edited, "--only", "tokenizer")
     assert (
         "tokenizer different (2 tokens changed, 1 merges only in A, 1 merges moved); "

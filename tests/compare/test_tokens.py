@@ -123,8 +123,12 @@ def trained(kind: Kind, folder: Path) -> tuple[Path, Any]:
     tokenizer.add_tokens(["<tool>", "\n\n\n"])
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    config = {"model_type": "llama", "vocab_size": len(tokenizer) + 13, "bos_token_id": 1,
-              "eos_token_id": 2}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "vocab_size": len(tokenizer) + 13,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return folder, tokenizer
 
@@ -141,10 +145,12 @@ def converted(kind: Kind, folder: Path, tokenizer: Any) -> Model:
     types = [_type(kind, i, token, names, added) for i, token in enumerate(tokens)]
     special = SpecialVocab(folder, load_merges=kind.model == "gpt2")
     keys: dict[str, Any] = {
-        "tokenizer.ggml.model": kind.model, "tokenizer.ggml.pre": kind.pre,
+        "tokenizer.ggml.model": kind.model,
+        "tokenizer.ggml.pre": kind.pre,
         "tokenizer.ggml.tokens": [_phantom(t) if kind.model == "bert" else t for t in tokens],
-        "tokenizer.ggml.token_type": types, "tokenizer.chat_template": special.chat_template,
-    }  # fmt: skip
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.chat_template": special.chat_template,
+    }
     if kind.model == "gpt2":
         keys["tokenizer.ggml.merges"] = special.merges
     elif kind.model == "llama":
@@ -241,8 +247,10 @@ def test_a_role_that_moves_between_tokens_of_one_text_is_shown(demo_model: Path)
     keys: dict[str, Any] = dict(without_json(to_gguf(folder_model(demo_model))))
     tokens = [*keys["tokenizer.ggml.tokens"].value[:-2], "[PAD]", "[PAD]"]
     keys["tokenizer.ggml.tokens"] = Typed(tokens, "array:string")
-    sides = [fake("gguf", {**keys, "tokenizer.ggml.padding_token_id": len(tokens) - back})
-             for back in (2, 1)]  # fmt: skip
+    sides = [
+        fake("gguf", {**keys, "tokenizer.ggml.padding_token_id": len(tokens) - back})
+        for back in (2, 1)
+    ]
     [found] = compared(*sides).findings
     assert found.difference.says == "pad is 1534 ([PAD]) in A, 1535 ([PAD]) in B" and found.shown
 

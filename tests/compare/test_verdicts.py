@@ -20,9 +20,11 @@ def edited(source: Path, folder: Path, change: Callable[[dict[str, bytes]], None
     change(data)
     (folder / "config.json").write_text((source / "config.json").read_text())
     write_safetensors(
-        folder / "model.safetensors", {n: s for n, (_, s, _) in rows.items()}, data,
+        folder / "model.safetensors",
+        {n: s for n, (_, s, _) in rows.items()},
+        data,
         next(iter(rows.values()))[0],
-    )  # fmt: skip
+    )
     return folder
 
 
@@ -62,9 +64,11 @@ def test_bf16_bytes_tagged_f16_are_named(source: Path, tmp_path: Path) -> None:
     (broken / "config.json").write_text((source / "config.json").read_text())
     rows = tensors_of(source)
     write_safetensors(
-        broken / "model.safetensors", {n: s for n, (_, s, _) in rows.items()},
-        {n: raw for n, (_, _, raw) in rows.items()}, "F16",
-    )  # fmt: skip
+        broken / "model.safetensors",
+        {n: s for n, (_, s, _) in rows.items()},
+        {n: raw for n, (_, _, raw) in rows.items()},
+        "F16",
+    )
     report = aprfmt.diff(source, broken)
     assert {t.verdict for t in report.tensors} == {"DIFFERENT"}
     assert {t.cause for t in report.tensors} == {"dtype_mislabel"}

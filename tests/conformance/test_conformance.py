@@ -75,8 +75,10 @@ def test_weights_that_no_operation_reads_are_found(
         tmp_path / "model", tmp_path, IDS
     )  # a second time in the same folder
     spec = ARCHS["qwen3"]
-    hyper = tuple(HyperRule("qk_norm", default=False) if rule.name == "qk_norm" else rule
-                  for rule in spec.hyper)  # fmt: skip
+    hyper = tuple(
+        HyperRule("qk_norm", default=False) if rule.name == "qk_norm" else rule
+        for rule in spec.hyper
+    )
     monkeypatch.setitem(ARCHS._loaded, "qwen3", replace(spec, hyper=hyper))
     with pytest.raises(AssertionError, match=r"no operation reads: .*L0\.attn_q_norm\.weight"):
         check_arch(tmp_path / "model", tmp_path, IDS)

@@ -38,9 +38,11 @@ def nvfp4(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Mapping[str
     second = np.float32(rng.uniform(1e-4, 1e-3))
     step = scale.astype(np.float32) * second
     return {
-        "weight": pairs(codes), "weight_scale": scale,
-        "weight_scale_2": np.array(second), "input_scale": np.array(np.float32(0.25)),
-    }, E2M1[codes] * wide(step, 16)  # fmt: skip
+        "weight": pairs(codes),
+        "weight_scale": scale,
+        "weight_scale_2": np.array(second),
+        "input_scale": np.array(np.float32(0.25)),
+    }, E2M1[codes] * wide(step, 16)
 
 
 def fp8_tensor(
@@ -49,8 +51,10 @@ def fp8_tensor(
     """ModelOpt FP8: one scale for the weight."""
     weight, scale = e4m3(shape, rng), np.array(np.float32(rng.uniform(0.01, 0.1)))
     return {
-        "weight": weight, "weight_scale": scale, "input_scale": np.array(np.float32(0.5)),
-    }, weight.astype(np.float32) * scale  # fmt: skip
+        "weight": weight,
+        "weight_scale": scale,
+        "input_scale": np.array(np.float32(0.5)),
+    }, weight.astype(np.float32) * scale
 
 
 def fp8_channel(
@@ -96,9 +100,10 @@ def int4_awq(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Mapping[
     scale = rng.uniform(0.01, 0.1, (shape[0], shape[1] // 32)).astype(np.float32)
     smooth = rng.uniform(0.5, 2, shape[1]).astype(np.float32)
     return {
-        "weight": (low | high << 4).astype(np.uint8), "weight_scale": scale,
+        "weight": (low | high << 4).astype(np.uint8),
+        "weight_scale": scale,
         "pre_quant_scale": smooth,
-    }, codes.astype(np.float32) * wide(scale, 32) * smooth  # fmt: skip
+    }, codes.astype(np.float32) * wide(scale, 32) * smooth
 
 
 def int8(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Mapping[str, Array], Array]:
@@ -138,9 +143,10 @@ def int4_bf16(
     scale = rng.uniform(0.01, 0.1, (shape[0], shape[1] // 32)).astype(ml_dtypes.bfloat16)
     values = (codes - 8).astype(np.float32) * wide(scale, 32)
     return {
-        "weight_packed": pack(codes, 4), "weight_scale": scale,
+        "weight_packed": pack(codes, 4),
+        "weight_scale": scale,
         "weight_shape": np.array(shape, np.int32),
-    }, values  # fmt: skip
+    }, values
 
 
 # algorithm of ModelOpt -> (maker, the group size it states)

@@ -84,8 +84,10 @@ def mlx(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Mapping[str, 
     scales, biases = (rng.random((shape[0], shape[1] // GROUP)).astype(np.float16) for _ in "sb")
     wide = [np.repeat(x.astype(np.float32), GROUP, axis=1) for x in (scales, biases)]
     return {
-        "weight": pack(codes, 4).view(np.uint32), "scales": scales, "biases": biases,
-    }, codes.astype(np.float32) * wide[0] + wide[1]  # fmt: skip
+        "weight": pack(codes, 4).view(np.uint32),
+        "scales": scales,
+        "biases": biases,
+    }, codes.astype(np.float32) * wide[0] + wide[1]
 
 
 def mxfp4(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Mapping[str, Array], Array]:
@@ -117,8 +119,7 @@ def _compressed(form: str, **weights: Any) -> Mapping[str, Any]:
 
 
 _INT4 = _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=GROUP)
-_MX = _compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group",
-                  group_size=32)  # fmt: skip
+_MX = _compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32)
 _FP8 = _compressed("float-quantized", num_bits=8, type="float", strategy="channel")
 # dialect of aprfmt.codecs.dialects -> (maker, key of config.json, what it says)
 FOLDERS: Mapping[str, tuple[Maker, str, Mapping[str, Any]]] = {

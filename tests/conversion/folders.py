@@ -88,9 +88,7 @@ def write_mixed(
     at = 0
     for name in sorted(rows):
         dtype, shape, raw = rows[name]
-        header[name] = {
-            "dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(raw)],
-        }  # fmt: skip
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(raw)]}
         at += len(raw)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

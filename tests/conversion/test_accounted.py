@@ -244,9 +244,7 @@ def test_draft_heads_and_towers_are_named_and_dropped_by_a_flag_only(
     assert {name: done[name] for name in more} == {n: ("dropped", k) for n, k in more.items()}
 
 
-def test_a_buffer_that_loaders_compute_is_dropped(
-    tmp_path: Path,
-) -> None:
+def test_a_buffer_that_loaders_compute_is_dropped(tmp_path: Path) -> None:
     """Old llamas store their inverse frequencies."""
     folder = llama_folder(tmp_path / "hf", "BF16")
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"

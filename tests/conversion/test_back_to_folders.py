@@ -10,8 +10,7 @@ from tests.models import IN_GGUF, MAKERS, save_tiny
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [(name, "apr") for name in MAKERS] + [(name, "gguf") for name in IN_GGUF],
+    ("name", "form"), [(name, "apr") for name in MAKERS] + [(name, "gguf") for name in IN_GGUF]
 )
 def test_fused_and_turned_tensors_come_back(name: str, form: str, tmp_path: Path) -> None:
     save_tiny(name, tmp_path / "a")

@@ -91,17 +91,27 @@ def test_modelopt_mixes_algorithms_and_leaves_some_out(tmp_path: Path) -> None:
             layers[f"{at}self_attn.{name}_proj"] = {"quant_algo": "FP8"}
         for name in ("gate", "up", "down"):
             layers[f"{at}mlp.{name}_proj"] = {"quant_algo": "NVFP4", "group_size": 16}
-    section = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": [],
-               "quantized_layers": layers}  # fmt: skip
+    section = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "ignore": [],
+        "quantized_layers": layers,
+    }
     attention = dict.fromkeys(("q_proj", "k_proj", "v_proj"), floats.fp8_tensor)
     expected = written(tmp_path / "m", {**attention, "mlp": floats.nvfp4}, section)
     holds(tmp_path / "m", expected, "MODELOPT")
 
 
 def test_modelopts_own_file_says_it_where_config_json_does_not(tmp_path: Path) -> None:
-    said = {"producer": {"name": "modelopt", "version": "0.47"}, "quantization": {
-        "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16,
-        "exclude_modules": ["lm_head", "model.layers.1.self_attn*"]}}  # fmt: skip
+    said = {
+        "producer": {"name": "modelopt", "version": "0.47"},
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": "FP8",
+            "group_size": 16,
+            "exclude_modules": ["lm_head", "model.layers.1.self_attn*"],
+        },
+    }
 
     def of(name: str) -> Maker | None:
         left = "_proj" not in name or name.startswith("model.layers.1.self_attn")
@@ -123,8 +133,11 @@ def test_modelopts_own_file_says_it_where_config_json_does_not(tmp_path: Path) -
 
 
 def test_scales_of_the_kv_cache_are_kept_and_shown(tmp_path: Path) -> None:
-    section = {"quant_method": "modelopt", "quant_algo": "FP8",
-               "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}  # fmt: skip
+    section = {
+        "quant_method": "modelopt",
+        "quant_algo": "FP8",
+        "kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False},
+    }
     written(tmp_path / "m", {"_proj": floats.fp8_tensor}, section)
     rows = dict(tensors_of(tmp_path / "m"))
     scales = {}
@@ -151,8 +164,12 @@ MX4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
 
 
 def compressed(form: str, *groups: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Any:
-    return {"quant_method": "compressed-tensors", "format": form, "ignore": list(ignore),
-            "config_groups": {f"group_{i}": one for i, one in enumerate(groups)}}  # fmt: skip
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "ignore": list(ignore),
+        "config_groups": {f"group_{i}": one for i, one in enumerate(groups)},
+    }
 
 
 def test_groups_of_compressed_tensors_by_name_pattern_and_class(tmp_path: Path) -> None:
@@ -163,12 +180,18 @@ def test_groups_of_compressed_tensors_by_name_pattern_and_class(tmp_path: Path) 
         group(["model.layers.0.self_attn.q_proj"], "pack-quantized", **INT4),
         group(["re:.*mlp.gate_proj"], "dense", **FP8),
         ignore=("lm_head", "re:.*o_proj"),
-    )  # fmt: skip
-    chosen = {"layers.0.self_attn.q_proj": packed, "o_proj": None, "gate_proj": None,
-              "self_attn": channel, "mlp": mxfp4}  # fmt: skip
+    )
+    chosen = {
+        "layers.0.self_attn.q_proj": packed,
+        "o_proj": None,
+        "gate_proj": None,
+        "self_attn": channel,
+        "mlp": mxfp4,
+    }
     expected = written(tmp_path / "m", chosen, section)  # type: ignore[arg-type]
-    holds(tmp_path / "m", expected,
-          "COMPRESSED_PACKED", "COMPRESSED_PLAIN", "COMPRESSED_PACKED_FLOAT")  # fmt: skip
+    holds(
+        tmp_path / "m", expected, "COMPRESSED_PACKED", "COMPRESSED_PLAIN", "COMPRESSED_PACKED_FLOAT"
+    )
 
 
 def test_int4_under_bf16_scales_said_in_the_text_part(tmp_path: Path) -> None:
@@ -183,8 +206,12 @@ def test_int4_under_bf16_scales_said_in_the_text_part(tmp_path: Path) -> None:
 
 
 def test_deepseek_v4_packs_some_and_tiles_the_others(tmp_path: Path) -> None:
-    section = {"quant_method": "fp8", "scale_fmt": "ue8m0", "expert_dtype": "fp4",
-               "weight_block_size": [128, 128]}  # fmt: skip
+    section = {
+        "quant_method": "fp8",
+        "scale_fmt": "ue8m0",
+        "expert_dtype": "fp4",
+        "weight_block_size": [128, 128],
+    }
     chosen = {"mlp": floats.fp4_block, "self_attn": floats.fp8_block}
     holds(tmp_path / "m", written(tmp_path / "m", chosen, section), "FP8_BLOCK")
 
@@ -254,15 +281,22 @@ def test_packings_of_auto_round(
 
 
 def test_gptqs_dynamic_rules(tmp_path: Path) -> None:
-    section = {"quant_method": "gptq", "bits": 8, "group_size": 128, "dynamic": {
-        r"-:.*\.o_proj": {}, r"+:.*_proj": {"bits": 4, "group_size": 32}}}  # fmt: skip
+    section = {
+        "quant_method": "gptq",
+        "bits": 8,
+        "group_size": 128,
+        "dynamic": {r"-:.*\.o_proj": {}, r"+:.*_proj": {"bits": 4, "group_size": 32}},
+    }
     expected = written(tmp_path / "m", {"o_proj": None, "_proj": gptq}, section)  # type: ignore[dict-item]
     holds(tmp_path / "m", expected, "GPTQ")
 
 
 def test_modules_of_mlx_with_settings_of_their_own(tmp_path: Path) -> None:
-    own = {f"model.layers.{layer}.mlp.{name}_proj": {"group_size": 32, "bits": 4}
-           for layer in range(2) for name in ("gate", "up", "down")}  # fmt: skip
+    own = {
+        f"model.layers.{layer}.mlp.{name}_proj": {"group_size": 32, "bits": 4}
+        for layer in range(2)
+        for name in ("gate", "up", "down")
+    }
     section = {"group_size": 64, "bits": 8, "mode": "affine", **own, "lm_head": False}
     expected = written(tmp_path / "m", {"mlp": mlx}, section, key="quantization")
     holds(tmp_path / "m", expected, "MLX")

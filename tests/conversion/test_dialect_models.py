@@ -40,8 +40,10 @@ def write_both(folder: Path, arch: str) -> tuple[Path, Path]:
     write_mixed(plain / "model.safetensors", values)
     config = json.loads((packed / "config.json").read_text())
     config["quantization_config"] = {
-        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers,
-    }  # fmt: skip
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": layers,
+    }
     (packed / "config.json").write_text(json.dumps(config))
     return packed, plain
 

@@ -87,15 +87,19 @@ def test_one_bit_of_any_part_is_a_difference(dialect: str, tmp_path: Path) -> No
     write_folder(tmp_path / "a", dialect)
     rows = tensors_of(tmp_path / "a")
     prefix = "model.layers.1.mlp.up_proj"
-    parts = [name for name in rows if name.startswith(prefix) and not name.endswith(
-        ("weight_shape", "g_idx", "input_scale"))]  # fmt: skip
+    parts = [
+        name
+        for name in rows
+        if name.startswith(prefix) and not name.endswith(("weight_shape", "g_idx", "input_scale"))
+    ]
     assert len(parts) > 1
     for name in parts:
         encoding, shape, raw = rows[name]
         write_folder(tmp_path / "b", dialect)
         flipped = bytes([raw[0] ^ 1]) + raw[1:]
-        write_mixed(tmp_path / "b" / "model.safetensors",
-                    {**rows, name: (encoding, shape, flipped)})  # fmt: skip
+        write_mixed(
+            tmp_path / "b" / "model.safetensors", {**rows, name: (encoding, shape, flipped)}
+        )
         report = aprfmt.diff(tmp_path / "a", tmp_path / "b")
         different = [pair.key for pair in report.tensors if pair.verdict == "DIFFERENT"]
         assert different == ["L1.ffn_up.weight"], name
@@ -144,8 +148,11 @@ def test_fp8_whose_scales_are_called_as_autofp8_calls_them(rows: bool, tmp_path:
         return stored, weight.astype(np.float32) * scale
 
     section = {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}
-    expected = write_mixture(tmp_path / "m", lambda name: make if "_proj" in name else None,
-                             {"quantization_config": section})  # fmt: skip
+    expected = write_mixture(
+        tmp_path / "m",
+        lambda name: make if "_proj" in name else None,
+        {"quantization_config": section},
+    )
     with aprfmt.open(tmp_path / "m") as model:
         assert len(model) == 21 and not model.resolution.unbound
         for name, values in expected.items():

@@ -67,8 +67,10 @@ def test_it_comes_back_bit_for_bit_from_every_format(made: Path, tmp_path: Path)
 def test_a_changed_head_differs(made: Path, tmp_path: Path) -> None:
     rows = tensors_of(SOUND)
     kind, shape, data = rows["mtp.fc.weight"]
-    write_mixed(tmp_path / "model.safetensors",
-                {**rows, "mtp.fc.weight": (kind, shape, bytes(2) + data[2:])})  # fmt: skip
+    write_mixed(
+        tmp_path / "model.safetensors",
+        {**rows, "mtp.fc.weight": (kind, shape, bytes(2) + data[2:])},
+    )
     shutil.copy(SOUND / "config.json", tmp_path)
     done = command("diff", tmp_path, made, "--json")
     different = [row["key"] for row in done.json["tensors"] if row["verdict"] == "DIFFERENT"]

@@ -30,9 +30,14 @@ def peak_of(*words: object) -> int:
         "print(next(line.split()[1] for line in lines if line.startswith('VmHWM')))"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, timeout=PATIENCE, check=True,
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, "-c", code, *map(str, words)],
+        cwd=ROOT,
+        timeout=PATIENCE,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     return int(run.stdout.splitlines()[-1]) * 1024
 
 
@@ -62,8 +67,15 @@ def test_threads_count(tmp_path: Path) -> None:
     source = llama_folder(tmp_path / "m", "BF16", hidden=1024, layers=2, ffn=4096, vocab=8192)
     bounds, peaks = [], []
     for threads in (2, 64):
-        words = ("quantize", source, tmp_path / f"{threads}.gguf", "--type", "F16", "--threads",
-                 threads)  # fmt: skip
+        words = (
+            "quantize",
+            source,
+            tmp_path / f"{threads}.gguf",
+            "--type",
+            "F16",
+            "--threads",
+            threads,
+        )
         found: Any = aprfmt(*words, "--dry-run", "--json").json["estimate"]
         bounds.append(found["memory_bytes"])
         peaks.append(peak_of(*words, "--quiet"))

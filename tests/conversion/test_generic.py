@@ -95,8 +95,10 @@ def test_a_tensor_without_elements_is_stored_in_another_encoding(
     shape: tuple[int, ...], unknown: Path, tmp_path: Path
 ) -> None:
     save_file({"empty": np.zeros(shape, np.float32)}, unknown / "model.safetensors")
-    assert run("convert", unknown, tmp_path / "e", "--to", "safetensors", "--encoding",
-               "BF16").code == 0  # fmt: skip
+    assert (
+        run("convert", unknown, tmp_path / "e", "--to", "safetensors", "--encoding", "BF16").code
+        == 0
+    )
     with safe_open(tmp_path / "e" / "model.safetensors", "np") as file:
         told = file.get_slice("empty")
         assert (told.get_dtype(), tuple(told.get_shape())) == ("BF16", shape)

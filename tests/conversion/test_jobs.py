@@ -29,8 +29,11 @@ from tests.patience import PATIENCE
 
 
 def digests(*places: Path) -> Mapping[str, str]:
-    files = [file for place in places for file in
-             (sorted(place.iterdir()) if place.is_dir() else [place])]  # fmt: skip
+    files = [
+        file
+        for place in places
+        for file in (sorted(place.iterdir()) if place.is_dir() else [place])
+    ]
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
@@ -63,9 +66,18 @@ def test_the_bytes_are_those_of_one(options: Mapping[str, Any], tmp_path: Path) 
 def test_a_dialect_is_decoded_by_several(tmp_path: Path) -> None:
     write_folder(tmp_path / "m", "fp8_block")
     found = [
-        aprfmt("convert", tmp_path / "m", tmp_path / f"{jobs}.gguf", "--encoding", "BF16",
-               "--jobs", jobs, "--json").json for jobs in (1, 3)
-    ]  # fmt: skip
+        aprfmt(
+            "convert",
+            tmp_path / "m",
+            tmp_path / f"{jobs}.gguf",
+            "--encoding",
+            "BF16",
+            "--jobs",
+            jobs,
+            "--json",
+        ).json
+        for jobs in (1, 3)
+    ]
     assert found[0]["tensors"] == found[1]["tensors"]
     one, several = digests(tmp_path / "1.gguf", tmp_path / "3.gguf").values()
     assert one == several
@@ -131,8 +143,16 @@ def test_split_and_merge_give_the_bytes_of_one(
     for jobs in (1, 2, 5):
         folder = tmp_path / str(jobs)
         folder.mkdir()
-        parts = aprfmt("split", source, folder / f"x.{suffix}", "--max-shard-size", "300K",
-                       "--jobs", jobs, "--json")  # fmt: skip
+        parts = aprfmt(
+            "split",
+            source,
+            folder / f"x.{suffix}",
+            "--max-shard-size",
+            "300K",
+            "--jobs",
+            jobs,
+            "--json",
+        )
         assert parts.json["verified"] == len(parts.json["tensors"]), parts.err
         files = sorted(folder.iterdir())
         assert len(files) > 3

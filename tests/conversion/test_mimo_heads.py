@@ -83,8 +83,9 @@ def test_the_hidden_state_of_the_first_kind_stands_first(folders: dict[str, Path
         np.testing.assert_array_equal(logical, wanted)
 
 
-@pytest.mark.parametrize(("label", "to"), [("mimo", "apr"), ("mimo_v2", "apr"),
-                                           ("mimo_v2", "gguf")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("label", "to"), [("mimo", "apr"), ("mimo_v2", "apr"), ("mimo_v2", "gguf")]
+)
 def test_they_come_back_bit_for_bit(
     label: str, to: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:

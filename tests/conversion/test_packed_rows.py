@@ -65,9 +65,7 @@ def test_rows_that_steps_moved(tmp_path: Path, decoded: list[int]) -> None:
         rows = packed_rows(stored, order, (11, wide))
         assert rows is not None
         a, b = (expected[name] for name in names[:2])
-        wanted = np.concatenate(
-            [b[8:10], a[3:4], a[5:6], a[4:5], b[:4], a[:1], a[15:16]]
-        )  # fmt: skip
+        wanted = np.concatenate([b[8:10], a[3:4], a[5:6], a[4:5], b[:4], a[:1], a[15:16]])
         for start, stop in ((0, 11), (1, 4), (4, 8), (9, 11), (3, 3)):
             decoded.clear()
             assert rows.rows(start, stop).tobytes() == wanted[start:stop].tobytes()

@@ -39,9 +39,17 @@ def test_round_trip_of_any_pair(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         at = source = llama_folder(
-            folder / "source", encoding, hidden=heads[0] * head_dim, layers=layers, ffn=ffn,
-            vocab=vocab, heads=heads[0], kv_heads=heads[1], tied=tied, seed=seed,
-        )  # fmt: skip
+            folder / "source",
+            encoding,
+            hidden=heads[0] * head_dim,
+            layers=layers,
+            ffn=ffn,
+            vocab=vocab,
+            heads=heads[0],
+            kv_heads=heads[1],
+            tied=tied,
+            seed=seed,
+        )
         for step, target in enumerate((*pair, "safetensors")):
             place = folder / str(step)
             place.mkdir()

@@ -77,8 +77,11 @@ def test_names_and_shapes_must_fit_the_target(outputs: tuple[Output, ...], messa
 def test_a_source_whose_checksum_is_wrong_is_said_to_be(tmp_path: Path) -> None:
     aprfmt.convert(llama_folder(tmp_path / "s", "F32"), tmp_path / "m.apr")
     with aprfmt.open(tmp_path / "m.apr") as model:
-        place = model["blk.0.ffn_up.weight" if "blk.0.ffn_up.weight" in model
-                      else "model.layers.0.mlp.up_proj.weight"].offset  # fmt: skip
+        place = model[
+            "blk.0.ffn_up.weight"
+            if "blk.0.ffn_up.weight" in model
+            else "model.layers.0.mlp.up_proj.weight"
+        ].offset
     raw = bytearray((tmp_path / "m.apr").read_bytes())
     raw[place] ^= 1
     (tmp_path / "m.apr").write_bytes(raw)

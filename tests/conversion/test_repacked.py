@@ -105,9 +105,11 @@ def test_asked_for_it_needs_no_flag(tmp_path: Path) -> None:
     rows = [t for t in report.tensors if t.source_encoding == "GPTQ"]
     assert rows and all(t.groups and t.encoding == "Q4_1" for t in rows)
     one = aprfmt.convert(
-        tmp_path / "m", tmp_path / "one.gguf", allow_inexact=True,
+        tmp_path / "m",
+        tmp_path / "one.gguf",
+        allow_inexact=True,
         tensor_encodings=[("ffn_up.weight", "F32")],
-    )  # fmt: skip
+    )
     kinds = {t.name: (t.encoding, t.groups > 0) for t in one.tensors}
     assert kinds["blk.0.ffn_up.weight"] == ("F32", False)
     assert kinds["blk.0.ffn_down.weight"] == ("Q4_1", True)
@@ -157,8 +159,13 @@ def test_a_global_scale_stands_beside_the_blocks_and_goes_on(tmp_path: Path) -> 
     assert all(np.array_equal(back[n].data, t.data) for n, t in reader.items())
     with pytest.raises(ConversionError, match="safetensors has no code"):
         aprfmt.convert(tmp_path / "m.gguf", tmp_path / "hf", to="safetensors")
-    done = aprfmt.convert(tmp_path / "m.gguf", tmp_path / "hf", to="safetensors", encoding="F32",
-                          drop=["*input_scale"])  # fmt: skip
+    done = aprfmt.convert(
+        tmp_path / "m.gguf",
+        tmp_path / "hf",
+        to="safetensors",
+        encoding="F32",
+        drop=["*input_scale"],
+    )
     assert done.lossless and aprfmt.diff(tmp_path / "m", tmp_path / "hf").equal
 
 
@@ -244,8 +251,12 @@ def test_experts_are_stacked_with_a_scale_each(tmp_path: Path) -> None:
         rows.update({stem + suffix: stored_row(held) for suffix, held in parts.items()})
     write_mixed(folder / "model.safetensors", rows)
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "modelopt", "quant_algo": "NVFP4",
-                                     "group_size": 16, "ignore": ["lm_head"]}  # fmt: skip
+    config["quantization_config"] = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "ignore": ["lm_head"],
+    }
     (folder / "config.json").write_text(json.dumps(config))
     seconds = [
         n for n in rows if n.startswith("model.layers.0") and n.endswith("w1.weight_scale_2")
@@ -266,8 +277,11 @@ def test_a_scale_of_another_shape_is_refused(tmp_path: Path) -> None:
         assert model["model.layers.0.mlp.up_proj.weight"].encoding == "NVFP4"
         assert len(model) == 21
     writer = gguf.GGUFWriter(tmp_path / "bad.gguf", "llama")
-    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((2, 36), np.uint8),
-                      raw_dtype=gguf.GGMLQuantizationType.NVFP4)  # fmt: skip
+    writer.add_tensor(
+        "blk.0.ffn_up.weight",
+        np.zeros((2, 36), np.uint8),
+        raw_dtype=gguf.GGMLQuantizationType.NVFP4,
+    )
     writer.add_tensor("blk.0.ffn_up.scale", np.zeros(3, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

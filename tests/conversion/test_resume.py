@@ -35,12 +35,21 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_kills_and_resumes_give_the_bytes_of_one_run(subject: str, tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tests.conversion.resume_driver", subject,
-         str(tmp_path / "x"), str(KILLS)],
+        [
+            sys.executable,
+            "-m",
+            "tests.conversion.resume_driver",
+            subject,
+            str(tmp_path / "x"),
+            str(KILLS),
+        ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     assert len(json.loads(run.stdout)) >= KILLS
 

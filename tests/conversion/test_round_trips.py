@@ -100,9 +100,16 @@ def test_every_half_pattern_survives_as_a_norm(encoding: str, tmp_path: Path) ->
         for i, name in enumerate(names)
     }
     source = llama_folder(
-        tmp_path / "s", encoding, hidden=256, layers=128, ffn=8, heads=1, kv_heads=1, vocab=3,
+        tmp_path / "s",
+        encoding,
+        hidden=256,
+        layers=128,
+        ffn=8,
+        heads=1,
+        kv_heads=1,
+        vocab=3,
         replaced=norms,
-    )  # fmt: skip
+    )
     there = convert(source, tmp_path, "gguf")
     back = convert(there, tmp_path, "safetensors")
     assert tensors_of(back) == tensors_of(source)

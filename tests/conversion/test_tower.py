@@ -47,10 +47,18 @@ def test_the_tower_and_its_projector_become_an_mmproj(whole: Path, tmp_path: Pat
     assert refused.code == 2 and "has no place in architecture 'gemma3_vision'" in refused.err
     assert run("convert", whole, target, *how, "--drop", "language_model*").code == 0
     theirs = gguf.GGUFReader(target)
-    said = {name: theirs.get_field(name).contents() for name in (  # type: ignore[union-attr]
-        "general.architecture", "general.type", "clip.projector_type", "clip.has_vision_encoder",
-        "clip.use_gelu", "clip.vision.projection_dim", "clip.vision.projector.scale_factor",
-    )}  # fmt: skip
+    said = {
+        name: theirs.get_field(name).contents()  # type: ignore[union-attr]
+        for name in (
+            "general.architecture",
+            "general.type",
+            "clip.projector_type",
+            "clip.has_vision_encoder",
+            "clip.use_gelu",
+            "clip.vision.projection_dim",
+            "clip.vision.projector.scale_factor",
+        )
+    }
     assert list(said.values()) == ["clip", "mmproj", "gemma3", True, True, 24, 2]
     tensors = {tensor.name: tensor.data for tensor in theirs.tensors}
     source = load_file(whole / "model.safetensors")
@@ -89,10 +97,17 @@ def test_other_towers_say_what_they_are(label: str, kind: str, text: int, tmp_pa
     assert run("convert", tmp_path / "model", target).code == 0
     theirs = gguf.GGUFReader(target)
     part = has = "vision" if label.endswith("_vision") else "audio"
-    said = [theirs.get_field(name).contents() for name in (  # type: ignore[union-attr]
-        "general.architecture", "general.type", "clip.projector_type", f"clip.has_{has}_encoder",
-        f"clip.{part}.projection_dim", f"clip.{part}.block_count",
-    )]  # fmt: skip
+    said = [
+        theirs.get_field(name).contents()  # type: ignore[union-attr]
+        for name in (
+            "general.architecture",
+            "general.type",
+            "clip.projector_type",
+            f"clip.has_{has}_encoder",
+            f"clip.{part}.projection_dim",
+            f"clip.{part}.block_count",
+        )
+    ]
     assert said == [
         "clip",
         "mmproj",
@@ -129,8 +144,15 @@ def test_the_tower_of_a_whole_clip(kind: str, tmp_path: Path) -> None:
     sees = {
         key: value for key, value in LISTED["clip_vision"][3].items() if key != "projection_dim"
     }
-    text = {**sees, "hidden_size": 18, "num_hidden_layers": 3, "num_attention_heads": 3,
-            "intermediate_size": 30, "vocab_size": 56, "max_position_embeddings": 20}  # fmt: skip
+    text = {
+        **sees,
+        "hidden_size": 18,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 30,
+        "vocab_size": 56,
+        "max_position_embeddings": 20,
+    }
     config = auto.AutoConfig.for_model(kind, vision_config=sees, text_config=text)
     auto.AutoModel.from_config(config).save_pretrained(tmp_path / "model")
     source = load_file(tmp_path / "model" / "model.safetensors")
@@ -208,16 +230,24 @@ def test_windows_are_a_pattern_and_the_text_at_the_top_is_not_the_towers(tmp_pat
     path = tmp_path / "b" / "config.json"
     config = json.loads(path.read_text())
     text = config.pop("text_config")
-    sees = {key: config["vision_config"][key] for key in ("depth", "embed_dim", "num_heads",
-            "hidden_size", "mlp_ratio", "patch_size")}  # fmt: skip
+    sees = {
+        key: config["vision_config"][key]
+        for key in ("depth", "embed_dim", "num_heads", "hidden_size", "mlp_ratio", "patch_size")
+    }
     flat = {**text, **config, "vision_config": sees, "hidden_act": "silu", "hidden_size": 28}
     path.write_text(json.dumps(flat))
     assert run("convert", tmp_path / "b", tmp_path / "b.gguf").code == 0
     fields = gguf.GGUFReader(tmp_path / "b.gguf").fields
     assert "clip.use_silu" not in fields and "clip.use_gelu" not in fields  # quick, by its type
-    said = [fields[f"clip.vision.{name}"].contents() for name in (
-        "embedding_length", "feed_forward_length", "attention.head_count", "projection_dim",
-    )]  # fmt: skip
+    said = [
+        fields[f"clip.vision.{name}"].contents()
+        for name in (
+            "embedding_length",
+            "feed_forward_length",
+            "attention.head_count",
+            "projection_dim",
+        )
+    ]
     assert said == [24, 72, 6, 28]
 
 

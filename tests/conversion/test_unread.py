@@ -61,8 +61,9 @@ METHODS: Mapping[str, Any] = {
 
 
 def written(folder: Path, make: Any, section: Mapping[str, Any]) -> None:
-    write_mixture(folder, lambda name: make if "_proj" in name else None,
-                  {"quantization_config": section})  # fmt: skip
+    write_mixture(
+        folder, lambda name: make if "_proj" in name else None, {"quantization_config": section}
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -81,8 +82,9 @@ def test_named_with_what_it_covers_and_copied(method: str, tmp_path: Path) -> No
         assert len(done.err.strip().splitlines()) == 1
     for made in ("m.apr", "back"):
         source = tmp_path / ("m" if made == "m.apr" else "m.apr")
-        done = aprfmt("convert", source, tmp_path / made, "--to",
-                      "apr" if made == "m.apr" else "safetensors")  # fmt: skip
+        done = aprfmt(
+            "convert", source, tmp_path / made, "--to", "apr" if made == "m.apr" else "safetensors"
+        )
         assert done.code == 0, done.err
     assert tensors_of(tmp_path / "back") == tensors_of(tmp_path / "m")
     assert aprfmt("diff", tmp_path / "m", tmp_path / "m.apr").code == 0

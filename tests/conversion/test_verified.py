@@ -63,9 +63,12 @@ def the_shape(raw: bytearray, place: int) -> None:
                         r"\(\(64, 64\), 'Q8_0', 4352\)"),
 ])  # fmt: skip
 def test_what_changed_behind_the_writer_is_found(
-    encoding: str | None, change: Damage, message: str, tmp_path: Path,
+    encoding: str | None,
+    change: Damage,
+    message: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     source = llama_folder(tmp_path / "source", "BF16")
     wishes = {} if encoding is None else {"encoding": encoding}
     assert aprfmt.convert(source, tmp_path / "sound.gguf", **wishes).verified == 21

@@ -17,13 +17,7 @@ from aprfmt.conversion import verifying
 from aprfmt.conversion.source_hash import SourceHash
 from aprfmt.errors import ConversionError
 from aprfmt.formats import open_source
-from aprfmt.formats.mapped import (
-    BufferFile,
-    MappedFile,
-    MemoryTensor,
-    StoredTensor,
-    in_mapped_file,
-)
+from aprfmt.formats.mapped import BufferFile, MappedFile, MemoryTensor, StoredTensor, in_mapped_file
 from aprfmt.formats.output import OutputFile
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder

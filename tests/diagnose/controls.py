@@ -51,9 +51,12 @@ def finer_weights() -> Pair:
 def zero_trace() -> Pair:
     """A model, and a trace of it whose buffers were never filled."""
     folder = tiny_folder("llama")
-    return folder, trace(folder, "zeros", points=COARSE, rename=lambda values: {
-        key: np.zeros_like(value) for key, value in values.items()
-    })  # fmt: skip
+    return folder, trace(
+        folder,
+        "zeros",
+        points=COARSE,
+        rename=lambda values: {key: np.zeros_like(value) for key, value in values.items()},
+    )
 
 
 ROUNDING, QUANTISED = ("rounding",), ("quantisation",)

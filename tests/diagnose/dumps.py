@@ -102,9 +102,13 @@ POINTS = {
 
 
 def dump(
-    base: str, name: str, sizes: Mapping[str, Any], wrong: Break | None, keep: Keep,
+    base: str,
+    name: str,
+    sizes: Mapping[str, Any],
+    wrong: Break | None,
+    keep: Keep,
     write: Callable[[Mapping[str, Any], str], Path],
-) -> tuple[Path, Path]:  # fmt: skip
+) -> tuple[Path, Path]:
     """Return a tiny model's folder, and the dump of a wrong run of it."""
     values = {key: x for key, x in outputs(base, sizes, wrong).items() if keep(key)}
     return tiny_folder(base, **sizes), write(values, name)

@@ -25,8 +25,9 @@ NUMPY: type[NumpyBackend] = type(BACKENDS["numpy"]("cpu", "float32"))  # type: i
 FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-diagnose-")
 # Longer than a tile of 32 keys.
 LONG: tuple[int, ...] = tuple((37 * i + 11 * (i // 5) + 3) % VOCAB for i in range(44))
-COARSE = frozenset({name for parts in SLOTS.values() for name in parts}
-                   | {"embd", "final_norm", "logits"})  # fmt: skip
+COARSE = frozenset(
+    {name for parts in SLOTS.values() for name in parts} | {"embd", "final_norm", "logits"}
+)
 
 
 @cache
@@ -134,9 +135,7 @@ def trace(
             known = wrong.points
             wanted = [k for k, i in known.items() if points is None or i.point.name in points]
             kept = Kept()
-            keep: dict[str, Any] = {
-                "positions": rows, "keep": kept.keep, "cached": bool(cached),
-            }  # fmt: skip
+            keep: dict[str, Any] = {"positions": rows, "keep": kept.keep, "cached": bool(cached)}
             tracer = (
                 Tracer(arithmetic, known, wanted, **keep)
                 if alter is None
@@ -165,9 +164,16 @@ def saved(
         for key, value in changed.items():
             old = made.records[key]
             records[key] = Record(
-                old.point, old.layer, value.shape, old.positions, old.dtype, old.form, old.device,
-                None, None,
-            )  # fmt: skip
+                old.point,
+                old.layer,
+                value.shape,
+                old.positions,
+                old.dtype,
+                old.form,
+                old.device,
+                None,
+                None,
+            )
         made = Trace(made.run, records, made.aliases, lambda key: changed.get(key))
     save_trace(path, made, force=True)
     return path

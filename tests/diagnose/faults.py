@@ -14,13 +14,7 @@ import numpy as np
 from aprfmt.inference.kv_cache import KVCache
 from tests.diagnose import files
 from tests.diagnose.controls import PAIRS
-from tests.diagnose.engines import (
-    COARSE,
-    LONG,
-    Stale,
-    broken,
-    trace,
-)
+from tests.diagnose.engines import COARSE, LONG, Stale, broken, trace
 from tests.diagnose.fault import Fault as Fault
 from tests.diagnose.fault import Pair
 from tests.diagnose.faults_files import FILE_FAULTS
@@ -137,9 +131,10 @@ def recorded_as(at: str, instead: str) -> Callable[[dict[str, Any]], dict[str, A
     def rename(values: dict[str, Any]) -> dict[str, Any]:
         return {
             key: values.get(key.rpartition(".")[0] + "." + instead, value)
-            if key.endswith("." + at) else value
+            if key.endswith("." + at)
+            else value
             for key, value in values.items()
-        }  # fmt: skip
+        }
 
     return rename
 
@@ -352,7 +347,6 @@ from tests.diagnose.faults_types import TYPE_FAULTS  # noqa: E402
 
 ENGINES = (*ENGINES, *ENGINE_FAULTS, *ENCODER_FAULTS, *LLAMA4_FAULTS, *TYPE_FAULTS)
 ENGINES = (*ENGINES, *MODULE_FAULTS)
-FILES = (*FILE_FAULTS, *WALK, *MOVED_FAULTS, *UNDECODED_FAULTS, *PACKED_FAULTS,
-         *FAULTS_TOKENS)  # fmt: skip
+FILES = (*FILE_FAULTS, *WALK, *MOVED_FAULTS, *UNDECODED_FAULTS, *PACKED_FAULTS, *FAULTS_TOKENS)
 CONTROLS = (*PAIRS, *MOVED_CONTROLS, *PACKED_CONTROLS, *CONTROLS_TOKENS)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*ENGINES, *FILES, *CONTROLS)}

@@ -30,10 +30,19 @@ PRODUCTS = frozenset({"q", "k", "v", "attn_out", "ffn_out", "logits"})
 
 
 def seeded(
-    name: str, base: str, says: str, causes: Sequence[str], where: Sequence[str],
-    points: frozenset[str] | None, sizes: Mapping[str, Any] = FIVE, *, verdict: str = "bug",
-    confidence: str = "confirmed", without_model: bool = False, **how: Any,
-) -> Fault:  # fmt: skip
+    name: str,
+    base: str,
+    says: str,
+    causes: Sequence[str],
+    where: Sequence[str],
+    points: frozenset[str] | None,
+    sizes: Mapping[str, Any] = FIVE,
+    *,
+    verdict: str = "bug",
+    confidence: str = "confirmed",
+    without_model: bool = False,
+    **how: Any,
+) -> Fault:
     """Return the fault of an engine's trace with these points, against the model.
 
     `without_model`: against the trace of a right engine, with no weights to compute with.
@@ -51,15 +60,28 @@ def seeded(
 
 
 def dumped(
-    name: str, base: str, says: str, causes: Sequence[str], where: Sequence[str],
-    keep: dumps.Keep, write: Callable[[Mapping[str, Any], str], Path], sizes: Mapping[str, Any],
-    *, wrong: dumps.Break | None = None, verdict: str = "bug",
-) -> Fault:  # fmt: skip
+    name: str,
+    base: str,
+    says: str,
+    causes: Sequence[str],
+    where: Sequence[str],
+    keep: dumps.Keep,
+    write: Callable[[Mapping[str, Any], str], Path],
+    sizes: Mapping[str, Any],
+    *,
+    wrong: dumps.Break | None = None,
+    verdict: str = "bug",
+) -> Fault:
     """Return the fault of what transformers' modules gave, against the model."""
     return Fault(
-        name, base, says, lambda: dumps.dump(base, name, sizes, wrong, keep, write),
-        tuple(causes), tuple(where), verdict,
-    )  # fmt: skip
+        name,
+        base,
+        says,
+        lambda: dumps.dump(base, name, sizes, wrong, keep, write),
+        tuple(causes),
+        tuple(where),
+        verdict,
+    )
 
 
 def only(points: frozenset[str], change: Callable[[Values], Values]) -> Callable[[Values], Values]:
@@ -67,9 +89,8 @@ def only(points: frozenset[str], change: Callable[[Values], Values]) -> Callable
 
     def rename(values: Values) -> Values:
         return {
-            key: value for key, value in change(values).items()
-            if key.rpartition(".")[2] in points
-        }  # fmt: skip
+            key: value for key, value in change(values).items() if key.rpartition(".")[2] in points
+        }
 
     return rename
 
@@ -85,9 +106,10 @@ def heads_first(values: Values) -> Values:
     """Lay q and k out as [heads, tokens, head_dim]."""
     return {
         key: np.ascontiguousarray(value.swapaxes(0, 1)).reshape(value.shape)
-        if key.rpartition(".")[2] in ("q", "k") else value
+        if key.rpartition(".")[2] in ("q", "k")
+        else value
         for key, value in values.items()
-    }  # fmt: skip
+    }
 
 
 def with_stream(values: Values) -> Values:

@@ -52,10 +52,18 @@ from tests.diagnose.moved_edits import (
 
 
 def moved(
-    name: str, base: str, says: str, causes: str | Sequence[str], where: str | Sequence[str],
-    edit: Edit | None = None, *, config: Any = None, verdict: str = "bug",
-    confidence: str = "confirmed", prepare: Edit | None = None,
-) -> Fault:  # fmt: skip
+    name: str,
+    base: str,
+    says: str,
+    causes: str | Sequence[str],
+    where: str | Sequence[str],
+    edit: Edit | None = None,
+    *,
+    config: Any = None,
+    verdict: str = "bug",
+    confidence: str = "confirmed",
+    prepare: Edit | None = None,
+) -> Fault:
     """Return the fault of an edited copy; `prepare` edits the original before it is copied."""
 
     def make() -> Pair:

@@ -53,24 +53,32 @@ def source(base: str, sizes: Mapping[str, Any] = SIZES) -> Path:
 
 
 def copied(
-    name: str, base: str, says: str, section: Mapping[str, Any] | None, make: Write,
-    cause: str | tuple[str, ...] = "quantisation", *, sizes: Mapping[str, Any] = SIZES,
-    key: str = "", where: str = "",
-) -> Fault:  # fmt: skip
+    name: str,
+    base: str,
+    says: str,
+    section: Mapping[str, Any] | None,
+    make: Write,
+    cause: str | tuple[str, ...] = "quantisation",
+    *,
+    sizes: Mapping[str, Any] = SIZES,
+    key: str = "",
+    where: str = "",
+) -> Fault:
     """Return the fault, or the control, of a packed copy of a whole model."""
 
     def pair() -> tuple[Path, Path]:
         original = source(base, sizes)
-        return original, packing.folder(original, f"packed-{name}", section, make,
-                                        key=key or "quantization_config")  # fmt: skip
+        return original, packing.folder(
+            original, f"packed-{name}", section, make, key=key or "quantization_config"
+        )
 
     right, causes = cause == "quantisation", (cause,) if isinstance(cause, str) else cause
-    return Fault(name, base, says, pair, causes, (where or ALL,),
-                 "precision" if right else "bug")  # fmt: skip
+    return Fault(name, base, says, pair, causes, (where or ALL,), "precision" if right else "bug")
 
 
-def nearest(write: Callable[..., Rows], fault: packing.Fault | None = None, *, only: str = "",
-            **how: Any) -> Write:  # fmt: skip
+def nearest(
+    write: Callable[..., Rows], fault: packing.Fault | None = None, *, only: str = "", **how: Any
+) -> Write:
     """Return a maker of weights rounded to the nearest, with a fault in all or in those named."""
 
     def make(name: str, x: Array) -> Rows:
@@ -167,8 +175,9 @@ def block_of_fields(change: Callable[[Array], None], encoding: str) -> Callable[
     return run
 
 
-def gguf(name: str, scheme: str, encoding: str, says: str, cause: str,
-         change: Callable[[Array], None]) -> Fault:  # fmt: skip
+def gguf(
+    name: str, scheme: str, encoding: str, says: str, cause: str, change: Callable[[Array], None]
+) -> Fault:
     """Return the fault of one tensor of a quantized GGUF file, against its source."""
 
     def pair() -> tuple[Path, Path]:

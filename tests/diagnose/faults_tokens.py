@@ -54,12 +54,18 @@ def scored(found: Keys) -> None:
     for key in [key for key in found if key.startswith("tokenizer.")]:
         del found[key]
     put(
-        model="llama", pre="default", tokens=made + [f"[PAD{i}]" for i in range(len(made), size)],
+        model="llama",
+        pre="default",
+        tokens=made + [f"[PAD{i}]" for i in range(len(made), size)],
         scores=[-float(ranks.get(piece, 1000 + i)) for i, piece in enumerate(made)]
         + [-1e4] * (size - len(made)),
-        token_type=types, bos_token_id=1, eos_token_id=2, unknown_token_id=0, add_bos_token=True,
+        token_type=types,
+        bos_token_id=1,
+        eos_token_id=2,
+        unknown_token_id=0,
+        add_bos_token=True,
         add_space_prefix=False,
-    )(found)  # fmt: skip
+    )(found)
 
 
 def backwards(found: Keys) -> None:
@@ -104,8 +110,9 @@ def joined_digits(found: Texts) -> None:
 
 def lower_case(found: Texts) -> None:
     found["tokenizer.json"]["normalizer"] = {
-        "type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}],
-    }  # fmt: skip
+        "type": "Sequence",
+        "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}],
+    }
 
 
 def no_bytes_left(found: Texts) -> None:
@@ -153,8 +160,10 @@ def carried_cut(name: str) -> Pair:
 
 def configured(base: str, change: Any, **how: Any) -> Callable[[str], Pair]:
     """Return a maker of a tiny folder and a copy with another configuration."""
-    return lambda name: (tiny_folder(base), files.copy(tiny_folder(base), f"tokens-{name}",
-                                                       config=change, **how))  # fmt: skip
+    return lambda name: (
+        tiny_folder(base),
+        files.copy(tiny_folder(base), f"tokens-{name}", config=change, **how),
+    )
 
 
 def without(key: str) -> Callable[[Texts], None]:
@@ -224,16 +233,21 @@ def padded_rows(found: Keys) -> None:
     """Older converters' fillers behind the tokens, which have no text of their own."""
     tokens = found[GGML + "tokens"]
     assert len(tokens) == 1536
-    found[GGML + "tokens"] = [*tokens[:1530], *(f"[PAD{i}]" for i in range(1530, 1533)),
-                              *tokens[1533:]]  # fmt: skip
+    found[GGML + "tokens"] = [
+        *tokens[:1530],
+        *(f"[PAD{i}]" for i in range(1530, 1533)),
+        *tokens[1533:],
+    ]
 
 
 def same_settings(found: Texts) -> None:
     """Defaults written out, keys in another order."""
     settings = found["generation_config.json"]
-    found["generation_config.json"] = {"temperature": 1.0, "top_k": 50, **dict(
-        reversed(settings.items())
-    )}  # fmt: skip
+    found["generation_config.json"] = {
+        "temperature": 1.0,
+        "top_k": 50,
+        **dict(reversed(settings.items())),
+    }
 
 
 BASES = {"sub-key-lost": "llama", "sub-key-unread": "llama", "flag-denies": "llama",
@@ -249,9 +263,15 @@ def rows(
     def fault(name: str, says: str, make: Callable[[str], Pair], causes: Any, where: str) -> Fault:
         named = (causes,) if isinstance(causes, str) else tuple(causes)
         return Fault(
-            name, BASES.get(name, "demo"), says, lambda: make(name), named,
-            (where,) if where else (), verdict, confidence,
-        )  # fmt: skip
+            name,
+            BASES.get(name, "demo"),
+            says,
+            lambda: make(name),
+            named,
+            (where,) if where else (),
+            verdict,
+            confidence,
+        )
 
     return tuple(fault(name, *row) for name, row in made.items())
 

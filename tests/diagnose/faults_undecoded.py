@@ -18,10 +18,18 @@ ALONE = "model.layers.0.self_attn.q_proj.weight"
 
 
 def undecoded(
-    name: str, says: str, section: Mapping[str, Any], make: Write, cause: str | tuple[str, ...],
-    change: Callable[[Rows], None] | None = None, claim: Mapping[str, Any] | None = None,
-    *, packed_reference: bool = False, where: str = ALONE, confidence: str = "confirmed",
-) -> Fault:  # fmt: skip
+    name: str,
+    says: str,
+    section: Mapping[str, Any],
+    make: Write,
+    cause: str | tuple[str, ...],
+    change: Callable[[Rows], None] | None = None,
+    claim: Mapping[str, Any] | None = None,
+    *,
+    packed_reference: bool = False,
+    where: str = ALONE,
+    confidence: str = "confirmed",
+) -> Fault:
     """Return the fault of a packed copy that cannot be decoded, or is not said to be what it is."""
 
     def pair() -> tuple[Path, Path]:

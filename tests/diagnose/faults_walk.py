@@ -19,11 +19,18 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def made(
-    name: str, base: str, says: str, causes: tuple[str, ...], where: str = "", *,
-    verdict: str = "bug", confidence: str = "confirmed",
+    name: str,
+    base: str,
+    says: str,
+    causes: tuple[str, ...],
+    where: str = "",
+    *,
+    verdict: str = "bug",
+    confidence: str = "confirmed",
     source: Callable[[str, Mapping[str, Any]], Path] | None = None,
-    size: Mapping[str, Any] | None = None, **how: Any,
-) -> Fault:  # fmt: skip
+    size: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Fault:
     """Return the fault of a copy; `size` are other numbers of the tiny model."""
 
     def make() -> Pair:

@@ -36,8 +36,12 @@ def copy(
     elif config is not None:
         values.update(config)
     (folder / "config.json").write_text(json.dumps(values))
-    for other in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-                  "generation_config.json"):  # fmt: skip
+    for other in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    ):
         if (source / other).exists():
             shutil.copy(source / other, folder / other)
     return folder

@@ -13,10 +13,18 @@ DEMO = ROOT / "fixtures" / "demo"
 
 
 def engine(
-    name: str, base: str, says: str, causes: str | Sequence[str], where: str | Sequence[str],
-    *, fine: bool = False, upstream: Sequence[int] = (), confidence: str = "confirmed",
-    verdict: str = "bug", **how: Any,
-) -> Fault:  # fmt: skip
+    name: str,
+    base: str,
+    says: str,
+    causes: str | Sequence[str],
+    where: str | Sequence[str],
+    *,
+    fine: bool = False,
+    upstream: Sequence[int] = (),
+    confidence: str = "confirmed",
+    verdict: str = "bug",
+    **how: Any,
+) -> Fault:
     """Return the fault of a trace against the model it was run on."""
 
     def make() -> Pair:
@@ -29,10 +37,18 @@ def engine(
 
 
 def damaged(
-    name: str, base: str, says: str, causes: str | Sequence[str], where: str | Sequence[str],
-    *, dtype: str = "float32", upstream: Sequence[int] = (), verdict: str = "bug",
-    confidence: str = "confirmed", **how: Any,
-) -> Fault:  # fmt: skip
+    name: str,
+    base: str,
+    says: str,
+    causes: str | Sequence[str],
+    where: str | Sequence[str],
+    *,
+    dtype: str = "float32",
+    upstream: Sequence[int] = (),
+    verdict: str = "bug",
+    confidence: str = "confirmed",
+    **how: Any,
+) -> Fault:
     """Return the fault of a copied folder against the original."""
 
     def make() -> Pair:

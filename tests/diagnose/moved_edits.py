@@ -288,8 +288,10 @@ def in_shards(name: str, base: str, edit: Edit) -> Callable[[], Pair]:
 
     def make() -> Pair:
         source = model(base)
-        return (write(source, place(f"moved-{name}-a"), None),
-                write(source, place(f"moved-{name}"), edit))  # fmt: skip
+        return (
+            write(source, place(f"moved-{name}-a"), None),
+            write(source, place(f"moved-{name}"), edit),
+        )
 
     return make
 

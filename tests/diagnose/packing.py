@@ -82,9 +82,14 @@ def grid(x: Array, bits: int, symmetric: bool, clip: float, dtype: Any) -> tuple
 
 
 def nearest(
-    x: Array, bits: int = 4, size: int = 32, *, symmetric: bool = False, clip: float = 1.0,
+    x: Array,
+    bits: int = 4,
+    size: int = 32,
+    *,
+    symmetric: bool = False,
+    clip: float = 1.0,
     dtype: Any = np.float16,
-) -> Packed:  # fmt: skip
+) -> Packed:
     """Round to the nearest code: what MLX, AWQ (with `clip`) and one-shot quantizers do."""
     groups = x.reshape(len(x), -1, size)
     scales, zeros = grid(groups, bits, symmetric, clip, dtype)
@@ -94,9 +99,14 @@ def nearest(
 
 
 def fed_back(
-    x: Array, bits: int = 4, size: int = 32, *, symmetric: bool = False, act_order: bool = False,
+    x: Array,
+    bits: int = 4,
+    size: int = 32,
+    *,
+    symmetric: bool = False,
+    act_order: bool = False,
     dtype: Any = np.float16,
-) -> Packed:  # fmt: skip
+) -> Packed:
     """GPTQ: the error of every column is made up for by the columns after it."""
     rng = np.random.default_rng(x.shape[1])
     inputs = rng.standard_normal((256, x.shape[1])) @ rng.standard_normal((x.shape[1],) * 2)
@@ -129,14 +139,16 @@ Writer = Callable[[str, Packed], Rows]
 Fault = Callable[[Packed], Packed]
 
 
-def gptq(name: str, p: Packed, *, offset: int = 1, dtype: Any = np.float16, order: bool = True,
-         ) -> Rows:  # fmt: skip
+def gptq(
+    name: str, p: Packed, *, offset: int = 1, dtype: Any = np.float16, order: bool = True
+) -> Rows:
     """Return the tensors of GPTQ; `offset` is what the format takes from zero points."""
     zeros = (p.zeros.T - offset) & (2**p.bits - 1)
     found = {
-        ".qweight": pack(p.codes, p.bits).T, ".qzeros": pack(zeros, p.bits),
+        ".qweight": pack(p.codes, p.bits).T,
+        ".qzeros": pack(zeros, p.bits),
         ".scales": p.scales.T.astype(dtype),
-    }  # fmt: skip
+    }
     if order:
         found[".g_idx"] = p.group.astype(np.int32)
     return {name + suffix: row(values) for suffix, values in found.items()}
@@ -152,22 +164,25 @@ def awq(name: str, p: Packed, *, order: tuple[int, ...] = ORDER, dtype: Any = np
         return pack(x.reshape(len(x), -1, 8)[:, :, list(order)].reshape(len(x), -1), 4)
 
     return {
-        name + ".qweight": row(mixed(p.codes.T)), name + ".qzeros": row(mixed(p.zeros.T)),
+        name + ".qweight": row(mixed(p.codes.T)),
+        name + ".qzeros": row(mixed(p.zeros.T)),
         name + ".scales": row(p.scales.T.astype(dtype)),
-    }  # fmt: skip
+    }
 
 
 def mlx(name: str, p: Packed, *, dtype: Any = np.float16) -> Rows:
     """Return the tensors of MLX: value = scale * code + bias."""
     words = pack(p.codes, p.bits).view(np.uint32)
     return {
-        name + ".weight": row(words), name + ".scales": row(p.scales.astype(dtype)),
+        name + ".weight": row(words),
+        name + ".scales": row(p.scales.astype(dtype)),
         name + ".biases": row((-p.zeros * p.scales).astype(dtype)),
-    }  # fmt: skip
+    }
 
 
-def compressed(name: str, p: Packed, *, dtype: Any = ml_dtypes.bfloat16, asymmetric: bool = False,
-               ) -> Rows:  # fmt: skip
+def compressed(
+    name: str, p: Packed, *, dtype: Any = ml_dtypes.bfloat16, asymmetric: bool = False
+) -> Rows:
     """Return the tensors of compressed-tensors' pack-quantized."""
     found = {
         ".weight_packed": pack(p.codes, p.bits),
@@ -185,10 +200,17 @@ def decoded(name: str, p: Packed, *, dtype: Any = ml_dtypes.bfloat16) -> Rows:
 
 
 def fp8(
-    name: str, x: Array, *, per: str = "tensor", suffix: str = ".weight_scale",
-    kind: Any = ml_dtypes.float8_e4m3fn, tile: int = 32, dtype: Any = np.float32, top: float = 0.0,
+    name: str,
+    x: Array,
+    *,
+    per: str = "tensor",
+    suffix: str = ".weight_scale",
+    kind: Any = ml_dtypes.float8_e4m3fn,
+    tile: int = 32,
+    dtype: Any = np.float32,
+    top: float = 0.0,
     stored: Callable[[Array], Array] = lambda scale: scale,
-) -> Rows:  # fmt: skip
+) -> Rows:
     """Return an FP8 weight with its scales: of the tensor, of its rows or of its tiles."""
     top = top or TOPS[np.dtype(kind).name]
     if per == "tile":
@@ -211,10 +233,14 @@ def fp8(
 
 
 def folder(
-    source: Path, name: str, section: Mapping[str, Any] | None,
-    make: Callable[[str, Array], Rows], *, key: str = "quantization_config",
+    source: Path,
+    name: str,
+    section: Mapping[str, Any] | None,
+    make: Callable[[str, Array], Rows],
+    *,
+    key: str = "quantization_config",
     chosen: Callable[[str], bool] = lambda name: True,
-) -> Path:  # fmt: skip
+) -> Path:
     """Copy a folder with every linear weight that is `chosen` written by `make(prefix, values)`."""
     made = place(name)
     shutil.rmtree(made, ignore_errors=True)
@@ -238,28 +264,42 @@ def folder(
 
 def gptq_section(bits: int = 4, size: int = 32, **more: Any) -> dict[str, Any]:
     """Return what AutoGPTQ writes into config.json."""
-    return {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": False,
-            "desc_act": False} | more  # fmt: skip
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": size,
+        "sym": False,
+        "desc_act": False,
+    } | more
 
 
 def awq_section(size: int = 32) -> dict[str, Any]:
     """Return what AutoAWQ writes into config.json."""
-    return {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm",
-            "zero_point": True}  # fmt: skip
+    return {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": size,
+        "version": "gemm",
+        "zero_point": True,
+    }
 
 
 def compressed_section(form: str, **weights: Any) -> dict[str, Any]:
     """Return what llm-compressor writes into config.json."""
     return {
-        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-    }  # fmt: skip
+    }
 
 
 def relabelled(rows: Rows, dtype: str) -> Rows:
     """Return tensors with the label of another 8-bit float."""
-    return {name: (dtype if was.startswith("F8") else was, shape, raw)
-            for name, (was, shape, raw) in rows.items()}  # fmt: skip
+    return {
+        name: (dtype if was.startswith("F8") else was, shape, raw)
+        for name, (was, shape, raw) in rows.items()
+    }
 
 
 def with_scales(change: Callable[[Array], Array]) -> Fault:

@@ -97,8 +97,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {arch: tmp_path_factory.mktemp(arch) for arch in ("llama", "mixtral")}
     for arch, folder in made.items():
         save_tiny(arch, folder)
-        done = aprfmt("trace", folder, "--payload", "--ids", IDS, "--points", "all",
-                      *EVERY, "--save", folder / "plain.safetensors")  # fmt: skip
+        done = aprfmt(
+            "trace",
+            folder,
+            "--payload",
+            "--ids",
+            IDS,
+            "--points",
+            "all",
+            *EVERY,
+            "--save",
+            folder / "plain.safetensors",
+        )
         assert done.code == 0
     return made
 
@@ -213,8 +223,19 @@ def test_three_commands_hold_runs_to_the_same_bounds(
     arch: str, reference: str, run: str, models: dict[str, Path]
 ) -> None:
     model = models[arch]
-    shown = aprfmt("trace", f"{model}@{run}", "--payload", "--ids", IDS, "--points", "all",
-                   *EVERY, "--reference", f"{model}@{reference}", "--json")  # fmt: skip
+    shown = aprfmt(
+        "trace",
+        f"{model}@{run}",
+        "--payload",
+        "--ids",
+        IDS,
+        "--points",
+        "all",
+        *EVERY,
+        "--reference",
+        f"{model}@{reference}",
+        "--json",
+    )
     found = aprfmt("diagnose", f"{model}@{run}", f"{model}@{reference}", "--ids", IDS, "--json")
     ran = aprfmt("parity", model, "--between", reference, run, "--ids", IDS, "--json")
     traced = by_trace(body(shown)["reference"]["points"])

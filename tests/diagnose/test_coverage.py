@@ -73,9 +73,12 @@ def test_factors_of_a_named_rule_are_that_rule() -> None:
             smooth = (original / wave - low) / (high - low)
             blended = 1 / ((1 - smooth) / float(rule["factor"]) + smooth)
             factors.append(
-                1.0 if wave < original / high
-                else float(rule["factor"]) if wave > original / low else blended
-            )  # fmt: skip
+                1.0
+                if wave < original / high
+                else float(rule["factor"])
+                if wave > original / low
+                else blended
+            )
         same = hp.replaced(rope_scaling={"type": "factors", "factors": factors})
         other = hp.replaced(rope_scaling={"type": "factors", "factors": [*factors[:-1], 7.5]})
         assert compare("rope_scaling", hp, same).equal  # type: ignore[union-attr]
@@ -147,9 +150,13 @@ def test_divergence_is_that_of_the_probabilities() -> None:
 def test_a_row_that_stands_out_of_another_encoding_is_among_the_ids() -> None:
     fine = tiny_folder("llama", vocab_size=997)
     half = tiny_folder("llama", "float16", vocab_size=997)
-    zeroed = files.copy(half, "row-of-zeros", tensors=files.raw(
-        "model.embed_tokens.weight", lambda raw: raw[: 611 * 96] + bytes(96) + raw[612 * 96 :]
-    ))  # fmt: skip
+    zeroed = files.copy(
+        half,
+        "row-of-zeros",
+        tensors=files.raw(
+            "model.embed_tokens.weight", lambda raw: raw[: 611 * 96] + bytes(96) + raw[612 * 96 :]
+        ),
+    )
     with aprfmt.open(fine) as a, aprfmt.open(zeroed) as b:
         apart = differing(a, b, diff_models(a, b))
     assert apart.rows == {"token_embd.weight": [611]}

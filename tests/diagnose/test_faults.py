@@ -31,8 +31,7 @@ def test_the_verdict_the_cause_and_the_place(name: str) -> None:
     if fault.where:
         assert found.lead is not None
         assert set(fault.where) <= set(found.lead.where), found.lead.where
-    assert found.cause == (fault.causes[0] if fault.causes else
-                           None if found.reason else "none")  # fmt: skip
+    assert found.cause == (fault.causes[0] if fault.causes else None if found.reason else "none")
     if fault.verdict == "bug" and fault.confidence == "confirmed":
         lead = found.lead
         assert lead is not None and lead.residual_before is not None
@@ -67,16 +66,24 @@ def test_the_table_is_as_wide_as_it_has_to_be() -> None:
 
 def test_tables_name_causes_of_the_one_table() -> None:
     assert {hypothesis.cause for hypothesis in HYPOTHESES} <= set(CAUSES)
-    run = {rule.name for name in ARCHS.own for rule in ARCHS[name].hyper
-           if ARCHS[name].level == "full"}  # fmt: skip
+    run = {
+        rule.name for name in ARCHS.own for rule in ARCHS[name].hyper if ARCHS[name].level == "full"
+    }
     assert set(HYPER_CAUSES) == run >= set(HYPER_NAMES)
     assert set(HYPER_CAUSES.values()) - {""} <= set(CAUSES)
     assert set(SHOWN_BY) <= set(HYPER_NAMES)
     told_by_tensors = {  # a pass shows some as stale_tensor, and others not at all
-        "endianness", "byte_offset", "none", "extra_tensor", "nonfinite", "permuted_neurons",
-        "permuted_heads", "permuted_experts", "equal_quantities",
+        "endianness",
+        "byte_offset",
+        "none",
+        "extra_tensor",
+        "nonfinite",
+        "permuted_neurons",
+        "permuted_heads",
+        "permuted_experts",
+        "equal_quantities",
         *(row.name for row in (*MOVED, *PACKED)),
-    }  # fmt: skip
+    }
     proposed = {"gqa_mapping", "rope_pairing", "layer_order", "rounding", "capture_rows"}
     tokens = {row.name for row in TOKENS}
     proposed |= set().union(*({usual.change.cause for usual in tried(base)} for base in USUAL_IN))

@@ -198,8 +198,13 @@ def test_zeros_are_no_verdict(tmp_path: Path) -> None:
     assert command("diagnose", zeros, zeros).code == 2
     _, blank = FAULTS["zero-trace"].make()
     assert diagnose(str(blank), str(blank), ids=IDS).verdict == "not_comparable"
-    one = files.copy(tiny_folder("llama"), "one-number", tensors=files.edit_all(
-        "", lambda x: np.where(np.arange(x.size).reshape(x.shape) == 3, 1e-3, 0)))  # fmt: skip
+    one = files.copy(
+        tiny_folder("llama"),
+        "one-number",
+        tensors=files.edit_all(
+            "", lambda x: np.where(np.arange(x.size).reshape(x.shape) == 3, 1e-3, 0)
+        ),
+    )
     assert "are zero" not in diagnose(str(tiny_folder("llama")), str(one)).reason
 
 
@@ -247,14 +252,19 @@ def test_a_claim_of_equal_function_is_held_against_the_pass(monkeypatch: Any) ->
     """The explanation alone does not prove it: a difference in the logits is a bug."""
     from aprfmt.compare.explain import symmetry
 
-    monkeypatch.setattr(symmetry, "_equal", lambda case, row, *rest: Explanation(
-        row.cause, (case.key,), (row.says,), 1.0, 0.0, True))  # fmt: skip
+    monkeypatch.setattr(
+        symmetry,
+        "_equal",
+        lambda case, row, *rest: Explanation(row.cause, (case.key,), (row.says,), 1.0, 0.0, True),
+    )
     folder = tiny_folder("llama")
     moved = files.copy(folder, "rows-only", tensors=files.edit(UP, lambda x: x[::-1]))
     found = diagnose(str(folder), str(moved))
     assert (found.verdict, found.cause, found.confidence) == (
-        "bug", "permuted_neurons", "unconfirmed",
-    )  # fmt: skip
+        "bug",
+        "permuted_neurons",
+        "unconfirmed",
+    )
 
 
 @pytest.mark.parametrize("make", [

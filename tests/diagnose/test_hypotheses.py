@@ -20,14 +20,7 @@ from tests.diagnose import files
 from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace
 from tests.diagnose.faults import heads, left_out
 from tests.diagnose.faults_packed import INT4
-from tests.diagnose.faults_undecoded import (
-    ALONE,
-    PLAIN4,
-    SIXTEEN,
-    of_scale,
-    one_is,
-    undecoded,
-)
+from tests.diagnose.faults_undecoded import ALONE, PLAIN4, SIXTEEN, of_scale, one_is, undecoded
 from tests.models import IDS
 
 
@@ -87,8 +80,12 @@ def test_queries_that_miss_their_own_token_are_named() -> None:
         return mask
 
     folder = tiny_folder("llama")
-    run = trace(folder, "own", points=COARSE,
-                backend=lambda: broken("probs", heads(mask=earlier, causal=None)))  # fmt: skip
+    run = trace(
+        folder,
+        "own",
+        points=COARSE,
+        backend=lambda: broken("probs", heads(mask=earlier, causal=None)),
+    )
     found = confirmed(folder, run)
     assert found.cause == "mask" and "queries do not see their own token" in found.sentence
 
@@ -113,8 +110,9 @@ def test_a_stream_that_is_replaced_is_seen_in_logits_alone() -> None:
 
 def test_a_weight_with_two_faults_is_not_right_without_one_of_them() -> None:
     """Beside BF16 weights: groups misclaimed for all, and one scale of one weight is negative."""
-    fault = undecoded("twice", "", INT4, PLAIN4, "packing_claim",
-                      of_scale(one_is(-1.0), "weight_scale"), SIXTEEN)  # fmt: skip
+    fault = undecoded(
+        "twice", "", INT4, PLAIN4, "packing_claim", of_scale(one_is(-1.0), "weight_scale"), SIXTEEN
+    )
     a, b = fault.make()
     claim, scale = diagnose(str(a), str(b)).findings
     assert (claim.cause, claim.confirmed) == ("packing_claim", True) and ALONE not in claim.where

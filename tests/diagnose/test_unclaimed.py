@@ -13,9 +13,7 @@ from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis import diagnose
 from tests.cli.run import aprfmt
 
-TYPES = (
-    "MODELOPT-NVFP4", "COMPRESSED-INT4-g32", "GPTQ-g32", "AWQ-g32", "MLX-4bit-g32",
-)  # fmt: skip
+TYPES = ("MODELOPT-NVFP4", "COMPRESSED-INT4-g32", "GPTQ-g32", "AWQ-g32", "MLX-4bit-g32")
 KEYS = ("quantization_config", "quantization")
 
 

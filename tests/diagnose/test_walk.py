@@ -93,8 +93,9 @@ def test_one_operation_is_blamed_and_not_what_it_was_fed() -> None:
     """Every point after a wrong rope differs; on its own input only rope does."""
     found = answer("theta-odd")
     rows = {row.key: row for row in found.points}
-    beyond = [row.key for row in found.points if row.shadow is not None
-              and row.shadow > row.tolerance]  # fmt: skip
+    beyond = [
+        row.key for row in found.points if row.shadow is not None and row.shadow > row.tolerance
+    ]
     assert {key.partition(".")[2] for key in beyond} == {"q_rope", "k_rope"}
     assert rows["L1.attn_out"].direct is not None and rows["L1.attn_out"].shadow is not None
     assert rows["L1.attn_out"].direct > 100 * rows["L1.attn_out"].shadow
@@ -105,8 +106,10 @@ def test_levels_come_in_order_and_a_file_difference_is_not_sought_in_the_pass() 
     found = answer("key-and-tensors")
     order = [row.level for row in found.evidence if row.level != "forward"]
     assert [level for i, level in enumerate(order) if level not in order[:i]] == [
-        "identity", "config", "tensor",
-    ]  # fmt: skip
+        "identity",
+        "config",
+        "tensor",
+    ]
     assert [finding.level for finding in found.findings] == ["config", "tensor", "tensor"]
     for finding in found.findings:
         assert finding.confirmed

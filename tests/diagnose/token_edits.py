@@ -31,8 +31,9 @@ def folder(name: str, change: Callable[[Texts], None]) -> Path:
     shutil.copytree(DEMO, made)
     texts: Texts = {
         path.name: json.loads(path.read_text()) if path.suffix == ".json" else path.read_text()
-        for path in made.iterdir() if path.suffix in (".json", ".jinja")
-    }  # fmt: skip
+        for path in made.iterdir()
+        if path.suffix in (".json", ".jinja")
+    }
     change(texts)
     for file, text in texts.items():
         if text is None:

@@ -77,9 +77,14 @@ def attending(how: Attend) -> Break:
 
     def make(own: Any) -> Any:
         def attention(
-            module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor,
-            scaling: float = 1.0, **more: Any,
-        ) -> Any:  # fmt: skip
+            module: Any,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            mask: Tensor,
+            scaling: float = 1.0,
+            **more: Any,
+        ) -> Any:
             groups = query.shape[1] // key.shape[1]
             k, v = (x.repeat_interleave(groups, 1) for x in (key, value))
             return how(module, query, k, v, mask, scaling).transpose(1, 2).contiguous(), None
@@ -214,9 +219,7 @@ def layer_of(new: Callable[[Any, Tensor, Callable[[Tensor], Tensor]], Tensor]) -
     """A decoder layer of one's own: `new(layer, stream, attention of a normed stream)`."""
 
     def forward(module: Any, beneath: Any, hidden_states: Tensor, **how: Any) -> Tensor:
-        return new(
-            module, hidden_states, lambda h: module.self_attn(hidden_states=h, **how)[0]
-        )  # fmt: skip
+        return new(module, hidden_states, lambda h: module.self_attn(hidden_states=h, **how)[0])
 
     return forwards("DecoderLayer", forward)
 
@@ -260,8 +263,10 @@ def weighted(change: Callable[[Tensor, Tensor], Tensor]) -> Break:
         import torch
 
         logits, _, chosen = beneath(x)
-        return logits, change(
-            torch.gather(logits, -1, chosen), torch.gather(logits.softmax(-1), -1, chosen)
-        ), chosen  # fmt: skip
+        return (
+            logits,
+            change(torch.gather(logits, -1, chosen), torch.gather(logits.softmax(-1), -1, chosen)),
+            chosen,
+        )
 
     return forwards("TopKRouter", new)

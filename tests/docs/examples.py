@@ -105,20 +105,37 @@ def _console(where: str, body: str, line: int, start: int) -> Iterator[Example]:
             at += 1
         place = start + len("".join(lines[:at]))
         expected = "".join(lines[at:end])
-        yield Example(where.format(line + i + 1), command, 0, expected,
-                      at=(place, place + len(expected)))  # fmt: skip
+        yield Example(
+            where.format(line + i + 1), command, 0, expected, at=(place, place + len(expected))
+        )
 
 
 def install(folder: Path) -> None:
     """Install a folder's project into it as `pip install .` does, from what is here."""
     site = folder / SITE
-    command = ["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile",
-               "--no-build-isolation", "--disable-pip-version-check", "--target", str(site),
-               "."]  # fmt: skip
+    command = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+        "--target",
+        str(site),
+        ".",
+    ]
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, text=True, check=False, timeout=PATIENCE,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, *command],
+        cwd=folder,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert done.returncode == 0, done.stdout
     project = tomllib.loads((folder / "pyproject.toml").read_text())
     for module in project["tool"]["setuptools"]["py-modules"]:
@@ -129,9 +146,12 @@ def environment(folder: Path) -> dict[str, str]:
     """Return the environment of a reader who installed aprfmt and is in `folder`."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return os.environ | {
-        "PATH": path, "PYTHONPATH": os.pathsep.join([str(folder / SITE), str(ROOT)]),
-        "COLUMNS": "200", "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
+        "PATH": path,
+        "PYTHONPATH": os.pathsep.join([str(folder / SITE), str(ROOT)]),
+        "COLUMNS": "200",
+        "NO_COLOR": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 class Room:
@@ -165,10 +185,16 @@ class Room:
 def _call(example: Example, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c"] if example.python else ["bash", "-c"]
     return subprocess.run(
-        [*command, example.text], cwd=folder, env=environment(folder), text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        [*command, example.text],
+        cwd=folder,
+        env=environment(folder),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
         timeout=PATIENCE,
-    )  # fmt: skip
+    )
 
 
 def wrong(example: Example, done: subprocess.CompletedProcess[str]) -> str:

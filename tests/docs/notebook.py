@@ -41,8 +41,14 @@ def _run(source: str, number: int, space: dict[str, Any]) -> Iterator[dict[str, 
     printed = io.StringIO()
     lines = source.splitlines()
     for command in (line[1:] for line in lines if line.startswith("!")):
-        done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True,
-                              env=environment(Path.cwd()))  # fmt: skip
+        done = subprocess.run(
+            command,
+            shell=True,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment(Path.cwd()),
+        )
         printed.write(done.stdout)
     code = "\n".join("" if line.startswith("!") else line for line in lines)
     parsed = ast.parse(code, f"cell {number}")
@@ -60,8 +66,12 @@ def _run(source: str, number: int, space: dict[str, Any]) -> Iterator[dict[str, 
         data = {"text/html": form()} if form else {}
         data["text/plain"] = repr(value) if form is None else f"<{type(value).__name__}>"
         shown = {kind: text.splitlines(keepends=True) for kind, text in data.items()}
-        yield {"data": shown, "execution_count": number, "metadata": {},
-               "output_type": "execute_result"}  # fmt: skip
+        yield {
+            "data": shown,
+            "execution_count": number,
+            "metadata": {},
+            "output_type": "execute_result",
+        }
 
 
 def main() -> None:

@@ -89,9 +89,14 @@ TASKS = (
 def cost(command: str, folder: Path) -> tuple[float, int]:
     """Run a command of the shell; return its processor seconds and its exit code."""
     child = subprocess.Popen(
-        command, shell=True, cwd=folder, env=environment(folder),
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment(folder),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     return used.ru_utime + used.ru_stime, child.returncode
@@ -109,8 +114,10 @@ def measured(commands: Sequence[tuple[str, int]], folder: Path) -> float:
 
 def rows(folder: Path) -> list[str]:
     """Return the rows of the page's table."""
-    found = ["| task | ours | CPU s | the best other tool here | commands | CPU s | left open |",
-             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    found = [
+        "| task | ours | CPU s | the best other tool here | commands | CPU s | left open |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for task in TASKS:
         mine = measured(task.ours, folder)
         other = measured(task.theirs, folder)

@@ -16,8 +16,9 @@ from tests.conftest import not_run
 from tests.docs import examples
 from tests.docs.examples import DOCS, ROOT, Room, matches
 
-PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
-         if examples.examples(page)]  # fmt: skip
+PAGES = [
+    page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if examples.examples(page)
+]
 
 
 def never() -> bool:
@@ -112,10 +113,15 @@ def test_every_command_has_an_example_with_its_output() -> None:
 def test_every_kind_of_extension_has_its_page() -> None:
     named = {page.name for page in PAGES if page.parent.name == "extending"}
     assert named == {
-        "adding_a_backend.md", "adding_a_cause.md", "adding_a_check.md", "adding_a_codec.md",
-        "adding_a_format.md", "adding_a_hypothesis.md", "adding_an_architecture.md",
+        "adding_a_backend.md",
+        "adding_a_cause.md",
+        "adding_a_check.md",
+        "adding_a_codec.md",
+        "adding_a_format.md",
+        "adding_a_hypothesis.md",
+        "adding_an_architecture.md",
         "adding_an_engine.md",
-    }  # fmt: skip
+    }
     for page in PAGES:  # a room with a project installs it before the page's commands run
         if page.parent.name == "extending":
             assert "pyproject.toml" in [block.title for block in examples.files(page)], page.name

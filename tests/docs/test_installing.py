@@ -28,9 +28,13 @@ def aprfmt(site: Path, *args: object, code: int = 0) -> Any:
     """Run a command where the package of `site` is installed; return its JSON."""
     path = os.pathsep.join([str(site), str(ROOT)])
     done = subprocess.run(
-        [sys.executable, "-m", "aprfmt", *map(str, args), "--json"], capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": path}, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "aprfmt", *map(str, args), "--json"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+        timeout=PATIENCE,
+        check=False,
+    )
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout)
 

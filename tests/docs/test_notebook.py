@@ -78,11 +78,24 @@ def test_a_notebook_that_shows_something_else_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "n.ipynb"
-    path.write_text(json.dumps({"cells": [
-        {"cell_type": "markdown", "source": ["text"]},
-        {"cell_type": "code", "source": ["x = 2\n", "print(x)\n", "x * 3"], "outputs": []},
-        {"cell_type": "code", "source": ["!echo $((x + 1))\n", "import nothing_of_that_name"]},
-    ]}))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "cells": [
+                    {"cell_type": "markdown", "source": ["text"]},
+                    {
+                        "cell_type": "code",
+                        "source": ["x = 2\n", "print(x)\n", "x * 3"],
+                        "outputs": [],
+                    },
+                    {
+                        "cell_type": "code",
+                        "source": ["!echo $((x + 1))\n", "import nothing_of_that_name"],
+                    },
+                ]
+            }
+        )
+    )
     monkeypatch.setattr(notebook, "NOTEBOOK", path)
     running = notebook.run(tmp_path)
     stream, result = next(running)

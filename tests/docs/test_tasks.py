@@ -16,8 +16,11 @@ def test_the_page_shows_what_is_run() -> None:
     text = PAGE.read_text()
     shown = text.partition(BEGIN)[2].partition(END)[0]
     assert tasks.commands() in shown and "\n".join(PREPARE) in text
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()
-            if line.startswith("| ")][2:]  # fmt: skip
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in shown.splitlines()
+        if line.startswith("| ")
+    ][2:]
     assert len(TASKS) == len(rows) == 10
     for task, (what, ours, seconds, tool, count, theirs, gap) in zip(TASKS, rows, strict=True):
         assert (what, int(ours), gap) == (task.what, len(task.ours), task.gap)

@@ -42,8 +42,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{count:5} {name}")
     print(f"\n{matrix(answers)}")
     if options.json:
-        Path(options.json).write_text(json.dumps([answer.to_json() for answer in answers],
-                                                 indent=1))  # fmt: skip
+        Path(options.json).write_text(
+            json.dumps([answer.to_json() for answer in answers], indent=1)
+        )
     if options.write:
         write(answers)
     good = all(answer.right if answer.kind == "control" else answer.whole for answer in answers)

@@ -226,9 +226,10 @@ def norms_over_heads() -> Patch:
         for path, module in model.named_modules():
             if path.endswith(("q_norm", "k_norm")):
                 module.forward = lambda x, module=module: (
-                    x * (x.pow(2).mean((-1, -2), keepdim=True) + module.variance_epsilon).rsqrt()
+                    x
+                    * (x.pow(2).mean((-1, -2), keepdim=True) + module.variance_epsilon).rsqrt()
                     * module.weight
-                )  # fmt: skip
+                )
 
     return patch
 

@@ -58,9 +58,15 @@ def permute(x: Array, heads: int) -> Array:
 
 
 def converted(
-    arch: str, name: str, encoding: str = "F32", wrong: Wrong | None = None, *,
-    weights: str = "float32", edit: Callable[[Path], Path] | None = None, **options: Any,
-) -> Callable[[], Pair]:  # fmt: skip
+    arch: str,
+    name: str,
+    encoding: str = "F32",
+    wrong: Wrong | None = None,
+    *,
+    weights: str = "float32",
+    edit: Callable[[Path], Path] | None = None,
+    **options: Any,
+) -> Callable[[], Pair]:
     """Return a maker of a folder and its GGUF; `edit` makes another folder to convert instead."""
 
     def make() -> Pair:
@@ -178,14 +184,15 @@ def _keys(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     found: dict[str, Any] = {
-        "block_count": config["num_hidden_layers"], "embedding_length": hidden,
+        "block_count": config["num_hidden_layers"],
+        "embedding_length": hidden,
         "context_length": config["max_position_embeddings"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
         "rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta") or 10000.0)),
         "vocab_size": config["vocab_size"],
-    }  # fmt: skip
+    }
     if "rms_norm_eps" in config:
         found["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
     if "norm_epsilon" in config:
@@ -225,7 +232,7 @@ def _family_keys(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
             "expert_count": config.get("num_experts") or config["num_local_experts"],
             "expert_used_count": config["num_experts_per_tok"],
             "expert_feed_forward_length": config["moe_intermediate_size"],
-        }  # fmt: skip
+        }
     if kind == "mixtral":
         found |= {
             "expert_count": config["num_local_experts"],
@@ -270,7 +277,8 @@ def tokens_of(source: Path) -> dict[str, Any]:
     types = [(3 if added[t]["special"] else 4) if t in added else 1 for t in tokens]
     missing = config["vocab_size"] - len(tokens)
     found: dict[str, Any] = {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
         "tokenizer.ggml.tokens": tokens + [f"[PAD{i}]" for i in range(missing)],
         "tokenizer.ggml.token_type": types + [5] * missing,
         "tokenizer.ggml.merges": [" ".join(pair) for pair in read["model"]["merges"]],
@@ -278,7 +286,7 @@ def tokens_of(source: Path) -> dict[str, Any]:
         "tokenizer.ggml.padding_token_id": config["pad_token_id"],
         "tokenizer.ggml.bos_token_id": config["bos_token_id"],
         "tokenizer.ggml.add_bos_token": False,
-    }  # fmt: skip
+    }
     template = source / "chat_template.jinja"
     if template.exists():
         found["tokenizer.chat_template"] = template.read_text()
@@ -287,9 +295,12 @@ def tokens_of(source: Path) -> dict[str, Any]:
 
 def _add(writer: Any, key: str, value: Any) -> None:
     for kind, add in (
-        (bool, writer.add_bool), (int, writer.add_uint32), (float, writer.add_float32),
-        (str, writer.add_string), (list, writer.add_array),
-    ):  # fmt: skip
+        (bool, writer.add_bool),
+        (int, writer.add_uint32),
+        (float, writer.add_float32),
+        (str, writer.add_string),
+        (list, writer.add_array),
+    ):
         if isinstance(value, kind):
             add(key, value)
             return

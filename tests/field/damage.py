@@ -54,16 +54,19 @@ def zero_minus_one(x: Any) -> Any:
     """Return packed zero points less 1, of which 0 becomes 15."""
     words = x.numpy().view(np.uint32)
     nibbles = [((words >> (4 * i)) & 15) for i in range(8)]
-    made = sum(((nibble - 1) & 15).astype(np.uint32) << np.uint32(4 * i)
-               for i, nibble in enumerate(nibbles))  # fmt: skip
+    made = sum(
+        ((nibble - 1) & 15).astype(np.uint32) << np.uint32(4 * i)
+        for i, nibble in enumerate(nibbles)
+    )
     return _as(x, np.asarray(made, np.uint32).view(np.int32))
 
 
 def nibbles_reversed(x: Any) -> Any:
     """Return words whose eight codes stand the other way round."""
     words = x.numpy().view(np.uint32)
-    made = sum(((words >> np.uint32(4 * i)) & np.uint32(15)) << np.uint32(28 - 4 * i)
-               for i in range(8))  # fmt: skip
+    made = sum(
+        ((words >> np.uint32(4 * i)) & np.uint32(15)) << np.uint32(28 - 4 * i) for i in range(8)
+    )
     return _as(x, np.asarray(made, np.uint32).view(x.numpy().dtype))
 
 

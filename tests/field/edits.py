@@ -176,8 +176,9 @@ def layers_reordered(order: Sequence[int]) -> Edit:
     return run
 
 
-def experts_reordered(order: Sequence[int], parts: Sequence[str] = ("gate", "up", "down"),
-                      router: bool = False) -> Edit:  # fmt: skip
+def experts_reordered(
+    order: Sequence[int], parts: Sequence[str] = ("gate", "up", "down"), router: bool = False
+) -> Edit:
     """Return an edit: expert i of every layer gets the weights of expert order[i]."""
 
     def run(state: State) -> None:

@@ -39,9 +39,15 @@ def slots_only(key: str) -> bool:
 
 
 def dump(
-    arch: str, name: str, *patches: Patch, ids: Sequence[int] = IDS, keep: Keep | None = None,
-    dtype: str = "float32", weights: str = "float32", **options: Any,
-) -> Callable[[], Pair]:  # fmt: skip
+    arch: str,
+    name: str,
+    *patches: Patch,
+    ids: Sequence[int] = IDS,
+    keep: Keep | None = None,
+    dtype: str = "float32",
+    weights: str = "float32",
+    **options: Any,
+) -> Callable[[], Pair]:
     """Return a maker of a model's folder and the dump of a patched engine that ran it.
 
     `dtype` is the engine's arithmetic, `weights` what the folder stores; keyword arguments are
@@ -58,9 +64,13 @@ def dump(
 
 
 def dumped(
-    folder: Path, path: Path, patches: Sequence[Patch], ids: Sequence[int], keep: Keep | None,
+    folder: Path,
+    path: Path,
+    patches: Sequence[Patch],
+    ids: Sequence[int],
+    keep: Keep | None,
     dtype: str,
-) -> None:  # fmt: skip
+) -> None:
     import torch
 
     model = loaded(folder, dtype)
@@ -207,12 +217,15 @@ def plain_frequencies(theta: float | None = None) -> Callable[[Any, Any], Any]:
 
 
 def attention(
-    *, scale: Callable[[float], float] = lambda x: x, repeat: str = "each",
-    cap: str = "before", mask: Callable[[Tensor], Tensor] = lambda x: x,
+    *,
+    scale: Callable[[float], float] = lambda x: x,
+    repeat: str = "each",
+    cap: str = "before",
+    mask: Callable[[Tensor], Tensor] = lambda x: x,
     softmax: Callable[[Tensor], Tensor] | None = None,
     keys: Callable[[Any, Tensor], Tensor] = lambda module, x: x,
     values: Callable[[Any, Tensor], Tensor] = lambda module, x: x,
-) -> Patch:  # fmt: skip
+) -> Patch:
     """Return a patch with an attention of one's own, in steps; a knob for each thing to break.
 
     `repeat` "tile" repeats all key heads one after another; `cap` "after" caps after the mask.
@@ -222,10 +235,16 @@ def attention(
         import torch
 
         def forward(
-            module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor,
-            dropout: float = 0.0, scaling: float | None = None, softcap: float | None = None,
+            module: Any,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attention_mask: Tensor,
+            dropout: float = 0.0,
+            scaling: float | None = None,
+            softcap: float | None = None,
             **more: Any,
-        ) -> Any:  # fmt: skip
+        ) -> Any:
             groups = query.shape[1] // key.shape[1]
             key, value = keys(module, key), values(module, value)
             wide = [
@@ -281,9 +300,11 @@ def own_layer(*, attn_from: str = "stream", mlp_from: str = "stream") -> Patch:
             )
 
         x = block(
-            hidden_states, module.input_layernorm,
-            lambda h: module.self_attn(hidden_states=h, **more)[0], attn_from,
-        )  # fmt: skip
+            hidden_states,
+            module.input_layernorm,
+            lambda h: module.self_attn(hidden_states=h, **more)[0],
+            attn_from,
+        )
         return block(x, module.post_attention_layernorm, module.mlp, mlp_from)
 
     return forward_of("DecoderLayer", new)

@@ -34,9 +34,13 @@ def state_of(folder: Path) -> State:
 
 
 def copy(
-    source: Path, name: str, change: Callable[[State], State | None] | None = None, *,
-    config: Config | None = None, files: Mapping[str, Callable[[str], str | None]] | None = None,
-) -> Path:  # fmt: skip
+    source: Path,
+    name: str,
+    change: Callable[[State], State | None] | None = None,
+    *,
+    config: Config | None = None,
+    files: Mapping[str, Callable[[str], str | None]] | None = None,
+) -> Path:
     """Return a copied folder; `change` edits the tensors in place or returns others.
 
     `files` edit texts beside them: None leaves the file out, a file that is absent is "".
@@ -69,10 +73,16 @@ def copy(
 
 
 def edited(
-    arch: str, name: str, change: Callable[[State], State | None] | None = None, *,
-    dtype: str = "float32", config: Config | None = None, start: Config | None = None,
-    files: Mapping[str, Callable[[str], str | None]] | None = None, **options: Any,
-) -> Callable[[], Pair]:  # fmt: skip
+    arch: str,
+    name: str,
+    change: Callable[[State], State | None] | None = None,
+    *,
+    dtype: str = "float32",
+    config: Config | None = None,
+    start: Config | None = None,
+    files: Mapping[str, Callable[[str], str | None]] | None = None,
+    **options: Any,
+) -> Callable[[], Pair]:
     """Return a maker of a tiny model's folder and its edited copy.
 
     `start` changes the original's own config; keyword arguments are config values of the model.
@@ -146,9 +156,13 @@ def loaded(folder: Path, dtype: str = "float32") -> Any:
 
 
 def saved(
-    arch: str, name: str, change: Callable[[Any], Any] | None = None, *, dtype: str = "float32",
+    arch: str,
+    name: str,
+    change: Callable[[Any], Any] | None = None,
+    *,
+    dtype: str = "float32",
     **how: Any,
-) -> Callable[[], Pair]:  # fmt: skip
+) -> Callable[[], Pair]:
     """Return a maker of a folder and of what transformers saves of the loaded model.
 
     `change` changes the loaded model; `how` goes to save_pretrained.

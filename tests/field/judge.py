@@ -77,19 +77,35 @@ def measured(name: str) -> Answer:
 
 def _failed(row: Row, verdict: str, says: str) -> Answer:
     return Answer(
-        row.name, row.kind, row.frozen, row.counted_as, verdict, (), (), "", 2,
-        verdict in row.verdicts, False, False, (), says,
-    )  # fmt: skip
+        row.name,
+        row.kind,
+        row.frozen,
+        row.counted_as,
+        verdict,
+        (),
+        (),
+        "",
+        2,
+        verdict in row.verdicts,
+        False,
+        False,
+        (),
+        says,
+    )
 
 
 def judged(row: Row, found: Diagnosis) -> Answer:
     """Return whether an answer names, places and confirms what was seeded."""
     named = tuple(dict.fromkeys(finding.cause or "-" for finding in found.findings))
-    wrong = tuple(dict.fromkeys(
-        finding.cause for finding in found.findings
-        if finding.verdict == "bug" and finding.confidence == "confirmed"
-        and not any(cause.named(finding.cause) for cause in row.causes)
-    ))  # fmt: skip
+    wrong = tuple(
+        dict.fromkeys(
+            finding.cause
+            for finding in found.findings
+            if finding.verdict == "bug"
+            and finding.confidence == "confirmed"
+            and not any(cause.named(finding.cause) for cause in row.causes)
+        )
+    )
     right = found.verdict in row.verdicts
     placed = confirmed = right
     if not row.control:
@@ -101,11 +117,21 @@ def judged(row: Row, found: Diagnosis) -> Answer:
             confirmed = confirmed and any(f.confidence == "confirmed" for f in there)
     lead = found.lead
     return Answer(
-        row.name, row.kind, row.frozen, row.counted_as, found.verdict, named,
-        () if lead is None else lead.where[:2], found.confidence, found.exit_code,
-        right, right and placed, right and placed and confirmed, wrong,
+        row.name,
+        row.kind,
+        row.frozen,
+        row.counted_as,
+        found.verdict,
+        named,
+        () if lead is None else lead.where[:2],
+        found.confidence,
+        found.exit_code,
+        right,
+        right and placed,
+        right and placed and confirmed,
+        wrong,
         found.reason or _said(found.findings),
-    )  # fmt: skip
+    )
 
 
 def _said(findings: Sequence[CauseFound]) -> str:
@@ -151,8 +177,9 @@ def matrix(answers: Sequence[Answer]) -> str:
         found = rows[seeded]
         said = Counter(first_named(answer) for answer in found)
         text = ", ".join(f"{name} {count}" for name, count in sorted(said.items()))
-        good = sum(answer.right if answer.kind == "control" else answer.confirmed
-                   for answer in found)  # fmt: skip
+        good = sum(
+            answer.right if answer.kind == "control" else answer.confirmed for answer in found
+        )
         made.append(f"| {seeded} | {len(found)} | {text} | {good} |")
     return "\n".join(made)
 

@@ -56,10 +56,11 @@ def gptq(weight: Tensor, *, minus: int = 1) -> Parts:
     again = np.rint(weight.float().numpy() / np.repeat(scales, GROUP, 0).T) + wide
     codes = np.clip(again, 0, 15).astype(np.int64)
     return {
-        "qweight": _torch(pack(codes, 4).T), "qzeros": _torch(pack(zeros - minus, 4)),
+        "qweight": _torch(pack(codes, 4).T),
+        "qzeros": _torch(pack(zeros - minus, 4)),
         "scales": _torch(scales.astype(np.float16)),
         "g_idx": _torch((np.arange(codes.shape[1]) // GROUP).astype(np.int32)),
-    }  # fmt: skip
+    }
 
 
 def awq(weight: Tensor, *, order: Any = AWQ_ORDER, zero_order: Any = AWQ_ORDER) -> Parts:
@@ -70,9 +71,10 @@ def awq(weight: Tensor, *, order: Any = AWQ_ORDER, zero_order: Any = AWQ_ORDER) 
         return pack(x.reshape(len(x), -1, 8)[:, :, list(by)].reshape(len(x), -1), 4)
 
     return {
-        "qweight": _torch(mixed(codes.T, order)), "qzeros": _torch(mixed(zeros, zero_order)),
+        "qweight": _torch(mixed(codes.T, order)),
+        "qzeros": _torch(mixed(zeros, zero_order)),
         "scales": _torch(scales.astype(np.float16)),
-    }  # fmt: skip
+    }
 
 
 def mlx(weight: Tensor) -> Parts:
@@ -160,9 +162,12 @@ def _compressed(form: str, **weights: Any) -> Mapping[str, Any]:
 
 def _bnb(nested: bool) -> Mapping[str, Any]:
     return {
-        "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": nested, "bnb_4bit_compute_dtype": "bfloat16",
-    }  # fmt: skip
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": nested,
+        "bnb_4bit_compute_dtype": "bfloat16",
+    }
 
 
 _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
@@ -185,10 +190,16 @@ SCHEMES: Mapping[str, Scheme] = {
 
 
 def encoded(
-    scheme: str, name: str, damage: Callable[[str, Parts], Parts] | None = None, *,
-    arch: str = "llama", section: Mapping[str, Any] | None = None,
-    encode: Callable[[Tensor], Parts] | None = None, dtype: str = "float32", **options: Any,
-) -> Callable[[], Pair]:  # fmt: skip
+    scheme: str,
+    name: str,
+    damage: Callable[[str, Parts], Parts] | None = None,
+    *,
+    arch: str = "llama",
+    section: Mapping[str, Any] | None = None,
+    encode: Callable[[Tensor], Parts] | None = None,
+    dtype: str = "float32",
+    **options: Any,
+) -> Callable[[], Pair]:
     """Return a maker of a folder and its copy in a scheme.
 
     `damage(module, parts)` returns other parts; `section` replaces keys of the config's section;

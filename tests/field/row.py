@@ -82,10 +82,19 @@ def cause(names: Names, where: Names = ()) -> Cause:
 
 
 def fault(
-    name: str, kind: Kind, base: str, says: str, thread: str, make: Callable[[], Pair],
-    names: Names | Cause | Sequence[Cause], where: Names = (), *,
-    verdicts: Names = "bug", coarse: bool = False, **options: Any,
-) -> Row:  # fmt: skip
+    name: str,
+    kind: Kind,
+    base: str,
+    says: str,
+    thread: str,
+    make: Callable[[], Pair],
+    names: Names | Cause | Sequence[Cause],
+    where: Names = (),
+    *,
+    verdicts: Names = "bug",
+    coarse: bool = False,
+    **options: Any,
+) -> Row:
     """Return the row of a fault; `names` are names of one cause, or all causes of a stack."""
     if isinstance(names, Cause):
         causes: tuple[Cause, ...] = (names,)
@@ -100,9 +109,17 @@ def fault(
 
 
 def control(
-    name: str, base: str, says: str, make: Callable[[], Pair], names: Names, *,
-    verdicts: Names, thread: str = "", coarse: bool = False, **options: Any,
-) -> Row:  # fmt: skip
+    name: str,
+    base: str,
+    says: str,
+    make: Callable[[], Pair],
+    names: Names,
+    *,
+    verdicts: Names,
+    thread: str = "",
+    coarse: bool = False,
+    **options: Any,
+) -> Row:
     """Return the row of a pair with nothing wrong; `names` may all be said of it."""
     causes = (cause(names),) if names else ()
     return Row(name, base, says, thread, "control", make, causes, _all(verdicts), coarse, options)

@@ -24,8 +24,9 @@ def test_an_adapter_missing_in_the_last_layer_is_a_merge_of_some_targets() -> No
         for seed, part in enumerate("qv"):
             key = f"model.layers.{LAST}.self_attn.{part}_proj.weight"
             rows, columns = state[key].shape
-            down, up = (torch.randn(size, generator=_draws(seed)) for size in
-                        ((rows, 3), (3, columns)))  # fmt: skip
+            down, up = (
+                torch.randn(size, generator=_draws(seed)) for size in ((rows, 3), (3, columns))
+            )
             state[key] = state[key] + 0.05 * down @ up
 
     found = _ask("llama", "two", change)

@@ -92,9 +92,12 @@ def test_both_sides_can_be_made_and_differ_as_the_row_says(name: str) -> None:
 
 def test_the_judge_reads_folders_and_dumps_and_nothing_else() -> None:
     kinds = {
-        "layers-gelu": True, "norms-saved-plus-one": True, "heads-permuted": True,
-        "no-permutation-at-all": False, "gptq": False,
-    }  # fmt: skip
+        "layers-gelu": True,
+        "norms-saved-plus-one": True,
+        "heads-permuted": True,
+        "no-permutation-at-all": False,
+        "gptq": False,
+    }
     for name, read in kinds.items():
         first, second = (Path(str(side)) for side in BY_NAME[name].make())
         assert (distance(first, second) is not None) == read, name
@@ -103,11 +106,33 @@ def test_the_judge_reads_folders_and_dumps_and_nothing_else() -> None:
 # --- the judge -----------------------------------------------------------------------------------
 
 
-def answer(name: str, kind: str = "file", seeded: str = "scale", verdict: str = "bug",
-           named: tuple[str, ...] = ("scale",), right: bool = True, placed: bool = True,
-           confirmed: bool = True, wrong: tuple[str, ...] = ()) -> Answer:  # fmt: skip
-    return Answer(name, kind, True, seeded, verdict, named, (), "confirmed", 1, right, placed,
-                  confirmed, wrong, "")  # fmt: skip
+def answer(
+    name: str,
+    kind: str = "file",
+    seeded: str = "scale",
+    verdict: str = "bug",
+    named: tuple[str, ...] = ("scale",),
+    right: bool = True,
+    placed: bool = True,
+    confirmed: bool = True,
+    wrong: tuple[str, ...] = (),
+) -> Answer:
+    return Answer(
+        name,
+        kind,
+        True,
+        seeded,
+        verdict,
+        named,
+        (),
+        "confirmed",
+        1,
+        right,
+        placed,
+        confirmed,
+        wrong,
+        "",
+    )
 
 
 def test_counts_tell_what_was_named_placed_confirmed_and_invented() -> None:
@@ -121,10 +146,17 @@ def test_counts_tell_what_was_named_placed_confirmed_and_invented() -> None:
     )
     found = dict(counts(answers))
     assert found == {
-        "faults": 4, "called a bug": 3, "named": 2, "named and placed": 1,
-        "named, placed and confirmed": 1, "answers with a wrong cause confirmed": 2,
-        "controls": 2, "controls answered rightly": 1, "controls called a bug": 1, "crashes": 1,
-    }  # fmt: skip
+        "faults": 4,
+        "called a bug": 3,
+        "named": 2,
+        "named and placed": 1,
+        "named, placed and confirmed": 1,
+        "answers with a wrong cause confirmed": 2,
+        "controls": 2,
+        "controls answered rightly": 1,
+        "controls called a bug": 1,
+        "crashes": 1,
+    }
     lines = matrix(answers).splitlines()
     assert lines[2] == "| scale | 4 | crash 1, mask 1, scale 2 | 1 |"
     assert lines[3] == "| nothing wrong | 2 | none 1, scale 1 | 1 |"
@@ -133,8 +165,16 @@ def test_counts_tell_what_was_named_placed_confirmed_and_invented() -> None:
 def diagnosed(causes: str, where: tuple[str, ...], confirmed: bool) -> Answer:
     from aprfmt.diagnosis import CauseFound, Diagnosis
 
-    row: Row = fault("x", "file", "llama", "y", "none found", lambda: ("", ""), ("scale", "factor"),
-                     "L?.ffn_up.weight")  # fmt: skip
+    row: Row = fault(
+        "x",
+        "file",
+        "llama",
+        "y",
+        "none found",
+        lambda: ("", ""),
+        ("scale", "factor"),
+        "L?.ffn_up.weight",
+    )
     findings = [CauseFound(name, "", "tensor", "bug", where, confirmed) for name in causes.split()]
     return judged(row, Diagnosis("a", "b", tuple(findings), (), (), ()))
 

@@ -51,9 +51,13 @@ def _products(kind: str) -> Patch:
 
 
 def _ask(
-    arch: str, name: str, keep: Keep, how: str, config: dict[str, Any] | None = None,
+    arch: str,
+    name: str,
+    keep: Keep,
+    how: str,
+    config: dict[str, Any] | None = None,
     ids: Sequence[int] = IDS,
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     """Diagnose an engine that reads `config` for the model's own values, and rounds by `how`."""
     name = f"rounded-{arch}-{name}-{keep.__name__}-{how}"
     folder = base(arch)
@@ -94,8 +98,9 @@ def _tells(found: Diagnosis) -> bool:
     with np.load(found.b) as arrays:
         return all(
             np.array_equal(rounded_numpy(arrays[key]), arrays[key])
-            for key in arrays.files if key != "input_ids"
-        )  # fmt: skip
+            for key in arrays.files
+            if key != "input_ids"
+        )
 
 
 def rounded_numpy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -27,10 +27,13 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
         layer + "mlp.down_proj.weight": (8, 12),
     }  # fmt: skip
     return {
-        name: (1 + 0.1 * rng.standard_normal(shape) if len(shape) == 1 else
-               0.1 * rng.standard_normal(shape)).astype(np.float32)
+        name: (
+            1 + 0.1 * rng.standard_normal(shape)
+            if len(shape) == 1
+            else 0.1 * rng.standard_normal(shape)
+        ).astype(np.float32)
         for name, shape in shapes.items()
-    }  # fmt: skip
+    }
 
 
 def folder(path: Path, seed: int = 0) -> Path:
@@ -66,11 +69,22 @@ def ollama(store: Path, tags: dict[str, Path]) -> Path:
         (store / "blobs" / f"sha256-{digest}").write_bytes(data)
         manifest = store / "manifests" / "registry.ollama.ai" / "library" / tag
         manifest.parent.mkdir(parents=True, exist_ok=True)
-        layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}",
-                 "size": len(data)}  # fmt: skip
-        manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [
-            layer, {"mediaType": "application/vnd.ollama.image.params", "digest": "sha256:0"},
-        ]}))  # fmt: skip
+        layer = {
+            "mediaType": "application/vnd.ollama.image.model",
+            "digest": f"sha256:{digest}",
+            "size": len(data),
+        }
+        manifest.write_text(
+            json.dumps(
+                {
+                    "schemaVersion": 2,
+                    "layers": [
+                        layer,
+                        {"mediaType": "application/vnd.ollama.image.params", "digest": "sha256:0"},
+                    ],
+                }
+            )
+        )
     return store
 
 

@@ -109,8 +109,9 @@ def kill_a_worker() -> list[int]:
 def test_a_unit_that_takes_too_long_is_one_row_there_too(cluster: Any, tmp_path: Path) -> None:
     sparse(tmp_path / "endless.safetensors", 64 << 30)
     out = tmp_path / "r.jsonl"
-    given = ScanRequest((str(tmp_path),), out, FEW, 1, Limits(2.0, 1 << 30), ray=cluster.address,
-                        families=False)  # fmt: skip
+    given = ScanRequest(
+        (str(tmp_path),), out, FEW, 1, Limits(2.0, 1 << 30), ray=cluster.address, families=False
+    )
     report = scan(given)
     assert report.found["counts"][ERROR] == 1 and once(out)
 

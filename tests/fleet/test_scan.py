@@ -75,8 +75,10 @@ def test_every_question_of_every_model_has_one_row(zoo: Path, tmp_path: Path) ->
 def test_validate_and_scan_agree(zoo: Path, tmp_path: Path) -> None:
     scan(request(zoo / "cut.gguf", tmp_path / "r.jsonl", checks=()))
     told = {row["check"]: row["outcome"] for row in latest(tmp_path / "r.jsonl")}
-    alone = {row["name"]: row["outcome"] for row in
-             aprfmt("validate", zoo / "cut.gguf", "--json").json["checks"]}  # fmt: skip
+    alone = {
+        row["name"]: row["outcome"]
+        for row in aprfmt("validate", zoo / "cut.gguf", "--json").json["checks"]
+    }
     assert alone.items() <= told.items() and alone["layout"] == "FAIL"
 
 
@@ -143,8 +145,10 @@ def test_a_question_that_takes_too_long_is_one_row(tmp_path: Path) -> None:
     with Workers(1, Limits(seconds=5.0)) as workers:  # opening it has time on a busy machine
         rows = told(workers.answers([Task(subject, (OPEN, "values", "encodings"))]))
     assert [(row["check"], row["outcome"]) for row in rows] == [
-        (OPEN, "PASS"), ("values", ERROR), ("encodings", "PASS"),
-    ]  # fmt: skip
+        (OPEN, "PASS"),
+        ("values", ERROR),
+        ("encodings", "PASS"),
+    ]
     assert "--unit-time" in rows[1]["found"]
 
 
@@ -153,8 +157,10 @@ def test_a_question_that_takes_too_much_memory_is_one_row(tmp_path: Path) -> Non
     with Workers(1, Limits(memory=384 << 20)) as workers:
         rows = told(workers.answers([Task(subject, (OPEN, "digests", "encodings"))]))
     assert [(row["check"], row["outcome"]) for row in rows] == [
-        (OPEN, "PASS"), ("digests", ERROR), ("encodings", "PASS"),
-    ]  # fmt: skip
+        (OPEN, "PASS"),
+        ("digests", ERROR),
+        ("encodings", "PASS"),
+    ]
 
 
 def test_a_worker_that_is_killed_loses_one_answer(tmp_path: Path, zoo: Path) -> None:

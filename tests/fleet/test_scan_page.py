@@ -11,16 +11,32 @@ MANY = 10_000
 
 def report() -> ScanReport:
     models = [
-        {"model": f"<b>m{number}</b>", "bytes": number, "places": 1, "format": "gguf",
-         "architecture": "llama", "level": "full", "encodings": {"F32": number},
-         "PASS": 9, "FAIL": number % 2, "NOT_RUN": 0, "ERROR": 0}
+        {
+            "model": f"<b>m{number}</b>",
+            "bytes": number,
+            "places": 1,
+            "format": "gguf",
+            "architecture": "llama",
+            "level": "full",
+            "encodings": {"F32": number},
+            "PASS": 9,
+            "FAIL": number % 2,
+            "NOT_RUN": 0,
+            "ERROR": 0,
+        }
         for number in range(MANY)
-    ]  # fmt: skip
+    ]
     damage = [
-        {"model": row["model"], "check": "values", "outcome": "FAIL", "found": "1 NaN",
-         "findings": []}
-        for row in models if row["FAIL"]
-    ]  # fmt: skip
+        {
+            "model": row["model"],
+            "check": "values",
+            "outcome": "FAIL",
+            "found": "1 NaN",
+            "findings": [],
+        }
+        for row in models
+        if row["FAIL"]
+    ]
     found = {
         "counts": {"PASS": 9 * MANY, "FAIL": MANY // 2, "NOT_RUN": 0, "ERROR": 0},
         "models": models, "damage": damage, "families": [], "templates": [],

@@ -68,13 +68,17 @@ def test_ollamas_store_is_read_by_its_manifests(tmp_path: Path) -> None:
     assert aprfmt("convert", folder(tmp_path / "m"), gguf).code == 0
     store = ollama(tmp_path / "models", {"tiny/latest": gguf, "tiny/again": gguf})
     bad = store / "manifests" / "registry.ollama.ai" / "library" / "tiny" / "bad"
-    bad.write_text('{"layers": [{"mediaType": "application/vnd.ollama.image.model", '
-                   '"digest": "sha256:../../../etc/passwd"}]}')  # fmt: skip
+    bad.write_text(
+        '{"layers": [{"mediaType": "application/vnd.ollama.image.model", '
+        '"digest": "sha256:../../../etc/passwd"}]}'
+    )
     each = list(find([str(store)]))
     unlisted = [one for one in each if isinstance(one, Unlisted)]
     (one,) = [one for one in each if isinstance(one, FleetModel)]
-    assert one.places == ("ollama:registry.ollama.ai/library/tiny/again",
-                          "ollama:registry.ollama.ai/library/tiny/latest")  # fmt: skip
+    assert one.places == (
+        "ollama:registry.ollama.ai/library/tiny/again",
+        "ollama:registry.ollama.ai/library/tiny/latest",
+    )
     assert [each.place for each in unlisted] == ["ollama:registry.ollama.ai/library/tiny/bad"]
 
 
@@ -84,8 +88,9 @@ def test_a_circle_of_links_is_not_entered(tmp_path: Path) -> None:
     assert names(found(tmp_path), tmp_path) == ["a/m"]
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0,
-                    reason="NOT-RUN: root reads every folder")  # fmt: skip
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="NOT-RUN: root reads every folder"
+)
 def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)

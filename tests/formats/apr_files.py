@@ -35,14 +35,16 @@ class Tensor:
         ndim = len(self.shape) if self.ndim is None else self.ndim
         length = len(self.name) if self.name_length is None else self.name_length
         return (
-            struct.pack("<H", length) + self.name + struct.pack("<BB", self.code, ndim)
+            struct.pack("<H", length)
+            + self.name
+            + struct.pack("<BB", self.code, ndim)
             + struct.pack(f"<{len(self.shape)}Q", *self.shape)
             + struct.pack(
                 "<QQ",
                 offset if self.offset is None else self.offset,
                 len(self.data) if self.size is None else self.size,
             )
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,24 @@ class AprFile:
         index = entries if self.index is None else self.index
         index_offset = 64 + len(padded(metadata))
         fields = {
-            "count": len(self.tensors), "metadata_offset": 64, "metadata_size": len(metadata),
+            "count": len(self.tensors),
+            "metadata_offset": 64,
+            "metadata_size": len(metadata),
             "index_offset": index_offset,
-            "data_offset": index_offset + len(padded(index)) + len(self.gap), **self.fields,
-        }  # fmt: skip
+            "data_offset": index_offset + len(padded(index)) + len(self.gap),
+            **self.fields,
+        }
         head = struct.pack(
-            "<4sBBHIQIQQ", self.magic, *self.version, self.flags, fields["count"],
-            fields["metadata_offset"], fields["metadata_size"], fields["index_offset"],
+            "<4sBBHIQIQQ",
+            self.magic,
+            *self.version,
+            self.flags,
+            fields["count"],
+            fields["metadata_offset"],
+            fields["metadata_size"],
+            fields["index_offset"],
             fields["data_offset"],
-        )  # fmt: skip
+        )
         assert len(head) == 40 and len(self.reserved) == 20
         crc = zlib.crc32(head + self.reserved) if self.checksum is None else self.checksum
         head += struct.pack("<I", crc) + self.reserved
@@ -109,8 +120,12 @@ def sealed(data: bytes) -> bytes:
 def header_field(data: bytes, name: str) -> int:
     """Return an integer of the header."""
     fmt, at = {
-        "count": ("<I", 8), "metadata_offset": ("<Q", 12), "metadata_size": ("<I", 20),
-        "index_offset": ("<Q", 24), "data_offset": ("<Q", 32), "checksum": ("<I", 40),
-    }[name]  # fmt: skip
+        "count": ("<I", 8),
+        "metadata_offset": ("<Q", 12),
+        "metadata_size": ("<I", 20),
+        "index_offset": ("<Q", 24),
+        "data_offset": ("<Q", 32),
+        "checksum": ("<I", 40),
+    }[name]
     value: int = struct.unpack_from(fmt, data, at)[0]
     return value

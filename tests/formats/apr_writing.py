@@ -42,8 +42,11 @@ def check(source: AprSource, infos: list[TensorInfo]) -> None:
         tensor = source.tensors[planned.name]
         found = tensor.info
         assert (found.shape, found.encoding, found.nbytes, found.row_bytes) == (
-            planned.shape, planned.encoding, planned.nbytes, planned.row_bytes,
-        )  # fmt: skip
+            planned.shape,
+            planned.encoding,
+            planned.nbytes,
+            planned.row_bytes,
+        )
         assert tensor.raw() == pattern(planned)
 
 

@@ -22,7 +22,7 @@ from tests.formats.gguf_files import (
     one,
     plain,
     two,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,7 @@ def test_lz4_sequences_and_overlapping_matches() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.binary(max_size=300), st.integers(4, 600), st.integers(1, 400))))
-def test_lz4_blocks_expand_like_a_naive_decoder(
-    pieces: list[tuple[bytes, int, int]],
-) -> None:
+def test_lz4_blocks_expand_like_a_naive_decoder(pieces: list[tuple[bytes, int, int]]) -> None:
     block, expected = b"", bytearray()
     for literals, length, distance in pieces:
         expected += literals

@@ -46,11 +46,13 @@ def test_an_independent_writer_gives_the_same_apr_file(name: str) -> None:
     parsed = parse(memoryview(data), name)
     tensors = [
         Tensor(
-            entry.info.name.encode(), entry.info.shape, entry.code,
+            entry.info.name.encode(),
+            entry.info.shape,
+            entry.code,
             data[entry.info.offset : entry.info.offset + entry.info.nbytes],
         )
         for entry in parsed.entries
-    ]  # fmt: skip
+    ]
     metadata = bytes(parsed.metadata_raw)
     assert json.loads(metadata)["model_type"] == "golden"
     again = AprFile(tensors=tensors, metadata=metadata, flags=parsed.header.flags).build()

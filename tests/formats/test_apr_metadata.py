@@ -83,10 +83,14 @@ def test_float64_reads_back(value: float) -> None:
 
 def test_typed_keys_come_first_in_their_order_and_the_rest_as_given() -> None:
     given_order = {
-        "zeta": 1, "rms_norm_eps": 1e-6, "alpha": [1.5, "x", True, None], "rope_theta": 10000,
-        "name": "n", "special_tokens": {"eos_token": "</s>", "bos_token": "<s>"},
+        "zeta": 1,
+        "rms_norm_eps": 1e-6,
+        "alpha": [1.5, "x", True, None],
+        "rope_theta": 10000,
+        "name": "n",
+        "special_tokens": {"eos_token": "</s>", "bos_token": "<s>"},
         "hidden_size": 8,
-    }  # fmt: skip
+    }
     assert spell_metadata(given_order, "t").decode() == (
         '{"model_type":"","name":"n","license":null,"data_source":null,"data_license":null,'
         '"total_size":0,"param_count":0,"special_tokens":{"bos_token":"<s>","eos_token":"</s>",'

@@ -108,9 +108,10 @@ def test_every_code_reads_as_each_of_its_meanings(code: int) -> None:
             found = parsed.infos["w"].encoding
             # Where the bytes of two meanings are equal, the table's order decides.
             equal = [
-                other for other in layout.CODES[code]
+                other
+                for other in layout.CODES[code]
                 if layout.fits(ENCODINGS[other], shape)[0].nbytes == fit.nbytes
-            ]  # fmt: skip
+            ]
             assert found == equal[0]
 
 

@@ -55,8 +55,9 @@ def test_refused_files_are_refused(apr_reference: Path) -> None:
         assert name in entries
         with pytest.raises(FormatError, match=says):
             open_source(apr_reference / name)
-    stated = {name for name, entry in entries.items()
-              if entry["reference_reader"].startswith("refuses")}  # fmt: skip
+    stated = {
+        name for name, entry in entries.items() if entry["reference_reader"].startswith("refuses")
+    }
     assert stated <= set(REFUSED)
 
 

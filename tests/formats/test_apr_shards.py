@@ -25,18 +25,24 @@ def model(tmp_path: Path) -> list[Path]:
 
 def test_names_sizes_and_manifest(model: list[Path]) -> None:
     assert [path.name for path in model] == [
-        "m-00000-of-00003.apr", "m-00001-of-00003.apr", "m-00002-of-00003.apr", "m-manifest.json",
-    ]  # fmt: skip
+        "m-00000-of-00003.apr",
+        "m-00001-of-00003.apr",
+        "m-00002-of-00003.apr",
+        "m-manifest.json",
+    ]
     manifest = json.loads(model[-1].read_text())
     sizes = [path.stat().st_size for path in model[:-1]]
     assert manifest == {
-        "version": "2.0", "shard_count": 3, "total_size": sum(sizes), "tensor_count": 5,
+        "version": "2.0",
+        "shard_count": 3,
+        "total_size": sum(sizes),
+        "tensor_count": 5,
         "shards": [
             {"filename": model[at].name, "index": at, "size": sizes[at], "tensors": list(names)}
             for at, names in enumerate(["ab", "cd", "e"])
         ],
         "weight_map": {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2},
-    }  # fmt: skip
+    }
 
 
 def test_every_member_opens_the_whole_set(model: list[Path]) -> None:
@@ -52,8 +58,11 @@ def test_every_member_opens_the_whole_set(model: list[Path]) -> None:
         one = source.shards[1].parsed
         assert one.header.flags & 0x0010
         assert one.metadata["sharding"] == {
-            "shard_count": 3, "shard_index": 1, "total_size": 160, "pattern": None,
-        }  # fmt: skip
+            "shard_count": 3,
+            "shard_index": 1,
+            "total_size": 160,
+            "pattern": None,
+        }
         assert one.metadata["hidden_size"] == 8
         assert "tokenizer.vocabulary" not in one.metadata
 

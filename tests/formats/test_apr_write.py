@@ -45,9 +45,13 @@ def test_the_worked_example_byte_for_byte(tmp_path: Path) -> None:
     assert len(GOLDEN) == 516
     path = tmp_path / "golden.apr"
     metadata = {
-        "param_count": 8, "created_at": "1700000000", "version": "0.0.0-golden",
-        "name": "golden-v2", "model_type": "linear_regression", "author": None,
-    }  # fmt: skip
+        "param_count": 8,
+        "created_at": "1700000000",
+        "version": "0.0.0-golden",
+        "name": "golden-v2",
+        "model_type": "linear_regression",
+        "author": None,
+    }
     with open_sink(path) as sink:
         sink.plan(metadata, [info("bias", (1,)), info("weights", (8,))])
         sink.write("bias", [memoryview(GOLDEN[0x180:0x184])])
@@ -103,8 +107,7 @@ def test_index_is_sorted_and_data_lies_in_plan_order(tmp_path: Path) -> None:
     )
 )
 def test_any_tensors_round_trip(
-    tmp_path_factory: pytest.TempPathFactory,
-    rows: list[tuple[str, tuple[int, ...], str]],
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, tuple[int, ...], str]]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.apr"
     round_trip(path, [info(*row) for row in rows], force=True)

@@ -9,9 +9,10 @@ import pytest
 
 from tests.conftest import ROOT
 
-PUBLISHING = {f"aprfmt/formats/{n}.py" for n in (
-    "atomic", "journal", "output", "patched", "positioned", "resumed", "temporary",
-)}  # fmt: skip
+PUBLISHING = {
+    f"aprfmt/formats/{n}.py"
+    for n in ("atomic", "journal", "output", "patched", "positioned", "resumed", "temporary")
+}
 # (file, call) -> why it writes nothing that a user asked for
 ALLOWED = {
     ("aprfmt/formats/mapped.py", "os.open"): "reads only: the flags are O_RDONLY and what it needs",

@@ -130,9 +130,11 @@ def test_a_whole_command_is_interrupted_and_run_again(
 def _interrupt(args: list[str], name: str) -> int:
     """Send a signal to a command that has stopped in the middle of writing; its exit code."""
     with subprocess.Popen(
-        _command(args, _STOPS), env=_environment(), stdout=subprocess.PIPE,
+        _command(args, _STOPS),
+        env=_environment(),
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-    ) as running:  # fmt: skip
+    ) as running:
         assert running.stdout is not None
         assert running.stdout.read(1) == b"!", "it ended before it had written so much"
         folder = Path(args[2]).parent

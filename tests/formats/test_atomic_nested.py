@@ -28,8 +28,11 @@ def put(folder: Path, data: bytes, *, force: bool = True) -> None:
 def test_new_and_replaced(tmp_path: Path) -> None:
     put(tmp_path / "x", b"1", force=False)
     assert set(contents(tmp_path)) == {
-        "x/layer-0/a.bin", "x/layer-0/b.bin", "x/layer-1/a.bin", "x/out.bin",
-    }  # fmt: skip
+        "x/layer-0/a.bin",
+        "x/layer-0/b.bin",
+        "x/layer-1/a.bin",
+        "x/out.bin",
+    }
     with pytest.raises(OutputError, match="use --force"):
         put(tmp_path / "x", b"2", force=False)
     put(tmp_path / "x", b"2")

@@ -121,8 +121,10 @@ def test_a_row_of_other_bytes_is_damage_and_nothing_else(tmp_path: Path, name: s
     broken = stored(tmp_path / "b.gguf", ("t", shape, number, raw.tobytes()))
     report = diff(whole, broken)
     assert [(one.cause, one.confirmed) for one in report.findings if one.confirmed] in (
-        [], [("bit_rot", True)], [("stale_tensor", True)],
-    )  # fmt: skip
+        [],
+        [("bit_rot", True)],
+        [("stale_tensor", True)],
+    )
     assert report.counts["DIFFERENT"] == 1
 
 
@@ -144,10 +146,14 @@ def test_a_file_short_by_its_row_headers_says_so(tmp_path: Path) -> None:
     raw, shape = JUDGED["IQ4_KSS"], JUDGED["IQ4_KSS|="].shape
     wide = np.tile(raw, (16, 1))
     bare = wide.tobytes()[: -4 * len(wide)]
-    path = stored(tmp_path / "a.gguf", ("t", (len(wide), shape[1]), 146, bare),
-                  ("u", (8,), 0, bytes(32)))  # fmt: skip
-    with pytest.raises(FormatError, match=r"short by exactly the 4 bytes in front of each of its "
-                                          r"32 rows.*get the original file"):  # fmt: skip
+    path = stored(
+        tmp_path / "a.gguf", ("t", (len(wide), shape[1]), 146, bare), ("u", (8,), 0, bytes(32))
+    )
+    with pytest.raises(
+        FormatError,
+        match=r"short by exactly the 4 bytes in front of each of its "
+        r"32 rows.*get the original file",
+    ):
         open_source(path)
     done = aprfmt("inspect", path)
     assert done.code == 2 and "short by exactly" in done.out + done.err
@@ -155,8 +161,9 @@ def test_a_file_short_by_its_row_headers_says_so(tmp_path: Path) -> None:
 
 def test_an_interleaved_type_is_named_measured_and_copied(tmp_path: Path) -> None:
     data = bytes(range(256)) * 3
-    path = stored(tmp_path / "a.gguf", ("t", (4, 256), 339, data[: 4 * 144]),
-                  ("u", (8,), 0, bytes(32)))  # fmt: skip
+    path = stored(
+        tmp_path / "a.gguf", ("t", (4, 256), 339, data[: 4 * 144]), ("u", (8,), 0, bytes(32))
+    )
     text = warnings(path)["unknown_type"]
     assert "IQ4_K_R4" in text and "144 bytes for 256 elements; copied" in text
     assert aprfmt("set", path, "general.name=x", "-o", tmp_path / "b.gguf").code == 0
@@ -171,9 +178,7 @@ def test_an_interleaved_type_is_named_measured_and_copied(tmp_path: Path) -> Non
     assert "which the file does not have" in warnings(short)["unknown_type"]
 
 
-CLAIMS = [
-    (number, claim) for number, claims in CONTESTED.items() for claim in claims
-]  # fmt: skip
+CLAIMS = [(number, claim) for number, claims in CONTESTED.items() for claim in claims]
 
 
 @pytest.mark.parametrize(("number", "claim"), CLAIMS, ids=lambda value: getattr(value, "name", ""))

@@ -27,9 +27,10 @@ COUNTS = {  # below the number of bytes that are left, of entries that take more
     "keys": (one(n_keys=100), "the key count at offset 16 is 100", 1400),
     "elements": (
         File().raw_key("x", ARR, struct.pack("<IQ", STR, 500) + bytes(900)),
-        "the element count of key 'x' at offset 41 is 500", 4000,
+        "the element count of key 'x' at offset 41 is 500",
+        4000,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", COUNTS)

@@ -21,7 +21,7 @@ PEERS = [
     row
     for row in BY_GGML.values()
     if row.known and row.name not in ("Q8_1", "Q2_0", *(name for name, *_ in forks.DECODED))
-]  # fmt: skip
+]
 ALL_TYPES: dict[str, Stored] = {
     f"of.{row.name}": (row.name, (3, 2 * row.block_size), (DATA * 6)[: 6 * row.type_size])
     for row in PEERS
@@ -39,10 +39,18 @@ def fill(writer: GGUFWriter) -> None:
     """Give gguf-py one value of each type, and tensors of several."""
     writer.add_string("general.name", "größe")
     for name, value in (
-        ("uint8", 255), ("int8", -128), ("uint16", 65_535), ("int16", -32_768),
-        ("uint32", 2**32 - 1), ("int32", -(2**31)), ("float32", 0.1), ("uint64", 2**64 - 1),
-        ("int64", -(2**63)), ("float64", 0.1), ("bool", True),
-    ):  # fmt: skip
+        ("uint8", 255),
+        ("int8", -128),
+        ("uint16", 65_535),
+        ("int16", -32_768),
+        ("uint32", 2**32 - 1),
+        ("int32", -(2**31)),
+        ("float32", 0.1),
+        ("uint64", 2**64 - 1),
+        ("int64", -(2**63)),
+        ("float64", 0.1),
+        ("bool", True),
+    ):
         getattr(writer, f"add_{name}")(f"one.{name}", value)
     writer.add_token_list(["a", "", "é"])
     writer.add_token_scores([0.5, -1.0])
@@ -58,7 +66,7 @@ def fill(writer: GGUFWriter) -> None:
         ("i32", np.int32),
         ("i64", np.int64),
     ):
-        writer.add_tensor(name, random.integers(-9, 9, (3, 5)).astype(dtype))  # fmt: skip
+        writer.add_tensor(name, random.integers(-9, 9, (3, 5)).astype(dtype))
     writer.add_tensor("scalars", np.arange(3, dtype=np.float32))
     writer.add_tensor("four", np.zeros((2, 1, 3, 4), np.float32))
 
@@ -163,14 +171,29 @@ def test_transformers_loads_what_we_write(tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
     sizes = {
-        "block_count": 1, "context_length": 64, "embedding_length": 32, "feed_forward_length": 64,
-        "attention.head_count": 2, "attention.head_count_kv": 2, "rope.dimension_count": 16,
-        "attention.layer_norm_rms_epsilon": 3e-4, "rope.freq_base": 5_000, "vocab_size": 8,
-    }  # fmt: skip
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": 32,
+        "feed_forward_length": 64,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 2,
+        "rope.dimension_count": 16,
+        "attention.layer_norm_rms_epsilon": 3e-4,
+        "rope.freq_base": 5_000,
+        "vocab_size": 8,
+    }
     metadata = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in sizes.items()}
-    shapes = {"attn_q": (32, 32), "attn_k": (32, 32), "attn_v": (32, 32), "attn_output": (32, 32),
-              "ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64),
-              "attn_norm": (32,), "ffn_norm": (32,)}  # fmt: skip
+    shapes = {
+        "attn_q": (32, 32),
+        "attn_k": (32, 32),
+        "attn_v": (32, 32),
+        "attn_output": (32, 32),
+        "ffn_gate": (64, 32),
+        "ffn_up": (64, 32),
+        "ffn_down": (32, 64),
+        "attn_norm": (32,),
+        "ffn_norm": (32,),
+    }
     full = {f"blk.0.{name}.weight": shape for name, shape in shapes.items()}
     full |= {"token_embd.weight": (8, 32), "output_norm.weight": (32,), "output.weight": (8, 32)}
     random = np.random.default_rng(2)

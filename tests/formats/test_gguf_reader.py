@@ -139,8 +139,12 @@ def test_arrays_compare_by_bytes_or_by_elements(path: Path) -> None:
     with open_source(path) as source:
         a, b, c, d = source.metadata.values()
         assert (a == b, a == [float("nan")], c == d, c == (1, 2), c == "12") == (
-            True, False, True, True, False,
-        )  # fmt: skip
+            True,
+            False,
+            True,
+            True,
+            False,
+        )
         assert isinstance(a, StoredArray)
         with pytest.raises(TypeError, match="unhashable"):
             hash(a)

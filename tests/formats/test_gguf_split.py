@@ -245,7 +245,7 @@ def test_dealing_out_counts_header_table_and_padding() -> None:
         ("a-000001-of-00002.gguf", None),
         ("a-\N{ARABIC-INDIC DIGIT ONE}0001-of-00002.gguf", None),
     ],
-)  # fmt: skip
+)
 def test_names(name: str, found: tuple[str, int, int] | None) -> None:
     assert parse_split_name(name) == found
 

@@ -144,7 +144,7 @@ NUMBERS: dict[str, st.SearchStrategy[Any]] = {
     "float64": st.floats(allow_nan=False),
     "bool": st.booleans(),
     "string": st.binary(max_size=12).map(lambda raw: raw.decode("utf-8", "surrogateescape")),
-}  # fmt: skip
+}
 SCALARS = st.one_of(*(st.builds(Typed, v, st.just(name)) for name, v in NUMBERS.items()))
 ARRAYS = st.one_of(
     *(

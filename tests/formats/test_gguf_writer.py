@@ -124,7 +124,7 @@ BAD_INFOS: dict[str, tuple[TensorInfo, str]] = {
     "no_encoding": (TensorInfo("a", (8,), "F33", 0, 32, 32), "'F33' is not one we know"),
     "row": (TensorInfo("a", (2, 33), "Q4_0", 0, 36, 18), "multiple of 32 elements, found 33"),
     "nbytes": (TensorInfo("a", (8,), "F32", 0, 31, 32), "31 bytes are planned, .* takes 32"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD_INFOS)

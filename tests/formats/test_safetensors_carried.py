@@ -117,8 +117,13 @@ def test_a_gguf_goes_there_and_back(demo_model: Path, tmp_path: Path) -> None:
     done = command("set", tmp_path / "s.safetensors", "note=mine", "--in-place")
     assert done.code == 0 and stored(tmp_path / "s.safetensors") == expected
     (tmp_path / "p").mkdir()
-    done = command("split", tmp_path / "q.safetensors", tmp_path / "p" / "q.safetensors",
-                   "--max-shard-size", "400K")  # fmt: skip
+    done = command(
+        "split",
+        tmp_path / "q.safetensors",
+        tmp_path / "p" / "q.safetensors",
+        "--max-shard-size",
+        "400K",
+    )
     assert done.code == 0
     index = tmp_path / "p" / "q.safetensors.index.json"
     assert stored(index) == expected

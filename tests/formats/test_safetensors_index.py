@@ -24,20 +24,29 @@ INFOS = [info(f"layers.{at}.w", (4, 2), "BF16") for at in range(5)] + [info("nor
 def model(tmp_path: Path) -> list[Path]:
     """Three shards and their index, last."""
     return write(
-        tmp_path / "model.safetensors", INFOS, patterns(INFOS), max_shard_size=32,
+        tmp_path / "model.safetensors",
+        INFOS,
+        patterns(INFOS),
+        max_shard_size=32,
         metadata={"digest": "x"},
-    )  # fmt: skip
+    )
 
 
 def test_names_and_index(model: list[Path]) -> None:
     assert [path.name for path in model] == [
-        "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
-        "model-00003-of-00003.safetensors", "model.safetensors.index.json",
-    ]  # fmt: skip
+        "model-00001-of-00003.safetensors",
+        "model-00002-of-00003.safetensors",
+        "model-00003-of-00003.safetensors",
+        "model.safetensors.index.json",
+    ]
     homes = {
-        "layers.0.w": model[0].name, "layers.1.w": model[1].name, "layers.2.w": model[1].name,
-        "layers.3.w": model[2].name, "layers.4.w": model[2].name, "norm": model[0].name,
-    }  # fmt: skip
+        "layers.0.w": model[0].name,
+        "layers.1.w": model[1].name,
+        "layers.2.w": model[1].name,
+        "layers.3.w": model[2].name,
+        "layers.4.w": model[2].name,
+        "norm": model[0].name,
+    }
     index = {"metadata": {"total_size": 96}, "weight_map": homes}
     assert model[-1].read_text() == json.dumps(index, indent=2, sort_keys=True) + "\n"
 

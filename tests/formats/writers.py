@@ -121,8 +121,9 @@ def _model(version: int) -> Path:
 
     if version not in _MODELS:
         folder = Path(tempfile.mkdtemp(prefix="aprfmt-model-"))
-        llama_folder(folder, "BF16", hidden=16, layers=1, vocab=8, heads=2, kv_heads=1,
-                     seed=version)  # fmt: skip
+        llama_folder(
+            folder, "BF16", hidden=16, layers=1, vocab=8, heads=2, kv_heads=1, seed=version
+        )
         (folder / "tokenizer_config.json").write_text(f'{{"version": {version}}}')
         _MODELS[version] = folder
     return _MODELS[version]

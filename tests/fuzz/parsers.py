@@ -195,5 +195,8 @@ def journal(data: bytes) -> None:
     for name in (*found.removes, *(name for move in found.moves for name in move)):
         if "/" in name or name in ("", ".", ".."):
             raise BrokenPromiseError(f"{name!r} leads out of the folder")
-    same(loads(found.dumps(), "again", max_bytes=1 << 22, surrogates=True)["removes"],
-         list(found.removes), "a journal")  # fmt: skip
+    same(
+        loads(found.dumps(), "again", max_bytes=1 << 22, surrogates=True)["removes"],
+        list(found.removes),
+        "a journal",
+    )

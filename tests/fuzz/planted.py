@@ -28,9 +28,12 @@ def folder(root: Path) -> Path:
     made = llama_folder(root / FILE, "BF16", hidden=32, layers=1, vocab=8, heads=2, kv_heads=1)
     config = json.loads((made / "config.json").read_text())
     config |= {
-        "_name_or_path": NASTY, NASTY: NASTY, "transformers_version": NASTY,
-        "torch_dtype": NASTY, "quantized_by": [NASTY, {NASTY: NASTY}],
-    }  # fmt: skip
+        "_name_or_path": NASTY,
+        NASTY: NASTY,
+        "transformers_version": NASTY,
+        "torch_dtype": NASTY,
+        "quantized_by": [NASTY, {NASTY: NASTY}],
+    }
     (made / "config.json").write_text(json.dumps(config))
     (made / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     (made / "tokenizer_config.json").write_text(
@@ -45,8 +48,13 @@ def tokens() -> list[str]:
 
 
 def tokenizer_json() -> dict[str, Any]:
-    flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False,
-             "single_word": False}  # fmt: skip
+    flags = {
+        "special": True,
+        "normalized": False,
+        "lstrip": False,
+        "rstrip": False,
+        "single_word": False,
+    }
     return {
         "version": "1.0",
         "added_tokens": [{"id": 3, "content": tokens()[3], **flags}],

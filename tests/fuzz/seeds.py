@@ -142,14 +142,27 @@ def trace() -> list[bytes]:
     stats = compute(np.arange(4, dtype=np.float32)).to_json()
     rows = [
         {
-            "key": key, "point": key.partition(".")[2] or key, "layer": None, "shape": [4],
-            "count": 4, "positions": [0], "dtype": "float32", "form": "fused", "device": "cpu",
-            "stats": stats, "sha256": "0" * 64,
+            "key": key,
+            "point": key.partition(".")[2] or key,
+            "layer": None,
+            "shape": [4],
+            "count": 4,
+            "positions": [0],
+            "dtype": "float32",
+            "form": "fused",
+            "device": "cpu",
+            "stats": stats,
+            "sha256": "0" * 64,
         }
         for key in ("L0.attn_out", "logits")
-    ]  # fmt: skip
-    header = {"schema": SCHEMA, "run": {"ids": [1]}, "records": rows, "aliases": {"x": "logits"},
-              "nonfinite": None}  # fmt: skip
+    ]
+    header = {
+        "schema": SCHEMA,
+        "run": {"ids": [1]},
+        "records": rows,
+        "aliases": {"x": "logits"},
+        "nonfinite": None,
+    }
     text = json.dumps(header, separators=(",", ":"))
     meta = {"__metadata__": {"aprfmt.trace": text}}
     return [file(meta), file({**meta, "logits": entry()}, DATA[:16])]
@@ -187,9 +200,13 @@ def model() -> list[bytes]:
 def _model(arch: str, more: Callable[[File], object] = bool, data: bytes = DATA) -> bytes:
     file = File().key("general.architecture", STR, arch)
     sizes = {
-        "block_count": 1, "context_length": 8, "embedding_length": 4, "feed_forward_length": 4,
-        "attention.head_count": 2, "attention.head_count_kv": 1,
-    }  # fmt: skip
+        "block_count": 1,
+        "context_length": 8,
+        "embedding_length": 4,
+        "feed_forward_length": 4,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+    }
     for key, size in sizes.items():
         file.key(f"{arch}.{key}", U32, size)
     file.key(f"{arch}.attention.layer_norm_rms_epsilon", F32, 1e-5)

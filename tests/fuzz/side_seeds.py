@@ -16,38 +16,76 @@ from tests.fuzz.sidefiles import FILES, PARTS, STAGES
 
 
 def golden() -> list[bytes]:
-    prompt = {"name": "a", "prompt": "b", "output_ids": [1, 2], "contains": ["c"],
-              "smallest_lead": 0.5, "max_tokens": 4}  # fmt: skip
-    chat = {"name": "b", "messages": [{"role": "user", "content": "x"}], "parses": "python",
-            "defines": ["f"], "output_text": "y", "prompt_ids": [3]}  # fmt: skip
+    prompt = {
+        "name": "a",
+        "prompt": "b",
+        "output_ids": [1, 2],
+        "contains": ["c"],
+        "smallest_lead": 0.5,
+        "max_tokens": 4,
+    }
+    chat = {
+        "name": "b",
+        "messages": [{"role": "user", "content": "x"}],
+        "parses": "python",
+        "defines": ["f"],
+        "output_text": "y",
+        "prompt_ids": [3],
+    }
     text = {"name": "t", "text": "abc", "ids": [1, 2], "nats_per_token": 2.5, "tolerance": 0.1}
-    return [_json({"format": 1, "greedy": [prompt, chat], "losses": [text]}),
-            _json({"greedy": [{"name": "a", "prompt": "b", "contains": "c"}]})]  # fmt: skip
+    return [
+        _json({"format": 1, "greedy": [prompt, chat], "losses": [text]}),
+        _json({"greedy": [{"name": "a", "prompt": "b", "contains": "c"}]}),
+    ]
 
 
 def baseline() -> list[bytes]:
     measure = {"value": 1.5, "unit": "bits", "tolerance": 0.01, "kind": "relative", "reason": "x"}
-    gates = {"loss": {"outcome": "PASS", "measures": {"bpb": measure,
-                                                      "odd": {**measure, "value": None}}},
-             "greedy": {"outcome": "NOT_RUN", "measures": {}}}  # fmt: skip
+    gates = {
+        "loss": {
+            "outcome": "PASS",
+            "measures": {"bpb": measure, "odd": {**measure, "value": None}},
+        },
+        "greedy": {"outcome": "NOT_RUN", "measures": {}},
+    }
     return [_json({"format": 1, "model": "m", "ran": "numpy:cpu:float32", "gates": gates})]
 
 
 def calibration() -> list[bytes]:
-    row = {"pair": ["numpy", "torch"], "weights": "exact", "point": "q", "dtype": "float32",
-           "rel_l2": 1e-7, "max_over_rms": 1e-6, "largest": 1e-8, "runs": 3,
-           "evidence": "5 times the largest"}  # fmt: skip
+    row = {
+        "pair": ["numpy", "torch"],
+        "weights": "exact",
+        "point": "q",
+        "dtype": "float32",
+        "rel_l2": 1e-7,
+        "max_over_rms": 1e-6,
+        "largest": 1e-8,
+        "runs": 3,
+        "evidence": "5 times the largest",
+    }
     return [_json({"schema": "aprfmt.thresholds/1", "rows": [row], "beyond": [], "repeats": 3})]
 
 
 def manifest() -> list[bytes]:
-    tensor = {"key": "a", "names": ["a"], "encoding": "F32", "shape": [1], "raw": ["0"],
-              "decoded": "1"}  # fmt: skip
-    files = [{"name": "m.gguf", "size": 3, "sha256": "0", "outside": "1"},
-             {"name": "config.json", "size": 2, "sha256": "0"}]  # fmt: skip
+    tensor = {
+        "key": "a",
+        "names": ["a"],
+        "encoding": "F32",
+        "shape": [1],
+        "raw": ["0"],
+        "decoded": "1",
+    }
+    files = [
+        {"name": "m.gguf", "size": 3, "sha256": "0", "outside": "1"},
+        {"name": "config.json", "size": 2, "sha256": "0"},
+    ]
     other = {**tensor, "key": "b", "decoded": None, "undecodable": "x"}
-    found = {"schema": "aprfmt.hash-manifest/1", "format": "gguf", "files": files,
-             "tensors": [tensor, other]}  # fmt: skip
+    found = {
+        "schema": "aprfmt.hash-manifest/1",
+        "format": "gguf",
+        "files": files,
+        "tensors": [tensor, other],
+    }
     return [_json(found), _json({**found, "format": "apr", "files": []})]
 
 
@@ -104,9 +142,11 @@ def companions() -> list[bytes]:
 
 def carried() -> list[bytes]:
     files = {
-        "tokenizer_config.json": '{"bos_token":"<s>"}', "chat_template.jinja": "{{ 1 }}",
-        "generation_config.json": '{"eos_token_id":3}', "config.json": '{"vocab_size":4}',
-    }  # fmt: skip
+        "tokenizer_config.json": '{"bos_token":"<s>"}',
+        "chat_template.jinja": "{{ 1 }}",
+        "generation_config.json": '{"eos_token_id":3}',
+        "config.json": '{"vocab_size":4}',
+    }
     return [
         _json({
             "aprfmt.files": json.dumps(files), "aprfmt.hf_config": '{"vocab_size":8}',
@@ -193,8 +233,11 @@ def _tensors(config: dict[str, Any], parts: dict[str, tuple[str, tuple[int, ...]
     header: dict[str, Any] = {"__metadata__": {"config": json.dumps(config)}}
     data = b""
     for name, (kind, shape, raw) in parts.items():
-        header[name] = {"dtype": kind, "shape": list(shape),
-                        "data_offsets": [len(data), len(data) + len(raw)]}  # fmt: skip
+        header[name] = {
+            "dtype": kind,
+            "shape": list(shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = _json(header)
     return len(text).to_bytes(8, "little") + text + data
@@ -235,8 +278,9 @@ def _bundles() -> tuple[bytes, ...]:
     with Model(open_buffer(_model("llama", data=_SMALL), Path("fuzz.gguf")), None) as model:
         with Session.of(model, numpy) as session:
             kept = Kept()
-            trace = session.trace([1, 2], list(session.points), keep=kept.keep, fetch=kept.fetch,
-                                  logits_rows="all")  # fmt: skip
+            trace = session.trace(
+                [1, 2], list(session.points), keep=kept.keep, fetch=kept.fetch, logits_rows="all"
+            )
         for key in ("L0.attn_norm", "logits"):
             cell = cut_out(model, key, [1, 2], trace.values, numpy)
             value = cell.run(numpy)
@@ -256,17 +300,24 @@ def stages() -> list[bytes]:
     """Return variants of the file beside the stages: right, unknown positions, another file's."""
     shapes = dict(zip(STAGES, ([2, 3], [1, 2]), strict=True))
     files: dict[str, Any] = {
-        name: {"sha256": hashlib.sha256(raw).hexdigest(), "shape": shapes[name],
-               "positions": list(range(shapes[name][0])), "dtype": "float32", "form": "stepped",
-               "device": "cpu"}
+        name: {
+            "sha256": hashlib.sha256(raw).hexdigest(),
+            "shape": shapes[name],
+            "positions": list(range(shapes[name][0])),
+            "dtype": "float32",
+            "form": "stepped",
+            "device": "cpu",
+        }
         for name, raw in STAGES.items()
-    }  # fmt: skip
+    }
     run = {"ids": [1, 2], "model": "m.gguf", "backend": {"backend": "numpy", "tf32": False}}
     bare = {name: {**row, "positions": None, "form": None} for name, row in files.items()}
     other = {name: {**row, "sha256": "0" * 64} for name, row in files.items()}
-    return [_json({"schema": 1, "run": run, "files": files}),
-            _json({"schema": 1, "run": {}, "files": bare}),
-            _json({"schema": 1, "run": {"ids": None}, "files": other})]  # fmt: skip
+    return [
+        _json({"schema": 1, "run": run, "files": files}),
+        _json({"schema": 1, "run": {}, "files": bare}),
+        _json({"schema": 1, "run": {"ids": None}, "files": other}),
+    ]
 
 
 def npy() -> list[bytes]:

@@ -21,6 +21,7 @@ from aprfmt.base.outcome import Check
 from aprfmt.base.text import escape
 from aprfmt.checks import validate_model
 from aprfmt.checks.gates import baseline as qa_baseline
+from aprfmt.checks.gates import baseline_file
 from aprfmt.checks.gates import golden as qa_golden
 from aprfmt.checks.records import Answer, Measure
 from aprfmt.compare.thresholds import threshold
@@ -57,8 +58,7 @@ STAGES = {
 }
 _MEASURES = {"bpb": Measure(1.5, "bits", 0.01, "absolute", "x"),
              "odd": Measure(math.nan, "", 0.0, "relative", "")}  # fmt: skip
-_GATES = [Answer("loss", "", "PASS", 0.1, measures=_MEASURES),
-          Answer("greedy", "", "NOT_RUN", 0.0)]  # fmt: skip
+_GATES = [Answer("loss", "", "PASS", 0.1, measures=_MEASURES), Answer("greedy", "", "NOT_RUN", 0.0)]
 
 
 def _value(data: bytes) -> Any:
@@ -79,7 +79,7 @@ def golden(data: bytes) -> None:
 
 def baseline(data: bytes) -> None:
     """Read a baseline and compare a run with it."""
-    for check in qa_baseline.compare(qa_baseline.parse(_value(data), PATH), _GATES):
+    for check in qa_baseline.compare(baseline_file.parse(_value(data), PATH), _GATES):
         _shown(check)
 
 
@@ -91,8 +91,7 @@ def _shown(check: Check) -> None:
 def calibration(data: bytes) -> None:
     rows = parse_calibration(_value(data), PATH)
     for row in rows:
-        found = threshold(row.point, row.pair, (row.dtype, row.dtype), row.weights,
-                          calibrated=rows)  # fmt: skip
+        found = threshold(row.point, row.pair, (row.dtype, row.dtype), row.weights, calibrated=rows)
         if not 0 < found.rel_l2 < math.inf or not 0 < found.max_over_rms < math.inf:
             raise BrokenPromiseError(f"{row!r:.500} gives {found}")
 
@@ -101,8 +100,9 @@ def manifest(data: bytes) -> None:
     """Read a manifest of hashes, compare a model with it and with the model's own record."""
     found = side_manifest.parse(_value(data), PATH)
     fake = cast(Model, SimpleNamespace(format=found.get("format")))
-    rows = [{"key": "a", "names": ["a"], "encoding": "F32", "shape": [1], "raw": ["0"],
-             "decoded": "1"}]  # fmt: skip
+    rows = [
+        {"key": "a", "names": ["a"], "encoding": "F32", "shape": [1], "raw": ["0"], "decoded": "1"}
+    ]
     files = [{"name": "m.gguf", "size": 3, "sha256": "0", "outside": "1"}]
     for tensors, have in ((rows, files), (found["tensors"], found["files"])):
         read = side_manifest.file_rows
@@ -114,8 +114,11 @@ def manifest(data: bytes) -> None:
         for failure in failures:
             check_shown(escape(f"{failure['key']}: {failure['what']}"))
     same(failures, [], "a manifest compared with itself")
-    same(side_manifest.parse(loads(dumps(found), "again", max_bytes=2 * LIMIT), PATH), found,
-         "a manifest")  # fmt: skip
+    same(
+        side_manifest.parse(loads(dumps(found), "again", max_bytes=2 * LIMIT), PATH),
+        found,
+        "a manifest",
+    )
 
 
 def eval_text(data: bytes) -> None:
@@ -180,8 +183,15 @@ def carried(data: bytes) -> None:
     problems: list[AprfmtError] = []
     for form in ("gguf", "apr"):
         model = cast(Any, fake(form, {HF_JSON: json.dumps(JSON), **values}))
-        steps: list[Callable[[Any], Any]] = [read_texts, config_text, facts, load, to_gguf,
-                                             to_apr, to_hf]  # fmt: skip
+        steps: list[Callable[[Any], Any]] = [
+            read_texts,
+            config_text,
+            facts,
+            load,
+            to_gguf,
+            to_apr,
+            to_hf,
+        ]
         for step in steps:
             try:
                 step(model)

@@ -10,8 +10,9 @@ TARGETS: Mapping[str, Target] = {
     target.name: target
     for target in (
         Target("gguf", containers.gguf, seeds.gguf),
-        Target("safetensors", containers.safetensors, seeds.safetensors,
-               containers.mend_safetensors),
+        Target(
+            "safetensors", containers.safetensors, seeds.safetensors, containers.mend_safetensors
+        ),
         Target("apr", containers.apr, seeds.apr, containers.mend_apr),
         Target("index", containers.index, seeds.index),
         Target("config", parsers.config, seeds.config),
@@ -38,7 +39,7 @@ TARGETS: Mapping[str, Target] = {
         Target("stages", sidefiles.stages, side_seeds.stages, aside=True),
         Target("npy", sidefiles.npy, side_seeds.npy, aside=True),
     )
-}  # fmt: skip
+}
 
 
 def find(name: str) -> Target:

@@ -90,11 +90,15 @@ def test_stderr_is_back_after_the_library_was_asked(capfd: pytest.CaptureFixture
 @pytest.mark.parametrize("token", ["<0xZZ>", "", "x", "<0x0A"])
 def test_byte_tokens_that_are_none(token: str) -> None:
     tokens = [*SPM["tokenizer.ggml.tokens"], token, "<0x0A>", "<0x0A>"]
-    model = fake("gguf", SPM | {
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [0.0] * len(tokens),
-        "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 6, 6, 6],
-    })  # fmt: skip
+    model = fake(
+        "gguf",
+        SPM
+        | {
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0] * len(tokens),
+            "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 6, 6, 6],
+        },
+    )
     made = load(model)
     ids = made.encode("a\n")
     assert ids[-1] == 8

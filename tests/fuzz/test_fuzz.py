@@ -32,12 +32,29 @@ def fuzz(name: str, folder: Path, *options: str) -> "subprocess.CompletedProcess
     # A process inherits the peak memory of the one that started it, here of all tests before: the
     # shell between forks a new one.
     return subprocess.run(
-        ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-m", "tests.fuzz", name,
-         f"--patience={PATIENCE}", f"--cpu-seconds={PATIENCE}",
-         f"--corpus={folder / 'corpus'}", f"--findings={folder / 'findings'}", *options],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        errors="replace", timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        [
+            "sh",
+            "-c",
+            '"$@"; exit $?',
+            "sh",
+            sys.executable,
+            "-m",
+            "tests.fuzz",
+            name,
+            f"--patience={PATIENCE}",
+            f"--cpu-seconds={PATIENCE}",
+            f"--corpus={folder / 'corpus'}",
+            f"--findings={folder / 'findings'}",
+            *options,
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 @EVERY

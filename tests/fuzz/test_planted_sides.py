@@ -103,8 +103,9 @@ def test_names_of_arrays_messages_and_samples_are_escaped(model: Path, tmp_path:
     page = tmp_path / "x.html"
     arrays: dict[str, Any] = {
         NASTY.replace("/", "").replace("\0", ""): np.ones((3, 8), np.float32),
-        "model.layers.0": np.ones((1, 3, 8), np.float32), "__order__": np.array([NASTY]),
-    }  # fmt: skip
+        "model.layers.0": np.ones((1, 3, 8), np.float32),
+        "__order__": np.array([NASTY]),
+    }
     np.savez(tmp_path / "x.npz", **arrays)
     look(["trace", "--load", tmp_path / "x.npz"])
     look(["diagnose", model, tmp_path / "x.npz", "--html", page], page)
@@ -124,5 +125,18 @@ def test_gates_and_pages_of_a_planted_model(form: str, tmp_path: Path) -> None:
     page = tmp_path / "x.html"
     look(["qa", made])
     look(["diagnose", made, made, "--ids", "1,2", "--html", page], page)
-    look(["parity", made, "--between", "numpy", "numpy:cpu:bfloat16", "--ids", "1,2", "--html",
-          page, "--force"], page)  # fmt: skip
+    look(
+        [
+            "parity",
+            made,
+            "--between",
+            "numpy",
+            "numpy:cpu:bfloat16",
+            "--ids",
+            "1,2",
+            "--html",
+            page,
+            "--force",
+        ],
+        page,
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.checks.gates import baseline, golden
+from aprfmt.checks.gates import baseline_file, golden
 from aprfmt.cli.running import parse_npy
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import llama_text
@@ -39,10 +39,10 @@ def test_golden_files_ask_for_what_is_possible(key: str, value: Any) -> None:
 )
 def test_baselines_hold_numbers(changed: dict[str, Any]) -> None:
     whole = json.loads(side_seeds.baseline()[0])
-    assert baseline.parse(whole, PATH)
+    assert baseline_file.parse(whole, PATH)
     whole["gates"]["loss"]["measures"]["bpb"].update(changed)
     with pytest.raises(FormatError, match="no objects with outcome and measures"):
-        baseline.parse(whole, PATH)
+        baseline_file.parse(whole, PATH)
 
 
 def test_baselines_without_a_value_are_none() -> None:
@@ -50,7 +50,7 @@ def test_baselines_without_a_value_are_none() -> None:
     whole = json.loads(side_seeds.baseline()[0])
     del whole["gates"]["loss"]["measures"]["bpb"]["value"]
     with pytest.raises(FormatError):
-        baseline.parse(whole, PATH)
+        baseline_file.parse(whole, PATH)
     assert not judge(TARGETS["baseline"], json.dumps(whole).encode())
 
 

@@ -52,9 +52,13 @@ def measured(template: str, cpu_seconds: int = PATIENCE) -> tuple[str, int]:
         "print(json.dumps([said, used.ru_maxrss * 1024]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, template, str(cpu_seconds), str(2 * PATIENCE)], cwd=ROOT,
-        capture_output=True, text=True, timeout=3 * PATIENCE, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code, template, str(cpu_seconds), str(2 * PATIENCE)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE,
+        check=True,
+    )
     said, peak = json.loads(done.stdout)
     return said, peak
 

@@ -126,8 +126,10 @@ def encoded(name: str) -> Encoded:
     model.save_pretrained(folder)
     write_pooling(folder, pooling)
     found: Found = {}
-    handles = [module.register_forward_hook(_hook(path, found))
-               for path, module in model.double().named_modules()]  # fmt: skip
+    handles = [
+        module.register_forward_hook(_hook(path, found))
+        for path, module in model.double().named_modules()
+    ]
     with torch.no_grad(), everything_float64(model):
         rows = model(torch.tensor([IDS])).last_hidden_state[0].numpy()
     for handle in handles:

@@ -82,13 +82,19 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
     if "n_embd" in values:
         turned = {"rotary_dim": 6} if "rotary_dim" in values else {}
         return turned | {
-            "n_embd": size.hidden, "n_head": size.heads, "n_inner": size.ffn, "vocab_size": VOCAB,
-        }  # fmt: skip
+            "n_embd": size.hidden,
+            "n_head": size.heads,
+            "n_inner": size.ffn,
+            "vocab_size": VOCAB,
+        }
     rotated = int(0.4 * size.head)
     found: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": size.hidden, "num_attention_heads": size.heads,
-        "num_key_value_heads": size.kv_heads, "intermediate_size": size.ffn,
-    }  # fmt: skip
+        "vocab_size": VOCAB,
+        "hidden_size": size.hidden,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "intermediate_size": size.ffn,
+    }
     choices: dict[str, Any] = {
         "head_dim": size.head,
         "moe_intermediate_size": size.expert,
@@ -120,8 +126,10 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
     if arch == "phi3":
         factors = [1.0 + 0.3 * i for i in range(rotated // 2)]
         found["rope_parameters"] = {
-            **values["rope_parameters"], "short_factor": factors, "long_factor": factors[::-1],
-        }  # fmt: skip
+            **values["rope_parameters"],
+            "short_factor": factors,
+            "long_factor": factors[::-1],
+        }
     return found
 
 

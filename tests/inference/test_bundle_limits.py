@@ -7,8 +7,9 @@ from aprfmt.errors import FormatError
 from aprfmt.inference.parity import bundle
 
 
-@pytest.mark.parametrize(("name", "most"), [("head_dim", 1 << 20), ("ffn_size", 1 << 20),
-                                            ("vocab_size", MAX_SIZE)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "most"), [("head_dim", 1 << 20), ("ffn_size", 1 << 20), ("vocab_size", MAX_SIZE)]
+)
 def test_a_hyperparameter_is_bounded(name: str, most: int) -> None:
     found = {"n_layers": 1, name: most}
     assert bundle._hyper(found, "llama", "x") == found

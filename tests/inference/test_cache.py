@@ -86,7 +86,7 @@ def test_a_session_can_go_back() -> None:
         "qwen3_5",
         "llama4",
     ],
-)  # fmt: skip
+)
 def test_deterministic_bits_depend_on_nothing_else(name: str, run_: str) -> None:
     b = backend(run_, deterministic=True)
     ids = LONG[:60] if name == "gpt2" else LONG
@@ -136,7 +136,7 @@ def test_deterministic_bits_of_encoded_weights(
         "phi2",
         "qwen3_next",
     ],
-)  # fmt: skip
+)
 def test_deterministic_results_are_right(name: str, run_: str) -> None:
     with open_model(judged(name).folder) as model:
         with Session.of(model, backend(run_, deterministic=True)) as session:
@@ -150,7 +150,10 @@ def test_stepped_and_fused_are_bit_equal_in_deterministic_mode() -> None:
             plain = session.logits(LONG)
             kept = Kept()
             trace = session.trace(
-                LONG, ["L1.scores", "L3.probs", "logits"],
-                keep=kept.keep, fetch=kept.fetch, logits_rows="all",
-            )  # fmt: skip
+                LONG,
+                ["L1.scores", "L3.probs", "logits"],
+                keep=kept.keep,
+                fetch=kept.fetch,
+                logits_rows="all",
+            )
         np.testing.assert_array_equal(trace.values("logits"), plain)

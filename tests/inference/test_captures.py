@@ -95,10 +95,14 @@ def test_the_last_row_alone_is_seen_as_such(tmp_path: Path) -> None:
 
 def test_the_command_proposes_writes_and_uses_a_mapping(tmp_path: Path) -> None:
     model, right = tiny_folder("llama"), own()
-    dumps = npy(tmp_path / "dumps", {
-        "blk0_query": right["L0.q"].swapaxes(0, 1)[None], "head": right["logits"][None],
-        "noise": np.random.default_rng(0).normal(size=(29, 48)).astype(np.float32),
-    })  # fmt: skip
+    dumps = npy(
+        tmp_path / "dumps",
+        {
+            "blk0_query": right["L0.q"].swapaxes(0, 1)[None],
+            "head": right["logits"][None],
+            "noise": np.random.default_rng(0).normal(size=(29, 48)).astype(np.float32),
+        },
+    )
     out = tmp_path / "trace.safetensors"
     first = ran(0, "trace", model, "--map", dumps, "--ids", TEXT, "-o", out, "--json")
     said = {row["name"]: row for row in first.json["mapping"]["names"]}
@@ -153,7 +157,7 @@ BAD: Mapping[str, tuple[Any, str]] = {
     "dtype": ({"aprfmt_mapping": 1, "dtype": "int4", "names": {}}, "dtype"),
     "outside": ({"aprfmt_mapping": 1, "captures": "../x", "names": {}}, "beside the mapping file"),
     "absent": ({"aprfmt_mapping": 1, "captures": "d", "names": {"b": "L0.q"}}, "no such array"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -186,8 +190,11 @@ def test_damaged_and_hostile_arrays_are_refused(tmp_path: Path) -> None:
 
 def test_a_shape_that_no_layout_fits_is_refused(tmp_path: Path) -> None:
     folder = npy(tmp_path / "d", {"a": np.zeros((5, 7), np.float32)})
-    said = {"aprfmt_mapping": 1, "ids": list(IDS), "names": {"a": {"key": "L0.q", "layout": [
-        "heads_first"]}}}  # fmt: skip
+    said = {
+        "aprfmt_mapping": 1,
+        "ids": list(IDS),
+        "names": {"a": {"key": "L0.q", "layout": ["heads_first"]}},
+    }
     (folder / "aprfmt-map.json").write_text(json.dumps(said))
     result = ran(2, "diagnose", tiny_folder("llama"), folder)
     assert "cannot be read as heads_first" in result.err
@@ -211,10 +218,15 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
 def table(path: Path, values: Mapping[str, Any]) -> Path:
     """Write statistics of arrays, as .csv or .json."""
     rows = {
-        key: {"mean": float(x.mean()), "std": float(x.std()), "min": float(x.min()),
-              "max": float(x.max()), "l2": float(np.linalg.norm(x))}
+        key: {
+            "mean": float(x.mean()),
+            "std": float(x.std()),
+            "min": float(x.min()),
+            "max": float(x.max()),
+            "l2": float(np.linalg.norm(x)),
+        }
         for key, x in values.items()
-    }  # fmt: skip
+    }
     if path.suffix == ".json":
         path.write_text(json.dumps(rows))
     else:

@@ -46,9 +46,15 @@ def by_transformers(*inputs: Any) -> tuple[Any, Any]:
     q, k, v, g, beta, state = (torch.from_numpy(x)[None] for x in inputs)
     with everything_float64(torch.nn.Module()):
         read, after = code.torch_recurrent_gated_delta_rule(
-            q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True,
+            q,
+            k,
+            v,
+            g=g,
+            beta=beta,
+            initial_state=state,
+            output_final_state=True,
             use_qk_l2norm_in_kernel=True,
-        )  # fmt: skip
+        )
     return read[0].numpy(), after[0].numpy()
 
 

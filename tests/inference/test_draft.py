@@ -227,8 +227,11 @@ def _as_gguf(folder: Path, name: str, tmp_path: Path) -> Path:
             tensors[f"blk.{count}.{key.removeprefix('blk.0.')}"] = stored
     arch = meta["general.architecture"]
     meta[f"{arch}.block_count"] = count + 1
-    typed = {key: Typed(value, types[key]) for key, value in meta.items()
-             if key.startswith("aprfmt.hyper.") or not key.startswith("aprfmt.")}  # fmt: skip
+    typed = {
+        key: Typed(value, types[key])
+        for key, value in meta.items()
+        if key.startswith("aprfmt.hyper.") or not key.startswith("aprfmt.")
+    }
     typed[f"{arch}.nextn_predict_layers"] = Typed(1, "uint32")
     write(tmp_path / "model.gguf", typed, tensors)
     return tmp_path / "model.gguf"

@@ -225,5 +225,7 @@ def test_checks_know_its_tensors_and_name_those_that_are_missing(tmp_path: Path)
         return [each["found"] for each in body["findings"] if each["check"] == "unexpected"]
 
     assert said(SOUND) == []
-    assert any("lacks 2 of 17" in each and "mtp.fc.weight" in each
-               for each in said(_edited(drop, tmp_path / "broken")))  # fmt: skip
+    assert any(
+        "lacks 2 of 17" in each and "mtp.fc.weight" in each
+        for each in said(_edited(drop, tmp_path / "broken"))
+    )

@@ -55,10 +55,19 @@ def embedder(folder: Path) -> np.ndarray:
     import transformers
 
     config = transformers.Qwen3Config(
-        vocab_size=VOCAB, hidden_size=36, intermediate_size=50, num_hidden_layers=3,
-        num_attention_heads=3, num_key_value_heads=1, head_dim=12, max_position_embeddings=96,
-        rms_norm_eps=3e-4, tie_word_embeddings=True, pad_token_id=PAD, eos_token_id=END,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=36,
+        intermediate_size=50,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=12,
+        max_position_embeddings=96,
+        rms_norm_eps=3e-4,
+        tie_word_embeddings=True,
+        pad_token_id=PAD,
+        eos_token_id=END,
+    )
     config._attn_implementation = "eager"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)

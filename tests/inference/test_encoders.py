@@ -198,10 +198,11 @@ def test_trace_shows_the_embedding_and_lists_the_points(folder: Path) -> None:
 def test_what_needs_a_head_says_what_to_do_instead(folder: Path) -> None:
     ids = ("--ids", "3,4,5")
     for command in (
-        ("run", folder, *ids), ("eval", folder, *ids),
+        ("run", folder, *ids),
+        ("eval", folder, *ids),
         ("parity", folder, "--between", "numpy", "torch", *ids),
         ("trace", folder, "--payload", "--behind", "1", *ids),
-    ):  # fmt: skip
+    ):
         done = cli(*command)
         assert done.code == 2, (command, done.out, done.err)
         assert "predicts no tokens" in done.err, (command, done.err)

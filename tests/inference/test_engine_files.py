@@ -59,7 +59,7 @@ REFUSED: dict[str, tuple[bytes | list[tuple[str, bytes]], str]] = {
     "ids": ([("input_ids.npy", npy(np.ones((2, 3), np.int64)))], "expected the ids of one"),
     "float ids": ([("input_ids.npy", npy(np.ones(3, np.float32)))], "expected the ids of one"),
     "order": ([("__order__.npy", npy(np.ones(3)))], "is not a list of names"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -88,8 +88,14 @@ def test_the_text_of_eval_callback(tmp_path: Path) -> None:
         path.write_text(printed(nodes_of(model), list(IDS)))
         with load_eval_text(path, model=model) as trace:
             assert set(trace.records) == {
-                "embd", "L0.attn_norm", "L0.q", "L0.q_rope", "L0.scores", "L0.probs", "L2.out",
-            }  # fmt: skip
+                "embd",
+                "L0.attn_norm",
+                "L0.q",
+                "L0.q_rope",
+                "L0.scores",
+                "L0.probs",
+                "L2.out",
+            }
             assert trace.run["ids"] == list(IDS)
             assert trace.records["L2.out"].positions == (28,)
             mask = trace.mask("L0.attn_norm")

@@ -29,14 +29,7 @@ from aprfmt.inference.trace import Kept, Trace
 from aprfmt.inference.trace_file import save_trace
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
-from tests.inference.judge import (
-    WITHOUT_A_FUNCTION,
-    architecture,
-    backend,
-    judged,
-    rel,
-    traced64,
-)
+from tests.inference.judge import WITHOUT_A_FUNCTION, architecture, backend, judged, rel, traced64
 from tests.llama import needs_llama
 from tests.models import IDS, MAKERS, save_tiny
 
@@ -110,9 +103,11 @@ def test_llama_cpp_runs_delta_nets(name: str, tmp_path: Path) -> None:
     It brings vectors to length one by their length, at least eps: small ones differ.
     """
     rope = {
-        "rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5,
+        "rope_type": "default",
+        "rope_theta": 5000.0,
+        "partial_rotary_factor": 0.5,
         "mrope_section": [2, 1, 1],
-    }  # fmt: skip
+    }
     sizes: dict[str, Any] = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
     save_tiny(name, tmp_path, rope_parameters=rope, **sizes)
     kept = Kept()
@@ -250,9 +245,10 @@ def captured(name: str) -> dict[str, np.ndarray]:
         logits = network(torch.tensor([IDS]), use_cache=False).logits
     order = [*found, "logits"]
     return found | {
-        "logits": logits.float().numpy(), "input_ids": np.array([IDS]),
+        "logits": logits.float().numpy(),
+        "input_ids": np.array([IDS]),
         "__order__": np.array(order),
-    }  # fmt: skip
+    }
 
 
 # One of each layout: split and joined projections, gates, heads, norms, scaled embedding, routers.

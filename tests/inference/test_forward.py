@@ -53,8 +53,12 @@ def test_float64_is_transformers_at_every_point(name: str) -> None:
         compared.add(key.partition(".")[2] or key)
     normless = architecture(name) in ("olmo2", "olmo3", "exaone4")
     parallel = architecture(name) in (
-        "phi2", "cohere", "cohere2", "gptj", "falcon",
-    ) or name.endswith("parallel")  # fmt: skip
+        "phi2",
+        "cohere",
+        "cohere2",
+        "gptj",
+        "falcon",
+    ) or name.endswith("parallel")
     if architecture(name).startswith(("hunyuan", "ministral")):
         compared |= {point.replace("_attn", "_rope") for point in compared}
     hidden = {"attn_norm", "ffn_norm"} if normless else {"ffn_norm"} if parallel else set()

@@ -52,10 +52,12 @@ def ours(folder: Path) -> tuple[np.ndarray, Any, Any]:
 @pytest.mark.parametrize(
     ("arch", "scaled"),
     [
-        (arch, scaled) for arch in MAKERS for scaled in (False, True)
+        (arch, scaled)
+        for arch in MAKERS
+        for scaled in (False, True)
         if arch not in (*NO_ROPE, "gptj") and not (scaled and arch in OTHERWISE_SCALED)
     ],
-)  # fmt: skip
+)
 def test_a_rotated_part_counts_where_transformers_reads_it(
     arch: str, scaled: bool, tmp_path: Path
 ) -> None:
@@ -96,10 +98,15 @@ def test_the_same_key_twice_is_not_unknown(arch: str, tmp_path: Path) -> None:
 
 def test_a_gguf_that_rotates_a_part_is_a_loss_in_config_json() -> None:
     keys = {
-        "llama.embedding_length": 24, "llama.block_count": 2, "llama.attention.head_count": 3,
-        "llama.feed_forward_length": 40, "llama.vocab_size": 11, "llama.context_length": 64,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.dimension_count": 4,
-    }  # fmt: skip
+        "llama.embedding_length": 24,
+        "llama.block_count": 2,
+        "llama.attention.head_count": 3,
+        "llama.feed_forward_length": 40,
+        "llama.vocab_size": 11,
+        "llama.context_length": 64,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": 4,
+    }
     for dim, lost in ((4, ["rope_dim"]), (8, [])):
         facts = Facts("gguf", keys | {"llama.rope.dimension_count": dim}, {}, "llama")
         hp, _ = read_hyper(ARCHS["llama"], facts, "m.gguf")

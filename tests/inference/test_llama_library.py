@@ -111,8 +111,16 @@ def test_doctor_says_why_there_is_no_library(
 def test_the_library_of_this_machine_is_known(demo_model: Path, tmp_path: Path) -> None:
     found = aprfmt("doctor", "--json").json["llama_cpp"]
     assert found["why"] == "" and "llama" in found["version"]
-    done = aprfmt("trace", f"{demo_model}@llama.cpp", "--payload", "--ids", "5,6,7", "--json",
-                  "--reference", demo_model)  # fmt: skip
+    done = aprfmt(
+        "trace",
+        f"{demo_model}@llama.cpp",
+        "--payload",
+        "--ids",
+        "5,6,7",
+        "--json",
+        "--reference",
+        demo_model,
+    )
     assert done.code == 0 and done.json["reference"]["first"] is None
     library = Library.open()
     broken = tmp_path / "broken.gguf"

@@ -187,9 +187,12 @@ def with_hole(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], 
     ],
 )  # fmt: skip
 def test_parity_names_the_point_the_index_and_the_count(
-    point: str, key: str, wrong: str, through: tuple[str, ...],
+    point: str,
+    key: str,
+    wrong: str,
+    through: tuple[str, ...],
     with_hole: Callable[[str, str], None],
-) -> None:  # fmt: skip
+) -> None:
     with_hole(wrong, point)
     model = tiny_folder("llama")
     for runs, side in ((("numpy", "hole"), "a"), (("hole", "numpy"), "b")):

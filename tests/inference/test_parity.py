@@ -124,8 +124,9 @@ def test_a_wrong_engine_is_found_by_its_own_inputs(monkeypatch: pytest.MonkeyPat
     operation = pair.first_operation
     assert pair.first == "final_norm" and operation is not None
     assert operation.shadow and (operation.inputs, operation.weights) == (
-        ("embd",), ("output_norm.weight",)
-    )  # fmt: skip
+        ("embd",),
+        ("output_norm.weight",),
+    )
     bundle = bundle_of(found, ["numpy", "halves"])
     assert bundle is not None and bundle.shadow
     assert rel(bundle.found * 2, bundle.expected) < 1e-6

@@ -101,8 +101,9 @@ def test_unusual_text_is_no_bug_of_a_real_model(
 
 
 def test_text_that_no_run_does_well_on_is_not_the_runs_fault() -> None:
-    found = compared(judged("gpt2").folder, ("numpy", "torch"), PROMPTS["one id"],
-                     through="NF4", text="odd")  # fmt: skip
+    found = compared(
+        judged("gpt2").folder, ("numpy", "torch"), PROMPTS["one id"], through="NF4", text="odd"
+    )
     check = named(found, "quantized-loss-bounded")
     assert check.outcome == "NOT_RUN" and "the reference's" in check.found
     assert (found.pairs[0].losses.reference or 0.0) > math.log(VOCAB)
@@ -111,8 +112,9 @@ def test_text_that_no_run_does_well_on_is_not_the_runs_fault() -> None:
 def test_a_token_sent_to_other_experts_is_left_out_with_all_that_sees_it() -> None:
     """The scores of earlier tokens hold the keys of later ones, which the mask takes away after."""
     ids = PROMPTS["rare"]
-    found = compared(judged("mixtral-window").folder, ("numpy", "torch:cpu:float16"), ids,
-                     through="NF4")  # fmt: skip
+    found = compared(
+        judged("mixtral-window").folder, ("numpy", "torch:cpu:float16"), ids, through="NF4"
+    )
     [pair] = found.pairs
     assert pair.experts and all(flip.explained for flip in pair.experts)
     assert pair.logits is not None and pair.logits.rel_l2 > 0.1  # over all rows
@@ -251,8 +253,6 @@ def test_a_wrong_loss_is_found_in_coarse_arithmetic(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = TorchBackend.cross_entropy
-    monkeypatch.setattr(
-        TorchBackend, "cross_entropy", lambda b, x, y: right(b, x, np.roll(y, 1))
-    )  # fmt: skip
+    monkeypatch.setattr(TorchBackend, "cross_entropy", lambda b, x, y: right(b, x, np.roll(y, 1)))
     found = compared(judged("qwen2").folder, ("numpy", f"torch:cpu:{dtype}"), IDS)
     assert found.verdict == "bug" and named(found, "own-loss").outcome == "FAIL"

@@ -164,11 +164,29 @@ def test_every_slot_and_stage_names_points_of_the_table() -> None:
         assert set(points) <= set(POINTS)
     assert len(SLOTS) == 11 and "layer_output" not in STAGES
     assert set(STAGES) == {
-        "embedding", "attn_norm", "qkv_matmul", "qkv_bias", "q_post_rope", "k_post_rope",
-        "attn_scores", "attn_softmax", "attention", "attn_out", "post_attn_residual", "ffn_norm",
-        "ffn_gate", "ffn_up", "ffn_silu", "ffn_swigl", "ffn_out", "post_ffn_residual",
-        "moe_router", "moe_ffn_out", "final_norm", "lm_head",
-    }  # fmt: skip
+        "embedding",
+        "attn_norm",
+        "qkv_matmul",
+        "qkv_bias",
+        "q_post_rope",
+        "k_post_rope",
+        "attn_scores",
+        "attn_softmax",
+        "attention",
+        "attn_out",
+        "post_attn_residual",
+        "ffn_norm",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_silu",
+        "ffn_swigl",
+        "ffn_out",
+        "post_ffn_residual",
+        "moe_router",
+        "moe_ffn_out",
+        "final_norm",
+        "lm_head",
+    }
 
 
 def test_names_are_selected_by_point_slot_stage_or_all() -> None:

@@ -88,11 +88,17 @@ def smollm2_model(path: Path) -> Any:
     from transformers import LlamaConfig
 
     config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
-        rms_norm_eps=1e-5, tie_word_embeddings=True,
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-    )  # fmt: skip
+    )
     return modules(path, "llama", config, "LlamaForCausalLM")
 
 
@@ -100,10 +106,18 @@ def gemma_model(path: Path) -> Any:
     from transformers import Gemma3TextConfig
 
     config = Gemma3TextConfig(
-        vocab_size=262144, hidden_size=640, intermediate_size=2048, num_hidden_layers=18,
-        num_attention_heads=4, num_key_value_heads=1, head_dim=256, query_pre_attn_scalar=256,
-        sliding_window=512, max_position_embeddings=32768, rms_norm_eps=1e-6,
-    )  # fmt: skip
+        vocab_size=262144,
+        hidden_size=640,
+        intermediate_size=2048,
+        num_hidden_layers=18,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        query_pre_attn_scalar=256,
+        sliding_window=512,
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-6,
+    )
     return modules(path, "gemma3", config, "Gemma3ForCausalLM")
 
 

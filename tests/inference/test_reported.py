@@ -60,8 +60,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         batch = read_batch(path, VOCAB)
         with Session.of(opened, NumpyBackend("cpu", "float32")) as session:
             scored = list(score(batch, session))
-    yield Made(folder, path, torch.tensor(ids), torch.tensor(labels), torch.tensor(mask), logits,
-               scored, batch, model)  # fmt: skip
+    yield Made(
+        folder,
+        path,
+        torch.tensor(ids),
+        torch.tensor(labels),
+        torch.tensor(mask),
+        logits,
+        scored,
+        batch,
+        model,
+    )
 
 
 def loss(made: Made, labels: Any, ahead: int = 1, reduction: str = "mean") -> Any:
@@ -77,8 +86,10 @@ def cut(made: Made, tokens: int) -> Any:
 
 
 def sample_means(made: Made) -> float:
-    rows = [loss(made, torch.where(torch.arange(len(LENGTHS))[:, None] == i, made.labels, -100))
-            for i in range(len(LENGTHS))]  # fmt: skip
+    rows = [
+        loss(made, torch.where(torch.arange(len(LENGTHS))[:, None] == i, made.labels, -100))
+        for i in range(len(LENGTHS))
+    ]
     return float(sum(rows) / len(rows))
 
 
@@ -135,9 +146,10 @@ def test_padding_on_the_left_and_a_pass_without_the_mask(made: Made, tmp_path: P
             each[i] = np.roll(each[i], TOKENS - length)
     np.savez(tmp_path / "left.npz", ids=ids, labels=labels, mask=mask)
     batch = read_batch(tmp_path / "left.npz", VOCAB)
-    with open_model(str(made.folder)) as opened, Session.of(
-        opened, NumpyBackend("cpu", "float32")
-    ) as session:  # fmt: skip
+    with (
+        open_model(str(made.folder)) as opened,
+        Session.of(opened, NumpyBackend("cpu", "float32")) as session,
+    ):
         scored = list(score(batch, session))
     right = float(loss(made, made.labels))
     assert explain(batch, scored, right).says == "agrees"
@@ -154,8 +166,11 @@ def test_two_mistakes_at_once(made: Made) -> None:
 
 def test_a_number_that_nothing_gives_is_not_explained(made: Made) -> None:
     right = float(loss(made, made.labels))
-    named = [found for factor in np.linspace(0.55, 0.97, 29)
-             if (found := answer(made, right * factor)).says == "named"]  # fmt: skip
+    named = [
+        found
+        for factor in np.linspace(0.55, 0.97, 29)
+        if (found := answer(made, right * factor)).says == "named"
+    ]
     assert not named, "a mistake was named for a number made up"
 
 
@@ -214,9 +229,11 @@ def test_logits_in_the_batch_are_an_oracle_of_their_own(made: Made, tmp_path: Pa
     assert checks["logits-agree"] == "PASS" and checks["loss-reported"] == "FAIL"
     assert done.json["reported"]["mistakes"] == [["sum"]]
     np.savez(path, **arrays, logits=made.logits.numpy() * 0.5)
-    half = float(torch.nn.functional.cross_entropy(
-        made.logits[:, :-1].reshape(-1, VOCAB) * 0.5, made.labels[:, 1:].reshape(-1)
-    ))  # fmt: skip
+    half = float(
+        torch.nn.functional.cross_entropy(
+            made.logits[:, :-1].reshape(-1, VOCAB) * 0.5, made.labels[:, 1:].reshape(-1)
+        )
+    )
     done = aprfmt("eval", made.folder, "--batch", path, "--reported", half, "--json")
     checks = {row["name"]: row["outcome"] for row in done.json["gate"]["checks"]}
     assert done.code == 1

@@ -94,9 +94,12 @@ def hyper(scaling: dict[str, Any] | None, **changed: Any) -> dict[str, Any]:
 def test_frequencies_are_those_of_transformers(case: str, theta: float) -> None:
     theirs, ours, length = CASES[case]
     config = LlamaConfig(
-        hidden_size=4 * DIM, num_attention_heads=4, head_dim=DIM, max_position_embeddings=64,
+        hidden_size=4 * DIM,
+        num_attention_heads=4,
+        head_dim=DIM,
+        max_position_embeddings=64,
         rope_parameters=dict(theirs) | {"rope_theta": theta},
-    )  # fmt: skip
+    )
     found, factor = ROPE_INIT_FUNCTIONS[theirs["rope_type"]](
         config, torch.device("cpu"), seq_len=length
     )

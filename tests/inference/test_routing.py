@@ -50,8 +50,11 @@ def test_choice_and_weights_are_those_of_transformers(case: str) -> None:
         logits, weights, experts = router(x)
     bias = getattr(router, "e_score_correction_bias", None)
     hp = {
-        "n_experts_used": 2, "routed_scale": 1.0, "n_expert_groups": 4, "n_expert_groups_used": 2,
-    } | changed  # fmt: skip
+        "n_experts_used": 2,
+        "routed_scale": 1.0,
+        "n_expert_groups": 4,
+        "n_expert_groups_used": 2,
+    } | changed
     inputs = logits.numpy(), None if bias is None else bias.numpy(), hp
     order = np.argsort(-weights.numpy(), axis=-1, kind="stable")
     for routing in (route(*inputs), ruled(rule_of(hp), *inputs)):
@@ -74,9 +77,13 @@ def test_the_margin_is_what_separates_the_last_chosen_from_the_next() -> None:
 
 def test_a_close_group_counts_as_a_margin() -> None:
     hp = {
-        "router": "group_limited_greedy", "n_experts_used": 1, "routed_scale": 1.0,
-        "norm_topk": False, "n_expert_groups": 2, "n_expert_groups_used": 1,
-    }  # fmt: skip
+        "router": "group_limited_greedy",
+        "n_experts_used": 1,
+        "routed_scale": 1.0,
+        "norm_topk": False,
+        "n_expert_groups": 2,
+        "n_expert_groups_used": 1,
+    }
     routing = route(np.array([[5.0, 0.0, 4.999, 0.0]]), None, hp)
     assert routing.experts.tolist() == [[0]]
     assert 0 < routing.margin[0] < 1e-3

@@ -85,8 +85,13 @@ def test_logits_that_say_nothing_are_refused(
 
 def test_senseless_values_are_refused() -> None:
     for bad in (
-        {"temperature": -1.0}, {"temperature": np.inf}, {"temperature": np.nan}, {"top_p": 0.0},
-        {"top_p": np.nan}, {"top_k": -1}, {"seed": -2},
-    ):  # fmt: skip
+        {"temperature": -1.0},
+        {"temperature": np.inf},
+        {"temperature": np.nan},
+        {"top_p": 0.0},
+        {"top_p": np.nan},
+        {"top_k": -1},
+        {"seed": -2},
+    ):
         with pytest.raises(UsageError, match="expected"):
             Sampling(**bad)

@@ -139,9 +139,11 @@ def test_the_first_forms_say_the_text_at_the_top(name: str, tmp_path: Path) -> N
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
     flat = {
-        **text, **config, "rope_theta": rope["rope_theta"],
+        **text,
+        **config,
+        "rope_theta": rope["rope_theta"],
         "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
-    }  # fmt: skip
+    }
     (tmp_path / "config.json").write_text(json.dumps(flat))
     path = tmp_path / "model.safetensors"
     names = {

@@ -137,9 +137,13 @@ def test_a_trace_is_saved_and_loaded_whole(tmp_path: Path) -> None:
     with open_model(judged("mixtral").folder) as model, Spool(tmp_path) as spool:
         with Session.of(model, backend("numpy:float32")) as session:
             trace = session.trace(
-                IDS, tuple(session.points), keep=spool.keep, fetch=spool.fetch, hashes=True,
+                IDS,
+                tuple(session.points),
+                keep=spool.keep,
+                fetch=spool.fetch,
+                hashes=True,
                 run={"prompt": "What is 2+2?"},
-            )  # fmt: skip
+            )
             save_trace(path, trace)
             with pytest.raises(OutputError):
                 save_trace(path, trace)
@@ -222,9 +226,7 @@ def test_an_aprt_folder_says_its_tokens_beside_its_stages(tmp_path: Path) -> Non
     for key, record in loaded.records.items():
         own = trace.find(key)
         assert own is not None
-        assert (record.positions, record.dtype, record.form) == (
-            own.positions, own.dtype, own.form,
-        )  # fmt: skip
+        assert (record.positions, record.dtype, record.form) == (own.positions, own.dtype, own.form)
         if key in trace.records:
             assert record.shape == own.shape
     facts = tmp_path / aprt_facts.NAME

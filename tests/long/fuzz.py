@@ -30,10 +30,16 @@ def fuzz(name: str, limits: Limits, out: Path) -> dict[str, Any]:
     """Run one target; its log, corpus and findings lie in `out`."""
     log = out / f"{name}.log"
     command = [
-        sys.executable, "-m", "tests.fuzz", name, f"--runs={limits.runs}",
-        f"--seconds={limits.seconds}", f"--patience={PATIENCE}",
-        f"--corpus={out / 'corpus' / name}", f"--findings={out / 'findings' / name}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "tests.fuzz",
+        name,
+        f"--runs={limits.runs}",
+        f"--seconds={limits.seconds}",
+        f"--patience={PATIENCE}",
+        f"--corpus={out / 'corpus' / name}",
+        f"--findings={out / 'findings' / name}",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     began = time.monotonic()
     with log.open("wb") as written:

@@ -28,12 +28,21 @@ def kill(subject: str, what: str, times: int) -> dict[str, Any]:
     """Run one experiment; the driver ends with a traceback where a promise is broken."""
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run(
-            [sys.executable, "-m", "tests.formats.kill_driver", what, subject, f"{folder}/x",
-             str(times)],
+            [
+                sys.executable,
+                "-m",
+                "tests.formats.kill_driver",
+                what,
+                subject,
+                f"{folder}/x",
+                str(times),
+            ],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     row: dict[str, Any] = {"writer": subject, "signal": what, "date": time.strftime("%Y-%m-%d")}
     if run.returncode:
         return row | {"passed": False, "error": run.stderr[-2000:]}
@@ -43,21 +52,32 @@ def kill(subject: str, what: str, times: int) -> dict[str, Any]:
     pending = sum(bool(record["pending"]) for record in records)
     passed = set(codes) == {CODES[what]} and (what == "random" or not litter + pending)
     return row | {
-        "passed": passed, "kills": len(records), "exits": dict(codes),
-        "with_leftovers": litter, "half_published": pending,
-    }  # fmt: skip
+        "passed": passed,
+        "kills": len(records),
+        "exits": dict(codes),
+        "with_leftovers": litter,
+        "half_published": pending,
+    }
 
 
 def kill_and_resume(subject: str) -> dict[str, Any]:
     """Kill conversions that are continued each time; their bytes must be those of one run."""
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run(
-            [sys.executable, "-m", "tests.conversion.resume_driver", subject, f"{folder}/x",
-             str(RESUMED)],
+            [
+                sys.executable,
+                "-m",
+                "tests.conversion.resume_driver",
+                subject,
+                f"{folder}/x",
+                str(RESUMED),
+            ],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     row: dict[str, Any] = {"resumed": subject, "date": time.strftime("%Y-%m-%d")}
     if run.returncode:
         return row | {"passed": False, "error": run.stderr[-2000:]}

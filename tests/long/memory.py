@@ -48,9 +48,10 @@ def llama(folder: Path, nbytes: int) -> Path:
     layer = 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN)
     layers = max(1, (nbytes - 4 * VOCAB * HIDDEN) // layer)
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN),
+        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (VOCAB, HIDDEN),
         "model.norm.weight": (HIDDEN,),
-    }  # fmt: skip
+    }
     for number in range(layers):
         at = f"model.layers.{number}."
         for name in "qkvo":
@@ -88,16 +89,22 @@ def measure(words: tuple[str, ...], src: Path, out: Path) -> dict[str, Any]:
     arguments = [word.format(src=src, out=out) for word in words]
     began = time.monotonic()
     run = subprocess.run(
-        [sys.executable, "-c", _MAIN, *arguments, "--quiet"], cwd=ROOT, check=False,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", _MAIN, *arguments, "--quiet"],
+        cwd=ROOT,
+        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     lines = run.stderr.splitlines()
     peak = int(lines[-1]) * 1024 if lines and lines[-1].isdigit() else 0
     row: dict[str, Any] = {
-        "exit": run.returncode, "seconds": round(time.monotonic() - began, 1), "peak_bytes": peak,
+        "exit": run.returncode,
+        "seconds": round(time.monotonic() - began, 1),
+        "peak_bytes": peak,
         "passed": run.returncode in (0, 1) and 0 < peak <= LIMIT,
-    }  # fmt: skip
+    }
     return row if row["passed"] else row | {"error": run.stderr[-500:]}
 
 
@@ -139,8 +146,11 @@ def main(names: list[str], gigabytes: float) -> int:
         for name in READING:
             if name in names:
                 size = (src / "model.safetensors").stat().st_size / 10**9
-                row = {"command": name, "gigabytes": round(size, 1),
-                       **measure(READING[name], src, Path(base))}  # fmt: skip
+                row = {
+                    "command": name,
+                    "gigabytes": round(size, 1),
+                    **measure(READING[name], src, Path(base)),
+                }
                 failed |= not row["passed"]
                 print(json.dumps(row), flush=True)
     return int(failed)

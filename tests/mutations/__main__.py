@@ -56,8 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--map", action="store_true", help="make the map of tests anew, first")
     parser.add_argument("--map-only", action="store_true", help="bring the map up to date, no more")
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side")
-    parser.add_argument("--budget", type=float, default=judge.BUDGET,
-                        help="seconds of tests for one mutation")  # fmt: skip
+    parser.add_argument(
+        "--budget", type=float, default=judge.BUDGET, help="seconds of tests for one mutation"
+    )
     parser.add_argument("--count", type=int, default=COUNT, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--again", action="store_true", help="forget earlier verdicts")

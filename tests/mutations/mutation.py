@@ -77,9 +77,7 @@ def locate(row: Row, texts: Mapping[str, str]) -> Mutation | Gone:
 
 
 def _checked(row: Row, path: str, text: str) -> Mutation | Gone:
-    mutation = Mutation(
-        row.id, path, text.index(row.old), row.old, row.new, row.means, row.tests
-    )  # fmt: skip
+    mutation = Mutation(row.id, path, text.index(row.old), row.old, row.new, row.means, row.tests)
     if row.old == row.new:
         return Gone(row.id, "its old and new text are the same")
     if path.endswith(".py"):

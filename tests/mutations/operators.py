@@ -16,9 +16,7 @@ _FLIPPED: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "!=", ast.NotEq: "==", ast.Lt: ">=", ast.GtE: "<", ast.Gt: "<=", ast.LtE: ">",
     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
 }  # fmt: skip
-_SHIFTED: Mapping[type[ast.cmpop], str] = {
-    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">",
-}  # fmt: skip
+_SHIFTED: Mapping[type[ast.cmpop], str] = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 _OTHER: Mapping[type[ast.operator], str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//",
     ast.LShift: ">>", ast.RShift: "<<", ast.BitAnd: "|", ast.BitOr: "&", ast.BitXor: "|",
@@ -54,9 +52,7 @@ def _between(source: Source, left: ast.expr, right: ast.expr, new: str) -> Itera
         yield start, stop, f"{lead}{new}{tail}"
 
 
-def _compares(
-    table: Mapping[type[ast.cmpop], str],
-) -> Operator:
+def _compares(table: Mapping[type[ast.cmpop], str]) -> Operator:
     def operator(source: Source, node: ast.AST) -> Iterator[Edit]:
         if isinstance(node, ast.Compare):
             lefts = [node.left, *node.comparators]

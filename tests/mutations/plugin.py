@@ -130,12 +130,16 @@ class Map:
         blocks = sorted(set[int]().union(*(found for _, _, found in self.tests.values())))
         number = {block: i for i, block in enumerate(blocks)}
         sets = {found: i for i, found in enumerate({row[2]: None for row in self.tests.values()})}
-        return json.dumps({
-            "file": name,
-            "blocks": blocks,
-            "sets": [sorted(number[block] for block in found) for found in sets],
-            "tests": {test: [s, how, sets[found]] for test, (s, how, found) in self.tests.items()},
-        })  # fmt: skip
+        return json.dumps(
+            {
+                "file": name,
+                "blocks": blocks,
+                "sets": [sorted(number[block] for block in found) for found in sets],
+                "tests": {
+                    test: [s, how, sets[found]] for test, (s, how, found) in self.tests.items()
+                },
+            }
+        )
 
 
 def _worked() -> float:

@@ -25,8 +25,11 @@ def files(root: Path) -> list[str]:
     """
     done = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["git failed"])[-1]
         raise StoppedError(f"{root}: its files cannot be listed: {said}; run it in a git checkout")
@@ -40,19 +43,24 @@ def _exists(path: Path) -> bool:
 def product(root: Path) -> list[str]:
     """Return the product's sources, in Python, C and CUDA."""
     return [
-        name for name in files(root)
-        if name.startswith(tuple(f"{folder}/" for folder in FOLDERS)) and name.endswith(SOURCES)
+        name
+        for name in files(root)
+        if name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
+        and name.endswith(SOURCES)
         and not (root / name).is_symlink()
-    ]  # fmt: skip
+    ]
 
 
 def tests(root: Path) -> list[str]:
     """Return every file that pytest collects, but for the tests of this package itself."""
     return [
-        name for name in files(root)
-        if name.startswith("tests/") and Path(name).name.startswith("test_")
-        and name.endswith(".py") and not name.startswith(HERE)
-    ]  # fmt: skip
+        name
+        for name in files(root)
+        if name.startswith("tests/")
+        and Path(name).name.startswith("test_")
+        and name.endswith(".py")
+        and not name.startswith(HERE)
+    ]
 
 
 @cache
@@ -73,9 +81,10 @@ def test_key(root: Path, name: str) -> str:
     """Identify a test file together with the helpers that lie beside it."""
     folder = str(Path(name).parent)
     beside = [
-        each for each in files_of_tests(root)
+        each
+        for each in files_of_tests(root)
         if str(Path(each).parent) == folder and not Path(each).name.startswith("test_")
-    ]  # fmt: skip
+    ]
     return digest_of(root, [name, *beside])
 
 
@@ -83,6 +92,7 @@ def test_key(root: Path, name: str) -> str:
 def files_of_tests(root: Path) -> tuple[str, ...]:
     """Return all files that can change the tests' results."""
     return tuple(
-        name for name in files(root)
+        name
+        for name in files(root)
         if name.startswith(("tests/", "fixtures/")) and not name.startswith(HERE)
-    )  # fmt: skip
+    )

@@ -59,8 +59,9 @@ class Reach:
         self.folder = root / STATE / "map"
         self.sources = {
             name: Source(name, (root / name).read_text())
-            for name in product(root) if name.endswith(".py")
-        }  # fmt: skip
+            for name in product(root)
+            if name.endswith(".py")
+        }
         self.texts = {name: (root / name).read_text() for name in tests(root)}
         self.tests: dict[str, Known] = {}
         self.unused: dict[str, str] = {}  # tests that failed or were skipped when the map was made
@@ -141,10 +142,12 @@ class Reach:
         """Return the tests that reach a mutation, in no particular order."""
         if mutation.tests:
             return [
-                test for test in self.tests.values()
-                if any(fnmatch(test.id if "::" in glob else test.file, glob)
-                       for glob in mutation.tests)
-            ]  # fmt: skip
+                test
+                for test in self.tests.values()
+                if any(
+                    fnmatch(test.id if "::" in glob else test.file, glob) for glob in mutation.tests
+                )
+            ]
         source = self.sources[mutation.path]
         block = source.block_at(mutation.start)
         every = {each.number for each in source.blocks}

@@ -8,9 +8,7 @@ from tests.mutations.mutation import Gone, Mutation
 from tests.mutations.results import PAGE, Results, Verdict, explained
 
 
-def report(
-    root: Path, chosen: Sequence[Mutation | Gone], results: Results, budget: float
-) -> int:  # fmt: skip
+def report(root: Path, chosen: Sequence[Mutation | Gone], results: Results, budget: float) -> int:
     """Print how all chosen mutations stand; return 0 if nothing is left to do, else 1."""
     known = explained(root)
     open_ends: list[str] = []

@@ -86,9 +86,14 @@ class Source:
                 order[function] += 1
 
     def _block(
-        self, function: str, order: int, first: ast.expr | ast.stmt, last: ast.expr | ast.stmt,
-        *, expression: bool = False,
-    ) -> Block:  # fmt: skip
+        self,
+        function: str,
+        order: int,
+        first: ast.expr | ast.stmt,
+        last: ast.expr | ast.stmt,
+        *,
+        expression: bool = False,
+    ) -> Block:
         key = f"{self.path}\0{function}\0{order}".encode()
         number = int.from_bytes(hashlib.sha256(key).digest()[:6], "little")
         start, stop = self.span(first)[0], self.span(last)[1]

@@ -142,12 +142,14 @@ def test_places_are_of_characters_and_not_of_bytes() -> None:
 
 
 def test_the_same_is_drawn_every_time_and_after_a_move(texts: dict[str, str]) -> None:
-    some = [Source(name, text) for name, text in texts.items()
-            if name.startswith("aprfmt/checks/file/") and name.endswith(".py")]  # fmt: skip
+    some = [
+        Source(name, text)
+        for name, text in texts.items()
+        if name.startswith("aprfmt/checks/file/") and name.endswith(".py")
+    ]
     first = drawn(some, 20)
     assert first == drawn(some, 20) and len({each.id for each in first}) == 20
-    moved = [Source(source.path.replace("checks/", "checks/new/"), source.text)
-             for source in some]  # fmt: skip
+    moved = [Source(source.path.replace("checks/", "checks/new/"), source.text) for source in some]
     assert {each.id for each in drawn(moved, 20)} == {each.id for each in first}
     assert {each.id for each in drawn(some, 20, seed=1)} != {each.id for each in first}
 

@@ -94,8 +94,12 @@ def test_a_row_whose_text_is_gone_is_an_error(tried: Tried) -> None:
 def test_the_checkout_is_left_as_it_was(tried: Tried) -> None:
     assert content(tried.root) == tried.before
     assert {path.name for path in tried.root.iterdir()} == {
-        ".git", ".gitignore", "aprfmt", "tests", "build"
-    }  # fmt: skip
+        ".git",
+        ".gitignore",
+        "aprfmt",
+        "tests",
+        "build",
+    }
 
 
 def test_shared_work_belongs_to_every_test_that_uses_it(tried: Tried) -> None:

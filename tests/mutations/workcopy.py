@@ -129,10 +129,14 @@ class WorkCopy:
         began = time.monotonic()
         with (self.place / "output").open("w+b") as output:
             child = subprocess.Popen(
-                command, cwd=self.root, stdout=output, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True,
+                command,
+                cwd=self.root,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
                 env=self._environment(told, examples, keep=keep),
-            )  # fmt: skip
+            )
             code = wait(child, limit)
             output.seek(0)
             lines = output.read().decode(errors="replace").strip().splitlines()

@@ -41,8 +41,7 @@ def tensors(change: Callable[[Tensors], Tensors | None]) -> Callable[[Path], Non
         found = load_file(folder / WEIGHTS)
         result = change(found)
         found = found if result is None else result
-        save_file({k: v.contiguous() for k, v in found.items()}, folder / WEIGHTS,
-                  {"format": "pt"})  # fmt: skip
+        save_file({k: v.contiguous() for k, v in found.items()}, folder / WEIGHTS, {"format": "pt"})
 
     return breaks
 

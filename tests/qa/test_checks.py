@@ -169,9 +169,10 @@ def test_a_checksum_that_is_wrong_fails_and_one_that_is_absent_is_no_pass(
     package.convert(tiny, path)
     whole = path.read_bytes()
     for data, outcome in (
-        (whole, "PASS"), (whole[:-4], "NOT_RUN"),
+        (whole, "PASS"),
+        (whole[:-4], "NOT_RUN"),
         (whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], "FAIL"),
-    ):  # fmt: skip
+    ):
         path.write_bytes(data)
         gate = qa.run(path, only=("tensor-contract",), random_weights=True).gate("tensor-contract")
         outcomes = {each.name: each.outcome for each in gate.checks}
@@ -201,9 +202,15 @@ def louder(folder: Path, factor: float) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("share", [0.98, 1.02, -0.98, -1.02])
 def test_a_loss_of_another_device_is_bounded(
-    arch: str, run: str, factor: float, rel: float, ceiling: float | None, share: float,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    arch: str,
+    run: str,
+    factor: float,
+    rel: float,
+    ceiling: float | None,
+    share: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The other device's loss is off by a little less, or a little more, than is allowed.
 
     Two errors of a logit are allowed, each of the tolerance times the logits' root mean square,
@@ -252,8 +259,13 @@ def test_logits_that_are_not_finite_fail_a_device_by_their_place(
             checks, measure = copies._pair(subject, other, request.choice)
     name = str(request.choice)
     outcomes = {each.name.removeprefix(f"{name}-"): each.outcome for each in checks}
-    assert outcomes == {"logits": "FAIL", "cosine": "NOT_RUN", "top": "NOT_RUN", "loss": "NOT_RUN",
-                        "points": "PASS"}  # fmt: skip
+    assert outcomes == {
+        "logits": "FAIL",
+        "cosine": "NOT_RUN",
+        "top": "NOT_RUN",
+        "loss": "NOT_RUN",
+        "points": "PASS",
+    }
     said = checks[0].found
     total = len(subject.probe) * VOCAB
     assert said.startswith("logits: NaN or infinity on ") and "the first at [2, 5]" in said
@@ -330,9 +342,9 @@ def test_a_stated_loss_is_held_to_two_hundredths_of_a_nat(
     assert gate.outcome == outcome
 
 
-@pytest.mark.parametrize(("length", "outcome"), [
-    (7, "FAIL"), (8, "PASS"), (1 << 27, "PASS"), ((1 << 27) + 1, "FAIL"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("length", "outcome"), [(7, "FAIL"), (8, "PASS"), (1 << 27, "PASS"), ((1 << 27) + 1, "FAIL")]
+)
 def test_a_context_is_as_long_as_a_context_can_be(
     length: int, outcome: str, tmp_path: Path
 ) -> None:

@@ -33,8 +33,9 @@ def failing(report: qa.QaReport) -> set[str]:
 
 
 def said(report: qa.QaReport) -> str:
-    rows = [f"{gate.name}: {each.name}: {each.found}" for gate in report.gates
-            for each in gate.failed]  # fmt: skip
+    rows = [
+        f"{gate.name}: {each.name}: {each.found}" for gate in report.gates for each in gate.failed
+    ]
     return "\n".join(rows)
 
 
@@ -55,9 +56,13 @@ def options_of(fault: Fault, golden: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_fails_its_gates_and_no_other(
-    fault: Fault, demo_model: Path, tiny_model: Path, golden: Path, tmp_path: Path,
+    fault: Fault,
+    demo_model: Path,
+    tiny_model: Path,
+    golden: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     folder = copied(demo_model if fault.on == "demo" else tiny_model, tmp_path / "model")
     if fault.breaks is not None:
         fault.breaks(folder)

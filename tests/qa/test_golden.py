@@ -116,9 +116,11 @@ def test_a_broken_copy_is_told_from_the_original(
     found = report.gate("golden-output").details
     passed = {(row["side"], row["form"]): row["passed"] for row in found["grid"]}
     assert passed == {
-        ("safetensors", "direct"): True, ("safetensors", "chat"): False,
-        ("safetensors (--against)", "direct"): True, ("safetensors (--against)", "chat"): True,
-    }  # fmt: skip
+        ("safetensors", "direct"): True,
+        ("safetensors", "chat"): False,
+        ("safetensors (--against)", "direct"): True,
+        ("safetensors (--against)", "chat"): True,
+    }
     assert "its chat template, special or stop tokens" in found["faulty_side"]
     alone = qa.run(folder, only=("golden-output",), golden=golden)
     assert "the chat template both carry" in alone.gate("golden-output").details["faulty_side"]
@@ -156,13 +158,20 @@ def test_a_wrong_golden_file_is_an_error_with_its_place(
 
 def test_a_users_own_prompts_and_expectations(demo_model: Path, tmp_path: Path) -> None:
     france = [{"role": "user", "content": "What is the capital of France?"}]
-    path = written(tmp_path / "mine.json", greedy=[
-        {"name": "paris", "messages": france, "contains": "Paris", "max_tokens": 8},
-        {"name": "rome", "messages": france, "contains": ["Rome"], "max_tokens": 8},
-        {"name": "coin", "prompt": "It is a truth universally acknowledged", "output_ids": [12],
-         "smallest_lead": 0.006},
-        {"name": "long", "prompt": "It is a truth. " * 200, "contains": "x"},
-    ])  # fmt: skip
+    path = written(
+        tmp_path / "mine.json",
+        greedy=[
+            {"name": "paris", "messages": france, "contains": "Paris", "max_tokens": 8},
+            {"name": "rome", "messages": france, "contains": ["Rome"], "max_tokens": 8},
+            {
+                "name": "coin",
+                "prompt": "It is a truth universally acknowledged",
+                "output_ids": [12],
+                "smallest_lead": 0.006,
+            },
+            {"name": "long", "prompt": "It is a truth. " * 200, "contains": "x"},
+        ],
+    )
     report = qa.run(demo_model, only=("golden-output",), golden=path)
     outcomes = {each.name: each.outcome for each in report.gate("golden-output").checks}
     assert outcomes["paris-answer"] == "PASS"
@@ -174,8 +183,9 @@ def test_a_users_own_prompts_and_expectations(demo_model: Path, tmp_path: Path) 
 
 def test_a_loss_in_bits_is_refused(demo_model: Path, tmp_path: Path) -> None:
     ids = [1417, 362, 258, 1168, 1529, 457, 72, 1182, 567, 527]
-    path = written(tmp_path / "bits.json",
-                   losses=[{"name": "bits", "ids": ids, "nats_per_token": 17.213}])  # fmt: skip
+    path = written(
+        tmp_path / "bits.json", losses=[{"name": "bits", "ids": ids, "nats_per_token": 17.213}]
+    )
     gate = qa.run(demo_model, only=("loss",), golden=path).gate("loss")
     assert "loss-stated-in-nats" in {each.name for each in gate.failed}
 
@@ -184,13 +194,20 @@ def test_a_loss_in_bits_below_the_uniform_one_is_told_by_its_ratio(
     demo_model: Path, tmp_path: Path
 ) -> None:
     """ln(1536) is 7.34: 3.19 nats are 4.60 bits, which could be nats by their size."""
-    row = next(each for each in json.loads((demo_model / NAME).read_text())["losses"]
-               if each["nats_per_token"] > 3)  # fmt: skip
+    row = next(
+        each
+        for each in json.loads((demo_model / NAME).read_text())["losses"]
+        if each["nats_per_token"] > 3
+    )
     nats = row["nats_per_token"]
     assert nats / math.log(2) < math.log(1536)
     # stated, is it said to be in bits: bits, rounded bits, and a number that is only too high
-    for stated, said in ((nats / math.log(2), True), (round(nats / math.log(2), 1), True),
-                         (nats * 1.3, False), (nats, False)):  # fmt: skip
+    for stated, said in (
+        (nats / math.log(2), True),
+        (round(nats / math.log(2), 1), True),
+        (nats * 1.3, False),
+        (nats, False),
+    ):
         path = written(tmp_path / "g.json", losses=[row | {"nats_per_token": stated}])
         gate = qa.run(demo_model, only=("loss",), golden=path).gate("loss")
         failed = {each.name: each for each in gate.failed}

@@ -90,9 +90,11 @@ def test_two_backends_norm_alike_on_the_stated_fixtures() -> None:
         found = []
         for name in CPU:
             b = backend(name)
-            found.append(b.to_numpy(b.rms_norm(
-                b.array(x), b.array(gamma), eps=eps, offset=0, cast="before_weight"
-            )))  # fmt: skip
+            found.append(
+                b.to_numpy(
+                    b.rms_norm(b.array(x), b.array(gamma), eps=eps, offset=0, cast="before_weight")
+                )
+            )
         assert np.abs(found[0] - found[1]).max() < 1e-5
 
 
@@ -139,9 +141,11 @@ def test_rows_of_all_tokens_are_not_compared_with_the_last(demo_model: Path) -> 
         traces = []
         for positions in chosen:
             kept = Kept()
-            traces.append(session.trace(
-                ids, ("L0.ffn_norm",), positions=positions, keep=kept.keep, fetch=kept.fetch
-            ))  # fmt: skip
+            traces.append(
+                session.trace(
+                    ids, ("L0.ffn_norm",), positions=positions, keep=kept.keep, fetch=kept.fetch
+                )
+            )
         found = compare_traces(traces[0], traces[1])
     assert found.compared == 0 and found.exit_code == 2
     assert "7 positions against 1" in found.points[0].why and found.points[0].rel_l2 is None
@@ -151,8 +155,10 @@ def test_a_spike_is_an_observation_and_no_verdict() -> None:
     """ffn_swigl of layers 0 to 4 and 26, 27 as published; layer 3 is 17 times its neighbour."""
     stds = {0: 0.088, 1: 0.061, 2: 0.071, 3: 1.222, 4: 0.390, 26: 1.452, 27: 2.247}
     stds |= dict.fromkeys(range(5, 26), 0.1)
-    rows: Any = [{"points": ["ffn_mul"], "layer": layer, "stats": {"std": std}}
-                 for layer, std in sorted(stds.items())]  # fmt: skip
+    rows: Any = [
+        {"points": ["ffn_mul"], "layer": layer, "stats": {"std": std}}
+        for layer, std in sorted(stds.items())
+    ]
     said = observations(rows)
     assert stds[3] / stds[2] == pytest.approx(17.2, abs=0.05)
     assert [line.split()[0] for line in said] == ["L3", "L26", "L27"]

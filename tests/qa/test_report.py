@@ -13,7 +13,8 @@ import pytest
 
 from aprfmt import qa
 from aprfmt.base.outcome import Check
-from aprfmt.checks.gates.baseline import compare, read, to_json
+from aprfmt.checks.gates.baseline import compare
+from aprfmt.checks.gates.baseline_file import read, to_json
 from aprfmt.checks.records import Answer, Measure, QaReport
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.device import choose
@@ -23,8 +24,9 @@ QUICK = ("tensor-contract", "metadata", "init-statistics")
 
 
 def gate(name: str, outcome: Any, asked: bool = False, **measures: float) -> Answer:
-    rows = {key: Measure(value, "nats", 0.1, "absolute", "rounding")
-            for key, value in measures.items()}  # fmt: skip
+    rows = {
+        key: Measure(value, "nats", 0.1, "absolute", "rounding") for key, value in measures.items()
+    }
     return Answer(name, "", outcome, 0.0, measures=rows, asked=asked)
 
 
@@ -79,9 +81,7 @@ def test_a_gate_whose_ground_is_gone_gives_no_answer(
 def test_completeness_is_counted_from_the_configuration(demo_model: Path) -> None:
     """4 layers x 12 tensors, the embedding and the last norm; the head is the embedding."""
     found = qa.run(demo_model, only=("tensor-contract",)).gate("tensor-contract")
-    assert found.details == {
-        "expected": 4 * 12 + 2, "found": 50, "missing": [], "accepted": [],
-    }  # fmt: skip
+    assert found.details == {"expected": 4 * 12 + 2, "found": 50, "missing": [], "accepted": []}
     head = next(each for each in found.checks if each.name == "head-resolved")
     assert "1536 logits from token_embd.weight (tied)" in head.found
 
@@ -97,8 +97,17 @@ def test_names_that_are_no_gate_are_refused(demo_model: Path) -> None:
 def test_a_device_that_is_not_there_is_exit_2(demo_model: Path, golden: Path) -> None:
     done = aprfmt("qa", demo_model, "--device", "cuda:99", "--only", "metadata")
     assert done.code == 2 and done.out == ""
-    done = aprfmt("qa", demo_model, "--only", "metadata", "--only", "device-parity",
-                  "--also", "cuda:99", "--json")  # fmt: skip
+    done = aprfmt(
+        "qa",
+        demo_model,
+        "--only",
+        "metadata",
+        "--only",
+        "device-parity",
+        "--also",
+        "cuda:99",
+        "--json",
+    )
     gates = {row["name"]: row for row in done.json["gates"]}
     assert done.code == 2 and gates["metadata"]["outcome"] == "PASS"
     assert gates["device-parity"]["outcome"] == "NOT_RUN" and gates["device-parity"]["why"]

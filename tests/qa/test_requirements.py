@@ -106,8 +106,11 @@ def test_every_variant_must_have_passed(outcomes: Mapping[str, str], expected: s
 
 
 def test_some_variants_can_be_named_apart() -> None:
-    outcomes = {"tests/a.py::t[cpu-1]": "passed", "tests/a.py::t[cpu-2]": "passed",
-                "tests/a.py::t[gpu-1]": "skipped"}  # fmt: skip
+    outcomes = {
+        "tests/a.py::t[cpu-1]": "passed",
+        "tests/a.py::t[cpu-2]": "passed",
+        "tests/a.py::t[gpu-1]": "skipped",
+    }
 
     def stood(*names: str) -> str:
         return str(standing(Row("R01", "text", "`diff`", names), outcomes))

@@ -64,8 +64,9 @@ def test_conv1d_is_turned_before_it_is_packed(through: str, tmp_path: Path) -> N
     transformers_saves(tmp_path / "source", tmp_path / "theirs", "nf4", False)
     if through:
         aprfmt.convert(tmp_path / "source", tmp_path / through)
-    aprfmt.convert(tmp_path / (through or "source"), tmp_path / "q", to="safetensors",
-                   quantize="NF4")  # fmt: skip
+    aprfmt.convert(
+        tmp_path / (through or "source"), tmp_path / "q", to="safetensors", quantize="NF4"
+    )
     assert tensors_of(tmp_path / "q") == tensors_of(tmp_path / "theirs")
     # not against the library's decoder: on the CPU it is wrong for rows of 48
     with aprfmt.open(tmp_path / "source") as plain, aprfmt.open(tmp_path / "q") as packed:

@@ -73,8 +73,12 @@ def test_llama_cpp_multiplies_by_what_is_counted(arch: str, tmp_path: Path) -> N
         {"use_sliding_window": False} if arch == "qwen2" else {}
     )  # llama.cpp knows none there
     save_tiny(arch, tmp_path / "hf", **options)
-    aprfmt.convert(tmp_path / "hf", tmp_path / "m.gguf", encoding="F32",
-                   metadata={"tokenizer.ggml.model": "no_vocab"})  # fmt: skip
+    aprfmt.convert(
+        tmp_path / "hf",
+        tmp_path / "m.gguf",
+        encoding="F32",
+        metadata={"tokenizer.ggml.model": "no_vocab"},
+    )
     library, theirs = Library.open(), dict[str, np.ndarray]()
 
     def evaluated(pointer: Any, ask: bool, data: Any) -> bool:

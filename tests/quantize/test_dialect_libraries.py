@@ -77,9 +77,10 @@ def test_transformers_loads_it_by_compressed_tensors(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, device_map="cpu",
+            folder,
+            device_map="cpu",
             quantization_config=transformers.CompressedTensorsConfig(run_compressed=False),
-        )  # fmt: skip
+        )
     held = model.state_dict()
     for name, values, _ in weights(folder):
         assert torch.equal(torch.from_numpy(values).to(held[name].dtype), held[name]), name
@@ -109,9 +110,11 @@ def test_modelopt_decodes_it(demo_model: Path, tmp_path: Path) -> None:
     for _, values, parts in weights(folder):
         held = qtensor.NVFP4QTensor(values.shape, torch.float32, parts["weight"])
         judged = held.dequantize(
-            torch.float32, scale=parts["weight_scale"], double_scale=parts["weight_scale_2"],
+            torch.float32,
+            scale=parts["weight_scale"],
+            double_scale=parts["weight_scale_2"],
             block_sizes={-1: 16},
-        )  # fmt: skip
+        )
         np.testing.assert_array_equal(judged.numpy(), values)
 
 

@@ -45,8 +45,9 @@ def left_out(section: Mapping[str, Any]) -> list[str] | None:
     if section.get("quant_method") == "gptq":
         assert section["lm_head"] is False
         return ["lm_head"]
-    return next((section[key] for key in ("ignore", "modules_to_not_convert") if key in section),
-                None)  # fmt: skip
+    return next(
+        (section[key] for key in ("ignore", "modules_to_not_convert") if key in section), None
+    )
 
 
 @pytest.mark.parametrize("scheme", DIALECTS)
@@ -132,8 +133,17 @@ def test_what_has_no_whole_groups_is_left_as_it_is(tmp_path: Path) -> None:
     rows = tensors_of(tmp_path / "q")
     assert rows["model.layers.0.mlp.down_proj.weight"][0] == "F16"  # of 96 inputs
     assert rows["model.layers.0.mlp.up_proj.weight"][0] == "U32"
-    done = command("quantize", tmp_path / "m", tmp_path / "p", "--to", "safetensors",
-                   "--type", "AWQ-g32", "--tensor", "ffn_up.weight=F16")  # fmt: skip
+    done = command(
+        "quantize",
+        tmp_path / "m",
+        tmp_path / "p",
+        "--to",
+        "safetensors",
+        "--type",
+        "AWQ-g32",
+        "--tensor",
+        "ffn_up.weight=F16",
+    )
     assert done.code == 0
     found = said(tmp_path / "p")["modules_to_not_convert"]
     assert set(found) == {"lm_head", *(f"model.layers.{i}.mlp.up_proj" for i in range(2))}
@@ -162,26 +172,37 @@ def test_packed_weights_are_not_packed_again(tmp_path: Path) -> None:
         aprfmt.convert(tmp_path / "m", tmp_path / "q", to="safetensors", quantize="GPTQ-g32")
     with pytest.raises(ConversionError, match="is packed as MLX already and would stay so"):
         aprfmt.convert(tmp_path / "m", tmp_path / "q", to="safetensors", quantize="MLX-4bit-g32")
-    report = aprfmt.convert(tmp_path / "m", tmp_path / "q", to="safetensors",
-                            quantize="GPTQ-g32", allow_requantize=True)  # fmt: skip
+    report = aprfmt.convert(
+        tmp_path / "m", tmp_path / "q", to="safetensors", quantize="GPTQ-g32", allow_requantize=True
+    )
     assert {t.encoding for t in report.tensors} == {"GPTQ", "F16"}
     config = json.loads((tmp_path / "q" / "config.json").read_text())
     assert "quantization" not in config and said(tmp_path / "q")["quant_method"] == "gptq"
 
 
-@pytest.mark.parametrize("scheme", ["COMPRESSED-INT4-g32", "GPTQ-g32", "GPTQ-v2-g32", "AWQ-g32",
-                                    "MLX-4bit-g32"])  # fmt: skip
+@pytest.mark.parametrize(
+    "scheme", ["COMPRESSED-INT4-g32", "GPTQ-g32", "GPTQ-v2-g32", "AWQ-g32", "MLX-4bit-g32"]
+)
 def test_blocks_of_a_gguf_keep_their_codes(scheme: str, source: Path, tmp_path: Path) -> None:
-    aprfmt.convert(source, tmp_path / "q4.gguf", quantize="Q4_0", pure=True,
-                   tensor_encodings=[("output", "F16"), ("token_embd", "F16")])  # fmt: skip
+    aprfmt.convert(
+        source,
+        tmp_path / "q4.gguf",
+        quantize="Q4_0",
+        pure=True,
+        tensor_encodings=[("output", "F16"), ("token_embd", "F16")],
+    )
     report = aprfmt.convert(tmp_path / "q4.gguf", tmp_path / "q", to="safetensors", quantize=scheme)
     rows = [t for t in report.tensors if t.groups]
     assert len(rows) == 14 and report.lossless
     assert all((t.how, t.inexact, t.source_encoding) == ("values", 0, "Q4_0") for t in rows)
     assert aprfmt.diff(tmp_path / "q4.gguf", tmp_path / "q").equal
     with pytest.raises(ConversionError, match="Q4_0; its groups are of 32 inputs, expected 128"):
-        aprfmt.convert(tmp_path / "q4.gguf", tmp_path / "other", to="safetensors",
-                       quantize="COMPRESSED-INT4-g128")  # fmt: skip
+        aprfmt.convert(
+            tmp_path / "q4.gguf",
+            tmp_path / "other",
+            to="safetensors",
+            quantize="COMPRESSED-INT4-g128",
+        )
 
 
 def test_nvfp4_goes_to_a_gguf_and_comes_back_byte_for_byte(tmp_path: Path) -> None:
@@ -199,16 +220,27 @@ def test_nvfp4_goes_to_a_gguf_and_comes_back_byte_for_byte(tmp_path: Path) -> No
     with pytest.raises(
         ConversionError, match=r"of 2304 groups in 11 weights change when their codes are kept"
     ):
-        aprfmt.convert(tmp_path / "m.gguf", tmp_path / "c", to="safetensors",
-                       quantize="COMPRESSED-NVFP4")  # fmt: skip
-    counted = aprfmt.convert(tmp_path / "m.gguf", tmp_path / "c", to="safetensors",
-                             quantize="COMPRESSED-NVFP4", allow_inexact=True,
-                             drop=["*input_scale"])  # fmt: skip
+        aprfmt.convert(
+            tmp_path / "m.gguf", tmp_path / "c", to="safetensors", quantize="COMPRESSED-NVFP4"
+        )
+    counted = aprfmt.convert(
+        tmp_path / "m.gguf",
+        tmp_path / "c",
+        to="safetensors",
+        quantize="COMPRESSED-NVFP4",
+        allow_inexact=True,
+        drop=["*input_scale"],
+    )
     assert sum(t.inexact for t in counted.tensors) > 0
     assert max(t.largest_error for t in counted.tensors) < 1e-5
-    direct = aprfmt.convert(tmp_path / "m", tmp_path / "d", to="safetensors",
-                            quantize="COMPRESSED-NVFP4", allow_inexact=True,
-                            drop=["*input_scale"])  # fmt: skip
+    direct = aprfmt.convert(
+        tmp_path / "m",
+        tmp_path / "d",
+        to="safetensors",
+        quantize="COMPRESSED-NVFP4",
+        allow_inexact=True,
+        drop=["*input_scale"],
+    )
     found = [{t.name: t.inexact for t in report.tensors} for report in (direct, counted)]
     assert found[0] == found[1]
     assert tensors_of(tmp_path / "d") == tensors_of(tmp_path / "c")
@@ -217,8 +249,11 @@ def test_nvfp4_goes_to_a_gguf_and_comes_back_byte_for_byte(tmp_path: Path) -> No
 def test_what_is_left_as_floats_keeps_no_codes(tmp_path: Path) -> None:
     """Where weights that would change are decoded, nothing is inexact, and no flag is needed."""
     write_folder(tmp_path / "m", "modelopt")
-    wishes: dict[str, Any] = {"to": "safetensors", "quantize": "COMPRESSED-NVFP4",
-                              "drop": ["*input_scale"]}  # fmt: skip
+    wishes: dict[str, Any] = {
+        "to": "safetensors",
+        "quantize": "COMPRESSED-NVFP4",
+        "drop": ["*input_scale"],
+    }
     counted = aprfmt.convert(tmp_path / "m", tmp_path / "c", allow_inexact=True, **wishes)
     changed = {tensor.name for tensor in counted.tensors if tensor.inexact}
     left = [(name, "F32") for name in sorted(changed)]
@@ -234,8 +269,13 @@ def test_a_mixture_keeps_the_scale_beside_nvfp4_blocks(tmp_path: Path) -> None:
     """Quantized again, the values are those with their scale, which stands beside nothing then."""
     write_folder(tmp_path / "m", "modelopt")
     aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
-    aprfmt.convert(tmp_path / "m.gguf", tmp_path / "q8.apr", quantize="Q8_0",
-                   allow_requantize=True, drop=["*input_scale"])  # fmt: skip
+    aprfmt.convert(
+        tmp_path / "m.gguf",
+        tmp_path / "q8.apr",
+        quantize="Q8_0",
+        allow_requantize=True,
+        drop=["*input_scale"],
+    )
     with aprfmt.open(tmp_path / "m") as before, aprfmt.open(tmp_path / "q8.apr") as after:
         assert not any(name.endswith(".scale") for name in after.source.tensors)
         for role, view in before.roles.items():
@@ -248,6 +288,7 @@ def test_a_mixture_keeps_the_scale_beside_nvfp4_blocks(tmp_path: Path) -> None:
 def test_mxfp4_of_a_gguf_goes_back_to_a_folder(tmp_path: Path) -> None:
     write_folder(tmp_path / "m", "compressed_packed_float")
     aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
-    report = aprfmt.convert(tmp_path / "m.gguf", tmp_path / "back", to="safetensors",
-                            quantize="COMPRESSED-MXFP4")  # fmt: skip
+    report = aprfmt.convert(
+        tmp_path / "m.gguf", tmp_path / "back", to="safetensors", quantize="COMPRESSED-MXFP4"
+    )
     assert report.lossless and tensors_of(tmp_path / "back") == tensors_of(tmp_path / "m")

@@ -126,8 +126,10 @@ def test_a_tied_embedding_is_the_head() -> None:
 
 def test_an_importance_matrix_spares_or_raises_ffn_down() -> None:
     for scheme, without, given in (
-        ("IQ4_XS", "Q5_K", "IQ4_XS"), ("Q4_0", "Q4_0", "Q4_1"), ("Q5_0", "Q5_0", "Q5_1"),
-    ):  # fmt: skip
+        ("IQ4_XS", "Q5_K", "IQ4_XS"),
+        ("Q4_0", "Q4_0", "Q4_1"),
+        ("Q5_0", "Q5_0", "Q5_1"),
+    ):
         for imatrix, expected in ((False, without), (True, given)):
             mixture = llama(scheme, imatrix=imatrix)
             assert mixture.choose("L3.ffn_down.weight", (4096, 14336), "F16") == expected
@@ -139,15 +141,21 @@ def test_seventy_billions_and_eight_experts_raise_attention() -> None:
     assert llama("Q4_K_S", 79).choose("L40.attn_v.weight", (1024, 8192), "F16") == "Q4_K"
     eight = llama("Q4_K_M", n_experts=8)
     for base, expected in (
-        ("attn_v", "Q8_0"), ("attn_k", "Q8_0"), ("attn_output", "Q5_K"), ("attn_q", "Q4_K"),
-    ):  # fmt: skip
+        ("attn_v", "Q8_0"),
+        ("attn_k", "Q8_0"),
+        ("attn_output", "Q5_K"),
+        ("attn_q", "Q4_K"),
+    ):
         assert eight.choose(f"L5.{base}.weight", (1024, 4096), "F16") == expected
 
 
 def test_experts_are_numbered_by_their_layer() -> None:
     """Three dense-less layers: the shared and the stacked down projection have one number."""
-    names = [f"L{i}.{base}.weight" for i in range(16)
-             for base in ("attn_v", "ffn_down_exps", "ffn_down_shexp")]  # fmt: skip
+    names = [
+        f"L{i}.{base}.weight"
+        for i in range(16)
+        for base in ("attn_v", "ffn_down_exps", "ffn_down_shexp")
+    ]
     mixture = Mixture("Q4_K_M", names, n_layers=16, n_experts=64)
     for layer in range(16):
         more = layer < 2 or layer >= 14 or (layer - 2) % 3 == 2
@@ -173,9 +181,16 @@ def test_pure_takes_the_base_everywhere_but_where_it_does_not_fit() -> None:
 def test_what_does_not_fit_becomes_what_llama_cpp_makes_of_it() -> None:
     """Source: tensor_type_fallback in llama-quant.cpp."""
     assert dict(FALLBACK) == {
-        "Q2_K": "Q4_0", "Q3_K": "Q4_0", "TQ1_0": "Q4_0", "TQ2_0": "Q4_0", "Q2_0": "Q4_0",
-        "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL",
-    }  # fmt: skip
+        "Q2_K": "Q4_0",
+        "Q3_K": "Q4_0",
+        "TQ1_0": "Q4_0",
+        "TQ2_0": "Q4_0",
+        "Q2_0": "Q4_0",
+        "Q4_K": "Q5_0",
+        "Q5_K": "Q5_1",
+        "Q6_K": "Q8_0",
+        "IQ4_XS": "IQ4_NL",
+    }
 
 
 @pytest.mark.parametrize("wanted", FALLBACK)

@@ -20,9 +20,14 @@ UP = "model.layers.0.mlp.up_proj.weight"
 def folder(path: Path, values: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> Path:
     """Write a llama folder whose first up projection [512, 256] is given."""
     return llama_folder(
-        path, "F32", hidden=256, layers=1, ffn=512, vocab=32,
+        path,
+        "F32",
+        hidden=256,
+        layers=1,
+        ffn=512,
+        vocab=32,
         replaced={UP: float_bytes(values, "F32")},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +159,9 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     same = tmp_path / "same.gguf"
     assert command("convert", source, same, "--quantize", "Q4_K_S").code == 0
     assert same.read_bytes() == target.read_bytes()
-    planned = command("quantize", source, tmp_path / "p.gguf", "--type", "Q4_K_S", "--dry-run",
-                      "--json")  # fmt: skip
+    planned = command(
+        "quantize", source, tmp_path / "p.gguf", "--type", "Q4_K_S", "--dry-run", "--json"
+    )
     assert not (tmp_path / "p.gguf").exists()
     with aprfmt.open(target) as model:
         sizes = {name: tensor.nbytes for name, tensor in model.items()}

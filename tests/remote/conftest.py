@@ -39,8 +39,15 @@ def server() -> Iterator[RangeServer]:
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("APRFMT_CACHE", str(tmp_path / "ranges"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN_PATH", "HF_HUB_OFFLINE",
-                 "HUGGING_FACE_HUB_TOKEN", "APRFMT_CACHE_SIZE"):  # fmt: skip
+    for name in (
+        "HF_TOKEN",
+        "HF_HUB_CACHE",
+        "HF_ENDPOINT",
+        "HF_TOKEN_PATH",
+        "HF_HUB_OFFLINE",
+        "HUGGING_FACE_HUB_TOKEN",
+        "APRFMT_CACHE_SIZE",
+    ):
         monkeypatch.delenv(name, raising=False)
     forget()
     yield

@@ -87,8 +87,9 @@ class Handler(BaseHTTPRequestHandler):
         size = len(data) + (fault == "grown")
         headers = {
             "Content-Range": f"bytes {start}-{stop - 1}/{size}",
-            "Content-Length": str(len(body)), "ETag": '"other"' if fault == "tag" else tag,
-        }  # fmt: skip
+            "Content-Length": str(len(body)),
+            "ETag": '"other"' if fault == "tag" else tag,
+        }
         if fault == "long":
             headers["Content-Range"] = "bytes \x1b[2J" + "9" * 5000
         if fault == "gzip":
@@ -141,16 +142,23 @@ class RangeServer(ThreadingHTTPServer):
         return total
 
     def add_repository(
-        self, name: str, commit: str, files: Mapping[str, bytes], lfs: tuple[str, ...] = (),
+        self,
+        name: str,
+        commit: str,
+        files: Mapping[str, bytes],
+        lfs: tuple[str, ...] = (),
         revision: str = "main",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Serve a hub repository, at one revision and at its commit."""
         siblings: list[dict[str, Any]] = []
         for path, data in files.items():
             row: dict[str, Any] = {"rfilename": path, "size": len(data)}
             if path in lfs:
-                row["lfs"] = {"sha256": sha256(data).hexdigest(), "size": len(data),
-                              "pointerSize": 130}  # fmt: skip
+                row["lfs"] = {
+                    "sha256": sha256(data).hexdigest(),
+                    "size": len(data),
+                    "pointerSize": 130,
+                }
                 moved = f"/cdn/{sha256(data).hexdigest()}"
                 self.moved[f"/{name}/resolve/{commit}/{path}"] = (
                     f"{moved}?Signature=sigsecret-{path}"

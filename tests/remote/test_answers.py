@@ -89,9 +89,9 @@ def test_a_whole_file_is_refused_before_it_streams(server: RangeServer) -> None:
     assert TRAFFIC.received == 0
 
 
-@pytest.mark.parametrize(("fault", "said"), [
-    ("tag", "its ETag"), ("untagged", "its ETag"), ("grown", "its size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "said"), [("tag", "its ETag"), ("untagged", "its ETag"), ("grown", "its size")]
+)
 def test_a_file_that_changes_is_an_error(
     server: RangeServer, waits: list[float], fault: str, said: str
 ) -> None:
@@ -173,8 +173,9 @@ def test_a_redirect_between_public_addresses_is_followed_without_the_password(
     monkeypatch.setattr(client, "CLIENT", connecting(server, PUBLIC))
     server.moved["/x"] = "http://other.example/y"
     server.files["/y"] = made["small.gguf"]
-    done = command("inspect", "http://me:secret@public.example/x?key=private", "--json",
-                   "--allow-http")  # fmt: skip
+    done = command(
+        "inspect", "http://me:secret@public.example/x?key=private", "--json", "--allow-http"
+    )
     assert done.code == 0, done.err
     (first, _, told), (_, _, silent) = server.log
     assert first == "/x?key=private" and told["authorization"].startswith("Basic ")

@@ -98,8 +98,9 @@ def test_it_writes_the_same_bytes(
 ) -> None:
     written = []
     for name, hub, gguf in (
-        ("here", here / "tiny", here / "demo.gguf"), ("there", places["hub"], places["gguf"])
-    ):  # fmt: skip
+        ("here", here / "tiny", here / "demo.gguf"),
+        ("there", places["hub"], places["gguf"]),
+    ):
         forget()
         out = tmp_path / name
         out.mkdir()
@@ -107,8 +108,13 @@ def test_it_writes_the_same_bytes(
         words = [found.get(word, word.replace("OUT", str(out))) for word in line.split()]
         done = command(*words, "--quiet")
         assert done.code == 0, done.err
-        written.append({str(path.relative_to(out)): path.read_bytes()
-                        for path in sorted(out.rglob("*")) if path.is_file()})  # fmt: skip
+        written.append(
+            {
+                str(path.relative_to(out)): path.read_bytes()
+                for path in sorted(out.rglob("*"))
+                if path.is_file()
+            }
+        )
     assert written[0] and written[0] == written[1]
 
 

@@ -49,8 +49,9 @@ def vocabulary(tmp_path: Path, count: int, merges: int) -> bytes:
     return data
 
 
-@pytest.mark.parametrize("name", ["small.safetensors", "many.safetensors", "small.gguf",
-                                  "small.apr"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["small.safetensors", "many.safetensors", "small.gguf", "small.apr"]
+)
 def test_a_remote_file_is_the_local_one(
     server: RangeServer, made: Mapping[str, bytes], tmp_path: Path, name: str
 ) -> None:
@@ -116,8 +117,9 @@ def test_headers_of_many_shards_are_fetched_together(server: RangeServer, tmp_pa
 
     tensors = {f"w{i}": np.full((64, 64), i, "<f4") for i in range(6)}
     save_file(tensors, tmp_path / "model.safetensors")
-    convert(tmp_path / "model.safetensors", tmp_path / "out", to="safetensors",
-            max_shard_size=17000)  # fmt: skip
+    convert(
+        tmp_path / "model.safetensors", tmp_path / "out", to="safetensors", max_shard_size=17000
+    )
     index = next((tmp_path / "out").glob("*.index.json"))
     shards = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(shards) == 6
@@ -150,8 +152,9 @@ def test_a_connection_in_use_is_not_kept_after_its_client_was_closed(server: Ran
 
 def test_ranges_that_lie_close_come_together() -> None:
     assert coalesced([(900, 1000), (0, 10), (10, 20), (500_000, 500_001)]) == [
-        (0, 1000), (500_000, 500_001)
-    ]  # fmt: skip
+        (0, 1000),
+        (500_000, 500_001),
+    ]
 
 
 def test_a_stream_is_fetched_ahead_and_once(server: RangeServer) -> None:

@@ -116,9 +116,13 @@ def test_a_signed_address_that_ran_out_is_asked_for_again(
     (404, "RepoNotFound", "", "no such repository or revision"),
 ])  # fmt: skip
 def test_a_repository_that_may_not_be_read(
-    served: RangeServer, monkeypatch: pytest.MonkeyPatch, status: int, code: str, token: str,
+    served: RangeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    code: str,
+    token: str,
     said: str,
-) -> None:  # fmt: skip
+) -> None:
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     path = f"/api/models/{NAME}/revision/main"
@@ -213,8 +217,9 @@ def test_offline_says_so(served: RangeServer, monkeypatch: pytest.MonkeyPatch) -
     assert not served.log
 
 
-@pytest.mark.parametrize("address", ["hf://", "hf://one", "hf://a/b@", "hf://a/../b",
-                                     "hf://a b/c", "hf://a/b@x y"])  # fmt: skip
+@pytest.mark.parametrize(
+    "address", ["hf://", "hf://one", "hf://a/b@", "hf://a/../b", "hf://a b/c", "hf://a/b@x y"]
+)
 def test_an_address_without_a_repository(address: str) -> None:
     if address == "hf://a/b@":
         assert place(address).parts[1:] == ("a", "b@")

@@ -22,8 +22,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     """One model of 25 MB in every format; in safetensors its tensors lie in the order of names."""
     folder = tmp_path_factory.mktemp("good")
     rng = np.random.default_rng(5)
-    save_file({f"t{i:02}": rng.standard_normal((250, 500)).astype("<f4") for i in range(50)},
-              folder / "model.safetensors")  # fmt: skip
+    save_file(
+        {f"t{i:02}": rng.standard_normal((250, 500)).astype("<f4") for i in range(50)},
+        folder / "model.safetensors",
+    )
     for to in ("apr", "gguf"):
         path = folder / f"model.{to}"
         args = ("convert", folder / "model.safetensors", path, "--arch", "none", "--no-verify")
@@ -80,9 +82,13 @@ def test_what_the_hub_publishes_proves_it(
 @pytest.mark.parametrize(("options", "most"), [(("--blocks",), 2 << 20), ((), 1_500_000)])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_manifest_says_which_bytes_are_wrong(
-    server: RangeServer, good: Mapping[str, Path], tmp_path: Path, kind: str,
-    options: tuple[str, ...], most: int,
-) -> None:  # fmt: skip
+    server: RangeServer,
+    good: Mapping[str, Path],
+    tmp_path: Path,
+    kind: str,
+    options: tuple[str, ...],
+    most: int,
+) -> None:
     data = good[kind].read_bytes()
     copy = tmp_path / f"model.{kind}"
     copy.write_bytes(data)

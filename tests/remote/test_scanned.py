@@ -17,9 +17,11 @@ CHECKS = ("--checks", "layout", "--checks", "encodings", "--no-families", "--job
 
 @pytest.fixture
 def served(
-    server: RangeServer, made: Mapping[str, bytes], demo_model: Path,
+    server: RangeServer,
+    made: Mapping[str, bytes],
+    demo_model: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> RangeServer:  # fmt: skip
+) -> RangeServer:
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     files = {path.name: path.read_bytes() for path in demo_model.iterdir() if path.is_file()}
     server.add_repository("someone/tiny", COMMIT, files, ("model.safetensors",))
@@ -42,15 +44,23 @@ def test_addresses_get_the_answers_of_their_files(
 ) -> None:
     (tmp_path / "small.gguf").write_bytes(made["small.gguf"])
     here = ("scan", demo_model, tmp_path / "small.gguf", "-o", tmp_path / "here.jsonl", *CHECKS)
-    there = ("scan", "hf://someone/tiny", f"{served.url}/small.gguf", "-o",
-             tmp_path / "there.jsonl", *CHECKS, "--json")  # fmt: skip
+    there = (
+        "scan",
+        "hf://someone/tiny",
+        f"{served.url}/small.gguf",
+        "-o",
+        tmp_path / "there.jsonl",
+        *CHECKS,
+        "--json",
+    )
     first, second = command(*here), command(*there)
     assert first.code == second.code == 0, first.err + second.err
     assert answers(tmp_path / "here.jsonl") == answers(tmp_path / "there.jsonl")
     assert second.json["requests"] == len(served.log) > second.json["remote"]["requests"]
     assert {row["model"] for row in rows(tmp_path / "there.jsonl")} == {
-        "hf://someone/tiny", f"{served.url}/small.gguf"
-    }  # fmt: skip
+        "hf://someone/tiny",
+        f"{served.url}/small.gguf",
+    }
 
 
 def test_a_list_of_addresses(served: RangeServer, tmp_path: Path) -> None:

@@ -161,9 +161,14 @@ def test_a_server_that_hangs_does_not_keep_a_program_that_is_done(server: RangeS
         "print('done')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True,
-        cwd=ROOT, env={**os.environ, "APRFMT_CACHE_SIZE": "0"},
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "APRFMT_CACHE_SIZE": "0"},
+    )
     assert done.stdout == "done\n" and not server.stuck.is_set()
     server.stuck.set()
 
@@ -172,8 +177,7 @@ def test_a_server_that_hangs_does_not_keep_a_program_that_is_done(server: RangeS
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, bytes]:
     """Two equal models whose tensors do not lie in the order of their numbers, and another."""
     folder: Path = tmp_path_factory.mktemp("twins")
-    tensors = {f"l.{i}.w": np.random.default_rng(i).random((512, 512), "<f4")
-               for i in range(24)}  # fmt: skip
+    tensors = {f"l.{i}.w": np.random.default_rng(i).random((512, 512), "<f4") for i in range(24)}
     save_file(tensors, folder / "a")
     tensors["l.13.w"] = tensors["l.13.w"].copy()
     tensors["l.13.w"][5, 6] += 1

@@ -65,10 +65,18 @@ def run(jobs: Sequence[Job], warm: Sequence[tuple[str, ...]] = ()) -> dict[str, 
     done = subprocess.run(
         [sys.executable, "-m", "tests.robustness.jail"],
         input=json.dumps({"jobs": [asdict(job) for job in jobs], "warm": list(warm)}),
-        capture_output=True, text=True, check=False, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-             "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        },
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return {row["id"]: Done(**row) for row in json.loads(done.stdout)}
 

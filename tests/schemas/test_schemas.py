@@ -142,8 +142,10 @@ def trimmed(command: str, value: Any, path: tuple[str, ...] = ()) -> Any:
 
 def is_open(command: str, path: tuple[str, ...]) -> bool:
     spelled = ["*" if part.isdigit() else part for part in path]
-    return any(spelled[: len(each)] == each for each in
-               (place.split("/") for place in OPEN.get(command, ())))  # fmt: skip
+    return any(
+        spelled[: len(each)] == each
+        for each in (place.split("/") for place in OPEN.get(command, ()))
+    )
 
 
 def at(body: Any, path: tuple[str, ...]) -> Any:

@@ -130,9 +130,14 @@ def test_apr_without_pre_or_types_is_read_by_its_architecture(demo_model: Path) 
     found = to_apr(folder_model(demo_model))
     bare = {
         key: found[key]
-        for key in ("tokenizer.vocabulary", "tokenizer.merges", "tokenizer.model_type",
-                    "tokenizer.bos_token_id", "tokenizer.eos_token_id")
-    }  # fmt: skip
+        for key in (
+            "tokenizer.vocabulary",
+            "tokenizer.merges",
+            "tokenizer.model_type",
+            "tokenizer.bos_token_id",
+            "tokenizer.eos_token_id",
+        )
+    }
     model = fake("apr", {**bare, "architecture": "qwen2"})
     ours, source = load(model), load(folder_model(demo_model))
     for text in ("I'm 12 <|im_end|>\n", "Cafe\u0301"):
@@ -214,12 +219,18 @@ class Untouchable(list[str]):
 
 
 def test_quick_facts_read_no_list() -> None:
-    model = fake("gguf", {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": Untouchable("abc"), "tokenizer.ggml.merges": Untouchable("ab"),
-        "tokenizer.ggml.bos_token_id": 1, "tokenizer.huggingface.json": "{no JSON",
-        "tokenizer.chat_template": "{{ messages.__class__ }}",
-    })  # fmt: skip
+    model = fake(
+        "gguf",
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "qwen2",
+            "tokenizer.ggml.tokens": Untouchable("abc"),
+            "tokenizer.ggml.merges": Untouchable("ab"),
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.huggingface.json": "{no JSON",
+            "tokenizer.chat_template": "{{ messages.__class__ }}",
+        },
+    )
     found = facts(model, quick=True)
     assert (found["model"], found["pre"], found["entries"], found["merges"]) == (
         "gpt2",

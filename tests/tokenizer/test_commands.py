@@ -66,9 +66,12 @@ def test_template(demo_model: Path, tmp_path: Path) -> None:
     done = aprfmt("template", demo_model, "--user", "hi", "--system", "Be brief.")
     assert done.code == 0 and not done.err
     assert done.out.splitlines()[:5] == [
-        "<|im_start|>system", "Be brief.<|im_end|>", "<|im_start|>user", "hi<|im_end|>",
+        "<|im_start|>system",
+        "Be brief.<|im_end|>",
+        "<|im_start|>user",
+        "hi<|im_end|>",
         "<|im_start|>assistant",
-    ]  # fmt: skip
+    ]
     file = tmp_path / "chat.json"
     file.write_text(json.dumps([{"role": "user", "content": "hi"}]))
     body = aprfmt("template", demo_model, "--messages", file, "--no-generation-prompt", "--json")

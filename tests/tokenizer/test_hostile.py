@@ -51,7 +51,7 @@ DAMAGE: dict[str, tuple[dict[str, Any], type[AprfmtError], str]] = {
     "json list": ({"tokenizer.huggingface.json": "[]"}, FormatError, "not a tokenizer"),
     "json number": ({"tokenizer.huggingface.json": 7}, FormatError, "expected a string"),
     "json deep": ({"tokenizer.huggingface.json": "[" * 9999}, FormatError, "not a tokenizer"),
-}  # fmt: skip
+}
 
 
 def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -92,10 +92,11 @@ ANY = st.one_of(
 @given(
     st.sampled_from([BPE, SPM]),
     st.dictionaries(
-        st.sampled_from([*BPE, *SPM, "tokenizer.ggml.add_bos_token", "aprfmt.files"]), ANY,
+        st.sampled_from([*BPE, *SPM, "tokenizer.ggml.add_bos_token", "aprfmt.files"]),
+        ANY,
         max_size=3,
     ),
-)  # fmt: skip
+)
 def test_any_metadata(base: dict[str, Any], changes: dict[str, Any]) -> None:
     model = fake("gguf", changed(base, changes))
     for use in (facts, to_gguf, to_hf, to_apr, lambda m: load(m).encode("a <s>b")):

@@ -25,11 +25,20 @@ def trained(prefix: bool, byte_fallback: bool = True) -> Any:
     model = io.BytesIO()
     lines = [line for text in TEXTS for line in text.split("\n") if line and "\0" not in line]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=700,
-        byte_fallback=byte_fallback, normalization_rule_name="identity", num_threads=1,
-        remove_extra_whitespaces=False, add_dummy_prefix=prefix, character_coverage=0.98,
-        max_sentence_length=9999, minloglevel=2, hard_vocab_limit=False,
-    )  # fmt: skip
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=700,
+        byte_fallback=byte_fallback,
+        normalization_rule_name="identity",
+        num_threads=1,
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=prefix,
+        character_coverage=0.98,
+        max_sentence_length=9999,
+        minloglevel=2,
+        hard_vocab_limit=False,
+    )
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
@@ -82,8 +91,13 @@ def test_any_text(text: str) -> None:
 def test_built_folder_gives_the_same_ids(prefix: bool, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    user = {700: ("<sep>", 4), 701: ("\u2581\u2581", 4), 702: ("\u2581\u2581\u2581", 4),
-            703: ("<q", 4), 704: ("<q>", 4)}  # fmt: skip
+    user = {
+        700: ("<sep>", 4),
+        701: ("\u2581\u2581", 4),
+        702: ("\u2581\u2581\u2581", 4),
+        703: ("<q", 4),
+        704: ("<q>", 4),
+    }
     metadata = keys(prefix)
     size = len(metadata["tokenizer.ggml.tokens"].value)
     for token, kind in user.values():

@@ -33,10 +33,19 @@ def _converted(name: str, **options: Any) -> Callable[[Path], Path]:
 def small_apr(folder: Path) -> Path:
     """Write a small APR without architecture: two float tensors and one of blocks."""
     blocks = (struct.pack("<e", 0.5) + bytes(range(16))) * 2
-    tensors = (Tensor(b"a"), Tensor(b"b", (3,), data=struct.pack("<3f", 1, 2, 3)),
-               Tensor(b"q", (64,), code=128, data=blocks))  # fmt: skip
-    metadata = {"model_type": "t", "license": None, "data_source": None, "data_license": None,
-                "total_size": 0, "param_count": 71}  # fmt: skip
+    tensors = (
+        Tensor(b"a"),
+        Tensor(b"b", (3,), data=struct.pack("<3f", 1, 2, 3)),
+        Tensor(b"q", (64,), code=128, data=blocks),
+    )
+    metadata = {
+        "model_type": "t",
+        "license": None,
+        "data_source": None,
+        "data_license": None,
+        "total_size": 0,
+        "param_count": 71,
+    }
     path = folder / "small.apr"
     path.write_bytes(AprFile(tensors=tensors, metadata=metadata).build())
     return path

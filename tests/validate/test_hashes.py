@@ -56,9 +56,17 @@ def test_decoded_hash_is_of_shape_and_widened_values(name: str) -> None:
 
 def test_no_two_of_these_values_have_one_hash() -> None:
     x = np.arange(6, dtype=np.float32)
-    made: list[Any] = [x, x.reshape(2, 3), x.reshape(3, 2), x.astype(np.int64), x.reshape(2, 3).T,
-            NAN[:1], NAN[1:], np.zeros((0, 4), np.float32),
-            np.zeros((4, 0), np.float32)]  # fmt: skip
+    made: list[Any] = [
+        x,
+        x.reshape(2, 3),
+        x.reshape(3, 2),
+        x.astype(np.int64),
+        x.reshape(2, 3).T,
+        NAN[:1],
+        NAN[1:],
+        np.zeros((0, 4), np.float32),
+        np.zeros((4, 0), np.float32),
+    ]
     assert len({decoded_sha256(values) for values in made}) == len(made)
     assert decoded_sha256(np.array([1.0 + 2**-50])) != decoded_sha256(np.array([1.0]))
 

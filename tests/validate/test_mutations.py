@@ -52,8 +52,10 @@ def _sealed_gap(path: Path) -> None:
 
 def _unaligned(path: Path) -> None:
     one = Tensor(b"a").data
-    tensors = (Tensor(b"a", data=one + bytes(4) + one, size=16),
-               Tensor(b"b", data=b"", offset=20, size=16))  # fmt: skip
+    tensors = (
+        Tensor(b"a", data=one + bytes(4) + one, size=16),
+        Tensor(b"b", data=b"", offset=20, size=16),
+    )
     path.write_bytes(AprFile(tensors=tensors).build())
 
 

@@ -57,8 +57,9 @@ def says_nothing(context: Checked) -> None:
 
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = {name: f"{HERE}:{name}" for name in ("ODD", "OURS", "ELSEWHERE", "WRONG", "STOPPED",
-                                                "RUNS")}  # fmt: skip
+    rows = {
+        name: f"{HERE}:{name}" for name in ("ODD", "OURS", "ELSEWHERE", "WRONG", "STOPPED", "RUNS")
+    }
     monkeypatch.setattr(table, "_OTHERS", Registry[CheckRow]("checks", rows))
     asked.clear()
 

@@ -329,9 +329,12 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, path], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code, path],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert int(done.stdout) * 1024 < 160 << 20
 
 

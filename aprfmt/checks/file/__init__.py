@@ -1,1 +1,1 @@
-"""The rows of `validate`: what each reads is the file, damaged or not."""
+"""The checks of `validate`, which need nothing but the file, damaged or not."""

@@ -1,24 +1,19 @@
-"""One pass over every stored byte of every tensor, in windows; and the checks that live on it."""
+"""One pass over every stored byte of every tensor, in windows."""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from aprfmt.arch.bind import bind
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, TensorInfo, damage_of
 from aprfmt.checks.file.scales import first_bad, header_is_bad
-from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.model import Model
 from aprfmt.tensors.stats import Accumulator, Stats, tensor_stats
 
-if TYPE_CHECKING:
-    from aprfmt.checks.context import Checked, Progress
-
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
 WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
 
 
@@ -75,7 +70,7 @@ def windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
         tensor.drop(at, stop)
 
 
-def take(model: Model, progress: "Progress | None" = None) -> dict[str, SeenTensor]:
+def take(model: Model, progress: Progress | None = None) -> dict[str, SeenTensor]:
     """Look at every stored tensor once; nothing the size of a tensor is held."""
     tensors = model.source.tensors
     total = sum(tensor.info.nbytes for tensor in tensors.values())
@@ -132,116 +127,3 @@ def _bad_bool(tensor: LazyTensor) -> str:
         if odd:
             return f"element {start + data.index(odd[:1])} is {odd[0]}"
     return ""
-
-
-def values(ctx: "Checked") -> Result:
-    """Check that every value is a number; computed buffers (masks) may hold infinities."""
-    buffers = _buffers(ctx)
-    findings, counted, unread = [], 0, []
-    for name, row in ctx.census.items():
-        if row.unread:
-            unread.append((name, row.unread))
-            continue
-        counted += 1
-        if row.odd:
-            findings.append(Finding(name, row.odd, "0 or 1 in a BOOL tensor", "get the file again"))
-        if row.stats is None or row.scale:
-            continue  # a bad scale is named once, by block_scales
-        nan, inf = row.stats.nan, row.stats.inf
-        if nan or (inf and name not in buffers):
-            findings.append(
-                Finding(
-                    name,
-                    f"{nan} NaN and {inf} infinite of {row.stats.count} {row.info.encoding} values",
-                    "finite weights",
-                    "get the file again, or convert again from the source",
-                )
-            )
-        elif inf:
-            text = f"{inf} infinite values in a computed buffer"
-            findings.append(Finding(name, text, "finite values", level="warning"))
-    if unread:
-        name, why = unread[0]
-        raise NotRun(
-            f"{counted} of {len(ctx.census)} tensors could be decoded; {name}: {why}", findings
-        )
-    if not counted:
-        raise NotRun("the file holds no tensors")
-    return Result(f"{counted} tensors", findings)
-
-
-def _buffers(ctx: "Checked") -> frozenset[str]:
-    """Return the stored names of what is computed, not learned, where the architecture knows."""
-    try:
-        style = ctx.model.style
-        return frozenset(bind(ctx.spec, style, tuple(ctx.model)).buffers if style else ())
-    except AprfmtError:
-        return frozenset()
-
-
-def block_scales(ctx: "Checked") -> Result:
-    """Look for scales, sub-scales and sums of blocks that no quantizer writes."""
-    seen, findings = 0, []
-    for name, row in ctx.census.items():
-        if row.stats is None or not _has_scales(row.info.encoding):
-            continue
-        seen += 1
-        if row.scale:
-            findings.append(
-                Finding(
-                    name,
-                    f"{row.scale} ({row.info.encoding})",
-                    "finite scales that fit their block",
-                    "get the file again, or quantize again",
-                )
-            )
-    for name, tensor in ctx.model.items():
-        for suffix, part in tensor.parts.items():
-            if not suffix.endswith("absmax"):
-                continue
-            seen += 1
-            stats = ctx.census[part.info.name].stats
-            if stats is not None and stats.min is not None and stats.min < 0:
-                findings.append(
-                    Finding(part.info.name, f"a negative absmax ({stats.min:g}) for {name}",
-                            "magnitudes", "quantize again")
-                )  # fmt: skip
-    if not seen:
-        raise NotRun("no tensor is stored in blocks with scales")
-    return Result(f"{seen} tensors", findings)
-
-
-def _has_scales(encoding: str) -> bool:
-    row = encoding_row(encoding)
-    return row.known and not row.numpy and not row.safetensors
-
-
-def packed(ctx: "Checked") -> Result:
-    """Check that every weight that is several tensors decodes: its parts are there and fit."""
-    findings: list[Finding] = []
-    seen = 0
-    for name, tensor in ctx.model.items():
-        if not tensor.parts:
-            continue
-        seen += 1
-        try:
-            lazy = tensor.stored[0]
-            stats = tensor_stats(lazy)
-        except UnsupportedError as error:
-            raise NotRun(f"{name}: {error}", findings) from error
-        except AprfmtError as error:
-            findings.append(Finding(name, str(error), "parts that fit each other",
-                                    "quantize again"))  # fmt: skip
-            continue
-        finally:
-            tensor.drop()
-        parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
-        known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
-        if (stats.nan or stats.inf) and not known:
-            findings.append(
-                Finding(name, f"{stats.nan} NaN and {stats.inf} infinite values once decoded",
-                        "finite weights", "quantize again")
-            )  # fmt: skip
-    if not seen:
-        raise NotRun("no weight is stored as several tensors")
-    return Result(f"{seen} weights", findings)

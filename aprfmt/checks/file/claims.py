@@ -185,9 +185,10 @@ def counts(ctx: Checked) -> Result:
         total = sum(math.prod(tensor.info.shape) for tensor in ctx.model.source.tensors.values())
         if stated != total:
             findings.append(
-                Finding(f"{ctx.where}: param_count", f"{stated}", f"{total} elements",
-                        level="warning")
-            )  # fmt: skip
+                Finding(
+                    f"{ctx.where}: param_count", f"{stated}", f"{total} elements", level="warning"
+                )
+            )
     table = metadata.get("tensor_shapes")
     if isinstance(table, Mapping):
         seen += 1

@@ -5,89 +5,25 @@ tokenizer forgives some of that.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from aprfmt.base.text import shorten
 from aprfmt.checks.bounds import VOCAB_SHARE
+from aprfmt.checks.context import Checked
+from aprfmt.checks.file.words import Words, read_words
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import lacking
-from aprfmt.tokenizer.hf_json import effective_added, stored_vocab
-from aprfmt.tokenizer.keys import MERGES, SCORES, TOKENS, TYPES
 from aprfmt.tokenizer.loading import load
 from aprfmt.tokenizer.stated import stated
 from aprfmt.tokenizer.template import scan_template
 
-if TYPE_CHECKING:
-    from aprfmt.checks.context import Checked
-
 _MANY = 20  # findings of one kind; the rest is counted
 
 
-@dataclass(frozen=True)
-class Words:
-    """A vocabulary as stored: `tokens` by id (None for an id without one), where they stand.
-
-    `lists` are the lengths of what must be as long as the tokens. `plain` counts the ids up to the
-    last token that was not added to the vocabulary; `own` is False for a tokenizer.json, whose ids
-    need not be dense.
-    """
-
-    where: str
-    tokens: Sequence[str | None]
-    merges: Sequence[tuple[str, str] | str] | None
-    lists: Mapping[str, int]
-    plain: int
-    own: bool
-
-
-def read_words(carried: Carried) -> Words:
-    """Return the stored vocabulary, the metadata's lists before a tokenizer.json.
-
-    Raises FormatError for damaged ones, NotRun where neither holds tokens.
-    """
-    tokens = carried.sequence(TOKENS, str)
-    if tokens:
-        lists = {
-            carried.spelled(key): length
-            for key in (SCORES, TYPES)
-            if (length := carried.length(key)) is not None
-        }
-        merges = carried.sequence(MERGES, str)
-        return Words(carried.spelled(TOKENS), tokens, merges, lists, len(tokens), True)
-    data = carried.parse_tokenizer_json()
-    if data is None:
-        raise NotRun("the model carries no list of tokens")
-    return _from_json(carried, data)
-
-
-def _from_json(carried: Carried, data: Mapping[str, Any]) -> Words:
-    model = data.get("model")
-    if not isinstance(model, Mapping):
-        raise FormatError(f"{carried.origin}: has no object `model`; it is no tokenizer.json")
-    known, scores = stored_vocab(model, carried.origin)
-    by_id = {i: token for token, i in known.items()}
-    if scores is not None:
-        by_id = {i: row[0] for i, row in enumerate(model["vocab"])}
-    count = len(model["vocab"])
-    if len(by_id) != count:
-        twice = f"{count} tokens have {len(by_id)} ids"
-        raise FormatError(f"{carried.origin}: {twice}; every token has an id of its own")
-    plain = max(by_id, default=-1) + 1
-    by_id.update((row["id"], row["content"]) for row in effective_added(data, carried, known))
-    merges = model.get("merges")
-    if merges is not None and not isinstance(merges, list):
-        raise FormatError(f"{carried.origin}: model.merges is {type(merges).__name__}, not a list")
-    pairs = [tuple(row) if isinstance(row, list) else row for row in merges or ()]
-    size = max(by_id, default=-1) + 1
-    tokens = [by_id.get(i) for i in range(size)]
-    return Words(carried.origin, tokens, pairs if merges is not None else None, {}, plain, False)
-
-
-def lists(ctx: "Checked") -> Result:
+def lists(ctx: Checked) -> Result:
     """Check that the vocabulary builds: lists of their lengths, every token once."""
     words = read_words(ctx.carried)
     findings = [
@@ -118,7 +54,7 @@ def _has_ids(carried: Carried) -> bool:
     return True
 
 
-def size(ctx: "Checked") -> Result:
+def size(ctx: Checked) -> Result:
     """Check that every token has a row of the embedding; in GGUF every row has a token."""
     rows, origin = _rows(ctx)
     words = ctx.words
@@ -141,7 +77,7 @@ def size(ctx: "Checked") -> Result:
 _DENSE = ("gguf",)
 
 
-def _rows(ctx: "Checked") -> tuple[int, str]:
+def _rows(ctx: Checked) -> tuple[int, str]:
     """Return the rows of the embedding as stored, and its name."""
     resolution = ctx.resolution
     logical = resolution.roles.get("token_embd.weight")
@@ -150,7 +86,7 @@ def _rows(ctx: "Checked") -> tuple[int, str]:
     return logical.shape[0], logical.stored[0].info.name
 
 
-def ids(ctx: "Checked") -> Result:
+def ids(ctx: Checked) -> Result:
     """Check that every special id is that of a token."""
     words = ctx.words
     count = len(words.tokens)
@@ -168,12 +104,12 @@ def ids(ctx: "Checked") -> Result:
     return Result(f"{len(stated)} ids", findings)
 
 
-def _configured(ctx: "Checked") -> list[tuple[str, int]]:
+def _configured(ctx: Checked) -> list[tuple[str, int]]:
     """Return the ids that config.json and generation_config.json state, by place."""
     return [(where, i) for where, i in _said(ctx) if type(i) is int and i >= 0]
 
 
-def _no_ids(ctx: "Checked") -> list[Finding]:
+def _no_ids(ctx: Checked) -> list[Finding]:
     """Return a finding for each value that stands in place of an id and is not an id."""
     return [
         Finding(where, shorten(repr(value), 80), "an id, a list of ids, or null",
@@ -183,7 +119,7 @@ def _no_ids(ctx: "Checked") -> list[Finding]:
     ]  # fmt: skip
 
 
-def _said(ctx: "Checked") -> list[tuple[str, Any]]:
+def _said(ctx: Checked) -> list[tuple[str, Any]]:
     """Return what config.json and generation_config.json say where ids stand; -1 means none."""
     found = []
     for name, source in (
@@ -197,7 +133,7 @@ def _said(ctx: "Checked") -> list[tuple[str, Any]]:
     return found
 
 
-def merges(ctx: "Checked") -> Result:
+def merges(ctx: Checked) -> Result:
     """Check that every merge joins two tokens to a third."""
     words = ctx.words
     if words.merges is None:
@@ -205,10 +141,11 @@ def merges(ctx: "Checked") -> Result:
     wrong = _wrong_merges(words)
     expected = "two tokens that make a third"
     findings = [
-        Finding(f"{words.where}: merge {number}", repr(merge), expected,
-                "the tokenizer is not whole")
+        Finding(
+            f"{words.where}: merge {number}", repr(merge), expected, "the tokenizer is not whole"
+        )
         for number, merge in wrong[:_MANY]
-    ]  # fmt: skip
+    ]
     if len(wrong) > _MANY:
         findings.append(Finding(words.where, f"{len(wrong) - _MANY} more merges", expected))
     return Result(f"{len(words.merges)} merges", findings)
@@ -228,7 +165,7 @@ def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
     return wrong
 
 
-def template(ctx: "Checked") -> Result:
+def template(ctx: Checked) -> Result:
     """Check that the chat template only joins texts, and names no token the vocabulary lacks."""
     text = ctx.model.carried.chat_template()
     if text is None:
@@ -242,7 +179,7 @@ def template(ctx: "Checked") -> Result:
     return Result(f"{len(text)} characters", findings)
 
 
-def _unknown_tokens(ctx: "Checked") -> list[Finding]:
+def _unknown_tokens(ctx: Checked) -> list[Finding]:
     """Return a finding for each control token that the template writes and no id stands for."""
     try:
         side = stated(ctx.model)

@@ -63,8 +63,9 @@ class _Run:
             return cls(session, subject.probe)
 
     def __init__(self, session: Session, ids: list[int]) -> None:
-        trace = session.trace(ids, tuple(session.points), hashes=True, stop=False,
-                              logits_rows="all")  # fmt: skip
+        trace = session.trace(
+            ids, tuple(session.points), hashes=True, stop=False, logits_rows="all"
+        )
         self.hashes = {key: record.sha256 for key, record in trace.records.items()}
         self.logits: Numbers = session.logits(ids)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.checks.context import Checked
-from aprfmt.checks.gates.baseline import read
+from aprfmt.checks.gates.baseline_file import read
 from aprfmt.checks.gates.golden import Golden, find
 from aprfmt.checks.records import Answer, NotRun
 from aprfmt.conversion import convert
@@ -103,9 +103,11 @@ class Subject(Checked):
             raise NotRun(str(error)) from error
         request = self.request
         return RunRequest(
-            choice=choice or request.choice, threads=request.threads, memory=request.memory,
+            choice=choice or request.choice,
+            threads=request.threads,
+            memory=request.memory,
             deterministic=request.deterministic,
-        ).session(model)  # fmt: skip
+        ).session(model)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -78,8 +78,10 @@ def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | Non
     if found is not None and found.confirmed and CAUSES[found.cause].verdict == "bug":
         return replace(found, evidence=(*found.evidence, odd.says()))
     says: tuple[str, ...]
-    says = (f"{odd.side} is not finite where the other side is, or holds another such value",
-            odd.says())  # fmt: skip
+    says = (
+        f"{odd.side} is not finite where the other side is, or holds another such value",
+        odd.says(),
+    )
     others = case.before.changed - odd.alone
     equal = others == 0 or (case.slack() > 0 and case.before.rest <= case.slack())
     if equal:

@@ -197,12 +197,14 @@ def rounding(case: Unequal) -> Iterator[Guess | Explanation]:
     yield Explanation(
         "rounding",
         (case.key,),
-        (f"no two values are further apart than one unit in the last place of {coarser}",
-         f"{case.before.changed} of {case.before.count} values differ"),
+        (
+            f"no two values are further apart than one unit in the last place of {coarser}",
+            f"{case.before.changed} of {case.before.count} values differ",
+        ),
         case.before.relative,
         None,
         True,
-    )  # fmt: skip
+    )
 
 
 def _within(x: "Array", y: "Array", unit: float) -> bool:
@@ -242,8 +244,9 @@ def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
                 continue  # the stored encoding hides earlier ones
             checked = f"encoded {len(rows)} of {a.rows} rows again: equal"
             says = f"{told} values are {label}'s, quantized to {name}{through}"
-            yield case.guess("quantisation", (says, checked), label, _again(fine.take, name), slack,
-                             rows=rows)  # fmt: skip
+            yield case.guess(
+                "quantisation", (says, checked), label, _again(fine.take, name), slack, rows=rows
+            )
     if len(case.changed_rows) < 2:
         return  # another quantizer leaves no tensor alone but for one row; damage does
     off = steps_apart(case)
@@ -251,13 +254,15 @@ def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
         yield Explanation(
             "quantisation",
             (case.key,),
-            (f"both are {a.encoding} of one source: no two values are further apart than one step "
-             "of each (another quantizer, arithmetic or importance matrix)",
-             f"at most {off:.3g} of both steps apart"),
+            (
+                f"both are {a.encoding} of one source: no two values are further apart than one "
+                "step of each (another quantizer, arithmetic or importance matrix)",
+                f"at most {off:.3g} of both steps apart",
+            ),
             case.before.relative,
             None,
             True,
-        )  # fmt: skip
+        )
 
 
 def _through_what(stored: str) -> list[str]:

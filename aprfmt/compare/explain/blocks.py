@@ -93,8 +93,10 @@ def _orders(reader: Reader) -> Iterator[tuple[str, str, "Array"]]:
     if codec is None or codec.layout is None or not fields or len(fields) > FIELDS:
         return
     names = sorted(fields, key=lambda name: fields[name][1])
-    spans = {name: np.arange(fields[name][1], fields[name][1] + fields[name][0].itemsize)
-             for name in names}  # fmt: skip
+    spans = {
+        name: np.arange(fields[name][1], fields[name][1] + fields[name][0].itemsize)
+        for name in names
+    }
     if sum(map(len, spans.values())) != codec.layout.itemsize:
         return
     for stored in permutations(names):

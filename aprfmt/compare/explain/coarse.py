@@ -56,9 +56,10 @@ def runs(case: Unequal) -> Iterator[Explanation]:
         zero = not part.any()
         sure = sure and zero
         lines.append(
-            f"values {start} to {stop - 1}" + (", all zero" if zero else "")
+            f"values {start} to {stop - 1}"
+            + (", all zero" if zero else "")
             + f": in {numbered('row', int(rows[0]), int(rows[-1]) + 1)}"
-        )  # fmt: skip
+        )
     size = case.shape[1] * width if len(case.shape) == 3 else 0
     stale = (
         size and sure and all(start % size < GAP and -stop % size < GAP for start, stop in found)

@@ -101,8 +101,9 @@ def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Explanation]:
             text = f"{shown}: other values, as of another state of training: {judged.says}"
     if text:
         more = f"all {case.a.rows - len(rows)} other rows are equal to the byte"
-        yield Explanation("stale_tensor", (case.key,), (text, more), case.before.relative, 0.0,
-                          True)  # fmt: skip
+        yield Explanation(
+            "stale_tensor", (case.key,), (text, more), case.before.relative, 0.0, True
+        )
 
 
 def _whole(case: Unequal, span: ByteSpan, one: int) -> bool:

@@ -123,8 +123,9 @@ def renamed(key: str, label: str, context: "Surroundings") -> Explanation | None
             names = (key, other) if label == "a" else (other, key)
             text = "the same tensor stands under another name in each file"
             more = f"A's {names[0]} equals B's {names[1]}"
-            return Explanation("swapped_tensors", (key, other), (text, more), None,
-                               apart.relative, True)  # fmt: skip
+            return Explanation(
+                "swapped_tensors", (key, other), (text, more), None, apart.relative, True
+            )
     return None
 
 
@@ -149,8 +150,9 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
         base = context.reader("base", case.key) if case.numbers is None else None
         if base is not None and base.shape == mine.shape:
             says = f"{label}'s tensor is the base's, {other}'s is not"
-            yield case.guess("stale_tensor", (says,), other, base.take,
-                             noise(base.encoding, mine.encoding))  # fmt: skip
+            yield case.guess(
+                "stale_tensor", (says,), other, base.take, noise(base.encoding, mine.encoding)
+            )
     for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
         value = _constant(case, label, sample)
         if value is not None:
@@ -176,14 +178,16 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
     yield Explanation(
         "stale_tensor",
         (case.key,),
-        (f"this tensor {what}; a base (--base) could show which",
-         f"{equal} of {len(verdicts)} other tensors are equal, {apart.changed} of {apart.count} "
-         f"values of this one are not, by {apart.relative:.3g} of its norm",
-         judged.says),
+        (
+            f"this tensor {what}; a base (--base) could show which",
+            f"{equal} of {len(verdicts)} other tensors are equal, {apart.changed} of {apart.count} "
+            f"values of this one are not, by {apart.relative:.3g} of its norm",
+            judged.says,
+        ),
         apart.relative,
         None,
         False,
-    )  # fmt: skip
+    )
 
 
 def _constant(case: Unequal, label: str, sample: "Array") -> float | None:

@@ -136,10 +136,7 @@ def _keys(case: Unequal) -> tuple[str, ...]:
 
 
 def _order(
-    context: Surroundings,
-    rows: Mapping[str, TensorDiff],
-    family: FusedRoles,
-    case: Unequal | None,
+    context: Surroundings, rows: Mapping[str, TensorDiff], family: FusedRoles, case: Unequal | None
 ) -> RowOrder | None:
     """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
     if case is None or not any(rows[key].unexplained(WEAK) for key in _keys(case)):

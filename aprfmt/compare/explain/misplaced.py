@@ -85,8 +85,9 @@ def _told(case: Unequal, found: list[RowRun]) -> str:
     if whole and all(run.key == case.key for run in found):
         pairs = [
             f"expert {(run.at + i) // size} holds the bytes of expert {(run.there + i) // size}"
-            for run in found for i in range(0, run.count, size)
-        ]  # fmt: skip
+            for run in found
+            for i in range(0, run.count, size)
+        ]
         return "; ".join(pairs[:SHOWN])
     if all(run.key == case.key for run in found):
         return (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.compare.explain import permutation
+from aprfmt.compare.explain import permutation, sources
 from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.permutation import FoundLines
 from aprfmt.compare.explain.reading import Reader
@@ -38,19 +38,24 @@ def transpose(case: Unequal) -> Iterator[Guess]:
     slack = case.slack()
     if near(corner_a, corner_b.T, slack):
         yield case.guess(
-            "transpose", ("B's matrix is A's with rows and columns exchanged",), "B",
+            "transpose",
+            ("B's matrix is A's with rows and columns exchanged",),
+            "B",
             lambda rows: b.whole.reshape(b.shape).swapaxes(-1, -2).reshape(a.rows, a.columns)[rows],
-        )  # fmt: skip
+        )
     if a.shape == b.shape:
         yield from turned_inside(case)
         return
     width = min(a.columns, b.columns)
     first = np.zeros(1, np.int64)
     if near(a.take(first)[:, :width], b.take(first)[:, :width], slack):
-        says = ("the values stand in the same order under the exchanged shape: only the shape, and "
-                "so the reading of it, differs")  # fmt: skip
-        yield case.guess("transpose", (says,), "B",
-                         lambda rows: b.whole.reshape(a.rows, a.columns)[rows])  # fmt: skip
+        says = (
+            "the values stand in the same order under the exchanged shape: only the shape, and "
+            "so the reading of it, differs"
+        )
+        yield case.guess(
+            "transpose", (says,), "B", lambda rows: b.whole.reshape(a.rows, a.columns)[rows]
+        )
 
 
 def rearranged(case: Unequal) -> Iterator[Guess]:
@@ -139,13 +144,15 @@ def value_offset(case: Unequal) -> Iterator[Guess]:
             continue
         yield Guess(
             "byte_offset",
-            (f"value i of B is value i{k:+d} of A, in every row",
-             f"{width - abs(k)} of {width} values of a row are compared there"),
+            (
+                f"value i of B is value i{k:+d} of A, in every row",
+                f"{width - abs(k)} of {width} values of a row are compared there",
+            ),
             _shifted_take(case.a, k),
             _shifted_take(case.b, -k),
             rows=np.arange(case.a.rows),
             slack=slack,
-        )  # fmt: skip
+        )
         return
 
 
@@ -215,7 +222,7 @@ def _experts(case: Unequal) -> Iterator[Guess]:
         return
     count, size = case.shape[0], case.shape[1]
     first = np.arange(count) * size
-    found = permutation.matched(case.a.take(first), case.b.take(first), case.slack())
+    found = sources.matched(case.a.take(first), case.b.take(first), case.slack())
     if bool((found < 0).any()) or len(set(found.tolist())) != count:
         return
     if bool((found != np.arange(count)).any()):
@@ -267,8 +274,9 @@ def repeated(case: Unequal) -> Iterator[Guess]:
         head, inside = every // size, every % size
         for how, source in (("in a row", head // times), ("in turn", head % heads)):
             says = f"{label} has each of the {heads} heads {times} times, {how}"
-            yield case.guess("gqa_mapping", (says,), other, _at(small, source * size + inside),
-                             rows=every)  # fmt: skip
+            yield case.guess(
+                "gqa_mapping", (says,), other, _at(small, source * size + inside), rows=every
+            )
         return
 
 
@@ -285,8 +293,11 @@ def window(case: Unequal) -> Iterator[Guess]:
         near = np.abs(large.take(rows)[:, :8] - probe[0][None, :8]).max(axis=1)
         limit = 2 * case.slack() * float(np.abs(probe[0]).max()) + 0.0
         for at in rows[near <= limit].tolist():
-            says = (f"{other}'s {small.rows} rows are rows {at} to {at + small.rows - 1} of "
-                    f"{label}, which has {large.rows}")  # fmt: skip
-            yield case.guess("row_offset", (says,), label, starting_at(large, at),
-                             rows=np.arange(small.rows))  # fmt: skip
+            says = (
+                f"{other}'s {small.rows} rows are rows {at} to {at + small.rows - 1} of "
+                f"{label}, which has {large.rows}"
+            )
+            yield case.guess(
+                "row_offset", (says,), label, starting_at(large, at), rows=np.arange(small.rows)
+            )
             return

@@ -89,8 +89,9 @@ def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
     noise = noise_of(side.encoding) + noise_of(other.encoding)
     if not away[best] <= 2.0 * noise * float(np.abs(whole).max(initial=0.0)):
         return None
-    tensor, offset = side.bytes.locate(line * side.row_bytes + column // row.block_size
-                                       * row.type_size + best // 8)  # fmt: skip
+    tensor, offset = side.bytes.locate(
+        line * side.row_bytes + column // row.block_size * row.type_size + best // 8
+    )
     what = "value" if row.block_size == 1 else "block"
     return (
         f"bit {best % 8} of byte {best // 8} of the {side.encoding} {what} "

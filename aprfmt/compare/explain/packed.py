@@ -115,19 +115,19 @@ def _copies(case: Unequal) -> Iterator[Copy]:
         if not (np.isfinite(x).all() and x.any() and y.any()):
             continue
         if known is not None:
-            lattice = Lattice(*(
-                np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known
-            ))  # fmt: skip
+            lattice = Lattice(
+                *(np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known)
+            )
             grouping, codes = grouping_of(lattice), _codes(reader)
             yield Copy(
                 case, source, reader, x, y, lattice, grouping, reader.encoding, whose, False,
                 _bits(codes), rows, _scales(lattice, grouping, codes), finite,
             )  # fmt: skip
             continue
-        made = _betrayed(case, x, y, source, reader) if finite else None
+        made = _scheme_of_one_side(case, x, y, source, reader) if finite else None
         if made is None and finite and reader.columns % FLAT and not x.size % FLAT:
             x, y = x.reshape(-1, FLAT), y.reshape(-1, FLAT)  # blocks that run over row ends
-            made = _betrayed(case, x, y, source, reader)
+            made = _scheme_of_one_side(case, x, y, source, reader)
         if made is not None:
             name = made.name if plain(reader) else f"{reader.encoding}: {made.name}"
             yield Copy(
@@ -151,7 +151,7 @@ def _rows(reader: Reader) -> "Array | None":
     return found
 
 
-def _betrayed(
+def _scheme_of_one_side(
     case: Unequal, x: "Array", y: "Array", source: Reader, reader: Reader
 ) -> lattices.FoundScheme | None:
     """Return the scheme that only one side was packed in, as its values show."""

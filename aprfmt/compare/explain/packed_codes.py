@@ -90,8 +90,9 @@ def signs(copy: Copy) -> Iterator[Explanation]:
         upper = np.nanmin(np.where(split[1] == sign, split[0], np.inf), axis=1)
         lower = np.nanmax(np.where(split[1] == -sign, split[0], -np.inf), axis=1)
         if (upper > lower).all():
-            wide = scaled(copy.lattice, 1.0)._replace(low=-np.full(off.shape, np.inf),
-                                                      high=np.full(off.shape, np.inf))  # fmt: skip
+            wide = scaled(copy.lattice, 1.0)._replace(
+                low=-np.full(off.shape, np.inf), high=np.full(off.shape, np.inf)
+            )
             says = f"{copy.whose} codes are signed where they have an offset of {half}, or reverse"
             found = copy.explained("zero_point", (says,), copy.y - off, wide)
             if found is not None:
@@ -179,9 +180,11 @@ def _patterns() -> tuple[tuple[str, tuple[int, ...]], ...]:
         mixed = tuple(i // 2 + half * (i % 2) for i in range(width))
         rows += [
             (f"the low halves of {half} bytes are one run, not every second value", mixed),
-            (f"the low halves of {half} bytes are every second value, not one run",
-             tuple(sorted(range(width), key=mixed.__getitem__))),
-        ]  # fmt: skip
+            (
+                f"the low halves of {half} bytes are every second value, not one run",
+                tuple(sorted(range(width), key=mixed.__getitem__)),
+            ),
+        ]
     return tuple(rows)
 
 

@@ -50,8 +50,9 @@ def damaged_parts(case: Unequal) -> Iterator[Explanation]:
     for suffix, part in b.parts.items():
         other = a.parts.get(suffix)
         if other is None or (other.info.encoding, other.info.shape) != (
-            part.info.encoding, part.info.shape,
-        ):  # fmt: skip
+            part.info.encoding,
+            part.info.shape,
+        ):
             return
         runs = _runs(other, part)
         if runs is None or len(found) + len(runs) > RUNS:

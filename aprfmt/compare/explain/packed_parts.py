@@ -28,9 +28,10 @@ _BACK = (0, 4, 1, 5, 2, 6, 3, 7)  # its inverse
 
 
 _ORDERS = (
-    ("another order than AWQ's, or in it", _AWQ), ("the order that AWQ's undoes", _BACK),
+    ("another order than AWQ's, or in it", _AWQ),
+    ("the order that AWQ's undoes", _BACK),
     ("reverse", tuple(range(7, -1, -1))),
-)  # fmt: skip
+)
 
 
 class Reread(NamedTuple):

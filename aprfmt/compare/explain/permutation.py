@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.explain.sources import MATCHED, nearest
 from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.compare.numbers import wide
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
 PROJECTIONS = 16  # numbers a row is known by
-MATCHED = 1 << 14  # rows up to which each is looked for
 FOUND = 0.98  # share of rows that must be found
 
 
@@ -45,14 +45,14 @@ def find_rows(case: Unequal) -> FoundLines | None:
     rng = np.random.default_rng(16)
     onto = rng.standard_normal((case.a.columns, PROJECTIONS))
     b = _projected(case.b, case, onto)
-    first = _nearest(wide(case.sample_a) @ onto, b, slack, case.sample)
+    first = nearest(wide(case.sample_a) @ onto, b, slack, case.sample)
     if (first >= 0).mean() < 0.5:
         return None
     if case.a.rows > MATCHED:
         known = first >= 0
         return FoundLines(case.sample[known], first[known], case.a.rows, 0)
     every = np.arange(case.a.rows)
-    at = _nearest(_projected(case.a, case, onto), b, slack, every)
+    at = nearest(_projected(case.a, case, onto), b, slack, every)
     return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
 
 
@@ -86,10 +86,10 @@ def find_columns(case: Unequal) -> FoundLines | None:
     a, b = (np.nan_to_num(wide(side)).T for side in (case.sample_a, case.sample_b))
     few = np.linspace(0, columns - 1, 16).astype(np.int64)
     slack = 2 * case.slack() + 1e-6
-    if (_nearest(a[few], b, slack, few) >= 0).mean() < 0.5:
+    if (nearest(a[few], b, slack, few) >= 0).mean() < 0.5:
         return None
     every = np.arange(columns)
-    at = _nearest(a, b, slack, every)
+    at = nearest(a, b, slack, every)
     return FoundLines(every[at >= 0], at[at >= 0], columns, 1)
 
 
@@ -116,33 +116,6 @@ def _projected(side: Reader, case: Unequal, onto: "Array") -> "Array":
     return np.concatenate(
         [np.nan_to_num(wide(side.take(rows))) @ onto for rows in case.windows(None)]
     )
-
-
-def matched(a: "Array", b: "Array", slack: float) -> "Array":
-    """Return for every row of `a` its row in `b` (both [n, columns]); -1 if there is none."""
-    a, b = np.nan_to_num(wide(a)), np.nan_to_num(wide(b))
-    return _nearest(a, b, 2 * slack + 1e-6, np.arange(len(a)))
-
-
-def _nearest(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
-    """Return for every line of `a` the nearest line of `b`, -1 where none is near enough.
-
-    `own` are the lines' own numbers in `b`, which are preferred if near enough.
-    """
-    found = np.full(len(a), -1, np.int64)
-    norm = np.einsum("ij,ij->i", b, b)
-    for start in range(0, len(a), 1024):
-        part = a[start : start + 1024]
-        mine = np.einsum("ij,ij->i", part, part)
-        away = mine[:, None] + norm[None, :] - 2.0 * (part @ b.T)
-        at = away.argmin(axis=1)
-        limit = np.maximum(slack**2, 1e-9) * mine
-        near = away[np.arange(len(part)), at] <= limit
-        found[start : start + 1024] = np.where(near, at, -1)
-        mine_at = own[start : start + 1024]
-        stays = away[np.arange(len(part)), mine_at] <= limit
-        found[start : start + 1024][stays] = mine_at[stays]
-    return found
 
 
 # --- kinds of rearrangement -------------------------------------------------------------------

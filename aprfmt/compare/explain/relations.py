@@ -116,6 +116,7 @@ def prefix(case: Unequal) -> Iterator[Guess]:
         what = "the first" if at == 0 else f"values {at} to {at + small.rows - 1}"
         count = f" {small.rows}" if at == 0 else ""
         says = f"{other}'s values are {what}{count} of {label}'s {large.rows}"
-        yield case.guess("row_offset", (says,), label, starting_at(large, at),
-                         rows=np.arange(small.rows))  # fmt: skip
+        yield case.guess(
+            "row_offset", (says,), label, starting_at(large, at), rows=np.arange(small.rows)
+        )
         return

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.compare.explain.permutation import MATCHED, matched
 from aprfmt.compare.explain.reading import Computed, Reader
 from aprfmt.compare.numbers import wide
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
+MATCHED = 1 << 14  # rows up to which each is looked for
 WINDOW = 1 << 20  # elements hashed at a time
 _ODD = 0x9E3779B97F4A7C15  # multipliers of a row's values are odd numbers of 64 bits
 
@@ -103,10 +103,9 @@ def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None
     found = matched(x, y, slack)
     stays = (expected < pool.rows) & (found >= 0)
     near = np.zeros(len(found), bool)
-    near[stays] = (
-        np.linalg.norm(x[stays] - y[expected[stays]], axis=1)
-        <= (2 * slack + 1e-6) * np.linalg.norm(x[stays], axis=1)
-    )  # fmt: skip
+    near[stays] = np.linalg.norm(x[stays] - y[expected[stays]], axis=1) <= (
+        2 * slack + 1e-6
+    ) * np.linalg.norm(x[stays], axis=1)
     return np.where(near, expected, found)
 
 
@@ -152,3 +151,30 @@ def runs(at: "Array") -> list[tuple[int, int, int]]:
     follows = np.where(at[:-1] < 0, at[1:] < 0, at[1:] == at[:-1] + 1)
     starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(at)]
     return [(first, int(at[first]), stop - first) for first, stop in pairwise(starts)]
+
+
+def matched(a: "Array", b: "Array", slack: float) -> "Array":
+    """Return for every row of `a` its row in `b` (both [n, columns]); -1 if there is none."""
+    a, b = np.nan_to_num(wide(a)), np.nan_to_num(wide(b))
+    return nearest(a, b, 2 * slack + 1e-6, np.arange(len(a)))
+
+
+def nearest(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
+    """Return for every line of `a` the nearest line of `b`, -1 where none is near enough.
+
+    `own` are the lines' own numbers in `b`, which are preferred if near enough.
+    """
+    found = np.full(len(a), -1, np.int64)
+    norm = np.einsum("ij,ij->i", b, b)
+    for start in range(0, len(a), 1024):
+        part = a[start : start + 1024]
+        mine = np.einsum("ij,ij->i", part, part)
+        away = mine[:, None] + norm[None, :] - 2.0 * (part @ b.T)
+        at = away.argmin(axis=1)
+        limit = np.maximum(slack**2, 1e-9) * mine
+        near = away[np.arange(len(part)), at] <= limit
+        found[start : start + 1024] = np.where(near, at, -1)
+        mine_at = own[start : start + 1024]
+        stays = away[np.arange(len(part)), mine_at] <= limit
+        found[start : start + 1024][stays] = mine_at[stays]
+    return found

@@ -84,8 +84,9 @@ def endianness(case: Unequal) -> Iterator[Guess]:
             continue
         what = f"{row.type_size}-byte value" if whole else f"{side.encoding} block's 16-bit scales"
         says = f"{label} has every {what} in the other byte order"
-        yield case.guess("endianness", (says,), label, swapped(side, whole),
-                         noise(side.encoding, other.encoding))  # fmt: skip
+        yield case.guess(
+            "endianness", (says,), label, swapped(side, whole), noise(side.encoding, other.encoding)
+        )
         if side.encoding == other.encoding:
             return  # swapping either side is the same test
 

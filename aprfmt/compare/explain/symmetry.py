@@ -15,7 +15,7 @@ import numpy as np
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import TensorDiff
-from aprfmt.compare.explain import permutation
+from aprfmt.compare.explain import permutation, sources
 from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.reading import Reader
@@ -204,7 +204,7 @@ def _order(
             order: Array | None = rows.at if rows is not None and rows.full else None
         else:
             first = np.arange(count) * size
-            order = permutation.matched(case.a.take(first), case.b.take(first), case.slack())
+            order = sources.matched(case.a.take(first), case.b.take(first), case.slack())
         if order is not None and sorted(order.tolist()) == list(range(count)):
             return order
     return np.arange(count) if still else None

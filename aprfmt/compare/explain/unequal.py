@@ -163,8 +163,9 @@ class Unequal:
         if broken or not np.isfinite(relative):
             relative = largest = float(np.inf)
         shape = self.shape if rows is None and prod(self.shape) == count else (count,)
-        return Distance(relative, changed, count, largest, (ll**0.5, rr**0.5), stray, rest,
-                        odd.result(shape))  # fmt: skip
+        return Distance(
+            relative, changed, count, largest, (ll**0.5, rr**0.5), stray, rest, odd.result(shape)
+        )
 
     def guess(
         self, cause: str, says: tuple[str, ...], label: str, take: Take, slack: float | None = None,

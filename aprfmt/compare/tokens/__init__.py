@@ -193,14 +193,16 @@ def _measured(a: Stated, b: Stated, found: Sequence[Difference]) -> list[TokenFi
         every = effects(bench, mine, theirs, groups)
     every = [
         split_effect(bench, mine, theirs, row.parts)
-        if row.cause == "pre_tokenizer" and row.sure and not effect.labels else effect
+        if row.cause == "pre_tokenizer" and row.sure and not effect.labels
+        else effect
         for row, effect in zip(found, every, strict=True)
-    ]  # fmt: skip
+    ]
     return [
-        TokenFinding(row, effect.shown, effect.before, effect.after,
-                     _example(bench, mine, theirs, effect))
+        TokenFinding(
+            row, effect.shown, effect.before, effect.after, _example(bench, mine, theirs, effect)
+        )
         for row, effect in zip(found, every, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 # --- what a probe shows, in words ------------------------------------------------------------

@@ -65,8 +65,9 @@ class Bench:
             return {}
         variables = {
             f"{role}_token": parts[f"role:{role}"][1]
-            for role in IDS if parts[f"role:{role}"][1] is not None
-        }  # fmt: skip
+            for role in IDS
+            if parts[f"role:{role}"][1] is not None
+        }
         key = (template, *sorted(variables.items()))
         if key not in self._rendered:
             try:

@@ -91,8 +91,9 @@ def framing(a: Stated, b: Stated) -> Iterator[Difference]:
         parts = (part, f"role:{role}") if None in ids else (part,)
         unsaid = _unsaid(a, b, part)
         says += ", where it is not stated and llama.cpp's default" * unsaid
-        yield Difference(cause, cause, parts, (*place(b, part), *place(a, part)), says, x, y,
-                         still=unsaid)  # fmt: skip
+        yield Difference(
+            cause, cause, parts, (*place(b, part), *place(a, part)), says, x, y, still=unsaid
+        )
 
 
 def _unsaid(a: Stated, b: Stated, part: str) -> bool:
@@ -128,8 +129,9 @@ def template(a: Stated, b: Stated) -> Iterator[Difference]:
         has, lacks = ("A", "B") if y is None else ("B", "A")
         says = f"{has} has a chat template, {lacks} none"
     else:
-        at = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q),
-                  min(len(x), len(y)))  # fmt: skip
+        at = next(
+            (i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), min(len(x), len(y))
+        )
         cut = f": A's, cut to {len(y)} of {len(x)} characters" if x.startswith(y) else ""
         says = (
             f"another chat template{cut}; from character {at} on A has {said(x[at : at + 40])}, "
@@ -147,9 +149,10 @@ def generation(a: Stated, b: Stated) -> Iterator[Difference]:
     if a.lists or b.lists or not left or not right:
         return
     apart = [
-        key for key, default in GENERATION.items()
+        key
+        for key, default in GENERATION.items()
         if left.get(key, default) != right.get(key, default)
-    ]  # fmt: skip
+    ]
     apart += [
         key for key in ("bos_token_id", "eos_token_id", "pad_token_id")
         if left.get(key) is not None and right.get(key) is not None

@@ -178,9 +178,10 @@ def scores(a: Stated, b: Stated) -> Iterator[Difference]:
         return
     left, right = _scored(a, b), _scored(b, a)
     apart = [
-        token for token, score in left.items()
+        token
+        for token, score in left.items()
         if token in right and abs(right[token] - score) > 1e-6 * max(1.0, abs(score))
-    ]  # fmt: skip
+    ]
     if not apart:
         return
     first = apart[0]
@@ -219,9 +220,10 @@ def types(a: Stated, b: Stated) -> Iterator[Difference]:
     left = dict(zip(spelled(a, b), a.vocabulary.types, strict=True))
     right = dict(zip(spelled(b, a), b.vocabulary.types, strict=True))
     apart = [
-        token for token, kind in left.items()
+        token
+        for token, kind in left.items()
         if token in right and not _alike(token, kind, right[token], a.lists, b.lists)
-    ]  # fmt: skip
+    ]
     if not apart or list(a.vocabulary.types) == list(b.vocabulary.types):
         return  # equal by id: what differs are the pieces
     counts = Counter((left[token], right[token]) for token in apart)
@@ -241,7 +243,8 @@ def types(a: Stated, b: Stated) -> Iterator[Difference]:
 def _alike(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
     """Say whether two types say one thing; a tokenizer.json's special token is a control token.
 
-    Of a token that looks special lists may say more than a tokenizer.json, never less.
+    A token that looks special may be a control token by the lists where a tokenizer.json makes it
+    one that a user added; the other way round the two differ.
     """
     if x == y or _FILLER.fullmatch(token):
         return True

@@ -45,9 +45,10 @@ def options(a: Stated, b: Stated) -> Iterator[Difference]:
         return
     left, right = a.data["model"], b.data["model"]
     apart = [
-        key for key, default in _OPTIONS.items()
+        key
+        for key, default in _OPTIONS.items()
         if key != "type" and (left.get(key) or default) != (right.get(key) or default)
-    ]  # fmt: skip
+    ]
     if apart:
         says = ", ".join(f"{key} {left.get(key)!r} in A, {right.get(key)!r} in B" for key in apart)
         where = tuple(f"tokenizer.json: model.{key}" for key in apart)
@@ -137,8 +138,9 @@ def metaspace(a: Stated, b: Stated) -> Iterator[Difference]:
         return
     left, right = (
         _cleaned(flatten(side.data.get("pre_tokenizer"), "pretokenizers"))
-        for side in (a, b) if side.data is not None
-    )  # fmt: skip
+        for side in (a, b)
+        if side.data is not None
+    )
     if left != right and a.vocabulary.add_space_prefix == b.vocabulary.add_space_prefix:
         yield Difference("pre", "pre_tokenizer", ("pre_tokenizer", "normalizer"), place(b, "pre"),
                          f"A splits by {said(left)}, B by {said(right)}", str(left),

@@ -84,8 +84,9 @@ def scale(case: Mismatch) -> Iterator[Change]:
 
 def _cap_change(case: Mismatch, value: float | None) -> Change:
     told, scale = case.world.hp["attn_softcap"], float(case.world.hp["attn_scale"])
-    early = told is not None and value is not None and math.isclose(value, told * scale,
-                                                                    rel_tol=1e-3)  # fmt: skip
+    early = (
+        told is not None and value is not None and math.isclose(value, told * scale, rel_tol=1e-3)
+    )
     return Change(
         "softcap",
         f"scores are {'not capped' if value is None else f'capped at {value:g}'}; the model "
@@ -172,9 +173,10 @@ def mappings(world: World, chosen: Callable[[Array, int], list[Array]]) -> Itera
                 "gqa_mapping",
                 f"query heads read {what} heads {', '.join(map(str, mapping.tolist()))}; they "
                 f"should read {', '.join(map(str, own.tolist()))}",
-                ("n_kv_heads",), mapped_heads(mapping, keys, values),
+                ("n_kv_heads",),
+                mapped_heads(mapping, keys, values),
                 {"key_head_of_query_head": mapping.tolist()},
-            )  # fmt: skip
+            )
 
 
 def gqa(case: Mismatch) -> Iterator[Change]:

@@ -21,8 +21,7 @@ def activations(world: World) -> Iterator[Change]:
     for kind in KINDS:
         if kind != told:
             says = f"the activation is {kind}; the model says {told}"
-            yield Change("activation", says, ("activation",), activated(kind),
-                         {"activation": kind})  # fmt: skip
+            yield Change("activation", says, ("activation",), activated(kind), {"activation": kind})
 
 
 def activated(kind: str) -> Any:
@@ -48,13 +47,14 @@ def clamp(case: Mismatch) -> Iterator[Change]:
         if (other, gain) != (limit, alpha):
             yield Change(
                 "activation",
-                "gate and up are not clamped" if other >= 1e30 else
-                f"gate and up are clamped at {other:g} with gain {gain:g}; the model says "
+                "gate and up are not clamped"
+                if other >= 1e30
+                else f"gate and up are clamped at {other:g} with gain {gain:g}; the model says "
                 f"{limit:g} and {alpha:g}",
                 ("swiglu_limit",) if other != limit else ("swiglu_alpha",),
                 _clamped(other, gain),
                 {"swiglu_limit": None if other >= 1e30 else other, "swiglu_alpha": gain},
-            )  # fmt: skip
+            )
 
 
 # What may be done to xIELU's numbers: positive, negative, beta, eps.

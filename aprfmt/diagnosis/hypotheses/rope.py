@@ -125,13 +125,12 @@ def layers(case: Mismatch) -> Iterator[Change]:
     if found is not None and not found.still:
         return
     for scope in scopes if len(alike) < world.n_layers else scopes[-1:]:
-        yield _in(scope, "{} do{} not rotate; {} should", {"rotates": False},
-                  _here(unturned, scope))  # fmt: skip
+        yield _in(
+            scope, "{} do{} not rotate; {} should", {"rotates": False}, _here(unturned, scope)
+        )
 
 
-def _in(
-    scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any
-) -> Change:  # fmt: skip
+def _in(scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any) -> Change:
     """Return a change of the rotation in some layers; `says` has places for them and a verb."""
     one = len(scope) == 1
     named = ", ".join(map(str, sorted(scope)))
@@ -290,9 +289,10 @@ def unscaled(world: World, kind: RopeKind) -> Iterator[Change]:
         yield Change(
             "rope_scaling",
             f"the scaling's factor {own.factor:.6g} on cos and sin is left out",
-            ("rope_scaling.attention_factor",), turned(own.inv_freq, 1.0),
+            ("rope_scaling.attention_factor",),
+            turned(own.inv_freq, 1.0),
             {"attention_factor": 1.0},
-        )  # fmt: skip
+        )
 
 
 def divided_change(world: World, kind: RopeKind, factor: float) -> Change:

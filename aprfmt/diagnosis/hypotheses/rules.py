@@ -45,8 +45,9 @@ def rule_of(hp: Mapping[str, Any]) -> Rule:
     if name == "softmax_topk":
         return Rule("softmax", False, "none", "softmax of the chosen", False, True)
     if name == "sigmoid_bias":
-        return Rule("sigmoid", True, "two" if split else "none", "scores", bool(hp["norm_topk"]),
-                    True)  # fmt: skip
+        return Rule(
+            "sigmoid", True, "two" if split else "none", "scores", bool(hp["norm_topk"]), True
+        )
     ranked: Ranking = "best" if name == "group_limited_greedy" and split else "none"
     return Rule("softmax", False, ranked, "scores", bool(hp["norm_topk"]), True)
 
@@ -93,9 +94,7 @@ def _kept(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
     return np.where(inside, ranked, ranked.dtype.type(-np.inf))
 
 
-def _weights(
-    rule: Rule, logits: Array, scores: Array, bias: Array | None, chosen: Array
-) -> Array:  # fmt: skip
+def _weights(rule: Rule, logits: Array, scores: Array, bias: Array | None, chosen: Array) -> Array:
     if rule.weights == "softmax of the chosen":
         return _softmax(np.take_along_axis(logits, chosen, -1))
     if rule.weights == "softmax of the scores":

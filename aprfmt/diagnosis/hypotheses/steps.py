@@ -9,15 +9,14 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.hypotheses.reordered import NORMS, MakeWorld
 from aprfmt.diagnosis.mismatch import Layers, heads_changed
-from aprfmt.diagnosis.taps import STREAM, Tap
-from aprfmt.diagnosis.world import World
+from aprfmt.diagnosis.world import STREAM, Tap, World
 
 Array = NDArray[Any]
 # Points of each half of a layer behind which its result is added to the stream.
 BEHIND: Mapping[str, tuple[str, ...]] = {
     "attn": ("attn", "attn_out", "attn_contrib"),
     "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out", "ffn_contrib"),
-}  # fmt: skip
+}
 Sum = Callable[[Any, Any], Any]
 
 
@@ -54,7 +53,7 @@ def side_by_side(world: World, layers: Layers) -> World:
 SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "attn": (STREAM, ("attn_out",), "attn_contrib"),
     "ffn": ("mid", ("ffn_out", "moe_out"), "ffn_contrib"),
-}  # fmt: skip
+}
 
 
 def normed_sum(halves: Collection[str]) -> MakeWorld:
@@ -229,7 +228,7 @@ FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "quick_gelu": lambda op, x: op(x * x.dtype.type(1.702), "silu") / x.dtype.type(1.702),
     "relu2": lambda op, x: np.square(op(x, "relu")),
     "left out": lambda op, x: x,
-}  # fmt: skip
+}
 
 
 def function_of(name: str) -> MakeWorld:

@@ -75,8 +75,10 @@ def unturned(world: World, layers: Layers) -> World:
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
         cos, sin = table
-        still = (world.backend.array(np.ones_like(world.backend.to_numpy(cos))),
-                 world.backend.array(np.zeros_like(world.backend.to_numpy(sin))))  # fmt: skip
+        still = (
+            world.backend.array(np.ones_like(world.backend.to_numpy(cos))),
+            world.backend.array(np.zeros_like(world.backend.to_numpy(sin))),
+        )
         return op(x, still, **kwargs)
 
     return world.with_op("rope", override, layers)

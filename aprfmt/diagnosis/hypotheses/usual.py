@@ -97,8 +97,9 @@ def _rotating(world: World) -> Iterator[Usual]:
             "rope_layers", "nothing is rotated", ("rope_layers",), unturned, {"rotates": False},
         ))  # fmt: skip
         if not all(world.hp["rope_layers"]):
-            yield hyper("rope_layers", "layers rotate that should not",
-                        rope_layers=(True,) * world.n_layers)  # fmt: skip
+            yield hyper(
+                "rope_layers", "layers rotate that should not", rope_layers=(True,) * world.n_layers
+            )
 
 
 def _positions(world: World) -> Iterator[Usual]:
@@ -128,8 +129,9 @@ def _caps(world: World) -> Iterator[Usual]:
     for name, what in (("attn_softcap", "scores"), ("final_softcap", "logits")):
         told = world.hp[name]
         if told is not None:
-            yield hyper("softcap", f"{what} are not capped; the model says {told:g}",
-                        **{name: None})  # fmt: skip
+            yield hyper(
+                "softcap", f"{what} are not capped; the model says {told:g}", **{name: None}
+            )
         for cap in (30.0, 50.0):
             if told is not None and cap != told:
                 yield hyper("softcap", f"{what} are capped at {cap:g}; the model says {told:g}",
@@ -142,12 +144,14 @@ def _windows(world: World) -> Iterator[Usual]:
     if told is None or not any(own):
         return
     says = f"; the model says {told} tokens"
-    yield hyper("sliding_window", f"attention reaches all earlier tokens{says}",
-                sliding_window=None)  # fmt: skip
+    yield hyper(
+        "sliding_window", f"attention reaches all earlier tokens{says}", sliding_window=None
+    )
     for size in (int(told) + 1, int(told) - 1, int(told) // 2, 2 * int(told)):
         if size > 0:
-            yield hyper("sliding_window", f"attention reaches {size} tokens{says}",
-                        sliding_window=size)  # fmt: skip
+            yield hyper(
+                "sliding_window", f"attention reaches {size} tokens{says}", sliding_window=size
+            )
     if not all(own):
         yield hyper("sliding_window", "every layer has the window; the model says only some",
                     window_layers=(True,) * len(own))  # fmt: skip

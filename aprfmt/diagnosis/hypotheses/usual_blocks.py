@@ -132,8 +132,9 @@ def _factors(world: World) -> Iterator[Usual]:
     width = float(world.hp["hidden_size"])
     for name, values in (
         ("embedding_scale", (1.0, width**0.5, _short(world))),
-        ("residual_scale", (1.0,)), ("logit_scale", (1.0,)),
-    ):  # fmt: skip
+        ("residual_scale", (1.0,)),
+        ("logit_scale", (1.0,)),
+    ):
         told = float(world.hp[name])
         for value in values:
             if abs(value - told) > 1e-6 * abs(told):
@@ -240,8 +241,9 @@ def roundings(world: World) -> Iterator[Usual]:
         if any(world.hp["rope_layers"]):
             rows["cos and sin of rope are"] = (("rope",), table_rounded(dtype))
         for says, (ops, make) in rows.items():
-            yield Usual(Change("rounding", f"{says} rounded to {dtype}", ops, make,
-                               {"dtype": dtype}))  # fmt: skip
+            yield Usual(
+                Change("rounding", f"{says} rounded to {dtype}", ops, make, {"dtype": dtype})
+            )
 
 
 BLOCKS: tuple[Callable[[World], Iterator[Usual]], ...] = (

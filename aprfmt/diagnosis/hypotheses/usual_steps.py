@@ -37,7 +37,7 @@ SUMS: Mapping[str, Sum] = {
     "what {} computed is taken away from the stream": lambda a, b: a - b,
     "the stream is counted twice where what {} computed is added": lambda a, b: 2 * a + b,
     "the stream is multiplied by what {} computed": lambda a, b: a * b,
-}  # fmt: skip
+}
 HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}
 
 

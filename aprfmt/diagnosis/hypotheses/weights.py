@@ -167,8 +167,9 @@ def tied(world: World) -> Iterator[Change]:
     head, table = world.weights.get_role(None, "output.weight"), world.stored["token_embd.weight"]
     if head is not None and head.shape == table.shape:
         yield Change(
-            "tied_embedding", "the head is the embedding; the model has a head of its own",
+            "tied_embedding",
+            "the head is the embedding; the model has a head of its own",
             ("output.weight",),
             lambda world, layers: world.with_weights({"output.weight": table.numpy()}),
             scoped=False,
-        )  # fmt: skip
+        )

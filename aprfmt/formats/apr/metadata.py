@@ -95,7 +95,7 @@ TYPED: tuple[TypedKey, ...] = (
     TypedKey("num_experts_per_tok", "unsigned integer"),
     TypedKey("moe_intermediate_size", "unsigned integer"),
 )
-_TYPED_NAMES = frozenset(key.name for key in TYPED)
+TYPED_NAMES = frozenset(key.name for key in TYPED)
 
 # Aliases: names that one loader reads as the same field. If a file has two names of a group, that
 # loader drops all metadata.
@@ -109,6 +109,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "max_position_embeddings": ("max_seq_len", "context_length", "n_ctx"),
     "rms_norm_eps": ("layer_norm_eps", "norm_eps"),
 }
+_NAMES = (*(key.name for key in TYPED), *(alias for group in ALIASES.values() for alias in group))
+
+
+def keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the typed keys and their aliases, which are the same for every architecture."""
+    return dict.fromkeys(_NAMES, ())
 
 
 def misfits(metadata: Mapping[str, Value]) -> list[str]:
@@ -134,7 +140,7 @@ def canonical(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, Va
     plain = {
         name: value.value if isinstance(value, Typed) else value for name, value in metadata.items()
     }
-    for name in (*_TYPED_NAMES, *(alias for group in ALIASES.values() for alias in group)):
+    for name in _NAMES:
         if name in plain and plain[name] is None:
             del plain[name]
     for field, aliases in ALIASES.items():
@@ -171,7 +177,7 @@ def spell_metadata(metadata: Mapping[str, Value], where: str) -> bytes:
         if text:
             parts.append(f'"{key.name}":{text}')
     for name, value in metadata.items():
-        if name not in _TYPED_NAMES:
+        if name not in TYPED_NAMES:
             parts.append(f"{dumps(name)}:{_spell(value, where, name, 1)}")
     return ("{" + ",".join(parts) + "}").encode("utf-8")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.base.crc import crc32
-from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Value
+from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Source, Value
 from aprfmt.formats import mapped
 from aprfmt.formats.apr.layout import Header
 from aprfmt.formats.apr.parsed import FooterState, ParsedApr
@@ -107,3 +107,8 @@ class AprSource(mapped.MappedSource[AprShard]):
         for shard in self.shards:
             for text in shard.stray_padding():
                 yield Note("note", str(shard.file.path), text)
+
+
+def footer_matches(source: Source) -> bool | None:
+    """Compare an open file's bytes with its footer; None for a source of no file."""
+    return source.footer_matches() if isinstance(source, AprSource) else None

@@ -17,7 +17,7 @@ from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats import carried, sequential
 from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.layout import BITS, COMPRESSED, align
-from aprfmt.formats.apr.metadata import TYPED, canonical, spell_metadata
+from aprfmt.formats.apr.metadata import TYPED_NAMES, canonical, spell_metadata
 from aprfmt.formats.apr.reader import AprSource
 from aprfmt.formats.apr.shards import MAX_SHARDS, manifest, manifest_name, shard_name, stem_of
 from aprfmt.formats.atomic import FileSet
@@ -26,7 +26,6 @@ from aprfmt.formats.jsonio import dumps
 
 _U64 = 1 << 64
 _MAX_METADATA = (1 << 32) - 1
-_TYPED_NAMES = frozenset(key.name for key in TYPED)
 # Flags not kept from `like`: those no longer true, and those that `_flags` computes.
 _NOT_KEPT = (
     COMPRESSED
@@ -107,7 +106,7 @@ class AprSink(sequential.SequentialSink):
         rows: list[tuple[str, int, Sequence[str]]] = []
         for number, part in enumerate(parts):
             sharding = {"shard_count": count, "shard_index": number, "total_size": total}
-            kept = {k: v for k, v in plain.items() if number == 0 or k in _TYPED_NAMES}
+            kept = {k: v for k, v in plain.items() if number == 0 or k in TYPED_NAMES}
             raw = _spell({**kept, "sharding": sharding, **_described(part)}, where)
             path = self._path.with_name(shard_name(stem, number, count))
             program = _fresh(path, raw, part, flags)

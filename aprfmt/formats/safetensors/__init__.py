@@ -3,10 +3,7 @@
 Listing files is the most frequent use, so code for writing and `hex` is imported only when needed.
 """
 
-from pathlib import Path
-from typing import Any
-
-from aprfmt.base.protocols import Sink
+from aprfmt.base.registry import late
 from aprfmt.formats import FormatSpec, ValueRules
 from aprfmt.formats.safetensors.fields import header_fields
 from aprfmt.formats.safetensors.layout import fill_header, holds, is_json, order
@@ -27,19 +24,12 @@ def recognise(head: bytes, size: int) -> bool:
     return not all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head[:8])
 
 
-def open_sink(path: Path, **options: Any) -> Sink:
-    """Start writing `path`; the options are those of `writer.open_sink`."""
-    from aprfmt.formats.safetensors import writer
-
-    return writer.open_sink(path, **options)
-
-
 FORMAT = FormatSpec(
     name="safetensors",
     extensions=(".safetensors",),
     recognise=recognise,
     open_source=open_source,
-    open_sink=open_sink,
+    open_sink=late("aprfmt.formats.safetensors.writer:open_sink"),
     holds=holds,
     keeps=True,
     style="hf",

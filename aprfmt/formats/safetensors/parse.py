@@ -108,8 +108,10 @@ def _join(parsed: ParsedSafe) -> None:
     try:
         table: Any = jsonio.loads(text.encode(), f"{where}: {carried.KEY}", max_bytes=MAX_HEADER)
     except (FormatError, UnicodeEncodeError) as error:
-        parsed.warn("carried_tensors", f"{carried.KEY} cannot be read, its tensors stay bytes: "
-                    f"{shorten(str(error), 200)}")  # fmt: skip
+        parsed.warn(
+            "carried_tensors",
+            f"{carried.KEY} cannot be read, its tensors stay bytes: {shorten(str(error), 200)}",
+        )
         return
     _, parsed.infos, notes = carried.join({carried.KEY: table}, stored, where)
     parsed.notes += notes

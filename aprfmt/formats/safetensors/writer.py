@@ -136,9 +136,8 @@ def open_sink(
     if options:
         raise UsageError(f"{path}: safetensors files are not written with {', '.join(options)}")
     return SafetensorsSink(
-        Path(path), force=force, files=files, max_shard_size=max_shard_size, like=like,
-        carry=carry,
-    )  # fmt: skip
+        Path(path), force=force, files=files, max_shard_size=max_shard_size, like=like, carry=carry
+    )
 
 
 def _texts(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, str]:

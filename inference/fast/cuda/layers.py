@@ -47,10 +47,11 @@ def rms_norm(
     pieces = -(-width * x.element_size() // 16)
     threads = min(1024, -(-pieces // 32) * 32)
     _kernel("rms_norm", dtype)(
-        (x.numel() // width,), (threads,),
+        (x.numel() // width,),
+        (threads,),
         (x.data_ptr(), weight.data_ptr(), y.data_ptr(), width, eps, float(offset), int(before)),
         stream=stream_of(stream),
-    )  # fmt: skip
+    )
 
 
 def rope(

@@ -29,9 +29,9 @@ def put(x: Any) -> Any:
 
 
 def later(size: int) -> tuple[Any, Callable[[Any], None]]:
-    """Return room for int64 numbers, and what fills it when the pass being recorded is.
+    """Return an array of int64, and the function that fills it after the pass was recorded.
 
-    It is not of the pass's own pool, whose memory earlier operations of a replay write to.
+    It is not taken from the pass's own pool: a replay's earlier operations write to that memory.
     """
     module = cupy()
     with module.cuda.using_allocator(module.get_default_memory_pool().malloc):

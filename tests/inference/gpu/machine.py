@@ -184,10 +184,20 @@ def _view(address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, 
 
 
 def product(
-    dtype: str, a: int, b: int, c: int, *, rows: int, columns: int, depth: int, turned: bool,
-    strides: tuple[int, int, int], batch: int = 1, steps: tuple[int, int, int] = (0, 0, 0),
+    dtype: str,
+    a: int,
+    b: int,
+    c: int,
+    *,
+    rows: int,
+    columns: int,
+    depth: int,
+    turned: bool,
+    strides: tuple[int, int, int],
+    batch: int = 1,
+    steps: tuple[int, int, int] = (0, 0, 0),
     tf32: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Do what gemm.product does, by numpy."""
     left = _view(a, dtype, (batch, rows, depth), (steps[0], strides[0], 1))
     shape = (batch, columns, depth) if turned else (batch, depth, columns)
@@ -198,16 +208,31 @@ def product(
 
 
 def products(
-    dtype: str, a: int, b: int, c: int, *, count: int, rows: int, columns: int, depth: int,
+    dtype: str,
+    a: int,
+    b: int,
+    c: int,
+    *,
+    count: int,
+    rows: int,
+    columns: int,
+    depth: int,
     tf32: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Do what gemm.products does, by numpy."""
     places = [(ctypes.c_int64 * count).from_address(at) for at in (a, b, c)]
     for left, right, result in zip(*places, strict=True):
         product(
-            dtype, left, right, result, rows=rows, columns=columns, depth=depth, turned=True,
+            dtype,
+            left,
+            right,
+            result,
+            rows=rows,
+            columns=columns,
+            depth=depth,
+            turned=True,
             strides=(depth, depth, columns),
-        )  # fmt: skip
+        )
 
 
 class Placed(np.ndarray):

@@ -116,9 +116,12 @@ def deterministic(name: str, dtype: str, count: int) -> None:
         steps = np.stack([session.step(token) for token in ids[count - 4 :]])
         kept = Kept()
         trace = session.trace(
-            ids, ["L1.scores", "L1.probs", "logits"],
-            keep=kept.keep, fetch=kept.fetch, logits_rows="all",
-        )  # fmt: skip
+            ids,
+            ["L1.scores", "L1.probs", "logits"],
+            keep=kept.keep,
+            fetch=kept.fetch,
+            logits_rows="all",
+        )
     np.testing.assert_array_equal(again, whole)
     np.testing.assert_array_equal(prefix, whole[: len(prefix)])
     np.testing.assert_array_equal(first, whole[: len(first)])
@@ -180,9 +183,14 @@ def test_many_queries_by_cublas_equal_few_by_the_kernel(machine: Any, monkeypatc
 
 
 def reference_attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float,
-    cap: float | None, sinks: np.ndarray | None,
-) -> np.ndarray:  # fmt: skip
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray,
+    scale: float,
+    cap: float | None,
+    sinks: np.ndarray | None,
+) -> np.ndarray:
     out = np.empty((len(q), q.shape[1], v.shape[-1]))
     for h in range(q.shape[1]):
         g = h // (q.shape[1] // k.shape[1])

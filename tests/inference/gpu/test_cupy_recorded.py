@@ -35,8 +35,9 @@ NAMES = ("gemma2", "qwen3_5", "bloom", "llama", "cohere2")
 EXPERTS = ("mixtral", "gpt_oss", "deepseek_v3", "phimoe", "llama4", "qwen3_next")
 # Weights of float32 stay that where the arithmetic has 16 bits: such experts are the host's.
 RECORDED = [
-    *(f"{name} float32" for name in (*NAMES, *EXPERTS)), *(f"{name} bfloat16" for name in NAMES),
-]  # fmt: skip
+    *(f"{name} float32" for name in (*NAMES, *EXPERTS)),
+    *(f"{name} bfloat16" for name in NAMES),
+]
 OTHERS = [int(i) for i in np.random.default_rng(5).integers(0, 97, len(IDS))]
 
 
@@ -141,8 +142,11 @@ def test_traces_are_recorded_too(machine: Any, name: str) -> None:
     """Statistics of a replayed pass are those of a plain one, of other tokens as well."""
     with open_model(judged(name).folder) as model:
         with Session.of(model, CupyBackend("cuda", "float32")) as session:
-            keys = [key for key in session.points if not key.endswith((".experts", ".router",
-                    ".expert_w", ".router_margin"))]  # fmt: skip
+            keys = [
+                key
+                for key in session.points
+                if not key.endswith((".experts", ".router", ".expert_w", ".router_margin"))
+            ]
             traces = [session.trace(ids, keys) for ids in (IDS, IDS, OTHERS, IDS)]
             recorded(session)
         with Session.of(model, CupyBackend("cuda", "float32")) as session:

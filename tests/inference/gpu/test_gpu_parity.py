@@ -170,9 +170,8 @@ def test_fused_passes_are_the_stepped_ones_at_every_length(
             with Session(model.spec, model.hyper, weights, backend) as session:
                 kept = Kept()
                 trace = session.trace(
-                    ids, tuple(session.points), logits_rows="all",
-                    keep=kept.keep, fetch=kept.fetch,
-                )  # fmt: skip
+                    ids, tuple(session.points), logits_rows="all", keep=kept.keep, fetch=kept.fetch
+                )
                 fused = [session.prefill(ids, "all") for _ in range(3)]
                 plain = session.logits(ids)
             np.testing.assert_array_equal(fused[1], fused[0])

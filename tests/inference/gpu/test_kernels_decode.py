@@ -122,9 +122,13 @@ def test_coded_weights_equal_the_codec(machine: Any, case: tuple[str, str, int])
         for dtype, to in OUTPUTS.items():
             out = m.put(np.full(count + GUARD, 0xA5, f"u{to.itemsize}"))
             decode_coded(
-                m.flat(packed), m.flat(absmax), m.flat(code), m.flat(out, dtype, 0, count),
-                blocksize=blocksize, saved=saved,
-            )  # fmt: skip
+                m.flat(packed),
+                m.flat(absmax),
+                m.flat(code),
+                m.flat(out, dtype, 0, count),
+                blocksize=blocksize,
+                saved=saved,
+            )
             found = m.get(out)
             assert (found[count:] == 0xA5).all()
             assert_same(found[:count].view(to), wanted.astype(to), False)

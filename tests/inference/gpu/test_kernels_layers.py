@@ -85,9 +85,16 @@ def test_rope(
         table = (table[0].to(place.type), table[1].to(place.type))
     outs = place.poison(tokens, 3, dim), place.poison(tokens, 2, dim)
     layers.rope(
-        q, outs[0], k if both else None, outs[1] if both else None, table, wide=wide,
-        interleaved=interleaved, stepped=not wide, **place.common,
-    )  # fmt: skip
+        q,
+        outs[0],
+        k if both else None,
+        outs[1] if both else None,
+        table,
+        wide=wide,
+        interleaved=interleaved,
+        stepped=not wide,
+        **place.common,
+    )
     for x, found in ((q, outs[0]), (k, outs[1]))[: 1 + both]:
         cos, sin = table[0][:, None], table[1][:, None]
         y = x.float() if wide else x
@@ -176,9 +183,14 @@ def test_softmax_causal(
     sinks = place.random(2) if sink else None
     cached = torch.tensor(before, device=place.device) if sink else None
     layers.softmax_causal(
-        scores, sinks, probs, cached=cached, before=-99 if sink else before, window=window,
+        scores,
+        sinks,
+        probs,
+        cached=cached,
+        before=-99 if sink else before,
+        window=window,
         **place.common,
-    )  # fmt: skip
+    )
     position = before + torch.arange(tokens, device=place.device)[:, None]
     key = torch.arange(keys, device=place.device)
     seen = (key <= position) & (key > position - (window or keys + before))
@@ -220,9 +232,20 @@ def attended(
     on_device = torch.tensor(count - 1, device=place.device) if extras else None
     for _ in range(2):  # the second finds what the first left
         layers.attend(
-            q, keys, values, sinks, y, parts, arrived, cached=on_device, count=count,
-            window=window, scale=0.3, softcap=softcap, **place.common,
-        )  # fmt: skip
+            q,
+            keys,
+            values,
+            sinks,
+            y,
+            parts,
+            arrived,
+            cached=on_device,
+            count=count,
+            window=window,
+            scale=0.3,
+            softcap=softcap,
+            **place.common,
+        )
     first = 0 if window is None else max(0, count - window)
     group = heads // kv_heads
     k = keys[first:count].double().repeat_interleave(group, 1)

@@ -30,9 +30,16 @@ def weights(encoding: str, rows: int, columns: int, seed: int) -> np.ndarray:
 
 
 def run(
-    machine: Any, encoding: str, shape: tuple[int, int], x: np.ndarray, *,
-    raw: np.ndarray | None = None, dtype: str = "float32", tensor_cores: bool = True, lead: int = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    machine: Any,
+    encoding: str,
+    shape: tuple[int, int],
+    x: np.ndarray,
+    *,
+    raw: np.ndarray | None = None,
+    dtype: str = "float32",
+    tensor_cores: bool = True,
+    lead: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return what the kernel gives, what float64 gives, and sums of magnitudes [tokens, rows].
 
     x begins `lead` elements behind a multiple of 16 bytes, between numbers that are not one.
@@ -48,10 +55,12 @@ def run(
     given = m.put(around.view(bits))
     out = m.put(np.full((len(x) * shape[0]) + 32, 0xA5, bits))
     matvec(
-        encoding, m.flat(data, None, 0, raw.size), m.flat(given, dtype, lead, x.size),
+        encoding,
+        m.flat(data, None, 0, raw.size),
+        m.flat(given, dtype, lead, x.size),
         m.flat(out, dtype, 0, len(x) * shape[0]),
         tensor_cores=tensor_cores,
-    )  # fmt: skip
+    )
     found = m.get(out)
     assert (found[len(x) * shape[0] :] == 0xA5).all()
     values = found[: len(x) * shape[0]].view(NUMPY[dtype]).reshape(len(x), shape[0])

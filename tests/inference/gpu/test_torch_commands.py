@@ -69,29 +69,59 @@ def test_run_gives_the_golden_tokens(demo_model: Path, golden: Any) -> None:
     for row in golden["greedy"][:4]:
         given, expected = ",".join(map(str, row["prompt_ids"])), row["output_ids"]
         done = aprfmt(
-            "run", demo_model, "--ids", given, "--max-tokens", len(expected), "--ignore-stop",
-            "--device", "cuda", "--json",
-        )  # fmt: skip
+            "run",
+            demo_model,
+            "--ids",
+            given,
+            "--max-tokens",
+            len(expected),
+            "--ignore-stop",
+            "--device",
+            "cuda",
+            "--json",
+        )
         assert done.json["ids"] == expected
     ran_on_the_gpu(done.json, "cuda")
 
 
 def test_run_in_bfloat16(demo_model: Path, ids: str) -> None:
     done = aprfmt(
-        "run", demo_model, "--ids", ids, "--max-tokens", 8, "--device", "cuda", "--dtype",
-        "bfloat16", "--json",
-    )  # fmt: skip
+        "run",
+        demo_model,
+        "--ids",
+        ids,
+        "--max-tokens",
+        8,
+        "--device",
+        "cuda",
+        "--dtype",
+        "bfloat16",
+        "--json",
+    )
     assert done.code == 0, done.err
     ran_on_the_gpu(done.json, "cuda:bfloat16", "bfloat16")
 
 
 def test_trace_beside_the_cpu(demo_model: Path, ids: str, tmp_path: Path) -> None:
     saved = tmp_path / "cpu.safetensors"
-    done = aprfmt("trace", demo_model, "--payload", "--ids", ids, "--points", "all",
-                  "--save", saved, "--json")  # fmt: skip
+    done = aprfmt(
+        "trace", demo_model, "--payload", "--ids", ids, "--points", "all", "--save", saved, "--json"
+    )
     assert done.code == 0, done.err
-    done = aprfmt("trace", demo_model, "--payload", "--ids", ids, "--points", "all",
-                  "--device", "cuda", "--reference", saved, "--json")  # fmt: skip
+    done = aprfmt(
+        "trace",
+        demo_model,
+        "--payload",
+        "--ids",
+        ids,
+        "--points",
+        "all",
+        "--device",
+        "cuda",
+        "--reference",
+        saved,
+        "--json",
+    )
     assert done.code == 0, done.err
     ran_on_the_gpu(done.json, "cuda")
 

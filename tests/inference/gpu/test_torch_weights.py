@@ -38,9 +38,11 @@ def models(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     folder = tmp_path_factory.mktemp("encoded")
     found = {"BF16": demo_model}
     for name, options in (
-        ("F32", {"encoding": "F32"}), ("Q8_0", {"quantize": "Q8_0"}),
-        ("Q4_K", {"quantize": "Q4_K_M"}), ("NF4", {"quantize": "NF4"}),
-    ):  # fmt: skip
+        ("F32", {"encoding": "F32"}),
+        ("Q8_0", {"quantize": "Q8_0"}),
+        ("Q4_K", {"quantize": "Q4_K_M"}),
+        ("NF4", {"quantize": "NF4"}),
+    ):
         suffix = "safetensors" if name in ("NF4", "F32") else "gguf"
         target = folder / name / f"demo.{suffix}"
         target.parent.mkdir()
@@ -89,8 +91,9 @@ def test_rows_of_any_length(kind: str, dtype: str) -> None:
         x = b.array(random.standard_normal((9, columns)).astype(np.float32))
         wide = b.to_numpy(x).astype(np.float64)
         for w, numbers in (
-            (weights["w"], rows.numpy()), (weights["stack"].expert(2), stack.numpy()[2]),
-        ):  # fmt: skip
+            (weights["w"], rows.numpy()),
+            (weights["stack"].expert(2), stack.numpy()[2]),
+        ):
             wanted = wide @ numbers.astype(np.float64).T
             for start, stop in ((0, 9), (1, 2), (3, 6), (5, 9)):
                 found = b.to_numpy(b.linear(x[start:stop], w, None))

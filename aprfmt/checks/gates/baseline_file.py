@@ -1,0 +1,87 @@
+"""Baselines: what a model scored before, and whether it got worse since.
+
+The file is a JSON object of `format` 1: for every gate its outcome, and every number with unit,
+tolerance and the reason for it. Tolerances are read from the file, so a user may change them.
+Wall times are kept out: they say more about the machine than about the model.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from aprfmt.checks.records import QaReport
+from aprfmt.checks.table import BASELINE
+from aprfmt.errors import FormatError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.jsonio import load_file
+
+FORMAT = 1
+MAX_BYTES = 16 << 20
+
+
+def to_json(report: QaReport) -> dict[str, Any]:
+    """Return what a baseline file holds of a report."""
+    return {
+        "format": FORMAT,
+        "model": report.subject,
+        "ran": str(report.choice),
+        "gates": {
+            gate.name: {
+                "outcome": gate.outcome,
+                "measures": {
+                    name: asdict(measure)
+                    | {"value": measure.value if math.isfinite(measure.value) else None}
+                    for name, measure in gate.measures.items()
+                },
+            }
+            for gate in report.gates
+            if gate.name != BASELINE
+        },
+    }
+
+
+def save(report: QaReport, path: Path, *, force: bool = False) -> None:
+    """Write a baseline file; OutputError where it exists and `force` is not given."""
+    with FileSet(force=force) as files:
+        files.create(path).write((json.dumps(to_json(report), indent=1) + "\n").encode())
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """Return the gates of a baseline file; FormatError for a file that is not one."""
+    return parse(load_file(path, max_bytes=MAX_BYTES), path)
+
+
+def parse(data: Any, path: Path) -> Mapping[str, Any]:
+    """Return the gates in a baseline's JSON value; `path` begins the messages. FormatError."""
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        raise FormatError(f'{path}: expected a baseline of "format": {FORMAT}')
+    gates = data.get("gates")
+    if not isinstance(gates, Mapping) or not all(_sound(gate) for gate in gates.values()):
+        raise FormatError(f"{path}: its gates are no objects with outcome and measures")
+    return gates
+
+
+def _sound(gate: Any) -> bool:
+    if not isinstance(gate, Mapping) or not isinstance(gate.get("measures"), Mapping):
+        return False
+    if gate.get("outcome") not in ("PASS", "FAIL", "NOT_RUN"):
+        return False
+    return all(
+        isinstance(row, Mapping)
+        and "value" in row
+        and (row["value"] is None or _is_number(row["value"]))
+        and _is_number(row.get("tolerance"))
+        and row["tolerance"] >= 0
+        and row.get("kind") in ("absolute", "relative")
+        and all(isinstance(row.get(key, ""), str) for key in ("unit", "reason"))
+        for row in gate["measures"].values()
+    )
+
+
+def _is_number(value: Any) -> bool:
+    """Say whether a value is a number that a float holds."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -1,0 +1,106 @@
+"""The report of a conversion: what was written, and how."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from aprfmt.base.protocols import Note
+
+if TYPE_CHECKING:
+    from aprfmt.conversion.accounted import Account
+
+Fidelity = Literal["bytes", "values", "lossy"]
+OUTCOMES: tuple[Fidelity, ...] = ("bytes", "values", "lossy")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOutcome:
+    """How one output tensor was written.
+
+    `how` is "bytes" (the logical tensor's bytes are unchanged, rows may have moved), "values"
+    (another encoding or layout, every value equal) or "lossy", with counts of changed values.
+    `changed` counts elements whose value differs after rounding, `overflowed` finite ones that
+    became infinite, `underflowed` non-zero ones that became zero. A packed weight that was put into
+    blocks of another encoding undecoded has `groups`, of which values changed in `inexact`, by at
+    most `largest_error`. Of FP8 codes that were decoded to BF16 or F16, `lost_codes` do not come
+    back by their scales (None for other tensors).
+    """
+
+    name: str
+    how: Fidelity
+    source_encoding: str
+    encoding: str
+    shape: tuple[int, ...]
+    nbytes: int
+    steps: tuple[str, ...] = ()
+    changed: int = 0
+    overflowed: int = 0
+    underflowed: int = 0
+    groups: int = 0
+    inexact: int = 0
+    largest_error: float = 0.0
+    lost_codes: int | None = None
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What was written, and how it was verified.
+
+    `verified` is None if verification was switched off, else the number of tensors that were read
+    back and found to be right. `sizes` are the bytes of every file (of a dry run: expected bytes).
+    `allowed_missing` are the required roles missing on purpose, as the output records them.
+    `carried_bytes` is the size of the verbatim tokenizer.json inside the output. `accounted` says
+    what became of everything in the source, None where the output was not read back.
+    `resumed_tensors` is how many tensors an earlier run had written; `estimate` is what a dry run
+    expects it to take.
+    """
+
+    source: Path
+    source_format: str
+    target: Path
+    target_format: str
+    files: tuple[Path, ...]
+    arch: str | None
+    tensors: tuple[TensorOutcome, ...]
+    notes: tuple[Note, ...]
+    verified: int | None
+    source_sha256: str | None
+    sizes: Mapping[Path, int] = field(default_factory=dict)
+    allowed_missing: tuple[str, ...] = ()
+    carried_bytes: int = 0
+    accounted: "Account | None" = None
+    resumed_tensors: int = 0
+    estimate: Mapping[str, Any] | None = None
+
+    def count(self, how: Fidelity) -> int:
+        """Count the tensors with one outcome."""
+        return sum(tensor.how == how for tensor in self.tensors)
+
+    @property
+    def lossless(self) -> bool:
+        """True if no value changed."""
+        return self.count("lossy") == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "source": str(self.source),
+            "source_format": self.source_format,
+            "target": str(self.target),
+            "target_format": self.target_format,
+            "files": [str(path) for path in self.files],
+            "sizes": {str(path): size for path, size in self.sizes.items()},
+            "file_bytes": sum(self.sizes.values()),
+            "architecture": self.arch,
+            "counts": {how: self.count(how) for how in OUTCOMES},
+            "verified": self.verified,
+            "source_sha256": self.source_sha256,
+            "carried_bytes": self.carried_bytes,
+            "accounted": None if self.accounted is None else self.accounted.to_json(),
+            "resumed_tensors": self.resumed_tensors,
+            **({} if self.estimate is None else {"estimate": dict(self.estimate)}),
+            "allowed_missing": list(self.allowed_missing),
+            "notes": [asdict(note) for note in self.notes],
+            "tensors": [asdict(tensor) for tensor in self.tensors],
+        }
