@@ -2,7 +2,7 @@
 
 Kernels, numpy and the system let go of the interpreter, so the workers are threads. They make and
 write pieces of tensors in any order, as far ahead as BUDGET allows; what follows from a tensor that
-is whole (the journal's line, reading it back) is done in order, by the thread that hands out.
+is whole (the journal's line, reading it back) is done by the thread that hands out.
 """
 
 import math
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Self
 
 from aprfmt.base.columns import Columns
@@ -32,12 +33,12 @@ from aprfmt.conversion.run import (
     encode_piece,
     lost_codes_of,
     pieces,
-    recode_piece,
     recoded_bytes,
 )
 from aprfmt.errors import ConversionError
 from aprfmt.formats.mapped import in_mapped_file
-from aprfmt.formats.sequential import LeftRoom, SequentialSink
+from aprfmt.formats.output import OutputFile
+from aprfmt.formats.sequential import FILES, LeftRoom, SequentialSink
 from aprfmt.formats.summing import combine
 from aprfmt.tensors.runs import RunBytes
 
@@ -75,13 +76,16 @@ class _Begun:
 
 
 PieceWork = tuple[int, Callable[[], PlacedPiece]]
+GivesWork = Callable[[LeftRoom], Iterator[PieceWork]]
 
 
 class Ahead:
     """Workers that write the outputs they are given; a context manager.
 
-    Of one job they write only what lies in no file: repacks, and parts of weights.
-    `whole` is called for every tensor when all of it is written, in the order they were given.
+    Of one job they write only what lies in no file: repacks, and parts of weights. Of several they
+    begin when all are given, and take a tensor of each shard in turn: the system lets one at a time
+    write into a file, and make its pages where it lies in memory. `whole` is called for every
+    tensor when all of it is written, in the order of a shard.
     """
 
     def __init__(
@@ -95,10 +99,9 @@ class Ahead:
         self._pool = ThreadPoolExecutor(workers, "aprfmt-jobs")
         self._most = EACH * workers  # pieces that are handed out at a time
         self._making = threading.Lock()
+        self._given: dict[OutputFile, list[tuple[_Begun, GivesWork]]] = {}
         self._begun: deque[_Begun] = deque()
         self._held = self._out = 0  # bytes, and pieces, that workers have
-        for file in sink.open_files() if options.jobs > 1 else ():
-            self._pool.submit(file.make_room, file.planned)  # what fails is said on writing
 
     def __enter__(self) -> Self:
         return self
@@ -115,20 +118,29 @@ class Ahead:
         if tasks is None:
             return False
         begun = _Begun(output, written, self._sink.leave(output.info.name))
-        self._begun.append(begun)
-        for cost, work in tasks(begun.room):
-            while self._out and (self._held + cost > BUDGET or self._out >= self._most):
-                self._one()
-            begun.waiting.append((cost, self._pool.submit(work)))
-            self._held += cost
-            self._out += 1
-        begun.whole = True
+        self._given.setdefault(begun.room.place.file, []).append((begun, tasks))
+        if self._options.jobs == 1 or len(self._given) > FILES:
+            self._hand_out()
         return True
 
     def wait(self) -> None:
         """Wait until everything is written; raises what went wrong."""
+        self._hand_out()
         while self._begun:
             self._one()
+
+    def _hand_out(self) -> None:
+        """Give the workers all that was given, a tensor of each file in turn."""
+        given, self._given = self._given, {}
+        for begun, tasks in filter(None, chain.from_iterable(zip_longest(*given.values()))):
+            self._begun.append(begun)
+            for cost, work in tasks(begun.room):
+                while self._out and (self._held + cost > BUDGET or self._out >= self._most):
+                    self._one()
+                begun.waiting.append((cost, self._pool.submit(work)))
+                self._held += cost
+                self._out += 1
+            begun.whole = True
 
     def _one(self) -> None:
         """Wait for the oldest piece, and end its tensor where it was the last one."""
@@ -173,7 +185,7 @@ class Ahead:
         )
         return read_back or self._options.resume or room.crc
 
-    def _tasks(self, output: Output) -> Callable[[LeftRoom], Iterator[PieceWork]] | None:
+    def _tasks(self, output: Output) -> GivesWork | None:
         """Return what gives the work on an output; None where one thread makes it, in order.
 
         That thread takes all whose bytes are fetched from elsewhere, and where there is one job
@@ -255,16 +267,8 @@ class Ahead:
         width = encoding(output.info.encoding).row_bytes(output.info.shape) or 0
         summed = self._summed(output, room)
 
-        def recode(into: memoryview) -> PlacedPiece:
-            counts = recode_piece(output, options, piece, into)
-            return PlacedPiece(len(into), crc32(into) if summed else 0, counts)
-
         def work() -> PlacedPiece:
-            size = recoded_bytes(output, piece)
-            if size is not None:
-                return room.place.fill(piece.first * width, size, recode)
-            importance = importance_of(output, options)
-            data, counts = encode_piece(output, options, importance, piece)
+            data, counts = encode_piece(output, options, importance_of(output, options), piece)
             room.place.put(piece.first * width, data)
             return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
 

@@ -4,20 +4,16 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from aprfmt.errors import ConversionError, FormatError, OutputError
-from aprfmt.formats.in_memory import MappedRoom, lies_in_memory, make_pages
 from aprfmt.formats.mapped import cut_files, cut_line, identity_of, origin
 from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
 from aprfmt.formats.writeback import begin_writing
-
-T = TypeVar("T")
 
 _DIRECT = 64 << 10  # larger pieces are not copied into the buffer
 _BUFFER = 256 << 10
@@ -37,7 +33,6 @@ class OutputFile:
     """
 
     identity = ""
-    planned = 0  # bytes it will have, where they are known before
 
     def __init__(self, path: Path, temporary: Path, final: Path) -> None:
         self.path = path
@@ -49,9 +44,6 @@ class OutputFile:
         self._written = 0
         self._fd: int | None = None
         self._unsynced = 0
-        self._in_memory: bool | None = None  # not asked yet
-        self._paged = 0  # bytes whose pages were made before they are stored
-        self._paging = threading.Lock()
         self._in_system = hasattr(os, "copy_file_range")
         # Where there is no pwrite, writing at an offset moves the position that others write at.
         self._turn = nullcontext() if hasattr(os, "pwrite") else threading.Lock()
@@ -109,25 +101,7 @@ class OutputFile:
     def leave(self, nbytes: int) -> "OutputRoom":
         """Go on behind room that others fill, any number of threads; it is closed by them."""
         start = self.skip(nbytes)
-        mapped = None
-        if nbytes >= _DIRECT and self.make_room(max(start + nbytes, self.planned)):
-            assert self._fd is not None
-            with self._errors("cannot be written"):
-                mapped = MappedRoom(self._fd, start, nbytes)
-        return OutputRoom(self, start, nbytes, mapped)
-
-    def make_room(self, nbytes: int) -> bool:
-        """Make the pages of the first bytes where the file lies in memory; say whether it does.
-
-        Any thread may, of several files at a time.
-        """
-        with self._paging, self._errors("cannot be written"):
-            if self._fd is not None and self._in_memory is None:
-                self._in_memory = lies_in_memory(self._fd)
-            if self._fd is not None and self._in_memory and nbytes > max(self._paged, _DIRECT):
-                make_pages(self._fd, nbytes)
-                self._paged = nbytes
-        return bool(self._in_memory)
+        return OutputRoom(self, start, nbytes)
 
     def place(self, offset: int, data: memoryview) -> None:
         """Write bytes where room was left; several threads may, each its own."""
@@ -135,10 +109,6 @@ class OutputFile:
             raise ValueError(f"{self.path}: is closed")
         if data:
             self._send(data, offset)
-
-    def writing(self) -> AbstractContextManager[None]:
-        """Return what raises OutputError for what the system refuses, and marks the file failed."""
-        return self._errors("cannot be written")
 
     def passes(self, nbytes: int, crc: int) -> bool:
         """Say whether the next bytes lie here already; in a new file nothing does."""
@@ -238,44 +208,19 @@ class OutputFile:
 class OutputRoom:
     """Bytes of an output from `start` on that any thread writes, each its own of them.
 
-    They are `mapped` where the file lies in memory. Errors are those of `OutputFile.write`.
+    Errors are those of `OutputFile.write`.
     """
 
     file: OutputFile
     start: int
     nbytes: int
-    mapped: MappedRoom | None = None
 
     def put(self, offset: int, data: bytes | memoryview) -> None:
         """Write a contiguous buffer at an offset of the room."""
         view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-        self._check(offset, len(view))
-        if self.mapped is None or len(view) < _DIRECT:
-            self.file.place(self.start + offset, view)
-        else:
-            with self.file.writing():
-                self.mapped.put(offset, view)
-
-    def fill(self, offset: int, nbytes: int, make: Callable[[memoryview], T]) -> T:
-        """Have `make` write `nbytes` at an offset of the room; return what it returns."""
-        self._check(offset, nbytes)
-        if self.mapped is None or nbytes < _DIRECT:
-            import numpy as np
-
-            into = np.empty(nbytes, np.uint8).data  # whose pages `make` touches first
-            made = make(into)
-            self.file.place(self.start + offset, into)
-            return made
-        with self.file.writing():
-            return self.mapped.fill(offset, nbytes, make)
-
-    def close(self) -> None:
-        """Say that all of it is written."""
-        if self.mapped is not None:
-            self.mapped.close()
-
-    def _check(self, offset: int, size: int) -> None:
-        if not 0 <= offset <= offset + size <= self.nbytes:
+        if not 0 <= offset <= offset + len(view) <= self.nbytes:
             raise ConversionError(
-                f"{self.file.path}: bytes {offset}+{size} were given of a tensor of {self.nbytes}"
+                f"{self.file.path}: bytes {offset}+{len(view)} were given of a tensor of "
+                f"{self.nbytes}"
             )
+        self.file.place(self.start + offset, view)

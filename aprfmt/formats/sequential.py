@@ -19,7 +19,7 @@ from aprfmt.formats.output import OutputFile, OutputRoom
 from aprfmt.formats.summing import RunningSum, SummedPiece
 
 _WIDTH = 4  # bytes of a checksum
-FILES = 64  # files that are open at a time, at most
+FILES = 192  # files that are open at a time, about; systems allow 256 and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,6 @@ class SequentialSink:
         self._next: Room | None = None
         self._out: OutputFile | None = None
         self._first: OutputFile | None = None
-        self._opened: dict[Path, OutputFile] = {}  # files made before their turn
         self._last: tuple[OutputFile, int] | None = None  # where the last tensor begins
         self._sum: RunningSum | None = None
         self._footers: list[tuple[OutputFile, int, RunningSum]] = []  # of the first file
@@ -156,19 +155,10 @@ class SequentialSink:
         self._next = next(self._steps, None)
         return left
 
-    def open_files(self) -> Sequence[OutputFile]:
-        """Make every planned file now, for room to be made in them; none where they are many."""
-        programs = self._programs or ()
-        if self._first is None or len(programs) > FILES:
-            return ()
-        self._opened = {program.path: self._created(program) for program in programs[1:]}
-        return self._first, *self._opened.values()
-
     def filled(self, room: LeftRoom, crc: int) -> None:
         """Take note that all of a room is written, its bytes of this CRC-32."""
         if room.summed is not None:
             room.summed.crc = crc
-        room.place.close()
         self._left[room.place.file] -= 1
         self._settle()
 
@@ -273,7 +263,7 @@ class SequentialSink:
     def _run(self, programs: Sequence[Program]) -> Iterator[Room]:
         """Write the literal bytes; yield each Room, for the caller to write its tensor."""
         for number, program in enumerate(programs):
-            out = self._out = self._opened.pop(program.path, None) or self._created(program)
+            out = self._out = self._files.create(program.path)
             if number == 0:
                 self._first = out
             sums = any(isinstance(segment, Checksum) for segment in program.body)
@@ -297,11 +287,6 @@ class SequentialSink:
                     self._emit(segment)
             self._ended.append(_Ended(out, number, checks))
             self._settle()
-
-    def _created(self, program: Program) -> OutputFile:
-        out = self._files.create(program.path)
-        out.planned = program_size(program)
-        return out
 
     def _head(self, number: int) -> bytes:
         """Return the head of a file, as it was amended."""

@@ -1,7 +1,7 @@
 """`--jobs`: several workers make and write pieces; the bytes and the counts are those of one.
 
 Seen red: counts of the last piece only, a checksum of pieces joined the wrong way round, a piece
-put at the beginning of its tensor, one stored at the beginning of its page; repacks by one worker.
+put at the beginning of its tensor; repacks by one worker; one shard after the other.
 """
 
 import errno
@@ -9,19 +9,18 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aprfmt.codecs.laid_out import LaidOut
-from aprfmt.conversion import ahead, convert
+from aprfmt.conversion import ahead, convert, run
 from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ConversionError, OutputError
-from aprfmt.formats import output
-from aprfmt.formats.in_memory import MappedRoom, kind_of
+from aprfmt.formats.sequential import LeftRoom, SequentialSink
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
@@ -115,15 +114,15 @@ def test_a_stopped_run_is_continued_by_several(
 ) -> None:
     source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3)
     expected = convert(source, tmp_path / "one.gguf", quantize="Q4_0").files
-    real = ahead.Ahead.write
+    real = run.encode_piece
 
-    def failing(self: ahead.Ahead, output: Any, written: Any) -> bool:
+    def failing(output: Any, *rest: Any) -> Any:
         if output.info.name == "blk.2.ffn_up.weight":
             raise ConversionError("stopped")
-        return real(self, output, written)
+        return real(output, *rest)
 
     with monkeypatch.context() as stop:
-        stop.setattr(ahead.Ahead, "write", failing)
+        stop.setattr(ahead, "encode_piece", failing)
         with pytest.raises(ConversionError, match="stopped"):
             convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=2, resume=True)
     report = convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=3, resume=True)
@@ -179,72 +178,22 @@ def test_a_full_disk_ends_a_run_of_several(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == ["m"]
 
 
-class NotedRoom(MappedRoom):
-    """Mapped room that says how many bytes are filled in it."""
-
-    stored: ClassVar[list[int]] = []
-
-    def fill(self, offset: int, nbytes: int, make: Callable[[memoryview], Any]) -> Any:
-        """Note the size, and fill."""
-        self.stored.append(nbytes)
-        return super().fill(offset, nbytes, make)
-
-
-@pytest.mark.usefixtures("small")
-def test_pieces_stored_in_mapped_pages_are_the_same(
+def test_workers_take_a_tensor_of_each_shard_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is done where files lie in memory gives the same anywhere."""
+    written: list[str] = []
+
+    def noted(self: SequentialSink, room: LeftRoom, crc: int) -> None:
+        written.append(room.place.file.path.name)
+        real(self, room, crc)
+
+    real = SequentialSink.filled
     source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
-    write_folder(tmp_path / "packed", "fp8_block")
-    made = []
-    for mapped in (False, True):
-        NotedRoom.stored.clear()
-        folder = tmp_path / str(mapped)
-        folder.mkdir()
-        monkeypatch.setattr(output, "lies_in_memory", lambda fd, mapped=mapped: mapped)
-        monkeypatch.setattr(output, "_DIRECT", 16)
-        monkeypatch.setattr(output, "MappedRoom", NotedRoom)
-        options: Mapping[str, Any] = {"max_shard_size": 300_000, "jobs": 3}
-        convert(source, folder / "x.apr", quantize="Q8_0", **options)
-        convert(source, folder / "y.apr", complete=False, **options)
-        convert(tmp_path / "packed", folder / "z.apr", encoding="BF16", **options)
-        made.append(digests(folder))
-        assert bool(NotedRoom.stored) == mapped
-    assert made[0] == made[1]
-
-
-def test_the_pages_of_every_file_are_made_once_and_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[tuple[int, int, int]] = []
-
-    def noted(fd: int, start: int, nbytes: int) -> None:
-        made.append((os.fstat(fd).st_ino, start, nbytes))
-        real(fd, start, nbytes)
-
-    real = os.posix_fallocate
-    source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
-    monkeypatch.setattr(output, "lies_in_memory", lambda fd: True)
-    monkeypatch.setattr(os, "posix_fallocate", noted)
+    monkeypatch.setattr(SequentialSink, "filled", noted)
     convert(source, tmp_path / "x.apr", max_shard_size=600_000, encoding="F16", jobs=3)
-    files = [path.stat() for path in tmp_path.glob("x*.apr")]
-    assert len(files) > 2
-    assert sorted(made) == sorted((facts.st_ino, 0, facts.st_size) for facts in files)
-
-
-def test_no_room_in_memory_is_said_before_a_page_is_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(fd: int, start: int, nbytes: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    source = llama_folder(tmp_path / "m", "BF16", hidden=256)
-    monkeypatch.setattr(output, "lies_in_memory", lambda fd: True)
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OutputError, match="No space left"):
-        convert(source, tmp_path / "x.gguf", encoding="F16", jobs=2)
-    assert os.listdir(tmp_path) == ["m"]
+    shards = list(dict.fromkeys(written))
+    assert len(shards) > 2
+    assert written[: 2 * len(shards)] == shards * 2
 
 
 @pytest.mark.usefixtures("small")
@@ -268,13 +217,3 @@ def test_a_kernel_that_decodes_and_encodes_changes_no_byte_and_no_count(
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()
     assert found[0].tensors == found[1].tensors
     assert any(tensor.changed for tensor in found[0].tensors)
-
-
-def test_a_file_in_memory_is_known_by_its_mount() -> None:
-    mounts = (
-        "22 28 0:20 / /sys rw,nosuid - sysfs sysfs rw\n"
-        "28 1 254:1 / / rw,noatime shared:1 - ext4 /dev/vda1 rw\n"
-        "30 28 0:26 / /dev/shm rw master:4 - tmpfs tmpfs rw,size=8g\n"
-    )
-    kinds = [kind_of(mounts, device) for device in ("254:1", "0:26", "0:2", "")]
-    assert kinds == ["ext4", "tmpfs", "", ""]
