@@ -24,6 +24,7 @@ _NAME = "pixtral_vision"
 KIND = PROJECTORS[_NAME]
 _TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
 _LAYER = _TOWER + "transformer.layers.{L}."
+_USUAL = (1024, 24, 16, 4096, 1024)  # PixtralVisionConfig's, which published files leave out
 _WIDE, _OUT = ("hidden_size",), "projection_size"
 MEAN = [0.48145466, 0.4578275, 0.40821073]
 DEVIATION = [0.26862954, 0.26130258, 0.27577711]
@@ -78,7 +79,7 @@ PIXTRAL_VISION = named(
         *_projection(2, _OUT),
     )),
     rules.hyper_table(
-        *tower_hyper(1e-5, "gelu", class_token=False),
+        *tower_hyper(1e-5, "gelu", class_token=False, usual=_USUAL),
         rules.size("patch_merge", "spatial_merge_size", "vision.spatial_merge_size", default=1),
         HyperRule(
             "projection_size", {"gguf": ("{arch}.vision.projection_dim",)}, "size",

@@ -95,16 +95,26 @@ def activation_keys(activation: str) -> HyperRule:
     )
 
 
-def tower_hyper(eps: float, activation: str, class_token: bool) -> tuple[HyperRule, ...]:
-    """Return the rules of a tower, one for every hyperparameter."""
+def tower_hyper(
+    eps: float,
+    activation: str,
+    class_token: bool,
+    *,
+    usual: tuple[int, int, int, int, int] = (768, 12, 12, 3072, 224),
+) -> tuple[HyperRule, ...]:
+    """Return the rules of a tower, one for every hyperparameter.
+
+    `usual`: width, layers, heads, inner width and image size where nothing says them.
+    """
+    width, layers, heads, ffn, image = usual
     return rules.hyper_table(
-        _size("hidden_size", "hidden_size", "vision.embedding_length", 768),
-        _size("n_layers", "num_hidden_layers", "vision.block_count", 12),
-        _size("n_heads", "num_attention_heads", "vision.attention.head_count", 12),
+        _size("hidden_size", "hidden_size", "vision.embedding_length", width),
+        _size("n_layers", "num_hidden_layers", "vision.block_count", layers),
+        _size("n_heads", "num_attention_heads", "vision.attention.head_count", heads),
         HyperRule("n_kv_heads", default=lambda hp: hp["n_heads"]),
         HyperRule("head_dim", default=lambda hp: hp["hidden_size"] // hp["n_heads"]),
         HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
-        _size("ffn_size", "intermediate_size", "vision.feed_forward_length", 3072),
+        _size("ffn_size", "intermediate_size", "vision.feed_forward_length", ffn),
         rules.fixed("vocab_size", 0),
         rules.fixed("context_length", 0),
         HyperRule("norm_eps", {"hf": ("layer_norm_eps",),
@@ -112,7 +122,7 @@ def tower_hyper(eps: float, activation: str, class_token: bool) -> tuple[HyperRu
         activation_keys(activation),
         rules.fixed("tied_embeddings", True),
         *NO_ROPE,
-        _size("image_size", "image_size", "vision.image_size", 224),
+        _size("image_size", "image_size", "vision.image_size", image),
         _size("patch_size", "patch_size", "vision.patch_size", 32 if class_token else 16),
         rules.size("image_channels", "num_channels", default=3),
         rules.fixed("class_token", class_token),
