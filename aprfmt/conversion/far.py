@@ -26,17 +26,13 @@ if TYPE_CHECKING:
 _GAP = 64 << 10  # bytes between tensors that are fetched with them
 _RANGES = 32  # of what lies together, that are announced
 _IN_MEMORY = 256 << 20  # bytes of a tensor whose rows change places, which is fetched whole
-_FILES = 64  # files that are open at a time, at most: all are, until their last tensor comes
+_FILES = 192  # outputs that are open at a time: all are, until their last tensor comes
 
 
-def by_place(sink: "Sink", outputs: Sequence[Output], options: Options) -> bool:
-    """Say whether tensors are written in the order of their source.
-
-    One that may be continued, or that several workers write, is written in its own.
-    """
-    alone = options.jobs == 1 and not options.resume
-    far = alone and any(output.far for output in outputs)
-    return far and isinstance(sink, SequentialSink) and len(sink.files) <= _FILES
+def by_place(sink: "Sink", outputs: Sequence[Output]) -> bool:
+    """Say whether tensors are written in the order of their source, however many workers there are."""
+    fits = isinstance(sink, SequentialSink) and len(sink.files) <= _FILES
+    return fits and any(output.far for output in outputs)
 
 
 def write_by_place(
@@ -46,11 +42,15 @@ def write_by_place(
     files: "Sequence[Path]",
     options: Options,
     whole: Callable[[Output, Written, LeftRoom], None],
+    kept: Callable[[TensorInfo], bool],
 ) -> None:
-    """Write all outputs, each into the room that is left for it; `whole` is told of each."""
-    rooms = {info.name: sink.leave(info.name) for info in infos}
+    """Write all outputs, each into the room that is left for it; `whole` is told of each.
+
+    `kept` says which an earlier run wrote, and leaves those as they are.
+    """
+    rooms = {info.name: sink.leave(info.name) for info in infos if not kept(info)}
     numbers = {path: number for number, path in enumerate(files)}
-    every = sorted(held.values(), key=lambda row: _place(row[0], numbers))
+    every = sorted((held[name] for name in rooms), key=lambda row: _place(row[0], numbers))
     _expect([tensor for output, _ in every for tensor in output.sources])
     for output, record in every:
         room = rooms[output.info.name]

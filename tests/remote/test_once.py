@@ -7,10 +7,13 @@ read before their windows, verification against the source, no check of the publ
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aprfmt.conversion import convert
+from aprfmt.conversion.outputs import Output
+from aprfmt.conversion.verifying import Verifier
 from aprfmt.errors import ConversionError
 from aprfmt.formats.output import OutputRoom
 from tests.cli.run import aprfmt as command
@@ -39,6 +42,8 @@ def hub(source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeServer]:
 
 @pytest.mark.parametrize("line", [
     "convert SRC x.gguf", "convert SRC x.apr", "quantize SRC x.gguf --type Q8_0",
+    "convert SRC x.apr --jobs 3 --max-shard-size 20M", "quantize SRC x.gguf --type Q8_0 --jobs 3",
+    "convert SRC x.gguf --resume",
 ])  # fmt: skip
 def test_every_byte_comes_once(hub: RangeServer, source: Path, tmp_path: Path, line: str) -> None:
     made = []
@@ -51,10 +56,33 @@ def test_every_byte_comes_once(hub: RangeServer, source: Path, tmp_path: Path, l
         weights = source / "model.safetensors"
         assert done.json["source_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
         assert done.json["verified"] == len(done.json["tensors"])
-        made.append(next((tmp_path / name).glob("x.*")).read_bytes())
+        made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
         if name == "there":
             assert done.json["remote"]["bytes"] <= 1.1 * weights.stat().st_size
     assert made[0] == made[1]
+
+
+def test_a_stopped_run_goes_on_and_fetches_only_the_rest(
+    hub: RangeServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"quantize": "Q8_0", "resume": True, "source_hash": False}
+    expected = convert(source, tmp_path / "one.gguf", quantize="Q8_0", source_hash=False).files[0]
+    real = Verifier.written
+
+    def stopping(self: Verifier, sink: Any, output: Output, *rest: Any) -> None:
+        if output.info.name == "blk.1.ffn_up.weight":
+            raise ConversionError("stopped")
+        real(self, sink, output, *rest)
+
+    with monkeypatch.context() as stop:
+        stop.setattr(Verifier, "written", stopping)
+        with pytest.raises(ConversionError, match="stopped"):
+            convert("hf://someone/m", tmp_path / "x.gguf", **options)
+    before = hub.sent()
+    report = convert("hf://someone/m", tmp_path / "x.gguf", **options)
+    assert report.resumed_tensors > 9
+    assert hub.sent() - before < (source / "model.safetensors").stat().st_size // 2
+    assert (tmp_path / "x.gguf").read_bytes() == expected.read_bytes()
 
 
 def test_bytes_that_are_not_the_published_ones_are_refused(
