@@ -30,7 +30,7 @@ _FILES = 192  # outputs that are open at a time: all are, until their last tenso
 
 
 def by_place(sink: "Sink", outputs: Sequence[Output]) -> bool:
-    """Say whether tensors are written in the order of their source, however many workers there are."""
+    """Say whether tensors are written in the order of their source, whatever `--jobs` is."""
     fits = isinstance(sink, SequentialSink) and len(sink.files) <= _FILES
     return fits and any(output.far for output in outputs)
 
