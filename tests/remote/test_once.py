@@ -5,6 +5,7 @@ read before their windows, verification against the source, no check of the publ
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,28 @@ def test_every_byte_comes_once(hub: RangeServer, source: Path, tmp_path: Path, l
         if name == "there":
             assert done.json["remote"]["bytes"] <= 1.1 * weights.stat().st_size
     assert made[0] == made[1]
+
+
+def test_of_many_shards_only_those_whose_turn_it_is_are_fetched_ahead(
+    hub: RangeServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = command("split", source, tmp_path / "s", "--max-shard-size", "12M")
+    assert done.code == 0, done.err
+    files = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    hub.add_repository("someone/split", COMMIT, files, tuple(n for n in files if "-of-" in n))
+    begun: list[set[str]] = []  # the shards of which megabytes were asked for
+    real = Verifier.written
+
+    def written(self: Verifier, *of: Any) -> None:
+        asked = [(path, stated.removeprefix("bytes=").split("-")) for path, stated, _ in hub.log
+                 if stated]  # fmt: skip
+        begun.append({path for path, (first, last) in asked if int(last) - int(first) > 1 << 20})
+        real(self, *of)
+
+    monkeypatch.setattr(Verifier, "written", written)
+    convert("hf://someone/split", tmp_path / "x.gguf")
+    assert len(begun[0]) <= 1 and len(begun[-1]) > 4
+    assert all(len(now) <= len(before) + 1 for before, now in itertools.pairwise(begun))
 
 
 def test_a_stopped_run_goes_on_and_fetches_only_the_rest(
