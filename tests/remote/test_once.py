@@ -1,7 +1,8 @@
 """A conversion fetches its source once, for its bytes, its digest and its verification together.
 
-Seen red: the digest from a second reading, tensors written in the target's order, whole tensors
-read before their windows, verification against the source, no check of the published digest.
+Seen red: pieces of megabytes around norms that lie apart, parts forgotten by a read out of turn,
+the digest from a second reading, tensors written in the target's order, whole tensors read before
+their windows, verification against the source, no check of the published digest.
 """
 
 import hashlib
@@ -61,6 +62,25 @@ def test_every_byte_comes_once(hub: RangeServer, source: Path, tmp_path: Path, l
         if name == "there":
             assert done.json["remote"]["bytes"] <= 1.1 * weights.stat().st_size
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(("line", "times"), [
+    ("diff SRC HERE", 1), ("convert SRC OUT/x.gguf", 1), ("validate SRC", 1),
+    ("hash SRC --raw-only", 1), ("hash SRC", 2),  # its bytes, and its values
+])  # fmt: skip
+def test_small_layers_come_once_too(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, line: str, times: int
+) -> None:
+    """Layers of 4 MB, whose norms lie near to one another, and are read in another order."""
+    monkeypatch.setenv("APRFMT_CACHE_SIZE", "0")
+    here = llama_folder(tmp_path / "m", "BF16", hidden=384, ffn=1024, layers=12, vocab=1000)
+    server.files = {f"/m/{path.name}": path.read_bytes() for path in here.iterdir()}
+    places = {"SRC": f"{server.url}/m/", "HERE": str(here), "OUT": str(tmp_path)}
+    for name, at in places.items():
+        line = line.replace(name, at)
+    done = command(*line.split())
+    assert done.code == 0, done.err
+    assert server.sent() <= (times + 0.06) * (here / "model.safetensors").stat().st_size
 
 
 def test_of_many_shards_only_those_whose_turn_it_is_are_fetched_ahead(
