@@ -1,8 +1,8 @@
 """Hashes as docs and manifests promise them, computed here by hand; and what a manifest notices.
 
 Seen red: a matrix decoded whole, pages kept, parts of packed weights left out, float64 hashed as
-float32, the shape left out, a tensor that is gone, damage outside of tensors beside damaged tensors,
-a text that came later.
+float32, the shape left out, a tensor that is gone, damage outside of tensors beside damaged
+tensors, a text that came later.
 """
 
 import hashlib
