@@ -313,18 +313,25 @@ def _write_tensors(
             verifier.written(sink, output, record, room)
         told(output)
 
-    if isinstance(sink, SequentialSink) and by_place(sink, plan.outputs, options):
-        write_by_place(sink, infos, by_name, source_files, options, whole)
+    def kept(info: "TensorInfo") -> bool:
+        output, record = by_name[info.name]
+        found = begun is not None and keeps(sink, info, begun, record)
+        if found:
+            told(output)
+        return found
+
+    if isinstance(sink, SequentialSink) and by_place(sink, plan.outputs):
+        write_by_place(sink, infos, by_name, source_files, options, whole, kept)
         return
     with ExitStack() as stack:
         ahead = None
         if isinstance(sink, SequentialSink):
             ahead = stack.enter_context(Ahead(sink, options, whole))
         for info in infos:
+            if kept(info):
+                continue
             output, record = by_name[info.name]
-            if begun is not None and keeps(sink, info, begun, record):
-                told(output)
-            elif ahead is None or not ahead.write(output, record):
+            if ahead is None or not ahead.write(output, record):
                 sink.write(info.name, chunks(output, options, record))
                 whole(output, record)
         if ahead is not None:

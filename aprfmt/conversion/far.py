@@ -24,18 +24,14 @@ if TYPE_CHECKING:
     from aprfmt.base.protocols import LazyTensor, Sink
 
 _GAP = 64 << 10  # bytes between tensors that are fetched with them
-_RANGES = 32  # of what lies together, that are announced
+_RANGES = 32  # of what lies together in a file, that are announced
 _IN_MEMORY = 256 << 20  # bytes of a tensor whose rows change places, which is fetched whole
 
 
-def by_place(sink: "Sink", outputs: Sequence[Output], options: Options) -> bool:
-    """Say whether tensors are written in the order of their source.
-
-    One that may be continued, or that several workers write, is written in its own.
-    """
-    alone = options.jobs == 1 and not options.resume
-    far = alone and any(output.far for output in outputs)
-    return far and isinstance(sink, SequentialSink) and len(sink.files) <= FILES
+def by_place(sink: "Sink", outputs: Sequence[Output]) -> bool:
+    """Say whether tensors are written in the order of their source, whatever `--jobs` is."""
+    fits = isinstance(sink, SequentialSink) and len(sink.files) <= FILES
+    return fits and any(output.far for output in outputs)
 
 
 def write_by_place(
@@ -45,13 +41,20 @@ def write_by_place(
     files: "Sequence[Path]",
     options: Options,
     whole: Callable[[Output, Written, LeftRoom], None],
+    kept: Callable[[TensorInfo], bool],
 ) -> None:
-    """Write all outputs, each into the room that is left for it; `whole` is told of each."""
-    rooms = {info.name: sink.leave(info.name) for info in infos}
+    """Write all outputs, each into the room that is left for it; `whole` is told of each.
+
+    `kept` says which an earlier run wrote, and leaves those as they are.
+    """
+    rooms = {info.name: sink.leave(info.name) for info in infos if not kept(info)}
     numbers = {path: number for number, path in enumerate(files)}
-    every = sorted(held.values(), key=lambda row: _place(row[0], numbers))
-    _expect([tensor for output, _ in every for tensor in output.sources])
+    every = sorted((held[name] for name in rooms), key=lambda row: _place(row[0], numbers))
+    coming = _ranges([tensor for output, _ in every for tensor in output.sources])
     for output, record in every:
+        for file, _ in _places(output.sources):
+            for start, stop in coming.pop(file, ()):
+                file.expect(start, stop)
         room = rooms[output.info.name]
         at = crc = 0
         for chunk in chunks(_brought(output), options, record):
@@ -66,9 +69,12 @@ def write_by_place(
         whole(output, record, room)
 
 
-def _expect(tensors: "Sequence[LazyTensor]") -> None:
-    """Say that tensors are read one after the other: what lies together is fetched together."""
-    ranges: list[tuple[ByteSource, int, int]] = []
+def _ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int, int]]]:
+    """Return what will be read of each file, in order; what lies together is fetched together.
+
+    Each is announced when its first tensor is written: every file keeps what came ahead of it.
+    """
+    found: dict[ByteSource, list[tuple[int, int]]] = {}
     for tensor in tensors:
         for part in stored_parts(tensor):
             lies = part.lies()
@@ -76,12 +82,18 @@ def _expect(tensors: "Sequence[LazyTensor]") -> None:
                 continue
             file, start = lies
             stop = start + part.info.nbytes
-            if ranges and ranges[-1][0] is file and 0 <= start - ranges[-1][2] <= _GAP:
-                ranges[-1] = file, ranges[-1][1], stop
-            else:
-                ranges.append((file, start, stop))
-    for file, start, stop in ranges[:_RANGES]:
-        file.expect(start, stop)
+            ranges = found.setdefault(file, [])
+            if ranges and 0 <= start - ranges[-1][1] <= _GAP:
+                ranges[-1] = ranges[-1][0], stop
+            elif len(ranges) < _RANGES:
+                ranges.append((start, stop))
+    return found
+
+
+def _places(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int]]:
+    """Return the file of every stored part, and where in it the part begins."""
+    found = [part.lies() for tensor in tensors for part in stored_parts(tensor)]
+    return [lies for lies in found if lies is not None]
 
 
 def _brought(output: Output) -> Output:
@@ -97,6 +109,5 @@ def _brought(output: Output) -> Output:
 
 def _place(output: Output, numbers: "dict[Path, int]") -> tuple[int, int]:
     """Return the number of the source file and the place where an output's first bytes lie."""
-    found = [part.lies() for tensor in output.sources for part in stored_parts(tensor)]
-    places = [(numbers.get(lies[0].path, -1), lies[1]) for lies in found if lies is not None]
+    places = [(numbers.get(file.path, -1), start) for file, start in _places(output.sources)]
     return min(places, default=(-1, 0))

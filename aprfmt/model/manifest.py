@@ -20,7 +20,7 @@ from aprfmt.formats.shardset import MAX_INDEX
 from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings
-from aprfmt.tensors.digest import decoded_sha256, file_sha256, raw_sha256, sha256
+from aprfmt.tensors.digest import file_sha256, raw_sha256, sha256, view_sha256
 from aprfmt.tensors.view import View
 
 SCHEMA = "aprfmt.hash-manifest/1"
@@ -77,7 +77,7 @@ def tensor_rows(
             row["raw"] = [raw_sha256(tensor) for tensor in side.stored]
         if not raw_only and not side.damage:
             try:
-                row["decoded"] = decoded_sha256(side.numpy())
+                row["decoded"] = view_sha256(side)
             except AprfmtError as error:
                 row["decoded"] = None
                 row["undecodable"] = str(error)

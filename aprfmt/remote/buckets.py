@@ -15,6 +15,7 @@ from aprfmt.remote.site import FIRST, FileFacts, changed, known
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
+_DENIED = re.compile(r"status code: (40[13]\b[ \w]*)")  # as obstore says it of a list
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}")
 # scheme -> (variables of which one says that there are keys, what asks for reading without them)
 _KEYS = {
@@ -61,7 +62,7 @@ def _store(root: Sequence[str]) -> Any:
 
 def _line(error: Exception) -> str:
     """Return what obstore says as one line, without the queries of addresses and without markup."""
-    text = str(error).partition("\n")[0].partition("<?xml")[0].rstrip(": ")
+    text = str(error).partition("\n")[0].partition("<")[0].rstrip(": ")
     return re.sub(r"(?i)(https?://[^\s?\"]*)\?[^\s\"]*", r"\1", text)[:300]
 
 
@@ -79,10 +80,11 @@ class BucketSite:
 
     def _error(self, inner: str, error: Exception) -> RemoteError:
         """Return what obstore says as one line; of a denial, what would help."""
-        kind = type(error).__name__
-        if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        kind, denied = type(error).__name__, _DENIED.search(str(error))
+        if denied or kind in ("PermissionDeniedError", "UnauthenticatedError"):
+            why = denied[1] if denied else kind
             return RemoteError(
-                f"{self._where(inner)}: may not be read ({kind}); set the keys of the store in "
+                f"{self._where(inner)}: may not be read ({why}); set the keys of the store in "
                 "the environment (docs/remote.md)"
             )
         return RemoteError(f"{self._where(inner)}: cannot be read: {_line(error)}")

@@ -1,8 +1,9 @@
 """A remote file as a ByteSource: its beginning kept, the rest fetched in pieces when asked for.
 
 The beginning grows as a parser needs it. Small reads that nobody announced fetch a piece around
-them, larger each time one lies near the last: rows that a conversion moves come in megabytes, one
-look at a block in 64 KiB. Large reads, and announced ones, are a stream's.
+them, a larger one where that would have reached from the last: rows that a conversion moves come in
+megabytes, norms that lie apart and one look at a block in 64 KiB. Large reads, and announced ones,
+are a stream's.
 """
 
 import threading
@@ -22,7 +23,6 @@ MAX_HELD = 700 << 20  # bytes before the tensors; above every limit of the parse
 GAP = 128 << 10  # ranges nearer to each other are fetched as one
 PIECES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 AT_A_TIME = 16  # requests for ranges that are asked for together
-NEAR = 16 << 20  # a small read within this of the last one belongs to it
 KEPT = 32 << 20  # bytes of pieces
 
 
@@ -36,7 +36,7 @@ class RemoteObject:
         self._held = memoryview(head)
         self._lock = threading.Lock()
         self._pieces: OrderedDict[int, memoryview] = OrderedDict()
-        self._level, self._last = 0, -NEAR - 1
+        self._level, self._last = 0, -PIECES[-1] - 1
         self.told: Callable[[int, memoryview], None] | None = None  # of all bytes that come
 
     def held(self, stop: int, wish: int) -> memoryview:
@@ -55,12 +55,10 @@ class RemoteObject:
     def small(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of a piece that is kept from now on."""
         with self._lock:
-            for begin, piece in self._pieces.items():
-                if begin <= start and stop <= begin + len(piece):
-                    self._pieces.move_to_end(begin)
-                    return piece[start - begin : stop - begin]
-            near = abs(start - self._last) <= NEAR
-            self._level = min(self._level + 1, len(PIECES) - 1) if near else 0
+            if len(kept := self._kept(start, stop)) == stop - start:
+                return kept
+            more = min(self._level + 1, len(PIECES) - 1)
+            self._level = more if abs(start - self._last) <= PIECES[more] else 0
             self._last = min(self.facts.size, max(stop, start + PIECES[self._level]))
             piece = self.fetch(start, self._last)
             self._pieces.pop(start, None)
@@ -68,6 +66,18 @@ class RemoteObject:
             while sum(map(len, self._pieces.values())) > KEPT:
                 self._pieces.popitem(last=False)
             return piece[: stop - start]
+
+    def kept(self, start: int, stop: int) -> memoryview:
+        """Return what a piece has of bytes [start, stop), from `start` on."""
+        with self._lock:
+            return self._kept(start, stop)
+
+    def _kept(self, start: int, stop: int) -> memoryview:
+        for begin, piece in self._pieces.items():
+            if begin <= start < begin + len(piece):
+                self._pieces.move_to_end(begin)
+                return piece[start - begin : stop - begin]
+        return memoryview(b"")
 
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) from the cache on disk, or by one request."""
@@ -113,9 +123,15 @@ class RemoteFile:
         held = self._found.held(0, 0)
         if stop <= len(held) or start >= stop:
             return held[start : max(start, stop)]
-        if stop - start < LITTLE and not self._stream.awaits(start, stop):
+        if self._stream.awaits(start, stop):
+            return self._stream.get(start, stop)
+        if stop - start < LITTLE:
             return self._found.small(start, stop)
-        return self._stream.get(start, stop)
+        kept = self._found.kept(start, stop)
+        if len(kept) == stop - start:
+            return kept
+        rest = self._stream.get(start + len(kept), stop)
+        return memoryview(b"".join([kept, rest])) if kept else rest
 
     def held(self, stop: int, wish: int = 0) -> memoryview:
         """Return the beginning of the file, at least `stop` bytes; see `Fetched`."""

@@ -69,6 +69,11 @@ class _Expected:
     at: int
 
 
+def _little(one: _Expected) -> bool:
+    """Say whether most has been read, and what is left is a little that joined it."""
+    return one.start < one.at and one.stop - one.at < LITTLE
+
+
 class Stream:
     """Reads of any thread, one at a time; `fetch(start, stop)` makes one request."""
 
@@ -119,12 +124,17 @@ class Stream:
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     def _turn_to(self, start: int) -> None:
-        """Forget what is not expected any more, now that `start` is read."""
+        """Forget what is not expected any more, now that `start` is read.
+
+        What was announced before it will not be read, but for a little that joined what has been:
+        its turn comes by itself. A read that nobody announced says nothing about those that were.
+        """
         if not self._next <= start < self._next + NEXT:
             self._streak = self._reads = 0
+            none = 0 if self._told else len(self._expected)
             at = [i for i, one in enumerate(self._expected) if one.start <= start < one.stop]
-            for _ in range(at[0] if at else len(self._expected)):
-                self._expected.popleft()
+            passed = [self._expected.popleft() for _ in range(at[0] if at else none)]
+            self._expected.extendleft(one for one in reversed(passed) if _little(one))
         for begin, (end, part) in list(self._parts.items()):
             expected = any(begin < one.stop and one.at < end for one in self._expected)
             if not expected and not begin <= start < end:
@@ -135,11 +145,10 @@ class Stream:
         """Note that [start, stop) was read; guess what comes next where nobody says."""
         self._next, self._streak = stop, self._streak + stop - start
         self._reads += 1
-        while self._expected and (first := self._expected[0]).start < stop and start < first.stop:
-            if first.stop > stop:
-                first.at = max(first.at, stop)
-                break
-            self._expected.popleft()
+        for one in [one for one in self._expected if one.start < stop and start < one.stop]:
+            one.at = max(one.at, stop)
+            if one.at >= one.stop:
+                self._expected.remove(one)
         if not self._told and self._reads > 1 and self._streak >= STREAK:
             self._expected = deque([_Expected(stop, min(self._size, stop + AHEAD * PART), stop)])
 

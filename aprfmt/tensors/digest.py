@@ -21,7 +21,10 @@ from aprfmt.tensors.runs import all_runs, windows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from aprfmt.tensors.view import View
+
 PIECE = 2 << 20  # bytes read at a time: they stay in the processor's cache
+BAND = 1 << 20  # elements decoded at a time
 
 
 def sha256(pieces: Iterable[Buffer]) -> str:
@@ -89,6 +92,30 @@ def decoded_sha256(values: "NDArray[Any]") -> str:
 
     NaN payloads count: equal hashes mean equal bits of the widened values.
     """
+    return sha256([_shape_line(values.shape), _widened(values)])
+
+
+def view_sha256(view: "View") -> str:
+    """Return the same of a view's values, decoded a band of rows at a time.
+
+    Mapped pages are released behind.
+    """
+
+    def pieces() -> Iterator[Buffer]:
+        yield _shape_line(view.shape)
+        for _, _, values in view.chunks(BAND):
+            yield _widened(values)
+            for tensor in view.stored:
+                tensor.drop()
+
+    return sha256(overlapped(pieces()))
+
+
+def _shape_line(shape: Sequence[int]) -> bytes:
+    return f"{','.join(map(str, shape))}\n".encode()
+
+
+def _widened(values: "NDArray[Any]") -> Buffer:
     import numpy as np
 
     kind, size = values.dtype.kind, values.dtype.itemsize
@@ -98,5 +125,4 @@ def decoded_sha256(values: "NDArray[Any]") -> str:
         wide = values.astype("<c8")
     else:
         wide = values.astype("<f8" if size == 8 else "<f4")
-    shape = f"{','.join(map(str, values.shape))}\n".encode()
-    return sha256([shape, np.ascontiguousarray(wide).data.cast("B") if wide.size else b""])
+    return np.ascontiguousarray(wide).data.cast("B") if wide.size else b""

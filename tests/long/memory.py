@@ -30,7 +30,7 @@ WRITING: Mapping[str, tuple[str, ...]] = {
     "merge": ("merge", "{out}/s", "{out}/m.safetensors"),
 }
 READING: Mapping[str, tuple[str, ...]] = {
-    "hash": ("hash", "{src}", "--raw-only"),
+    "hash": ("hash", "{src}"),
     "validate": ("validate", "{src}"),
 }
 _MAIN = (

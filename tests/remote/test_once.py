@@ -1,16 +1,21 @@
 """A conversion fetches its source once, for its bytes, its digest and its verification together.
 
-Seen red: the digest from a second reading, tensors written in the target's order, whole tensors
-read before their windows, verification against the source, no check of the published digest.
+Seen red: pieces of megabytes around norms that lie apart, parts forgotten by a read out of turn,
+the digest from a second reading, tensors written in the target's order, whole tensors read before
+their windows, verification against the source, no check of the published digest.
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aprfmt.conversion import convert
+from aprfmt.conversion.outputs import Output
+from aprfmt.conversion.verifying import Verifier
 from aprfmt.errors import ConversionError
 from aprfmt.formats.output import OutputRoom
 from tests.cli.run import aprfmt as command
@@ -39,6 +44,8 @@ def hub(source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeServer]:
 
 @pytest.mark.parametrize("line", [
     "convert SRC x.gguf", "convert SRC x.apr", "quantize SRC x.gguf --type Q8_0",
+    "convert SRC x.apr --jobs 3 --max-shard-size 20M", "quantize SRC x.gguf --type Q8_0 --jobs 3",
+    "convert SRC x.gguf --resume",
 ])  # fmt: skip
 def test_every_byte_comes_once(hub: RangeServer, source: Path, tmp_path: Path, line: str) -> None:
     made = []
@@ -51,10 +58,74 @@ def test_every_byte_comes_once(hub: RangeServer, source: Path, tmp_path: Path, l
         weights = source / "model.safetensors"
         assert done.json["source_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
         assert done.json["verified"] == len(done.json["tensors"])
-        made.append(next((tmp_path / name).glob("x.*")).read_bytes())
+        made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
         if name == "there":
             assert done.json["remote"]["bytes"] <= 1.1 * weights.stat().st_size
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(("line", "times"), [
+    ("diff SRC HERE", 1), ("convert SRC OUT/x.gguf", 1), ("validate SRC", 1),
+    ("hash SRC --raw-only", 1), ("hash SRC", 2),  # its bytes, and its values
+])  # fmt: skip
+def test_small_layers_come_once_too(
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, line: str, times: int
+) -> None:
+    """Layers of 4 MB, whose norms lie near to one another, and are read in another order."""
+    monkeypatch.setenv("APRFMT_CACHE_SIZE", "0")
+    here = llama_folder(tmp_path / "m", "BF16", hidden=384, ffn=1024, layers=12, vocab=1000)
+    server.files = {f"/m/{path.name}": path.read_bytes() for path in here.iterdir()}
+    places = {"SRC": f"{server.url}/m/", "HERE": str(here), "OUT": str(tmp_path)}
+    for name, at in places.items():
+        line = line.replace(name, at)
+    done = command(*line.split())
+    assert done.code == 0, done.err
+    assert server.sent() <= (times + 0.06) * (here / "model.safetensors").stat().st_size
+
+
+def test_of_many_shards_only_those_whose_turn_it_is_are_fetched_ahead(
+    hub: RangeServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = command("split", source, tmp_path / "s", "--max-shard-size", "12M")
+    assert done.code == 0, done.err
+    files = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    hub.add_repository("someone/split", COMMIT, files, tuple(n for n in files if "-of-" in n))
+    begun: list[set[str]] = []  # the shards of which megabytes were asked for
+    real = Verifier.written
+
+    def written(self: Verifier, *of: Any) -> None:
+        asked = [(path, stated.removeprefix("bytes=").split("-")) for path, stated, _ in hub.log
+                 if stated]  # fmt: skip
+        begun.append({path for path, (first, last) in asked if int(last) - int(first) > 1 << 20})
+        real(self, *of)
+
+    monkeypatch.setattr(Verifier, "written", written)
+    convert("hf://someone/split", tmp_path / "x.gguf")
+    assert len(begun[0]) <= 1 and len(begun[-1]) > 4
+    assert all(len(now) <= len(before) + 1 for before, now in itertools.pairwise(begun))
+
+
+def test_a_stopped_run_goes_on_and_fetches_only_the_rest(
+    hub: RangeServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"quantize": "Q8_0", "resume": True, "source_hash": False}
+    expected = convert(source, tmp_path / "one.gguf", quantize="Q8_0", source_hash=False).files[0]
+    real = Verifier.written
+
+    def stopping(self: Verifier, sink: Any, output: Output, *rest: Any) -> None:
+        if output.info.name == "blk.1.ffn_up.weight":
+            raise ConversionError("stopped")
+        real(self, sink, output, *rest)
+
+    with monkeypatch.context() as stop:
+        stop.setattr(Verifier, "written", stopping)
+        with pytest.raises(ConversionError, match="stopped"):
+            convert("hf://someone/m", tmp_path / "x.gguf", **options)
+    before = hub.sent()
+    report = convert("hf://someone/m", tmp_path / "x.gguf", **options)
+    assert report.resumed_tensors > 9
+    assert hub.sent() - before < (source / "model.safetensors").stat().st_size // 2
+    assert (tmp_path / "x.gguf").read_bytes() == expected.read_bytes()
 
 
 def test_bytes_that_are_not_the_published_ones_are_refused(

@@ -5,9 +5,11 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 
 -subj /CN=NAME -addext subjectAltName=DNS:NAME.
 """
 
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,3 +81,52 @@ def test_a_bundle_that_is_none_is_named(
         done = aprfmt("inspect", address(secure))
         assert done.code == 2 and done.err.count("\n") == 1, done.err
         assert f"REQUESTS_CA_BUNDLE: {path}: cannot be read as certificates" in done.err
+
+
+def hang_up(server: RangeServer, times: int) -> list[int]:
+    """Let the server end the first connections while they are being made; return which it did."""
+    real, ended = server.get_request, list[int]()
+
+    def accept() -> Any:
+        if len(ended) == times:
+            return real()
+        connection, (_, port) = socket.socket.accept(server.socket)
+        ended.append(port)
+        connection.recv(1 << 16)  # what the client says first
+        connection.close()
+        raise OSError("hung up")
+
+    server.get_request = accept  # type: ignore[method-assign]
+    return ended
+
+
+def test_a_connection_lost_while_it_is_made_is_made_again(
+    secure: RangeServer, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(KNOWN / "localhost.pem"))
+    ended = hang_up(secure, 2)
+    done = aprfmt("hash", address(secure), "--json")
+    assert done.code == 0, done.err
+    assert len(ended) == len(waits) == 2 and waits[1] > waits[0]
+
+
+@pytest.mark.parametrize("fault", ["cut", "reset"])
+def test_an_answer_that_is_lost_is_asked_for_again(
+    secure: RangeServer, monkeypatch: pytest.MonkeyPatch, waits: list[float], fault: str
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(KNOWN / "localhost.pem"))
+    secure.faults[FILE] = [fault]
+    done = aprfmt("inspect", address(secure))
+    assert done.code == 0, done.err
+    assert len(secure.asked(FILE)) == 2 and len(waits) == 1
+
+
+def test_a_server_that_always_hangs_up_is_one_line(
+    secure: RangeServer, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(KNOWN / "localhost.pem"))
+    ended = hang_up(secure, 99)
+    done = aprfmt("inspect", address(secure))
+    assert done.code == 2 and done.err.count("\n") == 1, done.err
+    assert "cannot be read" in done.err and len(ended) == client.ATTEMPTS
+    assert len(waits) == client.ATTEMPTS - 1

