@@ -11,6 +11,7 @@ import numpy as np
 
 from aprfmt.base.registry import Registry
 from aprfmt.codecs.base import F32
+from aprfmt.codecs.credible import check_scales
 from aprfmt.codecs.dialect import Config, Dialect, Parts, need
 from aprfmt.codecs.laid_out import LaidOut
 from aprfmt.codecs.scopes import section_at, sections
@@ -109,7 +110,9 @@ def laid_out(dialect: Dialect, parts: Parts, config: Config) -> LaidOut | None:
     if not math.prod(shape):
         return None
     with np.errstate(all="ignore"):
-        return dialect.laid_out(parts, config, (1,) * (2 - len(shape)) + shape)
+        laid = dialect.laid_out(parts, config, (1,) * (2 - len(shape)) + shape)
+    check_scales(dialect.name, dialect.main, parts, laid)
+    return laid
 
 
 def decode_weight(dialect: Dialect, parts: Parts, config: Config, *, threads: int = 1) -> F32:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.compare.align import TensorPair
+from aprfmt.errors import CodecError
 from aprfmt.tensors.view import View
 
 _SHOWN = 3
@@ -28,6 +29,16 @@ def input_scale_notes(pairs: Sequence[TensorPair]) -> Iterator[str]:
             f"{', '.join(apart[:_SHOWN])}{more}; no weight's value depends on them, but what an "
             "engine computes does"
         )
+
+
+def check_inputs(view: View) -> None:
+    """Raise CodecError, with the tensor, for a scale of activations that is no number for one."""
+    for stored in view.stored:
+        if stored.packed is not None:
+            try:
+                stored.packed().check_inputs()
+            except CodecError as error:
+                raise CodecError(f"{stored.info.name}: {error}") from error
 
 
 def _scales(view: View) -> dict[str, bytes]:

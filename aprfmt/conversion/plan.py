@@ -73,7 +73,7 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     plan.absent = absent_roles(model, plan, options, drops)
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
     check_exact(plan.outputs, repacking, options, model.path)
-    plan.outputs = list(numbers_beside(plan.outputs))
+    plan.outputs = list(numbers_beside(plan.outputs, drops))
     check_requantization(
         plan.outputs, options, model.path, *keep_codes(plan.outputs, model, options)
     )

@@ -14,7 +14,7 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.codecs import decode
 from aprfmt.codecs.parallel import cpu_count
-from aprfmt.conversion.options import Options
+from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.formats import FormatSpec
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from aprfmt.codecs.repacks import GroupCounts, Repacked
 
 # Numbers beside a weight's blocks: name after the weight's -> the parts that hold it, by dialect.
-BESIDE: Mapping[str, tuple[str, ...]] = {"input_scale": (".input_scale", "_input_scale")}
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    "input_scale": (".input_scale", "_input_scale", "input_scale"),
+}
 _WHOLE = "scale"
 
 
@@ -99,11 +101,15 @@ class RepackedTensor(LazyTensor):
 
 def _beside(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
     """Yield the numbers stored beside a packed weight that are not part of it, as float32."""
-    for name, suffixes in BESIDE.items():
-        for part in (origin.parts.get(suffix) for suffix in suffixes):
-            if part is not None:
-                values = decode(part.info.encoding, part.raw(), part.info.shape)
-                yield name, values.astype("<f4").tobytes()
+    for name in BESIDE:
+        for part in _stored_beside(origin, name):
+            values = decode(part.info.encoding, part.raw(), part.info.shape)
+            yield name, values.astype("<f4").tobytes()
+
+
+def _stored_beside(origin: LazyTensor, name: str) -> list[LazyTensor]:
+    """Return the parts of a weight that hold its numbers of a name; none for a scale of its own."""
+    return [origin.parts[suffix] for suffix in BESIDE.get(name, ()) if suffix in origin.parts]
 
 
 class ScaledTensor(LazyTensor):
@@ -215,17 +221,25 @@ def _chosen(model: Model, options: Options) -> Mapping[str, str]:
     return {name: wished for name, wished in found.items() if wished is not None}
 
 
-def numbers_beside(outputs: Sequence[Output]) -> Iterator[Output]:
+def numbers_beside(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:
     """Yield the outputs, each followed by the tensors that hold its numbers: NAME.scale.
 
-    Raises ConversionError where a tensor is made of several whose numbers differ.
+    `drops` say which are left out. Raises ConversionError where a tensor is made of several whose
+    numbers differ, and for scales of activations that nothing can be divided by.
     """
     for output in outputs:
         yield output
         held = [one for one in output.sources if isinstance(one, Substitute) and output.copies]
         stem = output.info.name.removesuffix(".weight")
         for name in dict.fromkeys(key for one in held for key in one.beside):
+            stored = [part.info.name for one in held for part in _stored_beside(one.origin, name)]
+            if any(
+                match(each) for match in drops for each in (f"{stem}.{name}", *stored) if stored
+            ):
+                continue
             data = _together(output, held, name)
+            if stored:
+                _check_inputs(stored[0], data)
             shape = (len(data) // 4,)
             info = make_info(f"{stem}.{name}", shape, "F32")
             tensor = MemoryTensor(info, data)
@@ -233,6 +247,20 @@ def numbers_beside(outputs: Sequence[Output]) -> Iterator[Output]:
                 info, "F32", [ByteRun(tensor, 0, info.nbytes)], partial(decode_tensor, tensor),
                 (info.name, *output.spellings[:1]),
             )  # fmt: skip
+
+
+def _check_inputs(name: str, data: bytes) -> None:
+    """Raise ConversionError for scales of activations that are NaN, infinite or negative."""
+    import numpy as np
+
+    from aprfmt.codecs.laid_out import as_numbers
+
+    try:
+        as_numbers(np.frombuffer(data, "<f4"), None, name)
+    except CodecError as error:
+        raise ConversionError(
+            f"{error}: measure it again, or leave it out with --drop {name}"
+        ) from error
 
 
 def _together(output: Output, held: Sequence[Substitute], name: str) -> bytes:

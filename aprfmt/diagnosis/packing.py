@@ -224,9 +224,10 @@ def _judged(
     doubled = {}
     for suffix, part in packed.parts.items():
         own = weight.parts.get(suffix)
-        held = None if own is None else numbers(own)
-        if held is None or own is None or own.raw is part.raw or not not_numbers(suffix, own):
+        if own is None or own.raw is part.raw or not not_numbers(suffix, own):
             continue
+        held = numbers(own)
+        assert held is not None
         bad = (~np.isfinite(held) | (held < 0)).reshape(-1)
         width = len(memoryview(part.raw).cast("B")) // max(bad.size, 1)
         cells = np.frombuffer(part.raw, np.uint8).reshape(-1, width).copy()

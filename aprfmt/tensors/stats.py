@@ -157,8 +157,9 @@ def merge(parts: Iterable[Stats]) -> Stats:
 def _of_bands(tensor: LazyTensor) -> Stats:
     """Return the statistics of a weight that a dialect packs, decoded some rows at a time."""
     assert tensor.packed is not None
-    whole = Accumulator()
-    for band in tensor.packed().bands(CHUNK):
+    packed, whole = tensor.packed(), Accumulator()
+    packed.check_inputs()
+    for band in packed.bands(CHUNK):
         values = band.decode().reshape(-1)
         for start in range(0, values.size, CHUNK):
             whole.add(values[start : start + CHUNK])

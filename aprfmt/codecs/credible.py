@@ -1,0 +1,53 @@
+"""Numbers beside codes that no tool stores: refused where a weight is decoded or repacked.
+
+An all-zero weight may have scales of 0, and so may a group of zeros. Scales that are 0 everywhere
+beside codes that differ were lost: memory that was never filled, a hole in a download.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from aprfmt.codecs.dialect import OF_INPUTS, Parts
+from aprfmt.codecs.laid_out import GroupNumbers, LaidOut
+from aprfmt.errors import CodecError
+
+_ROWS = 1024  # decoded at a time
+
+
+def check_scales(name: str, main: str, parts: Parts, laid: LaidOut) -> None:
+    """Raise CodecError where all scales are 0 and the codes in part `main` are not all one."""
+    if laid.scale is None or not laid.scale.held.size or _any(laid.scale) or not _differ(laid):
+        return
+    beside = [suffix for suffix in parts if "scale" in suffix and not OF_INPUTS.search(suffix)]
+    zeros = [suffix for suffix in beside if _is_zero(parts, suffix)] or beside
+    raise CodecError(
+        f"{name}: part {' and '.join(map(repr, zeros))} is 0 everywhere, and the codes in "
+        f"{main!r} differ; expected scales that are not all 0: they are lost, take the file from "
+        "its source again"
+    )
+
+
+def _any(numbers: GroupNumbers) -> bool:
+    """Say whether any scale is stored; bytes of 0 are none, also as powers of two (2**-127).
+
+    A first row that has one is not read further.
+    """
+    for matrix, held in enumerate(numbers.held):
+        table = numbers.table_of(matrix)
+        for some in (held[:1], held):
+            if some.any() and (table is None or table[some].any()):
+                return True
+    return False
+
+
+def _differ(laid: LaidOut) -> bool:
+    """Say whether a weight's codes, less their zero points, are different numbers."""
+    bare = replace(laid, scale=None, offset=None, factor=None)
+    first = bare.decode(0, 1)[0, 0]
+    rows = range(0, bare.rows, _ROWS)
+    return any((bare.decode(at, min(at + _ROWS, bare.rows)) != first).any() for at in rows)
+
+
+def _is_zero(parts: Parts, suffix: str) -> bool:
+    return not (np.frombuffer(parts[suffix].raw, np.uint8) & 0x7F).any()
