@@ -10,11 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.dialect import OF_INPUTS, CodeTable, Config, Dialect, Parts, scales
+from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts
 from aprfmt.codecs.dialects import decode_weight, laid_out
 from aprfmt.codecs.laid_out import LaidOut
-
-_SIGNED = "zero_point"  # in the name of a part of activations that may be negative
 
 
 class Lattice(NamedTuple):
@@ -78,15 +76,6 @@ class PackedWeight(NamedTuple):
         if self.laid is not None and self.rows is not None:
             return self.rows[1] - self.rows[0], self.laid.shape[-1]
         return self.dialect.shape_of(self.parts, self.config)
-
-    def check_inputs(self) -> None:
-        """Raise CodecError for scales of activations that are NaN, infinite or negative.
-
-        No value of the weight depends on them, so that decoding it does not ask.
-        """
-        for suffix in self.parts:
-            if OF_INPUTS.search(suffix) and _SIGNED not in suffix:
-                scales(self.dialect.name, self.parts, suffix, ())
 
     def decode(self) -> F32:
         """Return the weight (float32). Raises CodecError where parts do not fit."""

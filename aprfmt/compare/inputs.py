@@ -5,9 +5,11 @@ So no verdict of a tensor depends on them, but what an engine computes does.
 
 from collections.abc import Iterator, Sequence
 
+from aprfmt.codecs.credible import check_inputs
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.compare.align import TensorPair
 from aprfmt.errors import CodecError
+from aprfmt.tensors.companions import stored_parts
 from aprfmt.tensors.view import View
 
 _SHOWN = 3
@@ -31,14 +33,13 @@ def input_scale_notes(pairs: Sequence[TensorPair]) -> Iterator[str]:
         )
 
 
-def check_inputs(view: View) -> None:
+def refuse_inputs(view: View) -> None:
     """Raise CodecError, with the tensor, for a scale of activations that is no number for one."""
     for stored in view.stored:
-        if stored.packed is not None:
-            try:
-                stored.packed().check_inputs()
-            except CodecError as error:
-                raise CodecError(f"{stored.info.name}: {error}") from error
+        try:
+            check_inputs(stored_parts(stored))
+        except CodecError as error:
+            raise CodecError(f"{stored.info.name}: {error}") from error
 
 
 def _scales(view: View) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.beforehand import as_long, same_meaning
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit, steps
 from aprfmt.compare.diffs import TensorDiff
-from aprfmt.compare.inputs import check_inputs
+from aprfmt.compare.inputs import refuse_inputs
 from aprfmt.compare.nonfinite import alike
 from aprfmt.compare.numbers import CHUNK, PairSums, wide
 from aprfmt.errors import AprfmtError, CodecError
@@ -102,7 +102,7 @@ def _mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
 
 def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
     for side in (a, b):
-        check_inputs(side)
+        refuse_inputs(side)
     accumulator = PairSums(a.shape)
     off: float | None = 0.0
     beyond = 0

@@ -23,6 +23,7 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import leading
+from aprfmt.tensors.companions import stored_parts
 from aprfmt.tensors.runs import ByteRun
 from aprfmt.tensors.view import decode_tensor
 
@@ -232,14 +233,17 @@ def numbers_beside(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:
         held = [one for one in output.sources if isinstance(one, Substitute) and output.copies]
         stem = output.info.name.removesuffix(".weight")
         for name in dict.fromkeys(key for one in held for key in one.beside):
-            stored = [part.info.name for one in held for part in _stored_beside(one.origin, name)]
-            if any(
-                match(each) for match in drops for each in (f"{stem}.{name}", *stored) if stored
-            ):
+            stored = {
+                part.info.name: one.origin
+                for one in held
+                for part in _stored_beside(one.origin, name)
+            }
+            called = (f"{stem}.{name}", *stored)
+            if stored and any(match(each) for match in drops for each in called):
                 continue
+            for each, origin in stored.items():
+                _check_inputs(origin, each)
             data = _together(output, held, name)
-            if stored:
-                _check_inputs(stored[0], data)
             shape = (len(data) // 4,)
             info = make_info(f"{stem}.{name}", shape, "F32")
             tensor = MemoryTensor(info, data)
@@ -249,17 +253,15 @@ def numbers_beside(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:
             )  # fmt: skip
 
 
-def _check_inputs(name: str, data: bytes) -> None:
+def _check_inputs(origin: LazyTensor, name: str) -> None:
     """Raise ConversionError for scales of activations that are NaN, infinite or negative."""
-    import numpy as np
-
-    from aprfmt.codecs.laid_out import as_numbers
+    from aprfmt.codecs.credible import check_inputs
 
     try:
-        as_numbers(np.frombuffer(data, "<f4"), None, name)
+        check_inputs(stored_parts(origin))
     except CodecError as error:
         raise ConversionError(
-            f"{error}: measure it again, or leave it out with --drop {name}"
+            f"{origin.info.name}: {error}; measure it again, or leave it out with --drop {name}"
         ) from error
 
 

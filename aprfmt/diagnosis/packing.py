@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.arch.bind import bind
-from aprfmt.base.protocols import LazyTensor, Value
+from aprfmt.base.protocols import Value
 from aprfmt.codecs.dialect import Dialect, StoredPart
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.compare.bounds import fit
 from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.packing_beside import wrong_beside
 from aprfmt.diagnosis.packing_repairs import (
     Mended,
     StoredWeight,
@@ -29,7 +30,7 @@ from aprfmt.diagnosis.packing_repairs import (
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
-from aprfmt.tensors.companions import section_of
+from aprfmt.tensors.companions import as_part, section_of
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -53,11 +54,12 @@ def examine(
 
     `names` are those that cannot be read, None for every weight that is not joined.
     """
-    broken = list(_broken(good, bad, None if names is None else set(names)))
-    if not broken:
-        return None
+    wanted = None if names is None else set(names)
+    broken = list(_broken(good, bad, wanted))
     told = Unpacked()
     causes: dict[str, list[tuple[str, str, bool]]] = {}
+    for name, cause, says, sure in wrong_beside(good, bad, wanted):
+        causes.setdefault(cause, []).append((name, says, sure))
     for weight in broken[:MOST]:
         found = list(_right(weight, partial(_reference, good, weight)))
         for cause, says, sure in found:
@@ -144,8 +146,7 @@ def _joined(model: Model, name: str) -> bool:
 
 
 def _part(model: Model, name: str) -> StoredPart:
-    tensor: LazyTensor = model.source.tensors[name]
-    return StoredPart(tensor.raw(), tensor.info.encoding, tensor.info.shape)
+    return as_part(model.source.tensors[name])
 
 
 def _said(

@@ -86,17 +86,22 @@ def _as_the_reference(
         theirs = right.parts.get(suffix)
         if suffix == weight.dialect.main or theirs is None:
             continue
-        made = now.altered({suffix: theirs})
-        if _wide(part.shape) != _wide(theirs.shape):
-            turned = part.shape == theirs.shape[::-1]
-            how = "transposed" if turned else "of groups of another size"
-            says = f"{suffix} has shape {list(part.shape)}, {how}; expected {list(theirs.shape)}"
-            yield Mended("scales_shape", says, made, suffix)
-        elif part.encoding != theirs.encoding:
-            says = f"{suffix} is {part.encoding}, expected {theirs.encoding}"
-            yield Mended("packing_claim", says, made, suffix)
-        elif wrong := not_numbers(suffix, part):
-            yield Mended("scales_invalid", wrong, made, suffix)
+        found = wrong_part(suffix, part, theirs)
+        if found is not None:
+            yield Mended(*found, now.altered({suffix: theirs}), suffix)
+
+
+def wrong_part(suffix: str, part: StoredPart, theirs: StoredPart) -> tuple[str, str] | None:
+    """Return the cause and what is wrong with a part beside the reference's; None if nothing is."""
+    if _wide(part.shape) != _wide(theirs.shape):
+        turned = part.shape == theirs.shape[::-1]
+        how = "transposed" if turned else "of groups of another size"
+        says = f"{suffix} has shape {list(part.shape)}, {how}; expected {list(theirs.shape)}"
+        return "scales_shape", says
+    if part.encoding != theirs.encoding:
+        return "packing_claim", f"{suffix} is {part.encoding}, expected {theirs.encoding}"
+    wrong = not_numbers(suffix, part)
+    return ("scales_invalid", wrong) if wrong else None
 
 
 def _wide(shape: Sequence[int]) -> list[int]:
@@ -180,7 +185,8 @@ def numbers(part: StoredPart) -> "Array | None":
 
 def not_numbers(suffix: str, part: StoredPart) -> str:
     """Return what is wrong with the scales of a part, "" where nothing is."""
-    values = numbers(part) if any(word in suffix for word in ("scale", "absmax")) else None
+    floats = "absmax" in suffix and part.encoding not in SMALL  # with a nested one, it is codes
+    values = numbers(part) if floats or "scale" in suffix else None
     if values is None:
         return ""
     wrong = ~np.isfinite(values) | (values < 0)

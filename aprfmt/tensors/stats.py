@@ -14,7 +14,9 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
+from aprfmt.codecs.credible import check_beside, check_inputs
 from aprfmt.codecs.parallel import cpu_count
+from aprfmt.tensors.companions import stored_parts
 
 if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
@@ -157,9 +159,8 @@ def merge(parts: Iterable[Stats]) -> Stats:
 def _of_bands(tensor: LazyTensor) -> Stats:
     """Return the statistics of a weight that a dialect packs, decoded some rows at a time."""
     assert tensor.packed is not None
-    packed, whole = tensor.packed(), Accumulator()
-    packed.check_inputs()
-    for band in packed.bands(CHUNK):
+    whole = Accumulator()
+    for band in tensor.packed().bands(CHUNK):
         values = band.decode().reshape(-1)
         for start in range(0, values.size, CHUNK):
             whole.add(values[start : start + CHUNK])
@@ -173,6 +174,8 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
     codec; nothing the size of the tensor is held. Raises CodecError or UnsupportedError.
     """
     info = tensor.info
+    if tensor.parts:
+        check_inputs(stored_parts(tensor))
     if tensor.decode is not None:
         try:
             return _of_bands(tensor)
@@ -180,6 +183,7 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
             tensor.drop()
     reference = codec(info.encoding)
     parts = raw_parts(tensor)
+    check_beside(parts)
     count = math.prod(info.shape)
     try:
         fast = _by_kernel(info.encoding, parts, count)

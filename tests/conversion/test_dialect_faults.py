@@ -299,7 +299,7 @@ def test_a_scale_of_activations_that_nothing_is_divided_by(value: float, tmp_pat
     name = f"{AT}input_scale"
     done = aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf")
     assert done.code == 2
-    assert f"{name} holds {value} at [0]" in done.err
+    assert f"{AT}weight: part '.input_scale' holds {value} at []" in done.err
     assert f"--drop {name}" in done.err
     found = aprfmt("validate", tmp_path / "m")
     assert found.code == 1 and f"'.input_scale' holds {value}" in found.out
