@@ -80,13 +80,16 @@ def beyond(rows: Sequence[Dialect]) -> list[Dialect]:
 
 
 def packed_in(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
-    """Return the dialects of which a tensor with a weight's own name is the codes.
+    """Return the dialects of which a tensor is the codes.
 
-    Its encoding means nothing by itself, and all of their parts are among `names`.
+    Nothing else has its name, or its encoding means nothing by itself, and all of their parts are
+    among `names`.
     """
     every = map(DIALECTS.__getitem__, DIALECTS)
     return [
-        row for row in every if encoding in row.coded and name.endswith(row.main or name)
+        row for row in every
+        if (encoding in row.coded or row.main not in ("", row.weight))
+        and name.endswith(row.main or name)
         and all(row.stored(name.removesuffix(row.main), part, names) for part in row.parts)
     ]  # fmt: skip
 

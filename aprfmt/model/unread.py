@@ -141,17 +141,19 @@ def _is_foreign(
 ) -> bool:
     """Say whether a module holds a packed weight of which a section does not speak.
 
-    It does where codes and scales of a dialect go by the weight's own name, and where a section
-    says that it is packed but none of its tensors is a part of anything that is decoded.
+    It does where codes and scales of a dialect stand together, and where a section says that it is
+    packed but none of its tensors is a part of anything that is decoded.
     """
     if not any(map(_is_coded, infos)):
         return False
     from aprfmt.codecs.dialects import beside_codes, dialects_at, packed_in
 
     plain = next((info for info in infos if info.name == f"{module}.weight"), None)
-    if plain is None:
-        return section is not None and not any(beside_codes(info.name) for info in infos)
     names = {info.name for info in infos}
+    if plain is None and section is None:
+        return any(packed_in(info.name, info.encoding, names) for info in infos)
+    if plain is None:
+        return not any(map(beside_codes, names))
     rows = packed_in(plain.name, plain.encoding, names)
     if section is None or not rows:
         return bool(rows)
