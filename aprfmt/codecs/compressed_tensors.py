@@ -284,7 +284,8 @@ def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
         raise CodecError(f"{NAME}: rows of {shape[-1]} bytes are no whole {codes.name} blocks")
     found = (*shape[:-1], shape[-1] // codes.type_size * codes.block_size)
     scale = need(NAME, parts, SCALE).shape
-    fits(NAME, SCALE, scale, (*found[:-1], -(-found[-1] // size)))
+    said = f"{NAME}: config says format {_format(config)!r}"
+    fits(said, SCALE, scale, (*found[:-1], -(-found[-1] // size)))
     if _format(config) == _NVFP4:
         need(NAME, parts, _GLOBAL)
     if config.get("config_groups"):
