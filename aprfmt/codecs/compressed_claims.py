@@ -24,19 +24,17 @@ def agree(weights: Mapping[str, Any], where: str, **holds: Any) -> None:
 def strategy_of(
     weights: Mapping[str, Any], scale: Sequence[int], allowed: Sequence[str] = STRATEGIES
 ) -> str | None:
-    """Return what scales stand for, from the size of groups where that alone is stated, or None.
+    """Return what scales stand for, None where that is not stated.
 
     Raises CodecError for a strategy that no weight with scales of shape `scale` has.
     """
-    stated, size = weights.get("strategy"), weights.get("group_size")
-    if stated is None:
-        return None if size is None else "channel" if size == -1 else "group"
-    if stated not in allowed:
+    stated = weights.get("strategy")
+    if stated is not None and stated not in allowed:
         raise CodecError(
             f"{NAME}: config says strategy {stated!r}, the scales have shape {list(scale)}; "
             f"expected {' or '.join(allowed)}: correct it in config_groups"
         )
-    return str(stated)
+    return stated
 
 
 def scale_shapes(

@@ -103,6 +103,7 @@ def unread(
     method = ""
     if section is not None:
         method = str(section.get("quant_method", section.get("format", "unnamed")))
+        why = why or undescribed(section)
     if section is not None and (why or not _is_read(section)):
         coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
         if not why and "format" in section:
@@ -162,6 +163,19 @@ def _is_foreign(
     except CodecError:
         return False  # told where the section is read
     return found is not None and not any(row in found[0] for row in rows)
+
+
+def undescribed(section: Mapping[str, Value]) -> str:
+    """Return why nothing is known of the weights of a method that is read; "" for others."""
+    from aprfmt.codecs.scopes import sections
+
+    try:
+        sections(section)
+    except UnsupportedError as error:
+        return str(error)
+    except CodecError:
+        pass  # told where the section is read
+    return ""
 
 
 def _is_read(section: Mapping[str, Value]) -> bool:
