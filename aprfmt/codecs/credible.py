@@ -56,7 +56,9 @@ def _lost(zeros: Sequence[str], codes: str) -> str:
 
 def check_scales(name: str, main: str, parts: Parts, laid: LaidOut) -> None:
     """Raise CodecError where all scales are 0 and the codes in part `main` are not all one."""
-    if laid.scale is None or not laid.scale.held.size or _any(laid.scale) or not _differ(laid):
+    scale, factor = laid.scale, laid.factor
+    stored = scale is None or not scale.held.size or _any(scale)
+    if (stored and (factor is None or factor.any())) or not _differ(laid):
         return
     beside = [suffix for suffix in parts if "scale" in suffix and not OF_INPUTS.search(suffix)]
     zeros = [suffix for suffix in beside if _is_zero(parts, suffix)] or beside

@@ -16,19 +16,20 @@ _SHOWN = 3
 
 
 def input_scale_notes(pairs: Sequence[TensorPair]) -> Iterator[str]:
-    """Yield a remark on weights whose scales of activations differ, where both sides have any."""
-    apart = []
+    """Yield a remark on packed weights whose scales of activations differ, or are on one side."""
+    found: dict[str, list[str]] = {}
     for pair in pairs:
         if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
             continue
         a, b = _scales(pair.a), _scales(pair.b)
-        if a and b and a != b:
-            apart.append(pair.key)
-    if apart:
-        more = ", ..." if len(apart) > _SHOWN else ""
+        if a != b:
+            how = "differ beside" if a and b else f"are only in {'A' if a else 'B'}, beside"
+            found.setdefault(how, []).append(pair.key)
+    for how, keys in found.items():
+        more = ", ..." if len(keys) > _SHOWN else ""
         yield (
-            f"scales of activations differ beside {len(apart)} weights: "
-            f"{', '.join(apart[:_SHOWN])}{more}; no weight's value depends on them, but what an "
+            f"scales of activations {how} {len(keys)} weights: "
+            f"{', '.join(keys[:_SHOWN])}{more}; no weight's value depends on them, but what an "
             "engine computes does"
         )
 
