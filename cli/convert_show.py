@@ -47,6 +47,9 @@ def show(report: "ConversionReport", dry_run: bool = False) -> None:
     for path in report.files if listed else ():
         render.line(f"  {render.escape(str(path))}  {render.size_text(report.sizes[path])}")
     _changed(report)
+    for note in report.notes:
+        if note.level == "note":  # of an adapter: what was done with it
+            render.say(f"  {note.text}")
     if report.carried_bytes >= WORTH_SAYING:
         held = render.size_text(report.carried_bytes)
         render.line(f"  of it {held} are tokenizer.json verbatim, which --no-carry leaves out")

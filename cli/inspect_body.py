@@ -32,11 +32,12 @@ class KeysRead(TypedDict):
 
 
 class RolesFound(TypedDict):
-    """How many roles are there, and which required ones are not."""
+    """How many roles are there, and which required ones are not: `packed` ones are not decoded."""
 
     found: int
     required: int
     missing: list[str]
+    packed: list[str]
     accepted: list[str]
 
 

@@ -94,7 +94,8 @@ def resolved(resolution: "Resolution") -> "ArchFacts":
     """Return what the architecture's tables made of the file."""
     from aprfmt.arch.used import used
 
-    report, hyper = resolution.report, resolution.hyper
+    report, hyper, unread = resolution.report, resolution.hyper, resolution.unread
+    codes = set() if unread is None else {tensor.name for tensor in unread.tensors}
     return {
         "architecture": resolution.spec.name,
         "level": resolution.spec.level,
@@ -118,8 +119,9 @@ def resolved(resolution: "Resolution") -> "ArchFacts":
             "found": len(resolution.roles),
             "required": resolution.coverage.expected,
             "missing": list(resolution.missing),
+            "packed": [key for key in resolution.missing if key in resolution.unread_roles],
             "accepted": list(resolution.coverage.accepted),
         },
-        "unclaimed": list(resolution.unclaimed),
+        "unclaimed": [name for name in resolution.unclaimed if name not in codes],
         "draft": list(resolution.draft),
     }

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from aprfmt.cli import render
+from aprfmt.cli.inspect_summary import absent
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect_body import InspectBody
@@ -73,7 +74,7 @@ def _warnings(body: "InspectBody") -> None:
         render.warn(f"{body['path']}: {conflict}", "contradiction")
     roles = body["roles"]
     for names, said, key in (
-        (roles["missing"], "missing", "missing_tensors"),
+        (absent(roles), "missing", "missing_tensors"),
         (roles["accepted"], "missing and accepted as such", "accepted_missing"),
     ):
         if names:

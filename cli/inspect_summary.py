@@ -8,7 +8,7 @@ from aprfmt.model import Model
 from aprfmt.model.kinds import kind_of
 
 if TYPE_CHECKING:
-    from aprfmt.cli.inspect_body import InspectBody, InspectSummary
+    from aprfmt.cli.inspect_body import InspectBody, InspectSummary, RolesFound
 
 # tokenizer.ggml.model -> what people call it
 TOKENIZERS = {
@@ -115,11 +115,20 @@ def _stated_dtype(opened: Model) -> str:
     return DTYPES.get(stated, "") if isinstance(stated, str) else ""
 
 
+def absent(roles: "RolesFound") -> list[str]:
+    """Return the missing roles that no packed weight holds."""
+    return [key for key in roles["missing"] if key not in roles["packed"]]
+
+
 def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     """Return what somebody should know before using the file, in a few words each."""
     found = []
     if opened.damage:
         found.append("damaged")
+    unread = opened.unread
+    if unread is not None:
+        how = f"by {unread.method!r}, not decoded here" if unread.method else "without a claim"
+        found.append(f"{len(unread.weights)} weights packed {how}")
     if body["architecture"] is None:
         found.append("architecture not known here")
     stated = body["metadata_names"].get("general.file_type", "")
@@ -131,7 +140,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         found.append(f"config.json says {said_dtype}, no tensor is {said_dtype}")
     if "roles" in body:
         roles = body["roles"]
-        for names, said in ((roles["missing"], ""), (roles["accepted"], ", accepted")):
+        for names, said in ((absent(roles), ""), (roles["accepted"], ", accepted")):
             if names:
                 found.append(f"{len(names)} of {roles['required']} tensors missing{said}")
         for rows, one, many in (

@@ -45,6 +45,9 @@ _ENDS: Mapping[str, tuple[str, str]] = {  # ending -> (spelling, which part of a
 }
 
 EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand the other way round
+# Initializations that take their factors out of the base, to which alone the trained ones can be
+# added. PEFT writes another word where it saves an adapter for the base as it was.
+_OF_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 _UNREAD = ("lora_bias", "alora_invocation_tokens", "target_parameters", "trainable_token_indices")
 
 
@@ -122,6 +125,12 @@ def _refuse(
     for key in _UNREAD:
         if config.get(key):
             raise UnsupportedError(f"{model.path}: {key} of adapter_config.json is not read here")
+    began = config.get("init_lora_weights")
+    if isinstance(began, str) and began.lower().startswith(_OF_BASE):
+        raise UnsupportedError(
+            f"{model.path}: adapter_config.json says init_lora_weights {began!r}, which changed "
+            "the base as well; save it by PEFT's path_initial_model_for_weight_conversion first"
+        )
     odd = [name for name in whole if "lora" in name or spelling == "kohya"]
     if odd:
         raise UnsupportedError(f"{model.path}: {odd[0]} is no part of a LoRA that is read here")
@@ -194,7 +203,15 @@ def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
 
 
 def factors(pair: Stored) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return A [r, in] and B [out, r] as float64."""
+    """Return A [r, in] and B [out, r] as float64; FormatError for one that is not finite."""
+    for part in pair.parts.values():
+        values = part.numpy()
+        wrong = int((~np.isfinite(values)).sum())
+        if wrong:
+            raise FormatError(
+                f"{part.name}: holds {wrong} NaN or infinite numbers of {values.size}; expected "
+                "finite factors: get the adapter again"
+            )
     if pair.embedding and "a" in pair.parts:
         a, b = pair.parts["b"].numpy().T, pair.parts["a"].numpy()
     elif pair.embedding:

@@ -16,7 +16,7 @@ from aprfmt.codecs import encode
 from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.report import ConversionReport, TensorOutcome
 from aprfmt.errors import ConversionError, OutputError
-from aprfmt.formats import FORMATS
+from aprfmt.formats import FORMATS, open_source
 from aprfmt.formats.atomic import FileSet
 from aprfmt.model import Model, open_model
 
@@ -63,14 +63,25 @@ def convert_adapter(
         rows = dict(_outputs(adapter, model, _named(model, spelling.style), spelling))
         metadata, texts = spelling.facts(adapter, model, rows)
         files, sizes = _write(dst, rows, metadata, texts, spelling, force, dry_run)
+    verified = None if dry_run else _verified(files[0], rows)
     outcomes = tuple(
         TensorOutcome(name, "bytes", info.encoding, info.encoding, info.shape, info.nbytes)
         for name, (info, _) in rows.items()
     )
+    note = Note("note", str(src), f"an adapter for {model.spec.name}")
     return ConversionReport(
         src, opened.format, dst, spelling.container, files, model.spec.name,
-        outcomes, (Note("note", str(src), f"an adapter for {model.spec.name}"),), None, None, sizes,
+        outcomes, (note,), verified, None, sizes,
     )  # fmt: skip
+
+
+def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
+    """Return how many tensors were read back; ConversionError for one that is not as it was."""
+    with open_source(weights) as written:
+        for name, (_, raw) in rows.items():
+            if name not in written.tensors or written.tensors[name].raw() != raw:
+                raise ConversionError(f"{weights}: {name} is not what was written; write it again")
+    return len(rows)
 
 
 def _named(model: Model, style: str) -> Mapping[str, str]:

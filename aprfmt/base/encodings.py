@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from aprfmt.base.forks import DECODED, MEASURED, TypeSize
+from aprfmt.base.forks import CONTESTED, DECODED, MEASURED, TypeSize
 from aprfmt.errors import CodecError
 
 K = TypeVar("K")
@@ -73,7 +73,7 @@ class Encoding:
     apr: int | None = None
     flat: bool = False
     header: int = 0
-    removed: str = ""  # why it is not decoded: ggml dropped it, or a fork interleaves its rows
+    removed: str = ""  # why it is not decoded: ggml dropped it, a fork has it, or its rows
     measure: TypeSize | None = None  # of a type that is copied, not decoded
     row_layout: str = ""
     layout: str = ""
@@ -303,7 +303,9 @@ UNNAMED = "type#?"
 
 def unknown(ggml_id: int) -> Encoding:
     """Return the row of a ggml id whose layout is unknown: the file opens, decoding raises."""
-    return Encoding(f"type#{ggml_id}", 0, 0, ggml=ggml_id)
+    claims = " or ".join(map(str, CONTESTED.get(ggml_id, ())))
+    said = f"forks use it for {claims}; its bytes can be copied, not decoded" if claims else ""
+    return Encoding(f"type#{ggml_id}", 0, 0, ggml=ggml_id, removed=said)
 
 
 def encoding(name: str) -> Encoding:

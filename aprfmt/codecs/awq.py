@@ -62,7 +62,7 @@ def zeros_of(
             "whole groups"
         )
     groups = inputs // size
-    fits(NAME, ".scales", scales.shape, (groups, outputs))
+    fits(f"{NAME}: config says group_size {size}", ".scales", scales.shape, (groups, outputs))
     qzeros = words_of(NAME, parts, ".qzeros", _INT)
     fits(NAME, ".qzeros", qzeros.shape, (groups, outputs // 8))
     return LaidOut((outputs, groups), codes_of(qzeros), _NUMBERS, (1, groups)).decode(), size

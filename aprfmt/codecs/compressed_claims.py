@@ -3,13 +3,15 @@
 Source: compressed-tensors 0.20, quantization/quant_args.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aprfmt.codecs.dialect import GROUP_SIZES, fact
 from aprfmt.errors import CodecError
 
 NAME = "compressed-tensors"
+GROUPED = ("group", "tensor_group")  # for groups of inputs, the second under a scale of the tensor
+STRATEGIES = ("tensor", "channel", *GROUPED, "block")  # of weights; "token" is of activations
 
 
 def agree(weights: Mapping[str, Any], where: str, **holds: Any) -> None:
@@ -19,9 +21,27 @@ def agree(weights: Mapping[str, Any], where: str, **holds: Any) -> None:
             raise CodecError(f"{NAME}: config says {key} {weights[key]!r}, {where} has {value!r}")
 
 
-def scale_shapes(shape: tuple[int, ...], weights: Mapping[str, Any]) -> list[tuple[int, ...]]:
+def strategy_of(
+    weights: Mapping[str, Any], scale: Sequence[int], allowed: Sequence[str] = STRATEGIES
+) -> str | None:
+    """Return what scales stand for, None where that is not stated.
+
+    Raises CodecError for a strategy that no weight with scales of shape `scale` has.
+    """
+    stated = weights.get("strategy")
+    if stated is not None and stated not in allowed:
+        raise CodecError(
+            f"{NAME}: config says strategy {stated!r}, the scales have shape {list(scale)}; "
+            f"expected {' or '.join(allowed)}: correct it in config_groups"
+        )
+    return stated
+
+
+def scale_shapes(
+    shape: tuple[int, ...], weights: Mapping[str, Any], strategy: str | None
+) -> list[tuple[int, ...]]:
     """Return the shapes that scales may have by strategy and group size; [] where that is open."""
-    strategy, size = weights.get("strategy"), weights.get("group_size")
+    size = weights.get("group_size")
     if strategy == "tensor" and len(shape) == 2:
         return [(1,), (), (1, 1)]
     if strategy == "channel" or (strategy == "group" and size == -1):

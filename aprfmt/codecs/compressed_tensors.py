@@ -24,7 +24,7 @@ import numpy as np
 
 from aprfmt.codecs import f4, f6, fp8
 from aprfmt.codecs.base import F32, Array
-from aprfmt.codecs.compressed_claims import NAME, agree, scale_shapes
+from aprfmt.codecs.compressed_claims import GROUPED, NAME, agree, scale_shapes, strategy_of
 from aprfmt.codecs.dialect import (
     CodeTable,
     Config,
@@ -162,12 +162,14 @@ def _check(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> 
     """
     if weights.get("symmetric") is False:
         need(f"{NAME}: config says symmetric false", parts, _ZERO)
-    found, allowed = need(NAME, parts, SCALE).shape, scale_shapes(shape, weights)
+    found = need(NAME, parts, SCALE).shape
+    strategy = strategy_of(weights, found)
+    allowed = scale_shapes(shape, weights, strategy)
     if allowed and found not in allowed:
-        key = "group_size" if weights.get("strategy") == "group" else "strategy"
+        key = "group_size" if strategy == "group" else "strategy"
         raise CodecError(
-            f"{NAME}: config says {key} {weights[key]!r}, part {SCALE!r} has shape {list(found)}; "
-            f"expected {list(allowed[0])} for a weight of {list(shape)}"
+            f"{NAME}: config says {key} {weights.get(key)!r}, part {SCALE!r} has shape "
+            f"{list(found)}; expected {list(allowed[0])} for a weight of {list(shape)}"
         )
 
 
@@ -281,11 +283,14 @@ def _shape_of_micro(parts: Parts, config: Config) -> tuple[int, ...]:
     if shape[-1] % codes.type_size:
         raise CodecError(f"{NAME}: rows of {shape[-1]} bytes are no whole {codes.name} blocks")
     found = (*shape[:-1], shape[-1] // codes.type_size * codes.block_size)
-    fits(NAME, SCALE, need(NAME, parts, SCALE).shape, (*found[:-1], -(-found[-1] // size)))
+    scale = need(NAME, parts, SCALE).shape
+    said = f"{NAME}: config says format {_format(config)!r}"
+    fits(said, SCALE, scale, (*found[:-1], -(-found[-1] // size)))
     if _format(config) == _NVFP4:
         need(NAME, parts, _GLOBAL)
     if config.get("config_groups"):
         where, bits = f"format {_format(config)!r}", codes.kind.bits
+        strategy_of(weights_of(config), scale, GROUPED)
         agree(weights_of(config), where, num_bits=bits, type="float", group_size=size)
     return found
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from aprfmt.base.registry import Registry
 from aprfmt.codecs.base import F32
+from aprfmt.codecs.credible import check_scales
 from aprfmt.codecs.dialect import Config, Dialect, Parts, need
 from aprfmt.codecs.laid_out import LaidOut
 from aprfmt.codecs.scopes import section_at, sections
@@ -79,13 +80,16 @@ def beyond(rows: Sequence[Dialect]) -> list[Dialect]:
 
 
 def packed_in(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
-    """Return the dialects of which a tensor with a weight's own name is the codes.
+    """Return the dialects of which a tensor is the codes.
 
-    Its encoding means nothing by itself, and all of their parts are among `names`.
+    Nothing else has its name, or its encoding means nothing by itself, and all of their parts are
+    among `names`.
     """
     every = map(DIALECTS.__getitem__, DIALECTS)
     return [
-        row for row in every if encoding in row.coded and name.endswith(row.main or name)
+        row for row in every
+        if (encoding in row.coded or row.main not in ("", row.weight))
+        and name.endswith(row.main or name)
         and all(row.stored(name.removesuffix(row.main), part, names) for part in row.parts)
     ]  # fmt: skip
 
@@ -109,7 +113,9 @@ def laid_out(dialect: Dialect, parts: Parts, config: Config) -> LaidOut | None:
     if not math.prod(shape):
         return None
     with np.errstate(all="ignore"):
-        return dialect.laid_out(parts, config, (1,) * (2 - len(shape)) + shape)
+        laid = dialect.laid_out(parts, config, (1,) * (2 - len(shape)) + shape)
+    check_scales(dialect.name, dialect.main, parts, laid)
+    return laid
 
 
 def decode_weight(dialect: Dialect, parts: Parts, config: Config, *, threads: int = 1) -> F32:

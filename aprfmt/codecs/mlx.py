@@ -79,8 +79,9 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     mode, columns = MODES[name], shape[-1]
     if mode.codes is not None and mode.codes.kind.bits != bits:
         raise CodecError(f"{NAME}: mode {name!r} has {mode.codes.kind.bits} bits, config {bits}")
+    said = f"{NAME}: config says bits {bits}, group_size {size}"
     if columns % size:
-        raise CodecError(f"{NAME}: rows of {columns} are no whole number of groups of {size}")
+        raise CodecError(f"{said}: part '.weight' has rows of {columns}, no whole groups")
     groups = (*shape[:-1], columns // size)
     words = words_of(NAME, parts, ".weight", (_WORDS,))
     codes = LaidCodes(
@@ -89,13 +90,13 @@ def _laid_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     allowed = ("F16", "BF16", "F32") if mode.scales is None else ("U8",)
     read = numbers if mode.scales is None else array
     stored = read(NAME, parts, ".scales", allowed)
-    fits(NAME, ".scales", stored.shape, groups)
+    fits(said, ".scales", stored.shape, groups)
     table = None if mode.scales is None else mode.scales.values[None]
     scale = GroupNumbers(matrices(stored, shape, groups[-2:]), table)
     if mode.codes is not None:
         return LaidOut(shape, codes, mode.codes.values, (1, size), scale)
     found = numbers(NAME, parts, ".biases", allowed)
-    fits(NAME, ".biases", found.shape, groups)
+    fits(said, ".biases", found.shape, groups)
     values = np.arange(1 << bits, dtype=np.float32)
     offset = GroupNumbers(matrices(found, shape, groups[-2:]))
     return LaidOut(shape, codes, values, (1, size), scale, offset=offset)

@@ -133,12 +133,11 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     if algorithm.second:
         need(NAME, parts, _SECOND)
     if algorithm.group is not None:
+        said = f"{NAME}: config says {config['quant_algo']}, group_size {algorithm.group}"
         if shape[-1] % algorithm.group:
-            raise CodecError(
-                f"{NAME}: rows of {shape[-1]} are no whole number of groups of {algorithm.group}"
-            )
+            raise CodecError(f"{said}: part {_MAIN!r} has rows of {shape[-1]}, no whole groups")
         groups = (*shape[:-1], shape[-1] // algorithm.group)
-        fits(NAME, SCALE, need(NAME, parts, SCALE).shape, groups)
+        fits(said, SCALE, need(NAME, parts, SCALE).shape, groups)
     return tuple(shape)
 
 

@@ -95,6 +95,7 @@ class Repacked:
         self.row, self._packed = row, packed
         self.source = row.read(packed, row.target)
         self.shape = self.source.shape
+        self.whole: F32 | None = self.source.groups.whole
         columns, block = self.shape[-1], ENCODINGS[row.target].block_size
         if columns % block:
             raise CodecError(f"rows of {columns} are no whole number of {row.target} blocks")
@@ -105,8 +106,9 @@ class Repacked:
                 f"groups of {self.source.groups.size} inputs are no whole number of "
                 f"{row.target}'s, of {row.into.group}"
             )
+        if not self.source.groups.scale[:1].any() or not (self.whole is None or self.whole.any()):
+            packed.laid_out()  # refuses scales that are lost
         self._numbers = row.into.numbers(self.source.groups)
-        self.whole: F32 | None = self.source.groups.whole
 
     @property
     def rows(self) -> int:

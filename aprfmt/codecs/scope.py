@@ -17,7 +17,7 @@ class Scope(NamedTuple):
 
     `at(section, module)` gives the section for a module (`model.layers.0.mlp.up_proj`), or None
     where it is left as it is; `every(section)` all sections that `at` can give. Both raise
-    CodecError for a section that cannot be read.
+    CodecError for a section that cannot be read, `every` UnsupportedError where it says nothing.
     """
 
     at: Callable[[Config, str], Config | None]

@@ -203,4 +203,11 @@ def _at(section: Config, module: str) -> Config | None:
     return None if own is None else _said(own)
 
 
-SCOPE = Scope(_at, lambda section: [{"quant_method": METHOD}])
+def _every(section: Config) -> Sequence[Config]:
+    """Return the one section; UnsupportedError where nothing says what the weights are made of."""
+    if not table(section, TENSORS):
+        raise UnsupportedError("the file's metadata describe none of its weights")
+    return [{"quant_method": METHOD}]
+
+
+SCOPE = Scope(_at, _every)

@@ -5,29 +5,42 @@ So no verdict of a tensor depends on them, but what an engine computes does.
 
 from collections.abc import Iterator, Sequence
 
+from aprfmt.codecs.credible import check_inputs
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.compare.align import TensorPair
+from aprfmt.errors import CodecError
+from aprfmt.tensors.companions import stored_parts
 from aprfmt.tensors.view import View
 
 _SHOWN = 3
 
 
 def input_scale_notes(pairs: Sequence[TensorPair]) -> Iterator[str]:
-    """Yield a remark on weights whose scales of activations differ, where both sides have any."""
-    apart = []
+    """Yield a remark on packed weights whose scales of activations differ, or are on one side."""
+    found: dict[str, list[str]] = {}
     for pair in pairs:
         if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
             continue
         a, b = _scales(pair.a), _scales(pair.b)
-        if a and b and a != b:
-            apart.append(pair.key)
-    if apart:
-        more = ", ..." if len(apart) > _SHOWN else ""
+        if a != b:
+            how = "differ beside" if a and b else f"are only in {'A' if a else 'B'}, beside"
+            found.setdefault(how, []).append(pair.key)
+    for how, keys in found.items():
+        more = ", ..." if len(keys) > _SHOWN else ""
         yield (
-            f"scales of activations differ beside {len(apart)} weights: "
-            f"{', '.join(apart[:_SHOWN])}{more}; no weight's value depends on them, but what an "
+            f"scales of activations {how} {len(keys)} weights: "
+            f"{', '.join(keys[:_SHOWN])}{more}; no weight's value depends on them, but what an "
             "engine computes does"
         )
+
+
+def refuse_inputs(view: View) -> None:
+    """Raise CodecError, with the tensor, for a scale of activations that is no number for one."""
+    for stored in view.stored:
+        try:
+            check_inputs(stored_parts(stored))
+        except CodecError as error:
+            raise CodecError(f"{stored.info.name}: {error}") from error
 
 
 def _scales(view: View) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.beforehand import as_long, same_meaning
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit, steps
 from aprfmt.compare.diffs import TensorDiff
+from aprfmt.compare.inputs import refuse_inputs
 from aprfmt.compare.nonfinite import alike
 from aprfmt.compare.numbers import CHUNK, PairSums, wide
 from aprfmt.errors import AprfmtError, CodecError
@@ -100,6 +101,8 @@ def _mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
 
 
 def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
+    for side in (a, b):
+        refuse_inputs(side)
     accumulator = PairSums(a.shape)
     off: float | None = 0.0
     beyond = 0

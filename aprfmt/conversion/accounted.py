@@ -274,6 +274,8 @@ class _Both:
 
         if kind == "tokenizer" and has_tokenizer(self.copy.carried):
             return "the copy's vocabulary"
+        if kind == "template" and template(self.copy) is not None:
+            return "the copy's chat template"
         if name == "config.json" and (self.copy.config is not None or self.roles):
             return "the copy's hyperparameters"
         if name == "hf_quant_config.json" and not any(

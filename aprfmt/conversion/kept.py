@@ -8,7 +8,7 @@ from typing import Any
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
-from aprfmt.model.carried_files import json_object
+from aprfmt.model.carried_files import FILES_KEY, json_object
 from aprfmt.remote.paths import is_remote
 
 VOCABULARY, TEMPLATE = "vocabulary", "chat template"  # in a file's keys
@@ -63,6 +63,19 @@ def kept(source: Model) -> Mapping[str, str]:
     every = dict.fromkeys((*source.metadata, *foreign(source)))
     licences = [key for key in every if key.startswith("general.license")]
     return {**found, **dict.fromkeys(licences, "licence")}
+
+
+def drop_files(
+    metadata: dict[str, Any], texts: dict[str, str], names: Sequence[str], where: str
+) -> None:
+    """Take files out of what a copy has of them: its texts, and those that its keys carry."""
+    for name in names:
+        texts.pop(name, None)
+    text = metadata.get(FILES_KEY)
+    if names and isinstance(text, str):
+        held = json_object(text, where)
+        left = {name: held[name] for name in held if name not in names}
+        metadata[FILES_KEY] = json.dumps(left, ensure_ascii=False)
 
 
 def template(model: Model) -> str | None:

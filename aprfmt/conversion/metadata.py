@@ -21,7 +21,7 @@ from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
 from aprfmt.conversion.dialects import InDialect, claims
 from aprfmt.conversion.kept import FOREIGN as GGUF_KEY
-from aprfmt.conversion.kept import config_text, own_config
+from aprfmt.conversion.kept import config_text, drop_files, own_config
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
@@ -77,8 +77,10 @@ def carry(model: Model, target: str, plan: Plan, options: Options) -> CarriedMet
     carried.metadata.update(options.extra_metadata)
     for key, value in options.metadata.items():
         carried.metadata[key] = _typed_like(model, key, value)
-    for key in (*options.remove, *(() if options.carry else (HF_JSON,))):
+    whole = options.carry and "tokenizer.json" not in plan.files_dropped
+    for key in (*options.remove, *(() if whole else (HF_JSON,))):
         carried.metadata.pop(key, None)
+    drop_files(carried.metadata, carried.texts, plan.files_dropped, f"{model.path}: {FILES_KEY}")
     return carried
 
 

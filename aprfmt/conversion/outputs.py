@@ -89,6 +89,7 @@ class Plan:
     dropped: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)  # by name in the source: the flag
+    files_dropped: tuple[str, ...] = ()  # files beside the weights that --drop names
 
     @property
     def names(self) -> tuple[str, ...]:

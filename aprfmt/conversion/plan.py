@@ -69,11 +69,12 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
     alone = options.arch == "none" and model.format != target.name
     plan.left_out = dropped_record(model, drops, files_too=alone, removed=options.remove)
+    plan.files_dropped = _dropped_files(model, drops)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
     plan.absent = absent_roles(model, plan, options, drops)
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
     check_exact(plan.outputs, repacking, options, model.path)
-    plan.outputs = list(numbers_beside(plan.outputs))
+    plan.outputs = list(numbers_beside(plan.outputs, drops))
     check_requantization(
         plan.outputs, options, model.path, *keep_codes(plan.outputs, model, options)
     )
@@ -100,6 +101,17 @@ def _drops(model: Model, options: Options) -> Drops:
     except ArchError:
         pass  # an unknown architecture requires no roles
     return matchers(options.drop, tuple(every), str(model.path))
+
+
+def _dropped_files(model: Model, drops: Drops) -> tuple[str, ...]:
+    """Return the files beside the weights that --drop names; ConversionError for config.json."""
+    found = tuple(name for name in file_names(model) if any(match(name) for match in drops))
+    if "config.json" in found:
+        raise ConversionError(
+            f"{model.path}: --drop names config.json, by which a copy is read; name other files, "
+            "or copy the tensors alone with --arch none"
+        )
+    return found
 
 
 def _wants_encoding(options: Options) -> bool:

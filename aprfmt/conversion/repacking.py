@@ -14,7 +14,7 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.codecs import decode
 from aprfmt.codecs.parallel import cpu_count
-from aprfmt.conversion.options import Options
+from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.formats import FormatSpec
@@ -23,6 +23,7 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import leading
+from aprfmt.tensors.companions import stored_parts
 from aprfmt.tensors.runs import ByteRun
 from aprfmt.tensors.view import decode_tensor
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from aprfmt.codecs.repacks import GroupCounts, Repacked
 
 # Numbers beside a weight's blocks: name after the weight's -> the parts that hold it, by dialect.
-BESIDE: Mapping[str, tuple[str, ...]] = {"input_scale": (".input_scale", "_input_scale")}
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    "input_scale": (".input_scale", "_input_scale", "input_scale")
+}
 _WHOLE = "scale"
 
 
@@ -99,11 +102,15 @@ class RepackedTensor(LazyTensor):
 
 def _beside(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
     """Yield the numbers stored beside a packed weight that are not part of it, as float32."""
-    for name, suffixes in BESIDE.items():
-        for part in (origin.parts.get(suffix) for suffix in suffixes):
-            if part is not None:
-                values = decode(part.info.encoding, part.raw(), part.info.shape)
-                yield name, values.astype("<f4").tobytes()
+    for name in BESIDE:
+        for part in _stored_beside(origin, name):
+            values = decode(part.info.encoding, part.raw(), part.info.shape)
+            yield name, values.astype("<f4").tobytes()
+
+
+def _stored_beside(origin: LazyTensor, name: str) -> list[LazyTensor]:
+    """Return the parts of a weight that hold its numbers of a name; none for a scale of its own."""
+    return [origin.parts[suffix] for suffix in BESIDE.get(name, ()) if suffix in origin.parts]
 
 
 class ScaledTensor(LazyTensor):
@@ -215,16 +222,27 @@ def _chosen(model: Model, options: Options) -> Mapping[str, str]:
     return {name: wished for name, wished in found.items() if wished is not None}
 
 
-def numbers_beside(outputs: Sequence[Output]) -> Iterator[Output]:
+def numbers_beside(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:
     """Yield the outputs, each followed by the tensors that hold its numbers: NAME.scale.
 
-    Raises ConversionError where a tensor is made of several whose numbers differ.
+    `drops` say which are left out. Raises ConversionError where a tensor is made of several whose
+    numbers differ, and for scales of activations that nothing can be divided by.
     """
     for output in outputs:
         yield output
         held = [one for one in output.sources if isinstance(one, Substitute) and output.copies]
         stem = output.info.name.removesuffix(".weight")
         for name in dict.fromkeys(key for one in held for key in one.beside):
+            stored = {
+                part.info.name: one.origin
+                for one in held
+                for part in _stored_beside(one.origin, name)
+            }
+            called = (f"{stem}.{name}", *stored)
+            if stored and any(match(each) for match in drops for each in called):
+                continue
+            for each, origin in stored.items():
+                _check_inputs(origin, each)
             data = _together(output, held, name)
             shape = (len(data) // 4,)
             info = make_info(f"{stem}.{name}", shape, "F32")
@@ -233,6 +251,18 @@ def numbers_beside(outputs: Sequence[Output]) -> Iterator[Output]:
                 info, "F32", [ByteRun(tensor, 0, info.nbytes)], partial(decode_tensor, tensor),
                 (info.name, *output.spellings[:1]),
             )  # fmt: skip
+
+
+def _check_inputs(origin: LazyTensor, name: str) -> None:
+    """Raise ConversionError for scales of activations that are NaN, infinite or negative."""
+    from aprfmt.codecs.credible import check_inputs
+
+    try:
+        check_inputs(stored_parts(origin))
+    except CodecError as error:
+        raise ConversionError(
+            f"{origin.info.name}: {error}; measure it again, or leave it out with --drop {name}"
+        ) from error
 
 
 def _together(output: Output, held: Sequence[Substitute], name: str) -> bytes:

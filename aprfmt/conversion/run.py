@@ -22,7 +22,7 @@ from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.repacking import judged_of
 from aprfmt.conversion.report import Fidelity, TensorOutcome
-from aprfmt.errors import ConversionError
+from aprfmt.errors import CodecError, ConversionError
 from aprfmt.quantizing.rows import encode_rows
 from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, first_difference, windows
 from aprfmt.tensors.view import decode_rows
@@ -268,7 +268,7 @@ def pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
     flat = encoding(output.info.encoding).flat  # blocks cross row ends: one piece
     if output.decodes is not None and not flat:
         at = 0
-        for band in output.decodes().bands(chunk):
+        for band in _bands(output.decodes(), output, chunk):
             yield RowPiece(at, band.decode, band)
             at += math.prod(band.shape[:-1])
         return
@@ -280,6 +280,14 @@ def pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         yield RowPiece(start, partial(decode_rows, name, data, start, stop, columns))
+
+
+def _bands(packed: "PackedWeight", output: Output, chunk: int) -> "list[PackedWeight]":
+    """Return a packed weight in bands; ConversionError with its name where its parts do not fit."""
+    try:
+        return packed.bands(chunk)
+    except CodecError as error:
+        raise ConversionError(f"{output.sources[0].info.name}: {error}") from error
 
 
 def outcome(output: Output, written: Written) -> TensorOutcome:

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.arch.bind import bind
-from aprfmt.base.protocols import LazyTensor, Value
+from aprfmt.base.protocols import Value
 from aprfmt.codecs.dialect import Dialect, StoredPart
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.compare.bounds import fit
 from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.packing_beside import wrong_beside
 from aprfmt.diagnosis.packing_repairs import Mended, StoredWeight, not_numbers, numbers, repairs
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
-from aprfmt.tensors.companions import section_of
+from aprfmt.tensors.companions import as_part, section_of
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -47,11 +48,12 @@ def examine(
 
     `names` are those that cannot be read, None for every weight that is not joined.
     """
-    broken = list(_broken(good, bad, None if names is None else set(names)))
-    if not broken:
-        return None
+    wanted = None if names is None else set(names)
+    broken = list(_broken(good, bad, wanted))
     told = Unpacked()
     causes: dict[str, list[tuple[str, str, bool]]] = {}
+    for name, cause, says, sure in wrong_beside(good, bad, wanted):
+        causes.setdefault(cause, []).append((name, says, sure))
     for weight in broken[:MOST]:
         found = list(_right(weight, partial(_reference, good, weight)))
         for cause, says, sure in found:
@@ -138,8 +140,7 @@ def _joined(model: Model, name: str) -> bool:
 
 
 def _part(model: Model, name: str) -> StoredPart:
-    tensor: LazyTensor = model.source.tensors[name]
-    return StoredPart(tensor.raw(), tensor.info.encoding, tensor.info.shape)
+    return as_part(model.source.tensors[name])
 
 
 def _said(
@@ -218,9 +219,10 @@ def _judged(
     doubled = {}
     for suffix, part in packed.parts.items():
         own = weight.parts.get(suffix)
-        held = None if own is None else numbers(own)
-        if held is None or own is None or own.raw is part.raw or not not_numbers(suffix, own):
+        if own is None or own.raw is part.raw or not not_numbers(suffix, own):
             continue
+        held = numbers(own)
+        assert held is not None
         bad = (~np.isfinite(held) | (held < 0)).reshape(-1)
         width = len(memoryview(part.raw).cast("B")) // max(bad.size, 1)
         cells = np.frombuffer(part.raw, np.uint8).reshape(-1, width).copy()

@@ -8,7 +8,7 @@ import numpy as np
 
 from aprfmt.base.protocols import Value
 from aprfmt.base.text import shorten
-from aprfmt.codecs.dialect import Dialect, Parts, StoredPart, array
+from aprfmt.codecs.dialect import SMALL, Dialect, Parts, StoredPart, array
 from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import AprfmtError
@@ -86,17 +86,27 @@ def _as_the_reference(
         theirs = right.parts.get(suffix)
         if suffix == weight.dialect.main or theirs is None:
             continue
-        made = now.altered({suffix: theirs})
-        if part.shape != theirs.shape:
-            turned = part.shape == theirs.shape[::-1]
-            how = "transposed" if turned else "of groups of another size"
-            says = f"{suffix} has shape {list(part.shape)}, {how}; expected {list(theirs.shape)}"
-            yield Mended("scales_shape", says, made, suffix)
-        elif part.encoding != theirs.encoding:
-            says = f"{suffix} is {part.encoding}, expected {theirs.encoding}"
-            yield Mended("packing_claim", says, made, suffix)
-        elif wrong := not_numbers(suffix, part):
-            yield Mended("scales_invalid", wrong, made, suffix)
+        found = wrong_part(suffix, part, theirs)
+        if found is not None:
+            yield Mended(*found, now.altered({suffix: theirs}), suffix)
+
+
+def wrong_part(suffix: str, part: StoredPart, theirs: StoredPart) -> tuple[str, str] | None:
+    """Return the cause and what is wrong with a part beside the reference's; None if nothing is."""
+    if _wide(part.shape) != _wide(theirs.shape):
+        turned = part.shape == theirs.shape[::-1]
+        how = "transposed" if turned else "of groups of another size"
+        says = f"{suffix} has shape {list(part.shape)}, {how}; expected {list(theirs.shape)}"
+        return "scales_shape", says
+    if part.encoding != theirs.encoding:
+        return "packing_claim", f"{suffix} is {part.encoding}, expected {theirs.encoding}"
+    wrong = not_numbers(suffix, part)
+    return ("scales_invalid", wrong) if wrong else None
+
+
+def _wide(shape: Sequence[int]) -> list[int]:
+    """Return a shape without axes of one: [1] holds what [] does."""
+    return [n for n in shape if n != 1]
 
 
 def _other_claims(weight: StoredWeight, now: PackedWeight) -> Iterator[Mended]:
@@ -161,8 +171,12 @@ def _turned(part: StoredPart) -> StoredPart:
 
 
 def numbers(part: StoredPart) -> "Array | None":
-    """Return a part of floats as an array, None for codes and exponents."""
+    """Return a part of floats as an array, bytes as powers of two; None for codes."""
     try:
+        if part.encoding in SMALL:
+            return SMALL[part.encoding].values[
+                np.frombuffer(part.raw, np.uint8).reshape(part.shape)
+            ]
         values = array("", {"": part}, "")
     except AprfmtError:
         return None
@@ -171,10 +185,13 @@ def numbers(part: StoredPart) -> "Array | None":
 
 def not_numbers(suffix: str, part: StoredPart) -> str:
     """Return what is wrong with the scales of a part, "" where nothing is."""
-    values = numbers(part)
-    if values is None or not any(word in suffix for word in ("scale", "absmax")):
+    floats = "absmax" in suffix and part.encoding not in SMALL  # with a nested one, it is codes
+    values = numbers(part) if floats or "scale" in suffix else None
+    if values is None:
         return ""
     wrong = ~np.isfinite(values) | (values < 0)
+    if values.size and not np.frombuffer(part.raw, np.uint8).any():
+        return f"{suffix} is 0 everywhere"
     if not wrong.any():
         return ""
     at = [int(i) for i in np.argwhere(wrong)[0]]

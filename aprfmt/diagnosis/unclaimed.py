@@ -7,6 +7,7 @@ from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
+from aprfmt.model.unread import undescribed
 from aprfmt.tensors.companions import SECTIONS, section_of
 
 # Relative L2 below which a weight that is read by the other side's claim is that weight: codes that
@@ -18,12 +19,13 @@ _TRIED = 12  # weights that are read by the claim, of however many there are
 def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Evidence] | None:
     """Return `bad` with the claim of packing that `good` has, and its absence as a finding.
 
-    None where `bad` says anything of packing itself, holds other tensors than `good`'s packed
+    None where `bad` says itself how its weights are read, holds other tensors than `good`'s packed
     weights, or does not decode by that claim.
     """
     config = None if bad.folder is None else bad.folder.config
-    section = section_of(packing_config(good) or {})
-    if section is None or config is None or bad.folder is None or section_of(config):
+    section, own = (section_of(packing_config(side) or {}) for side in (good, bad))
+    lacks = "config.json says nothing of packing" if own is None else undescribed(own)
+    if section is None or config is None or bad.folder is None or not lacks:
         return None
     names = _packed(good)
     if not names or _packed(bad):
@@ -41,9 +43,9 @@ def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, E
     where = tuple(sorted(names))
     method = section.get("quant_method", "unnamed")
     finding = CauseFound(
-        "packing_claim", f"{label}'s config.json says nothing of packing; {len(where)} of its "
-        f"weights are packed as {other}'s are, whose method is {method!r}: {label} needs {other}'s "
-        f"{SECTIONS[0]!r}", "tensor", "bug", where, away < _NEAR, "", 1.0, away,
+        "packing_claim", f"{label}: {lacks}; {len(where)} of its weights are packed as {other}'s "
+        f"are, whose method is {method!r}: {label} needs what {other} says of them",
+        "tensor", "bug", where, away < _NEAR, "", 1.0, away,
         f"the furthest of {len(tried)} weights from {other}'s; before: none is read, counted as 1; "
         f"after: by {other}'s claim", {SECTIONS[0]: {other.lower(): dict(section)}}, label,
     )  # fmt: skip

@@ -111,13 +111,6 @@ def refuse_incomplete(
         return
     if resolution.unread is not None and resolution.unread_roles & {*found.missing}:
         raise error(f"{where}: {resolution.unread.refusal}")
-    packed = _codes(resolution.unbound)
-    if packed is not None:
-        raise error(
-            f"{where}: {len(found.missing)} of {found.expected} tensors are missing that "
-            f"{resolution.spec.name} needs, and {packed!r} is a part of packed weights that "
-            "config.json does not describe; get the config.json that belongs to the weights"
-        )
     spare = [key for key in found.missing if key not in found.vital]
     todo = "get the file again"
     if spare:
@@ -129,13 +122,6 @@ def refuse_incomplete(
         f"{resolution.spec.name} needs: {listed(found.missing)}; expected what the configuration "
         f"demands; {todo}"
     )
-
-
-def _codes(names: Sequence[str]) -> str | None:
-    """Return the first of some names that is one of a packed weight's tensors."""
-    from aprfmt.codecs.dialects import beside_codes
-
-    return next((name for name in names if beside_codes(name)), None)
 
 
 def refuse_to_run(resolution: "Resolution", where: object) -> None:

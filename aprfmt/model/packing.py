@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SAFETENSORS = "aprfmt.source.metadata"  # JSON: the `__metadata__` of a file that was converted
 _TORCHAO = "tensor_names"  # JSON list: the weights that the metadata describe
+TENSORS = "tensors"  # of torchao's section: what is said of each weight
 _SIZE = "group_size"
 MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what config.json lacks}
 
@@ -42,7 +43,8 @@ def packing_config(model: "Model") -> Mapping[str, Value] | None:
     section = None if config is None else section_of(config)
     method = None if section is None else section.get("quant_method")
     if section is not None and method == "torchao":
-        return {**(config or {}), SECTIONS[0]: {**section, "tensors": dict(_described(model))}}
+        found = dict(_described(model)) or section.get(TENSORS, {})
+        return {**(config or {}), SECTIONS[0]: {**section, TENSORS: found}}
     said = _modelopt_said(model) if method in (None, "modelopt") else None
     if said is None or (section is not None and (method is None or _SIZE not in said)):
         return config

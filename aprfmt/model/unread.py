@@ -103,6 +103,7 @@ def unread(
     method = ""
     if section is not None:
         method = str(section.get("quant_method", section.get("format", "unnamed")))
+        why = why or undescribed(section)
     if section is not None and (why or not _is_read(section)):
         coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
         if not why and "format" in section:
@@ -140,17 +141,19 @@ def _is_foreign(
 ) -> bool:
     """Say whether a module holds a packed weight of which a section does not speak.
 
-    It does where codes and scales of a dialect go by the weight's own name, and where a section
-    says that it is packed but none of its tensors is a part of anything that is decoded.
+    It does where codes and scales of a dialect stand together, and where a section says that it is
+    packed but none of its tensors is a part of anything that is decoded.
     """
     if not any(map(_is_coded, infos)):
         return False
     from aprfmt.codecs.dialects import beside_codes, dialects_at, packed_in
 
     plain = next((info for info in infos if info.name == f"{module}.weight"), None)
-    if plain is None:
-        return section is not None and not any(beside_codes(info.name) for info in infos)
     names = {info.name for info in infos}
+    if plain is None and section is None:
+        return any(packed_in(info.name, info.encoding, names) for info in infos)
+    if plain is None:
+        return not any(map(beside_codes, names))
     rows = packed_in(plain.name, plain.encoding, names)
     if section is None or not rows:
         return bool(rows)
@@ -159,6 +162,19 @@ def _is_foreign(
     except CodecError:
         return False  # told where the section is read
     return found is not None and not any(row in found[0] for row in rows)
+
+
+def undescribed(section: Mapping[str, Value]) -> str:
+    """Return why nothing is known of the weights of a method that is read; "" for others."""
+    from aprfmt.codecs.scopes import sections
+
+    try:
+        sections(section)
+    except UnsupportedError as error:
+        return str(error)
+    except CodecError:
+        pass  # told where the section is read
+    return ""
 
 
 def _is_read(section: Mapping[str, Value]) -> bool:

@@ -16,7 +16,7 @@ from aprfmt.base.protocols import LazyTensor, TensorInfo, Value
 from aprfmt.errors import AprfmtError, CodecError, UnsupportedError
 
 if TYPE_CHECKING:
-    from aprfmt.codecs.dialect import Dialect
+    from aprfmt.codecs.dialect import Dialect, StoredPart
     from aprfmt.codecs.lattice import PackedWeight
     from aprfmt.tensors.view import View
 
@@ -255,17 +255,25 @@ def _named(dialect: "Dialect", prefix: str, tensors: Tensors) -> Mapping[str, st
     return {"": prefix + dialect.main, **beside}
 
 
+def as_part(tensor: LazyTensor) -> "StoredPart":
+    """Return a stored tensor as a part: its bytes, encoding and shape."""
+    from aprfmt.codecs.dialect import StoredPart
+
+    return StoredPart(tensor.raw(), tensor.info.encoding, tensor.info.shape)
+
+
+def stored_parts(tensor: LazyTensor) -> "dict[str, StoredPart]":
+    """Return what a joined weight is stored in by suffix, {} for another tensor."""
+    return {suffix: as_part(part) for suffix, part in tensor.parts.items()}
+
+
 def _join_dialect(
     name: str, dialect: "Dialect", section: Mapping[str, Value], parts: Tensors
 ) -> Joined:
-    from aprfmt.codecs.dialect import StoredPart
     from aprfmt.codecs.lattice import PackedWeight
 
-    def read() -> dict[str, StoredPart]:
-        return {
-            suffix or dialect.main: StoredPart(part.raw(), part.info.encoding, part.info.shape)
-            for suffix, part in parts.items()
-        }
+    def read() -> "dict[str, StoredPart]":
+        return {suffix or dialect.main: as_part(part) for suffix, part in parts.items()}
 
     try:
         shape = dialect.shape_of(read(), section)

@@ -14,7 +14,9 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
+from aprfmt.codecs.credible import check_beside, check_inputs
 from aprfmt.codecs.parallel import cpu_count
+from aprfmt.tensors.companions import stored_parts
 
 if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
@@ -172,6 +174,8 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
     codec; nothing the size of the tensor is held. Raises CodecError or UnsupportedError.
     """
     info = tensor.info
+    if tensor.parts:
+        check_inputs(stored_parts(tensor))
     if tensor.decode is not None:
         try:
             return _of_bands(tensor)
@@ -179,6 +183,7 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
             tensor.drop()
     reference = codec(info.encoding)
     parts = raw_parts(tensor)
+    check_beside(parts)
     count = math.prod(info.shape)
     try:
         fast = _by_kernel(info.encoding, parts, count)

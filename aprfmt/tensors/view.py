@@ -31,7 +31,12 @@ def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
     try:
         if tensor.decode is not None:
             return tensor.decode()
-        return decode(info.encoding, raw_parts(tensor), info.shape, row_bytes=info.row_bytes)
+        parts = raw_parts(tensor)
+        if len(parts) > 1:
+            from aprfmt.codecs.credible import check_beside
+
+            check_beside(parts)
+        return decode(info.encoding, parts, info.shape, row_bytes=info.row_bytes)
     except (CodecError, UnsupportedError) as error:
         raise type(error)(f"{info.name}: {error}") from error
 

@@ -220,7 +220,17 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     _config(adapter, peft_type="LORA", lora_alpha="six")
     with pytest.raises(FormatError, match="alpha is 'six'"):
         _merge(base, tmp_path / "out", adapter)
-    _config(adapter, lora_alpha=6)
+    _config(adapter, lora_alpha=6, init_lora_weights="pissa_niter_4")
+    with pytest.raises(UnsupportedError, match="'pissa_niter_4', which changed the base as well"):
+        _merge(base, tmp_path / "out", adapter)
+    _config(adapter, init_lora_weights=True)
+    shutil.copytree(adapter, tmp_path / "nan")
+    stored = tensors_of(adapter)
+    encoding, shape, raw = stored[name := next(each for each in stored if "lora_B" in each)]
+    stored[name] = (encoding, shape, raw[:-4] + b"\x00\x00\xc0\x7f")
+    write_mixed(tmp_path / "nan" / "adapter_model.safetensors", stored)
+    with pytest.raises(FormatError, match=f"{name}: holds 1 NaN or infinite numbers of"):
+        _merge(base, tmp_path / "out", tmp_path / "nan")
     aprfmt.convert(base, tmp_path / "q.gguf", tensor_encodings=[("attn_q.weight", "Q8_0")])
     with pytest.raises(ConversionError, match="is Q8_0; an adapter is merged into floats"):
         convert_merged(tmp_path / "q.gguf", tmp_path / "m.gguf", adapter)

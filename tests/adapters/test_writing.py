@@ -36,6 +36,7 @@ def test_through_other_spellings_and_back(case: str, ways: tuple[str, ...], tmp_
         out.parent.mkdir()
         done = command("convert", last, out, "--base", base, "--json")
         assert done.code == 0 and done.json["counts"]["lossy"] == 0
+        assert done.json["verified"] == len(done.json["tensors"])
         into = tmp_path / f"merged-{way}"
         convert_merged(base, into, out, to="safetensors")
         assert aprfmt.diff(tmp_path / "merged", into).equal

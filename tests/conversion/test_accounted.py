@@ -103,6 +103,34 @@ def test_a_file_that_no_output_holds_needs_a_flag(folder: Path, tmp_path: Path) 
         aprfmt.convert(folder, tmp_path / "n.gguf", drop=["mmproj-f32.gguf"])
 
 
+@pytest.mark.parametrize("target", ["m.gguf", "m.apr", "copy.safetensors"])
+def test_a_file_that_is_dropped_is_not_in_the_copy(folder: Path, target: str) -> None:
+    """Before, the flag was taken and recorded, and the licence copied all the same."""
+    (folder.parent / "out").mkdir()
+    out = folder.parent / "out" / target
+    flags = ["--drop", "LICENSE", "--drop", "generation_config.json"]
+    found = fates(command("convert", folder, out, *flags, "--json").json)
+    for name in ("LICENSE", "generation_config.json"):
+        assert found[name][0] == "dropped"
+    assert found["preprocessor_config.json"][0] == "copied"
+    with aprfmt.open(out) as model:
+        texts = model.carried.texts if model.folder is None else model.folder.texts
+        assert {"LICENSE", "generation_config.json"} & {*texts} == set()
+        assert "preprocessor_config.json" in texts
+    row = next(row for row in validate(out, against=folder).checks if row.name == "accounted")
+    assert row.outcome == "PASS" and "2 dropped" in row.found
+
+
+def test_what_a_copy_is_read_by_is_not_dropped(folder: Path, tmp_path: Path) -> None:
+    done = command("convert", folder, tmp_path / "m.gguf", "--drop", "*config.json")
+    assert done.code == 2 and "--drop names config.json" in done.err
+    found = fates(command("convert", folder, tmp_path / "m.gguf", "--drop",
+                          "chat_template.jinja", "--json").json)  # fmt: skip
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        kept = model.metadata.get("tokenizer.chat_template")
+    assert found["chat_template.jinja"][0] == ("dropped" if kept is None else "transformed")
+
+
 def test_validate_and_qa_hold_a_copy_against_its_source(folder: Path, tmp_path: Path) -> None:
     aprfmt.convert(folder, tmp_path / "m.gguf", drop=["output.weight"], quantize="Q8_0")
     done = command("validate", tmp_path / "m.gguf", "--against", folder, "--json")

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from aprfmt.diagnosis import diagnose
 from tests.cli.run import aprfmt
@@ -51,6 +52,16 @@ def filled(suffix: str, value: float) -> Change:
         values = np.frombuffer(raw, kind).copy()
         values[-1] = value
         rows[AT + suffix] = (encoding, shape, values.tobytes())
+
+    return change
+
+
+def zeros(suffix: str) -> Change:
+    """Return a change to scales that were never filled."""
+
+    def change(rows: Rows) -> None:
+        encoding, shape, raw = rows[AT + suffix]
+        rows[AT + suffix] = (encoding, shape, bytes(len(raw)))
 
     return change
 
@@ -106,7 +117,8 @@ FAULTS: list[tuple[str, Change | None, Mapping[str, Any], str]] = [
     ("modelopt", without("weight_scale"), {}, "modelopt weight without .*weight_scale;"),
     ("modelopt", without("weight_scale_2"), {}, "'.weight_scale_2' is missing"),
     ("modelopt", turned("weight_scale"), {}, r"shape \[4, 64\], expected \[64, 4\]"),
-    ("modelopt", halved("weight_scale"), {}, r"shape \[64, 2\], expected \[64, 4\]"),
+    ("modelopt", halved("weight_scale"), {},
+     r"config says NVFP4, group_size 16: .* shape \[64, 2\], expected \[64, 4\]"),
     ("modelopt", filled("weight_scale", np.nan), {}, r"holds nan at \[63, 3\]"),
     ("modelopt", filled("weight_scale", -1), {}, r"holds -1.0 at \[63, 3\]"),
     ("modelopt", filled("weight_scale_2", np.inf), {}, "'.weight_scale_2' holds inf"),
@@ -114,6 +126,8 @@ FAULTS: list[tuple[str, Change | None, Mapping[str, Any], str]] = [
     ("modelopt", plain, {}, "config says NVFP4, part '.weight' is F8_E4M3, expected U8"),
     ("modelopt", None, said(quant_algo="FP8"), "config says FP8, part '.weight' is U8"),
     ("modelopt", None, said(group_size=32), "config says group_size 32, expected"),
+    ("modelopt", None, said(quant_algo="W4A16_AWQ", group_size=48),
+     "config says W4A16_AWQ, group_size 48: part '.weight' has rows of 32, no whole groups"),
     ("modelopt", None, said(quant_algo="MXFP8"), "config says group_size 16"),
     ("modelopt", None, said(exclude_modules="lm_head"), "expected a list of names"),
     ("modelopt", None, said(quant_algo="MIXED_PRECISION"), "quantized_layers"),
@@ -156,6 +170,19 @@ FAULTS: list[tuple[str, Change | None, Mapping[str, Any], str]] = [
     ("awq", filled("scales", np.inf), {}, r"'.scales' holds inf at \[1, 63\]"),
     ("compressed_packed", filled("weight_scale", np.nan), {}, r"holds nan at \[63, 1\]"),
     ("awq", turned("scales"), {}, r"'.scales' has shape"),
+    ("gptq", zeros("scales"), {}, "'.scales' is 0 everywhere, and the codes in '.qweight' differ"),
+    ("awq", zeros("scales"), {}, "'.scales' is 0 everywhere"),
+    ("fp8_block", zeros("weight_scale_inv"), {}, "'.weight_scale_inv' is 0 everywhere"),
+    ("mlx", zeros("scales"), {}, "'.scales' is 0 everywhere"),
+    ("compressed_packed", zeros("weight_scale"), {}, "'.weight_scale' is 0 everywhere"),
+    ("compressed_packed_float", zeros("weight_scale"), {}, "'.weight_scale' is 0 everywhere"),
+    ("compressed_plain", zeros("weight_scale"), {}, "'.weight_scale' is 0 everywhere"),
+    ("modelopt", zeros("weight_scale"), {}, "'.weight_scale' is 0 everywhere"),
+    ("modelopt", zeros("weight_scale_2"), {}, "'.weight_scale_2' is 0 everywhere"),
+    ("compressed_packed", None, weights(strategy="rows", group_size=32),
+     r"config says strategy 'rows', the scales have shape \[64, 2\]; expected tensor or channel"),
+    ("compressed_plain", None, weights(num_bits=8, strategy="token"), "says strategy 'token', the"),
+    ("compressed_packed_float", None, weights(strategy="channel"), "says strategy 'channel', the"),
 ]  # fmt: skip
 
 
@@ -182,14 +209,20 @@ def test_converting_names_tensor_claim_and_fact(
     assert done.code == 2 and not done.out, done.out
     assert re.search(says, done.err), done.err
     assert len(done.err.strip().splitlines()) == 1
-    whole = "config" in says or "list" in says or "layers" in says or "regular" in says
+    whole = (
+        "config" in says
+        or "strategy" in says
+        or "list" in says
+        or "layers" in says
+        or "regular" in says
+    )
     assert whole or "_proj." in done.err
     assert not (tmp_path / "m.gguf").exists()
 
 
 CAUSES = {
     "without": "scales_missing", "turned": "scales_shape", "halved": "scales_shape",
-    "filled": "scales_invalid", "doubled": "scales_shape",
+    "filled": "scales_invalid", "zeros": "scales_invalid", "doubled": "scales_shape",
 }  # fmt: skip
 
 
@@ -237,6 +270,63 @@ def test_inspect_shows_the_rest(
     assert found["encodings"]["MODELOPT"]["tensors"] == 13
 
 
+def test_a_weight_of_zeros_may_have_scales_of_zero(tmp_path: Path) -> None:
+    """And groups of zeros, beside others; no scale of a part of the weight is held to be lost."""
+
+    def none(rows: Rows) -> None:
+        for suffix in ("weight", "weight_scale", "weight_scale_2"):
+            zeros(suffix)(rows)
+
+    def half(rows: Rows) -> None:
+        encoding, shape, raw = rows[AT + "weight_scale"]
+        rows[AT + "weight_scale"] = (encoding, shape, bytes(len(raw) // 2) + raw[len(raw) // 2 :])
+
+    for name, change in (("none", none), ("half", half)):
+        broken(tmp_path / name, "modelopt", change, {})
+        assert aprfmt("convert", tmp_path / name, tmp_path / f"{name}.gguf").code == 0
+        done = aprfmt("convert", tmp_path / name, tmp_path / f"{name}.apr", "--encoding", "F32",
+                      "--drop", "*input_scale")  # fmt: skip
+        assert done.code == 0, done.err
+
+
+def inputs_in(path: Path) -> list[str]:
+    """Return the names of the scales of activations that a GGUF file holds."""
+    return [each.name for each in GGUFReader(path).tensors if each.name.endswith("input_scale")]
+
+
+@pytest.mark.parametrize("value", [-0.25, np.nan, np.inf])
+def test_a_scale_of_activations_that_nothing_is_divided_by(value: float, tmp_path: Path) -> None:
+    write_folder(tmp_path / "good", "modelopt")
+    broken(tmp_path / "m", "modelopt", filled("input_scale", value), {})
+    name = f"{AT}input_scale"
+    done = aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf")
+    assert done.code == 2
+    assert f"{AT}weight: part '.input_scale' holds {value} at []" in done.err
+    assert f"--drop {name}" in done.err
+    found = aprfmt("validate", tmp_path / "m")
+    assert found.code == 1 and f"'.input_scale' holds {value}" in found.out
+    judged = diagnose(str(tmp_path / "good"), str(tmp_path / "m"), ids=(1, 2, 3))
+    assert (judged.cause, judged.confidence) == ("scales_invalid", "confirmed")
+    for more in ([], ["--encoding", "F32"]):  # what depends on it is left out
+        out = tmp_path / "m.gguf"
+        assert aprfmt("convert", tmp_path / "m", out, "--drop", "*input_scale", *more).code == 0
+        assert not inputs_in(out)
+        out.unlink()
+
+
+def test_scales_of_activations_are_dropped_where_asked(tmp_path: Path) -> None:
+    """Before, `--drop` was recorded, and GGUF had them all the same."""
+    write_folder(tmp_path / "m", "modelopt")
+    done = aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf", "--json",
+                  "--drop", "model.layers.0.*input_scale")  # fmt: skip
+    fates = {row["name"]: row["fate"] for row in done.json["accounted"]["entries"]}
+    for layer, fate in ((0, "dropped"), (1, "copied")):
+        name = f"model.layers.{layer}.self_attn.q_proj.input_scale"
+        assert fates[name] == fate
+    inputs = inputs_in(tmp_path / "m.gguf")
+    assert len(inputs) == 7 and all(name.startswith("blk.1.") for name in inputs)
+
+
 def test_a_scale_of_two_experts_fits_no_single_weight(tmp_path: Path) -> None:
     def make(shape: tuple[int, int], rng: np.random.Generator) -> Any:
         codes = np.zeros((shape[0], shape[1] // 2), np.uint8)
@@ -254,8 +344,8 @@ def test_a_scale_of_two_experts_fits_no_single_weight(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dialect", "section", "says"),
     [
-        ("gptq", None, r"'\S+\.g_idx' is a part of packed weights that config.json does not desc"),
-        ("compressed_packed", None, "is a part of packed weights that config.json does not desc"),
+        ("gptq", None, r"nothing of quantization, .*14 weights in 56 tensors \(\S+\.g_idx I32 "),
+        ("compressed_packed", None, r"nothing of quantization, .*14 weights in 42 tensors"),
         ("mlx", None, r"nothing of quantization, .*14 weights in 42 tensors \(\S+\.biases F16 "),
         ("modelopt", None, r"nothing of quantization, .*14 weights in 56 tensors"),
         ("fp8_block", None, r"nothing of quantization, .*14 weights in 28 tensors \(\S+ F8_E4M3"),
@@ -277,12 +367,15 @@ def test_packed_weights_that_no_claim_is_about_are_named(
         assert len(done.err.strip().splitlines()) == 1
     for command in (["logits", tmp_path / "m", "--ids", "1,2"], ["validate", tmp_path / "m"]):
         assert aprfmt(*command).code in (1, 2)
+    found = aprfmt("inspect", tmp_path / "m")
+    said = found.out + found.err
+    assert "missing" not in said and "no role" not in said
+    assert said.index("14 weights packed ") < said.index(": 14 weights in ")
     config |= {"model_type": "zork", "architectures": ["ZorkForCausalLM"]}
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     done = aprfmt("convert", tmp_path / "m", tmp_path / "g", "--to", "safetensors",
                   "--encoding", "F32")  # fmt: skip
-    if "is a part of" not in says:  # codes of other names are copied as the integers they are
-        assert done.code == 2 and re.search(says, done.err), done.err
+    assert done.code == 2 and re.search(says, done.err), done.err
 
 
 def test_an_exponent_that_is_no_number_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.errors import CodecError
+from aprfmt.diagnosis import diagnose
+from aprfmt.errors import CodecError, ConversionError
+from tests.cli.run import aprfmt as command
 from tests.conversion import dialect_floats as floats
 from tests.conversion.dialect_folders import (
     Maker,
@@ -343,3 +345,40 @@ def test_classes_of_torchao_are_described_by_the_file(tmp_path: Path) -> None:
     write_mixed(weights, tensors_of(tmp_path / "m"), metadata)
     with pytest.raises(CodecError, match=r"_proj.weight: torchao: metadata says block_size None"):
         aprfmt.open(tmp_path / "m")
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_what_no_metadata_describe_is_copied_and_not_guessed(
+    described: bool, tmp_path: Path
+) -> None:
+    """torchao's Int4Tensor, or any other whose metadata are lost: it was not even copied."""
+    section = {"quant_method": "torchao", "quant_type": {"default": {}}}
+    expected = written(tmp_path / "m", {"_proj": int8_blocks}, section)
+    said = {"_type": "Int4Tensor", "_data": {"block_size": [1, 32]}}
+    metadata = {name: json.dumps(said) for name in expected}
+    metadata["tensor_names"] = json.dumps(list(expected))
+    weights = tmp_path / "m" / "model.safetensors"
+    write_mixed(weights, tensors_of(tmp_path / "m"), metadata if described else {})
+    says = "of class 'Int4Tensor'" if described else "the file's metadata describe none"
+    for out in ("m.gguf", "m.apr"):
+        with pytest.raises(ConversionError, match=f"'torchao' .*{says}.*14 weights in 42 tensors"):
+            aprfmt.convert(tmp_path / "m", tmp_path / out, encoding="F32")
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.apr")
+    aprfmt.convert(tmp_path / "m.apr", tmp_path / "back", to="safetensors")
+    assert tensors_of(tmp_path / "back") == tensors_of(tmp_path / "m")
+    found = command("inspect", tmp_path / "m")
+    assert "14 weights packed by 'torchao', not decoded here" in found.out
+
+
+def test_metadata_that_are_lost_are_the_cause(tmp_path: Path) -> None:
+    section = {"quant_method": "torchao", "quant_type": {"default": {}}}
+    expected = written(tmp_path / "good", {"_proj": int8_blocks}, section)
+    written(tmp_path / "bad", {"_proj": int8_blocks}, section)
+    said = {"_type": "Int8Tensor", "_data": {"block_size": [1, 32]}}
+    metadata = {name: json.dumps(said) for name in expected}
+    metadata["tensor_names"] = json.dumps(list(expected))
+    write_mixed(tmp_path / "good" / "model.safetensors", tensors_of(tmp_path / "good"), metadata)
+    for sides in (("good", "bad"), ("bad", "good")):
+        found = diagnose(*(str(tmp_path / side) for side in sides), ids=(1, 2, 3))
+        assert (found.cause, found.confidence) == ("packing_claim", "confirmed")
+        assert found.findings[0].side == "AB"[sides.index("bad")]

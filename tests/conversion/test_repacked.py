@@ -331,3 +331,32 @@ def test_fp8_as_bf16_has_a_way_back(dialect: str, tmp_path: Path) -> None:
     lost = {t.name: t.lost_codes for t in report.tensors if t.lost_codes is not None}
     assert len(lost) == len(expected)
     assert [n for n, count in lost.items() if count] == ["blk.0.ffn_up.weight"]
+
+
+def test_factors_of_inputs_are_part_of_the_values_and_not_of_blocks(tmp_path: Path) -> None:
+    """NVFP4_AWQ: GGUF has no place for pre_quant_scale, and one that is lost is refused."""
+
+    def make(shape: tuple[int, int], rng: np.random.Generator) -> tuple[Any, Array]:
+        parts, values = nvfp4(shape, rng)
+        smooth = rng.uniform(0.5, 2, shape[1]).astype(np.float32)
+        return {**parts, "pre_quant_scale": smooth}, values * smooth
+
+    section = {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ", "group_size": 16}
+    expected = write_mixture(tmp_path / "m", lambda name: make if "up_proj" in name else None,
+                             {"quantization_config": section})  # fmt: skip
+    done = command("convert", tmp_path / "m", tmp_path / "m.gguf")
+    assert done.code == 2
+    assert "(MODELOPT; NVFP4: part '.pre_quant_scale' multiplies its inputs)" in done.err
+    aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf", encoding="F32", drop=["*input_scale"])
+    with aprfmt.open(tmp_path / "m.gguf") as model:
+        for name, values in expected.items():
+            found = model.roles[f"L{name.split('.')[2]}.ffn_up.weight"].numpy()
+            np.testing.assert_array_equal(found, values)
+    rows = dict(tensors_of(tmp_path / "m"))
+    for name in [name for name in rows if name.endswith("pre_quant_scale")]:
+        encoding, shape, raw = rows[name]
+        rows[name] = (encoding, shape, bytes(len(raw)))
+    write_mixed(tmp_path / "m" / "model.safetensors", rows)
+    done = command("convert", tmp_path / "m", tmp_path / "n.gguf", "--encoding", "F32",
+                   "--drop", "*input_scale")  # fmt: skip
+    assert done.code == 2 and "up_proj.weight: modelopt: part '.pre_quant_scale' is 0" in done.err

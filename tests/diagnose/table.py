@@ -12,6 +12,7 @@ from tests.diagnose.fault import Fault
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES, ROOT
 
 PAGE = ROOT / "docs" / "diagnose.md"
+FLOAT32 = 1e-5  # where runs in float32 are furthest apart, as that is: another point by processor
 START, END = "<!-- table: {} -->", "<!-- end: {} -->"
 
 
@@ -28,6 +29,8 @@ def row(fault: Fault, found: Diagnosis) -> str:
     named = list(dict.fromkeys(finding.cause for finding in found.findings))
     lead = found.lead
     where = ", ".join(lead.where[:1]) if lead is not None else ""
+    if lead is not None and (lead.cause, lead.level) == ("rounding", "forward"):
+        where = where if (lead.residual_before or 1) > FLOAT32 else ""
     also = f" or {', '.join(lead.also)}" if lead is not None and lead.also else ""
     numbers = ", ".join(map(str, fault.upstream))
     seeded = ", ".join(fault.causes) or "none"

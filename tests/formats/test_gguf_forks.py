@@ -198,6 +198,8 @@ def test_the_bytes_of_its_rows_say_whose_an_id_is(tmp_path: Path, number: int, c
     done = aprfmt("inspect", path)
     assert done.code == 0 and claim.name in done.out + done.err
     assert claim.name in aprfmt("validate", path).out
+    refused = aprfmt("cat", path, "t")
+    assert refused.code == 2 and str(claim) in refused.err
 
 
 def test_upstreams_meaning_needs_no_word_where_its_bytes_are_there(tmp_path: Path) -> None:

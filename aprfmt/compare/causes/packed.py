@@ -18,7 +18,7 @@ PACKED = (
     ),
     Cause(
         "scales_invalid", "tensor", "bug",
-        "Scales of a packed weight are NaN, infinite or negative.",
+        "Scales of a packed weight are NaN, infinite, negative or all zero.",
         "The weight cannot be decoded; its scales hold what no quantizer writes.",
         "With these scales replaced it decodes to the other side's values, or does so everywhere "
         "else.",

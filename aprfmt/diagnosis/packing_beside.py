@@ -1,0 +1,78 @@
+"""Weights whose blocks or codes have scales beside them, as bitsandbytes' and GGUF's NVFP4 have.
+
+No claim of config.json is needed to read one, so nothing can be wrong but a part: each is put in
+its place from the reference, and the one after which the weight decodes to the reference's values
+is the cause.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from aprfmt.base.protocols import LazyTensor, raw_parts
+from aprfmt.codecs import decode
+from aprfmt.codecs.credible import check_beside, check_inputs
+from aprfmt.diagnosis.packing_repairs import not_numbers, wrong_part
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
+from aprfmt.tensors.companions import as_part, stored_parts
+from aprfmt.tensors.view import decode_tensor
+
+Wrong = tuple[str, str, bool]  # the cause, what is wrong, whether it was seen
+
+
+def wrong_beside(
+    good: Model, bad: Model, names: set[str] | None
+) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield (weight, cause, what is wrong, whether it was seen) for such weights of `bad`.
+
+    `names` are those that cannot be read, None for every weight that is not joined.
+    """
+    for name in names or [name for name in good if name not in bad or not bad[name].parts]:
+        right, broken = (None if view is None else view.stored[0]
+                         for view in (good.get(name), bad.get(name)))  # fmt: skip
+        found: Iterator[Wrong] = iter(())
+        if right is not None and right.parts and right.packed is None:
+            found = _beside(right, bad.source.tensors)
+        elif broken is not None and broken.parts and broken.packed is None:
+            found = _alone(broken)
+        for cause, says, sure in found:
+            yield name, cause, says, sure
+
+
+def _beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> Iterator[Wrong]:
+    """Yield the parts that are not as those of the reference, where the codes are."""
+    main = right.parts[""].info
+    if main.name not in stored or stored[main.name].info.encoding != main.encoding:
+        return
+    own = {suffix: stored.get(part.info.name) for suffix, part in right.parts.items()}
+    for suffix, part in own.items():
+        if part is None:
+            yield "scales_missing", f"{suffix} is not in the file", _restored(right, own, suffix)
+        elif suffix and (wrong := wrong_part(suffix, as_part(part), as_part(right.parts[suffix]))):
+            yield *wrong, _restored(right, own, suffix)
+
+
+def _alone(broken: LazyTensor) -> Iterator[Wrong]:
+    """Yield what is wrong with a weight by itself, beside a reference that is not packed."""
+    wrong = [not_numbers(suffix, part) for suffix, part in stored_parts(broken).items()]
+    invalid = next(filter(None, wrong), "")
+    try:
+        decode_tensor(broken)
+    except AprfmtError as error:
+        says = invalid or str(error).removeprefix(f"{broken.info.name}: ")
+        yield "scales_invalid" if invalid else "scales_shape", says, False
+
+
+def _restored(right: LazyTensor, own: Mapping[str, LazyTensor | None], suffix: str) -> bool:
+    """Say whether a weight with one part as the reference has it is the reference's."""
+    theirs = raw_parts(right)
+    parts = {key: part.raw() for key, part in own.items() if part is not None}
+    parts[suffix] = theirs[suffix]
+    try:
+        check_beside(parts)
+        check_inputs({key: as_part(part) for key, part in own.items() if part and key != suffix})
+        made, wanted = (
+            decode(right.info.encoding, each, right.info.shape) for each in (parts, theirs)
+        )
+    except AprfmtError:
+        return False
+    return bool(made.tobytes() == wanted.tobytes())
