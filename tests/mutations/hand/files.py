@@ -97,7 +97,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "digest-shapes", "aprfmt/tensors/digest.py",
-        "f\"{','.join(map(str, values.shape))}\\n\".encode()",
+        "f\"{','.join(map(str, shape))}\\n\".encode()",
         'b"\\n"',
         "shapes are not hashed",
     ),
