@@ -183,7 +183,8 @@ def _shape_of_packed(parts: Parts, config: Config) -> tuple[int, ...]:
         raise CodecError(
             f"{NAME}: part {_SHAPE!r} says {list(shape)}, expected {len(packed)} sizes"
         )
-    fits(NAME, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
+    said = f"{NAME}: config says num_bits {bits}"
+    fits(said, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
     _check(shape, parts, weights_of(config))
     return shape
 

@@ -48,7 +48,10 @@ def _shape_of(parts: Parts, config: Config) -> tuple[int, ...]:
     bits = fact(NAME, config, "bits", _BITS)
     shape = need(NAME, parts, ".qweight").shape
     if len(shape) != 2 or shape[0] * 32 % bits:
-        raise CodecError(f"{NAME}: part '.qweight' has shape {list(shape)}, expected [in, out]")
+        raise CodecError(
+            f"{NAME}: config says bits {bits}, part '.qweight' has shape {list(shape)}, expected "
+            "[in * bits / 32, out]"
+        )
     return shape[1], shape[0] * 32 // bits
 
 
@@ -91,7 +94,8 @@ def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
     if scales.ndim != 2:
         raise CodecError(f"{NAME}: part '.scales' has shape {list(scales.shape)}, expected 2 axes")
     fits(NAME, ".scales", scales.shape, (len(scales), outputs))
-    fits(NAME, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
+    said = f"{NAME}: config says bits {bits}"
+    fits(said, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
     codes = LaidCodes(bits, "rows", qzeros.view(np.uint8)[None])
     values = np.arange(1 << bits, dtype=np.float32) + _ZERO_OFFSET[kind]
     return LaidOut(scales.shape, codes, values, (1, outputs)).decode()

@@ -43,6 +43,16 @@ def refuse_inputs(view: View) -> None:
             raise CodecError(f"{stored.info.name}: {error}") from error
 
 
+def refuse_packed(view: View) -> None:
+    """Raise CodecError, with the tensor, for a packed weight whose parts do not fit its claim."""
+    for stored in view.stored:
+        if stored.packed is not None:
+            try:
+                stored.packed().laid_out()
+            except CodecError as error:
+                raise CodecError(f"{stored.info.name}: {error}") from error
+
+
 def _scales(view: View) -> dict[str, bytes]:
     """Return the bytes of the scales of activations of all tensors that a view joins."""
     return {

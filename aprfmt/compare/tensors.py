@@ -13,7 +13,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.beforehand import as_long, same_meaning
 from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit, steps
 from aprfmt.compare.diffs import TensorDiff
-from aprfmt.compare.inputs import refuse_inputs
+from aprfmt.compare.inputs import refuse_inputs, refuse_packed
 from aprfmt.compare.nonfinite import alike
 from aprfmt.compare.numbers import CHUNK, PairSums, wide
 from aprfmt.errors import AprfmtError, CodecError
@@ -52,9 +52,11 @@ def compare_pair(
         return replace(diff, verdict="UNREADABLE", cause=damage)
     if a is None or b is None:
         return replace(diff, verdict="ONLY_IN_B" if a is None else "ONLY_IN_A")
-    if a.shape != b.shape:
-        return replace(diff, verdict="SHAPE_DIFFERS")
     try:
+        if a.shape != b.shape:
+            for side in (a, b):
+                refuse_packed(side)  # its shape may be that of a wrong claim
+            return replace(diff, verdict="SHAPE_DIFFERS")
         return _compare(diff, a, b, imatrix, first)
     except AprfmtError as error:
         return replace(diff, verdict="UNREADABLE", cause=str(error))

@@ -150,11 +150,23 @@ def _differing(right: Mapping[str, Any], said: Mapping[str, Any]) -> str:
     """Return in words what a section says otherwise than the right one."""
     if not said:
         return "nothing of quantization, and the weights are packed"
-    keys = [key for key in {**right, **said} if right.get(key) != said.get(key)]
     shown = [
-        f"{key} {_shown(said.get(key))}, expected {_shown(right.get(key))}" for key in keys[:3]
+        f"{key} {_shown(mine)}, expected {_shown(theirs)}"
+        for key, mine, theirs in _apart(right, said)
     ]
-    return "; ".join(shown)
+    return "; ".join(shown[:3])
+
+
+def _apart(
+    right: Mapping[str, Any], said: Mapping[str, Any], above: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the innermost keys that differ, `a.b.c`, with what is said and what is right."""
+    for key in {**right, **said}:
+        theirs, mine = right.get(key), said.get(key)
+        if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
+            yield from _apart(theirs, mine, f"{above}{key}.")
+        elif theirs != mine:
+            yield f"{above}{key}", mine, theirs
 
 
 def _shown(value: Any) -> str:

@@ -7,7 +7,6 @@ from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
-from aprfmt.model.unread import undescribed
 from aprfmt.tensors.companions import SECTIONS, section_of
 
 # Relative L2 below which a weight that is read by the other side's claim is that weight: codes that
@@ -24,7 +23,9 @@ def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, E
     """
     config = None if bad.folder is None else bad.folder.config
     section, own = (section_of(packing_config(side) or {}) for side in (good, bad))
-    lacks = "config.json says nothing of packing" if own is None else undescribed(own)
+    lacks = "config.json says nothing of packing"
+    if own is not None:
+        lacks = "" if bad.unread is None else bad.unread.claim
     if section is None or config is None or bad.folder is None or not lacks:
         return None
     names = _packed(good)

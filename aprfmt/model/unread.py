@@ -44,18 +44,22 @@ class Unread:
     why: str
 
     @property
-    def says(self) -> str:
-        """The sentence about it."""
-        measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
-        more = ", ..." if len(self.tensors) > _SHOWN else ""
+    def claim(self) -> str:
+        """What config.json says, and why that does not serve."""
         why = f" ({self.why})" if self.why else ""
-        what = (
+        return (
             f"quantization {self.method!r} of config.json is not decoded here{why}"
             if self.method
             else "config.json says nothing of quantization, but weights are packed"
         )
+
+    @property
+    def says(self) -> str:
+        """The sentence about it."""
+        measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
+        more = ", ..." if len(self.tensors) > _SHOWN else ""
         return (
-            f"{what}: {len(self.weights)} weights in {len(self.tensors)} tensors "
+            f"{self.claim}: {len(self.weights)} weights in {len(self.tensors)} tensors "
             f"({', '.join(measures)}{more})"
         )
 
@@ -103,7 +107,7 @@ def unread(
     method = ""
     if section is not None:
         method = str(section.get("quant_method", section.get("format", "unnamed")))
-        why = why or undescribed(section)
+        why = why or _undescribed(section)
     if section is not None and (why or not _is_read(section)):
         coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
         if not why and "format" in section:
@@ -164,7 +168,7 @@ def _is_foreign(
     return found is not None and not any(row in found[0] for row in rows)
 
 
-def undescribed(section: Mapping[str, Value]) -> str:
+def _undescribed(section: Mapping[str, Value]) -> str:
     """Return why nothing is known of the weights of a method that is read; "" for others."""
     from aprfmt.codecs.scopes import sections
 

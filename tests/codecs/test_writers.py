@@ -222,9 +222,20 @@ def test_blocks_are_laid_out_anew(encoding: str, data: st.DataObject) -> None:
         np.testing.assert_array_equal(read.codes(1, ROWS), made)
     for target in PAIRS[encoding]:
         for _, said, packed in anew(read, target):
-            check(values, packed.decode(), said)
+            if not lost(packed):
+                check(values, packed.decode(), said)
             if (encoding, target) != ("NVFP4", "COMPRESSED_PACKED_FLOAT"):
                 assert said.inexact == 0, target
+
+
+def lost(packed: PackedWeight) -> bool:
+    """Say whether scales are 0 everywhere, be it that they underflow; held to be refused."""
+    held = [np.frombuffer(p.raw, np.uint8) & 0x7F for s, p in packed.parts.items() if "scale" in s]
+    if all(one.any() for one in held):
+        return False
+    with pytest.raises(CodecError, match="is 0 everywhere"):
+        packed.decode()
+    return True
 
 
 def check(before: Array, after: Array, said: Any) -> None:
@@ -243,6 +254,8 @@ def check(before: Array, after: Array, said: Any) -> None:
 def test_integers_of_a_dialect_are_laid_out_anew(source: str, data: st.DataObject) -> None:
     codes, scale, zeros, _ = data.draw(grids())
     weight = INTEGERS[source](codes, scale, zeros)
+    if lost(weight):
+        return
     read = READS[source](weight, "")
     symmetric = bool((zeros == 8).all())
     for target in PAIRS[source]:
@@ -255,7 +268,8 @@ def test_integers_of_a_dialect_are_laid_out_anew(source: str, data: st.DataObjec
                 list(anew(read, target))
             continue
         for _, said, packed in anew(read, target):
-            check(weight.decode(), packed.decode(), said)
+            if not lost(packed):
+                check(weight.decode(), packed.decode(), said)
 
 
 @settings(max_examples=40, deadline=None)
