@@ -10,7 +10,11 @@ import pytest
 
 import aprfmt
 from aprfmt.checks import validate
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.repacking import find
 from aprfmt.errors import CodecError, ConversionError, UsageError
+from aprfmt.formats import FORMATS
+from aprfmt.formats.mapped import MappedFile
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_floats import nvfp4
 from tests.conversion.dialect_folders import (
@@ -317,3 +321,22 @@ def test_fp8_as_bf16_has_a_way_back(dialect: str, tmp_path: Path) -> None:
     lost = {t.name: t.lost_codes for t in report.tensors if t.lost_codes is not None}
     assert len(lost) == len(expected)
     assert [n for n, count in lost.items() if count] == ["blk.0.ffn_up.weight"]
+
+
+def test_a_plan_keeps_no_pages_of_the_weights_it_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "m", "gptq")
+    dropped: list[int] = []
+    real = MappedFile.drop
+
+    def drop(self: MappedFile, start: int, stop: int) -> None:
+        dropped.append(start)
+        real(self, start, stop)
+
+    monkeypatch.setattr(MappedFile, "drop", drop)
+    with aprfmt.open(tmp_path / "m") as model:
+        parts = {part.info.offset for view in model.values() if view.parts
+                 for part in view.stored[0].parts.values()}  # fmt: skip
+        find(model, FORMATS["gguf"], Options(allow_inexact=True), copied=False)
+    assert len(parts) > 20 and parts <= set(dropped)
