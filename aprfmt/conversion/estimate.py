@@ -54,8 +54,18 @@ def memory(model: "Model", plan: "Plan", options: Options) -> int:
     workers = options.jobs if options.jobs > 1 else options.threads or cpu_count()
     largest = max((_held(output) for output in plan.outputs), default=0)
     metadata = sum(_size(value) for value in model.metadata.values())
-    ahead = BUDGET if options.jobs > 1 else 0
+    far = any(output.far for output in plan.outputs)
+    ahead = _fetched() if far else BUDGET if options.jobs > 1 else 0
     return BASE + max(workers, FEW) * THREAD + largest + ahead + 3 * metadata
+
+
+def _fetched() -> int:
+    """Return what a source that is fetched holds: parts on their way and here, and the digest's."""
+    from aprfmt.remote.file import KEPT
+    from aprfmt.remote.passing import HELD
+    from aprfmt.remote.stream import AHEAD, PART
+
+    return 2 * AHEAD * PART + HELD + KEPT
 
 
 def _held(output: "Output") -> int:

@@ -190,6 +190,7 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
                 tensor.packed().laid_out()  # raises where no encoding could help
         except CodecError as error:
             raise ConversionError(f"{view.name}: {error}") from error
+        tensor.drop()  # the scales of all weights would stay mapped until each is written
         if isinstance(made, Repacked):
             found[view.name] = RepackedTensor(tensor, made, threads)
         elif made:

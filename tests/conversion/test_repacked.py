@@ -10,7 +10,11 @@ import pytest
 
 import aprfmt
 from aprfmt.checks import validate
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.repacking import find
 from aprfmt.errors import CodecError, ConversionError, UsageError
+from aprfmt.formats import FORMATS
+from aprfmt.formats.mapped import MappedFile
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_floats import nvfp4
 from tests.conversion.dialect_folders import (
@@ -360,3 +364,22 @@ def test_factors_of_inputs_are_part_of_the_values_and_not_of_blocks(tmp_path: Pa
     done = command("convert", tmp_path / "m", tmp_path / "n.gguf", "--encoding", "F32",
                    "--drop", "*input_scale")  # fmt: skip
     assert done.code == 2 and "up_proj.weight: modelopt: part '.pre_quant_scale' is 0" in done.err
+
+
+def test_a_plan_keeps_no_pages_of_the_weights_it_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "m", "gptq")
+    dropped: list[int] = []
+    real = MappedFile.drop
+
+    def drop(self: MappedFile, start: int, stop: int) -> None:
+        dropped.append(start)
+        real(self, start, stop)
+
+    monkeypatch.setattr(MappedFile, "drop", drop)
+    with aprfmt.open(tmp_path / "m") as model:
+        parts = {part.info.offset for view in model.values() if view.parts
+                 for part in view.stored[0].parts.values()}  # fmt: skip
+        find(model, FORMATS["gguf"], Options(allow_inexact=True), copied=False)
+    assert len(parts) > 20 and parts <= set(dropped)

@@ -18,6 +18,8 @@ from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.verifying import Verifier
 from aprfmt.errors import ConversionError
 from aprfmt.formats.output import OutputRoom
+from aprfmt.remote.passing import HELD
+from aprfmt.remote.stream import AHEAD, PART
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder
 from tests.remote.server import RangeServer, serving
@@ -126,6 +128,15 @@ def test_a_stopped_run_goes_on_and_fetches_only_the_rest(
     assert report.resumed_tensors > 9
     assert hub.sent() - before < (source / "model.safetensors").stat().st_size // 2
     assert (tmp_path / "x.gguf").read_bytes() == expected.read_bytes()
+
+
+def test_a_plan_counts_what_is_fetched_ahead(hub: RangeServer, source: Path) -> None:
+    words = ("x.gguf", "--dry-run", "--json")
+    here, there = (command("convert", model, *words) for model in (source, "hf://someone/m"))
+    assert here.code == there.code == 0, there.err
+    more = there.json["estimate"]["memory_bytes"] - here.json["estimate"]["memory_bytes"]
+    assert more >= HELD + AHEAD * PART
+    assert there.json["estimate"]["memory_bytes"] <= 1 << 30
 
 
 def test_bytes_that_are_not_the_published_ones_are_refused(
