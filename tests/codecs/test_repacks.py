@@ -185,9 +185,10 @@ def test_mlx_affine(grid: tuple[Array, Array, Array, str]) -> None:
     config = {"bits": 4, "group_size": COLUMNS // scale.shape[1]}
     parts = {".weight": pack(codes, 4).view(np.uint32), ".scales": scale, ".biases": biases}
     weight = packed("mlx", config, parts)
-    if lost(weight, *rows_of("MLX", "Q4_1"), scale):
+    [row] = rows_of("MLX", "Q4_1")
+    if lost(weight, row, scale):
         return
-    made = held(weight, *rows_of("MLX", "Q4_1"))
+    made = held(weight, row)
     check(weight, made)
     if dtype == "F16":
         assert made.judged().inexact == 0
