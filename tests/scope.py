@@ -98,6 +98,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/fuzz/test_fuzz.py::test_atheris_finds_nothing": Family(1 << 64),
     "tests/fuzz/test_planted.py": Family(8),
     "tests/inference/gpu/test_cupy_backend.py": Family(4),
+    "tests/inference/gpu/test_cupy_recorded.py": Family(6),
     "tests/inference/gpu/test_gpu_parity.py": Family(4),
     "tests/inference/gpu/test_kernels_layers.py": Family(4),
     "tests/inference/gpu/test_odd_sizes.py": Family(8),
