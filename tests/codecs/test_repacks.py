@@ -1,7 +1,5 @@
 """Every pair of the table of repacks: codes kept, values equal, what is not equal counted."""
 
-from collections.abc import Mapping
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,27 +9,17 @@ from hypothesis.extra import numpy as arrays
 
 from aprfmt.codecs import native, repack_sources
 from aprfmt.codecs.dialect import StoredPart
-from aprfmt.codecs.dialects import DIALECTS
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.codecs.repacks import REPACKS, GroupCounts, Repack, Repacked, repacked
 from aprfmt.errors import CodecError
 from tests.codecs.data import Array, by_gguf
 from tests.codecs.packing import pack
+from tests.codecs.weights import packed
 from tests.conversion.dialect_floats import pairs
-from tests.conversion.dialect_folders import stored_row
 
 E4M3 = ml_dtypes.float8_e4m3fn
 ROWS, COLUMNS = 8, 128
 _NAMES = {"F16": np.float16, "BF16": ml_dtypes.bfloat16, "F32": np.float32}
-
-
-def packed(dialect: str, config: Mapping[str, object], parts: dict[str, Array]) -> PackedWeight:
-    """Return a weight as it is stored."""
-    stored = {}
-    for suffix, held in parts.items():
-        encoding, shape, raw = stored_row(held)
-        stored[suffix] = StoredPart(raw, encoding, shape)
-    return PackedWeight(DIALECTS[dialect], stored, config)
 
 
 def gptq(codes: Array, scale: Array, zeros: Array) -> PackedWeight:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aprfmt.codecs import fp8
 from aprfmt.codecs.way_back import all_come_back, lost_codes, surely_back
-from tests.codecs.test_repacks import packed
+from tests.codecs.weights import packed
 
 E4M3 = ml_dtypes.float8_e4m3fn
 STORED = {"BF16": (ml_dtypes.bfloat16, -126, 127), "F16": (np.float16, -14, 15)}
