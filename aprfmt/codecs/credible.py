@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import decode
 from aprfmt.codecs.base import Bytes
-from aprfmt.codecs.dialect import OF_INPUTS, Parts, StoredPart
+from aprfmt.codecs.dialect import OF_INPUTS, Parts
 from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, as_numbers
 from aprfmt.errors import CodecError
 
@@ -22,14 +23,16 @@ _SIGNED = "zero_point"  # in the name of a part of activations that may be negat
 _SCALED: Mapping[str, str] = {"scale": "", "nested_absmax": "absmax", "absmax": ""}
 
 
-def check_inputs(parts: Mapping[str, StoredPart]) -> None:
+def check_inputs(parts: Mapping[str, LazyTensor]) -> None:
     """Raise CodecError for scales of activations, by suffix, that are NaN, infinite or negative.
 
-    No value of a weight depends on them, so that decoding one does not ask.
+    No value of a weight depends on them, so that decoding does not ask; no other part is read.
     """
     for suffix, part in parts.items():
         if OF_INPUTS.search(suffix) and _SIGNED not in suffix:
-            as_numbers(decode(part.encoding, part.raw, part.shape), None, f"part {suffix!r}")
+            as_numbers(
+                decode(part.info.encoding, part.raw(), part.info.shape), None, f"part {suffix!r}"
+            )
 
 
 def check_beside(parts: Mapping[str, Bytes]) -> None:

@@ -3,13 +3,13 @@
 So no verdict of a tensor depends on them, but what an engine computes does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs.credible import check_inputs
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.compare.align import TensorPair
 from aprfmt.errors import CodecError
-from aprfmt.tensors.companions import stored_parts
 from aprfmt.tensors.view import View
 
 _SHOWN = 3
@@ -36,21 +36,21 @@ def input_scale_notes(pairs: Sequence[TensorPair]) -> Iterator[str]:
 
 def refuse_inputs(view: View) -> None:
     """Raise CodecError, with the tensor, for a scale of activations that is no number for one."""
-    for stored in view.stored:
-        try:
-            check_inputs(stored_parts(stored))
-        except CodecError as error:
-            raise CodecError(f"{stored.info.name}: {error}") from error
+    _each_named(view, lambda stored: check_inputs(stored.parts))
 
 
 def refuse_packed(view: View) -> None:
     """Raise CodecError, with the tensor, for a packed weight whose parts do not fit its claim."""
+    _each_named(view, lambda stored: stored.packed and stored.packed().laid_out())
+
+
+def _each_named(view: View, check: Callable[[LazyTensor], object]) -> None:
+    """Check every stored tensor of a view; a CodecError then begins with its name."""
     for stored in view.stored:
-        if stored.packed is not None:
-            try:
-                stored.packed().laid_out()
-            except CodecError as error:
-                raise CodecError(f"{stored.info.name}: {error}") from error
+        try:
+            check(stored)
+        except CodecError as error:
+            raise CodecError(f"{stored.info.name}: {error}") from error
 
 
 def _scales(view: View) -> dict[str, bytes]:

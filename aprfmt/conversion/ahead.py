@@ -33,7 +33,7 @@ from aprfmt.conversion.run import (
     encode_piece,
     lost_codes_of,
     pieces,
-    recoded_bytes,
+    recoding,
 )
 from aprfmt.errors import ConversionError
 from aprfmt.formats.mapped import in_mapped_file
@@ -254,7 +254,7 @@ class Ahead:
         parts = list(pieces(output, PIECE))
         elements = whole if len(parts) == 1 else min(whole, PIECE + shape[-1])
         for piece in parts:
-            held = HELD if recoded_bytes(output, piece) is None else RECODED
+            held = HELD if recoding(output, piece) is None else RECODED
             yield held * elements, self._work(output, room, piece, len(parts))
         if any(tensor.packed is not None for tensor in output.sources):
             yield HELD * PIECE, partial(_lost, output)

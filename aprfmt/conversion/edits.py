@@ -181,10 +181,8 @@ def _scalar(value: Value, kind: str, key: str, said: str) -> Value:
     if found is not None:
         bits = int(found[2]) - (not found[1])
         low, high = (0 if found[1] else -(1 << bits)), (1 << bits) - 1
-        fits, expected = (
-            number and type(value) is int and low <= value <= high,
-            (f"a whole number from {low} to {high}"),
-        )
+        fits = number and type(value) is int and low <= value <= high
+        expected = f"a whole number from {low} to {high}"
     elif kind == "bool":
         fits, expected = isinstance(value, bool), "true or false"
     elif kind == "string":
@@ -199,9 +197,9 @@ def _scalar(value: Value, kind: str, key: str, said: str) -> Value:
 def _is_float(value: float, kind: str) -> bool:
     """Say whether a number stays finite in a float type, or is not finite itself."""
     try:
-        (back,) = (
-            struct.unpack("<f", struct.pack("<f", value)) if kind == "float32" else (float(value),)
-        )
+        back = float(value)
+        if kind == "float32":
+            (back,) = struct.unpack("<f", struct.pack("<f", value))
     except (OverflowError, struct.error):
         return False
     return math.isfinite(back) or not math.isfinite(value)

@@ -23,7 +23,6 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import leading
-from aprfmt.tensors.companions import stored_parts
 from aprfmt.tensors.runs import ByteRun
 from aprfmt.tensors.view import decode_tensor
 
@@ -259,7 +258,7 @@ def _check_inputs(origin: LazyTensor, name: str) -> None:
     from aprfmt.codecs.credible import check_inputs
 
     try:
-        check_inputs(stored_parts(origin))
+        check_inputs(origin.parts)
     except CodecError as error:
         raise ConversionError(
             f"{origin.info.name}: {error}; measure it again, or leave it out with --drop {name}"

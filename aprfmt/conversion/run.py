@@ -174,10 +174,9 @@ def encode_piece(
 ) -> "tuple[bytes | memoryview, Counts]":
     """Return some rows encoded, and what that changed of them."""
     target = output.info.encoding
-    room = recoded_bytes(output, piece)
-    if room is not None:
-        made = np.empty(room, np.uint8).data
-        return made, recode_piece(output, options, piece, made)
+    band = recoding(output, piece)
+    if band is not None:
+        return _recoded(band, target, options)
     values = piece.values()
     data = encode_rows(
         target,
@@ -200,21 +199,21 @@ def encode_piece(
     return data, counts
 
 
-def recoded_bytes(output: Output, piece: RowPiece) -> int | None:
-    """Return the bytes of packed rows that `recode_piece` encodes; None where it does not."""
-    target = output.info.encoding
-    if piece.band is None or not piece.band.recodes(target):
-        return None
-    return math.prod(piece.band.shape) * encoding(target).type_size
+def recoding(output: Output, piece: RowPiece) -> "PackedWeight | None":
+    """Return the packed rows that kernels encode, nothing decoded kept; None where they do not."""
+    band = piece.band
+    return band if band is not None and band.recodes(output.info.encoding) else None
 
 
-def recode_piece(output: Output, options: Options, piece: RowPiece, room: memoryview) -> Counts:
-    """Fill `room` with packed rows encoded, nothing decoded kept; return what that changed."""
-    assert piece.band is not None
+def _recoded(
+    band: "PackedWeight", target: str, options: Options
+) -> "tuple[bytes | memoryview, Counts]":
+    """Return packed rows encoded by kernels, and what that changed of them."""
     threads, counts = options.threads or cpu_count(), Counts()
-    for found in piece.band.recode_into(output.info.encoding, room, threads):
+    made = np.empty(math.prod(band.shape) * encoding(target).type_size, np.uint8).data
+    for found in band.recode_into(target, made, threads):
         counts.join(Counts(*found))
-    return counts
+    return made, counts
 
 
 def check_overflow(output: Output, options: Options, counts: Counts) -> None:

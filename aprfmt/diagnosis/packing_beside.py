@@ -13,7 +13,7 @@ from aprfmt.codecs.credible import check_beside, check_inputs
 from aprfmt.diagnosis.packing_repairs import not_numbers, wrong_part
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
-from aprfmt.tensors.companions import as_part, stored_parts
+from aprfmt.tensors.companions import as_part
 from aprfmt.tensors.view import decode_tensor
 
 Wrong = tuple[str, str, bool]  # the cause, what is wrong, whether it was seen
@@ -53,7 +53,7 @@ def _beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> Iterator[Wro
 
 def _alone(broken: LazyTensor) -> Iterator[Wrong]:
     """Yield what is wrong with a weight by itself, beside a reference that is not packed."""
-    wrong = [not_numbers(suffix, part) for suffix, part in stored_parts(broken).items()]
+    wrong = [not_numbers(suffix, as_part(part)) for suffix, part in broken.parts.items()]
     invalid = next(filter(None, wrong), "")
     try:
         decode_tensor(broken)
@@ -69,7 +69,7 @@ def _restored(right: LazyTensor, own: Mapping[str, LazyTensor | None], suffix: s
     parts[suffix] = theirs[suffix]
     try:
         check_beside(parts)
-        check_inputs({key: as_part(part) for key, part in own.items() if part and key != suffix})
+        check_inputs({key: part for key, part in own.items() if part and key != suffix})
         made, wanted = (
             decode(right.info.encoding, each, right.info.shape) for each in (parts, theirs)
         )

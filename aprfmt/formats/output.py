@@ -99,9 +99,8 @@ class OutputFile:
         return start
 
     def leave(self, nbytes: int) -> "OutputRoom":
-        """Go on behind room that others fill, any number of threads; it is closed by them."""
-        start = self.skip(nbytes)
-        return OutputRoom(self, start, nbytes)
+        """Go on behind room that others fill, any number of threads."""
+        return OutputRoom(self, self.skip(nbytes), nbytes)
 
     def place(self, offset: int, data: memoryview) -> None:
         """Write bytes where room was left; several threads may, each its own."""

@@ -262,11 +262,6 @@ def as_part(tensor: LazyTensor) -> "StoredPart":
     return StoredPart(tensor.raw(), tensor.info.encoding, tensor.info.shape)
 
 
-def stored_parts(tensor: LazyTensor) -> "dict[str, StoredPart]":
-    """Return what a joined weight is stored in by suffix, {} for another tensor."""
-    return {suffix: as_part(part) for suffix, part in tensor.parts.items()}
-
-
 def _join_dialect(
     name: str, dialect: "Dialect", section: Mapping[str, Value], parts: Tensors
 ) -> Joined:

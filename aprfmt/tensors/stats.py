@@ -16,7 +16,6 @@ from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
 from aprfmt.codecs.credible import check_beside, check_inputs
 from aprfmt.codecs.parallel import cpu_count
-from aprfmt.tensors.companions import stored_parts
 
 if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
@@ -174,8 +173,7 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
     codec; nothing the size of the tensor is held. Raises CodecError or UnsupportedError.
     """
     info = tensor.info
-    if tensor.parts:
-        check_inputs(stored_parts(tensor))
+    check_inputs(tensor.parts)
     if tensor.decode is not None:
         try:
             return _of_bands(tensor)
