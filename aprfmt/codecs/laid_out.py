@@ -194,10 +194,12 @@ class LaidOut:
             made[at : at + last - first] = unpacked(streams, self.codes.bits, made.shape[1])
         return made
 
-    def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    def _chunks(
+        self, start: int, stop: int, elements: int = _CHUNK
+    ) -> Iterator[tuple[int, int, int, int]]:
         """Yield matrix, its rows [first, last), and where they stand in [start, stop)."""
         tall, at = self.shape[-2], start
-        step = -(-_CHUNK // max(self.shape[-1], 1) // _EIGHT) * _EIGHT
+        step = -(-elements // max(self.shape[-1], 1) // _EIGHT) * _EIGHT
         while at < stop:
             matrix, first = divmod(at, tall)
             last = min((first // step + 1) * step, tall, first + stop - at)
@@ -232,7 +234,9 @@ class LaidOut:
                 tables, self.group,
             ))  # fmt: skip
 
-        run([partial(part, *chunk) for chunk in self._chunks(start, stop)], threads)
+        # Codes that lie in rows are read where they are: one thread takes all in one call.
+        each = _CHUNK if threads > 1 else max(self.rows * self.shape[-1], 1)
+        run([partial(part, *chunk) for chunk in self._chunks(start, stop, each)], threads)
         return found
 
     def _numbers(

@@ -8,11 +8,11 @@ is whole (the journal's line, reading it back) is done by the thread that hands 
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import islice
 from typing import Self
 
 from aprfmt.base.columns import Columns
@@ -45,7 +45,7 @@ from aprfmt.tensors.runs import RunBytes
 BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
 HELD = 16  # bytes an element takes: read, decoded, encoded, read back
 RECODED = 4  # the same where a kernel does all of it
-PIECE = CHUNK // 2  # elements of a piece
+LARGE = 4 * CHUNK  # elements of a tensor that is one piece, and made by all
 EACH = 4  # pieces handed out for each worker, at most
 AT_LEAST = 2  # workers: what lies in no file is made by one while the other writes
 
@@ -65,27 +65,26 @@ class PlacedPiece:
 
 @dataclass
 class _Begun:
-    """A tensor that workers write: what they still have of it, in order."""
+    """A tensor that workers write, and how much of it they have written."""
 
     output: Output
     written: Written
     room: LeftRoom
-    waiting: deque[tuple[int, Future[PlacedPiece]]] = field(default_factory=deque)
     nbytes: int = 0
-    whole: bool = False  # everything of it was handed out
 
 
 PieceWork = tuple[int, Callable[[], PlacedPiece]]
 GivesWork = Callable[[LeftRoom], Iterator[PieceWork]]
+FileWork = Iterator[tuple[_Begun, PieceWork | None]]  # None behind a tensor's last piece
 
 
 class Ahead:
     """Workers that write the outputs they are given; a context manager.
 
     Of one job they write only what lies in no file: repacks, and parts of weights. Of several they
-    begin when all are given, and take a tensor of each shard in turn: the system lets one at a time
-    write into a file, and make its pages where it lies in memory. `whole` is called for every
-    tensor when all of it is written, in the order of a shard.
+    begin when all are given, and take a piece of each shard in turn, of as many shards as there are
+    workers: the system lets one at a time write into a file, and make its pages where it lies in
+    memory. `whole` is called for every tensor when all of it is written, in the order of a shard.
     """
 
     def __init__(
@@ -95,13 +94,14 @@ class Ahead:
         whole: Callable[[Output, Written, LeftRoom], None],
     ) -> None:
         self._sink, self._options, self._whole = sink, options, whole
-        workers = max(options.jobs, AT_LEAST)
-        self._pool = ThreadPoolExecutor(workers, "aprfmt-jobs")
-        self._most = EACH * workers  # pieces that are handed out at a time
+        self._workers = max(options.jobs, AT_LEAST)
+        self._pool = ThreadPoolExecutor(self._workers, "aprfmt-jobs")
+        self._most = EACH * self._workers  # pieces that are handed out at a time
         self._making = threading.Lock()
         self._given: dict[OutputFile, list[tuple[_Begun, GivesWork]]] = {}
-        self._begun: deque[_Begun] = deque()
+        self._waiting: deque[tuple[_Begun, Future[PlacedPiece] | None]] = deque()
         self._held = self._out = 0  # bytes, and pieces, that workers have
+        self._freed = threading.Condition()
 
     def __enter__(self) -> Self:
         return self
@@ -126,33 +126,49 @@ class Ahead:
     def wait(self) -> None:
         """Wait until everything is written; raises what went wrong."""
         self._hand_out()
-        while self._begun:
+        while self._waiting:
             self._one()
 
     def _hand_out(self) -> None:
-        """Give the workers all that was given, a tensor of each file in turn."""
+        """Give the workers all that was given, a piece of each file in turn."""
         given, self._given = self._given, {}
-        for begun, tasks in filter(None, chain.from_iterable(zip_longest(*given.values()))):
-            self._begun.append(begun)
-            for cost, work in tasks(begun.room):
-                while self._out and (self._held + cost > BUDGET or self._out >= self._most):
-                    self._one()
-                begun.waiting.append((cost, self._pool.submit(work)))
-                self._held += cost
-                self._out += 1
-            begun.whole = True
+        files = map(_in_order, given.values())
+        turn = deque(islice(files, self._workers))
+        while turn:
+            file = turn.popleft()
+            begun, piece = next(file, (None, None))
+            if begun is None:
+                turn.extend(islice(files, 1))
+                continue
+            turn.append(file)
+            self._waiting.append((begun, None if piece is None else self._begin(*piece)))
+            while self._waiting and (self._waiting[0][1] is None or self._waiting[0][1].done()):
+                self._one()
 
-    def _one(self) -> None:
-        """Wait for the oldest piece, and end its tensor where it was the last one."""
-        begun = self._begun[0]
-        if begun.waiting:
-            cost, future = begun.waiting.popleft()
-            self._take(begun, future.result())
+    def _begin(self, cost: int, work: Callable[[], PlacedPiece]) -> Future[PlacedPiece]:
+        """Give the workers a piece as soon as they have few enough, whichever they end first."""
+        with self._freed:
+            while self._out and (self._held + cost > BUDGET or self._out >= self._most):
+                self._freed.wait()
+            self._held += cost
+            self._out += 1
+        future = self._pool.submit(work)
+        future.add_done_callback(partial(self._free, cost))
+        return future
+
+    def _free(self, cost: int, _: Future[PlacedPiece]) -> None:
+        with self._freed:
             self._held -= cost
             self._out -= 1
-        if begun.whole and not begun.waiting:
-            self._begun.popleft()
+            self._freed.notify()
+
+    def _one(self) -> None:
+        """Wait for the oldest piece, or end the tensor that is whole with those before."""
+        begun, future = self._waiting.popleft()
+        if future is None:
             self._end(begun)
+        else:
+            self._take(begun, future.result())
 
     def _take(self, begun: _Begun, made: PlacedPiece) -> None:
         written = begun.written
@@ -251,19 +267,20 @@ class Ahead:
         """Yield the work on an output that is encoded, and on what that loses of packed codes."""
         shape = output.info.shape
         whole = math.prod(shape)
-        parts = list(pieces(output, PIECE))
-        elements = whole if len(parts) == 1 else min(whole, PIECE + shape[-1])
+        parts = list(pieces(output, CHUNK))
+        elements = whole if len(parts) == 1 else min(whole, CHUNK + shape[-1])
         for piece in parts:
             held = HELD if recoding(output, piece) is None else RECODED
             yield held * elements, self._work(output, room, piece, len(parts))
         if any(tensor.packed is not None for tensor in output.sources):
-            yield HELD * PIECE, partial(_lost, output)
+            yield HELD * CHUNK, partial(_lost, output)
 
     def _work(
         self, output: Output, room: LeftRoom, piece: RowPiece, parts: int
     ) -> Callable[[], PlacedPiece]:
-        """Return the work on a piece: one thread's, or every worker's on a tensor that is one."""
-        options = replace(self._options, threads=1 if parts > 1 else self._options.jobs)
+        """Return the work on a piece: one thread's, or every worker's on a large one."""
+        alone = parts == 1 and math.prod(output.info.shape) > LARGE
+        options = replace(self._options, threads=self._options.jobs if alone else 1)
         width = encoding(output.info.encoding).row_bytes(output.info.shape) or 0
         summed = self._summed(output, room)
 
@@ -273,6 +290,14 @@ class Ahead:
             return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
 
         return work
+
+
+def _in_order(rows: Sequence[tuple[_Begun, GivesWork]]) -> FileWork:
+    """Yield the pieces of a file's tensors, and None behind the last of each."""
+    for begun, gives in rows:
+        for piece in gives(begun.room):
+            yield begun, piece
+        yield begun, None
 
 
 def _lost(output: Output) -> PlacedPiece:

@@ -39,8 +39,10 @@ class Output:
     role: str = ""  # the role, if the tensor holds exactly one
     part: PackedPart | None = None  # set if the target stores the weight in several tensors
     rows: Sequence[ByteRun] | None = None  # as `runs`, of [out, in] where the target turns a matrix
-    # Set if `make` only decodes this packed weight, which can then be done by rows.
+    # Set if `make` only decodes this packed weight, which can then be done by rows, or moves its
+    # elements besides: `moved` does that to an array of any dtype, new bytes of them included.
     decodes: "Callable[[], PackedWeight] | None" = None
+    moved: "Callable[[Array], Array] | None" = None
 
     @property
     def encoding(self) -> str:

@@ -267,10 +267,12 @@ def _output(
         size = sum(run.nbytes for run in runs or ())
         info = TensorInfo(name, shape, source_encoding, 0, size, None)
     bits = None if one is None else one.restored_bits
-    decodes = None
+    decodes = moved = None
     if one is not None and len(one.stored) == 1 and patch is None and not one.restored:
         steps = (*one.layout, *group.binding.steps)
-        decodes = one.stored[0].packed if not steps else None
+        if all(step.permutes for step in steps):
+            decodes = one.stored[0].packed
+            moved = _mover(one, group, model.hyper) if steps else None
     if bits is not None and not group.binding.steps:
         # Restored bits are copied: encoding the widened values would make NaNs quiet.
         runs = [ByteRun(MemoryTensor(info, bits), 0, info.nbytes)]
@@ -280,6 +282,7 @@ def _output(
         steps=tuple(str(s) for t in logical for s in t.steps)
         + tuple(map(str, group.binding.steps)),
         sources=sources, role=group.roles[0] if one is not None else "", decodes=decodes,
+        moved=moved,
     )  # fmt: skip
 
 
@@ -295,6 +298,18 @@ def _maker(
         return _patched(arrays[index], patch, logical, group, hp)
 
     return make
+
+
+def _mover(logical: View, group: Group, hp: HyperParams) -> "Callable[[Array], Array]":
+    """Return what moves the elements of the one tensor that a role is stored as to their places."""
+
+    def moved(stored: "Array") -> "Array":
+        arrays = [logical.undone([stored])]
+        for step in reversed(group.binding.steps):
+            arrays = step.apply(arrays, hp)
+        return arrays[0]
+
+    return moved
 
 
 def _patched(

@@ -176,7 +176,8 @@ def encode_piece(
     target = output.info.encoding
     band = recoding(output, piece)
     if band is not None:
-        return _recoded(band, target, options)
+        made, counts = _recoded(band, target, options)
+        return (made if output.moved is None else _moved(output, band, made)), counts
     values = piece.values()
     data = encode_rows(
         target,
@@ -214,6 +215,14 @@ def _recoded(
     for found in band.recode_into(target, made, threads):
         counts.join(Counts(*found))
     return made, counts
+
+
+def _moved(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> memoryview:
+    """Return elements that were encoded each by itself at the places that the output has them."""
+    assert output.moved is not None
+    kind = f"u{encoding(output.info.encoding).type_size}"
+    held = output.moved(np.frombuffer(made, kind).reshape(band.shape))
+    return np.ascontiguousarray(held).reshape(-1).view(np.uint8).data
 
 
 def check_overflow(output: Output, options: Options, counts: Counts) -> None:
@@ -265,6 +274,11 @@ def pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
     name, shape = output.source_encoding, output.info.shape
     rows, columns = matrix(shape)
     flat = encoding(output.info.encoding).flat  # blocks cross row ends: one piece
+    if output.decodes is not None and output.moved is not None:
+        bands = _bands(output.decodes(), output, math.prod(shape))
+        alone = encoding(output.info.encoding).block_size == 1 and len(bands) == 1
+        yield RowPiece(0, lambda: output.make().reshape(shape), bands[0] if alone else None)
+        return
     if output.decodes is not None and not flat:
         at = 0
         for band in _bands(output.decodes(), output, chunk):

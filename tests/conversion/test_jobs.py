@@ -1,7 +1,8 @@
 """`--jobs`: several workers make and write pieces; the bytes and the counts are those of one.
 
 Seen red: counts of the last piece only, a checksum of pieces joined the wrong way round, a piece
-put at the beginning of its tensor; repacks by one worker; one shard after the other.
+put at the beginning of its tensor; repacks by one worker; one shard after the other, or all at a
+time; a wait for the oldest piece where another ended.
 """
 
 import errno
@@ -9,7 +10,8 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from aprfmt.codecs.laid_out import LaidOut
 from aprfmt.conversion import ahead, convert, run
 from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ConversionError, OutputError
-from aprfmt.formats.sequential import LeftRoom, SequentialSink
+from aprfmt.formats.output import OutputFile
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder
@@ -39,7 +41,7 @@ def digests(*places: Path) -> Mapping[str, str]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have tensors cut into many pieces, and workers wait for room."""
-    monkeypatch.setattr(ahead, "PIECE", 1 << 12)
+    monkeypatch.setattr(ahead, "CHUNK", 1 << 12)
     monkeypatch.setattr(ahead, "BUDGET", 1 << 19)
 
 
@@ -178,22 +180,62 @@ def test_a_full_disk_ends_a_run_of_several(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path) == ["m"]
 
 
-def test_workers_take_a_tensor_of_each_shard_in_turn(
+class AtOnce:
+    """An executor that does what it is given before it returns."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def submit(self, work: Callable[[], object]) -> Future[object]:
+        done: Future[object] = Future()
+        done.set_result(work())
+        return done
+
+    def shutdown(self, **_: object) -> None: ...
+
+
+@pytest.mark.usefixtures("small")
+def test_workers_take_a_piece_of_each_shard_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
 
-    def noted(self: SequentialSink, room: LeftRoom, crc: int) -> None:
-        written.append(room.place.file.path.name)
-        real(self, room, crc)
+    def noted(self: OutputFile, offset: int, data: memoryview) -> None:
+        written.append(self.path.name)
+        real(self, offset, data)
 
-    real = SequentialSink.filled
+    real, jobs = OutputFile.place, 3
     source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
-    monkeypatch.setattr(SequentialSink, "filled", noted)
-    convert(source, tmp_path / "x.apr", max_shard_size=600_000, encoding="F16", jobs=3)
+    monkeypatch.setattr(OutputFile, "place", noted)
+    monkeypatch.setattr(ahead, "ThreadPoolExecutor", AtOnce)
+    convert(source, tmp_path / "x.apr", max_shard_size=600_000, encoding="F16", jobs=jobs)
     shards = list(dict.fromkeys(written))
-    assert len(shards) > 2
-    assert written[: 2 * len(shards)] == shards * 2
+    assert len(shards) > jobs + 1
+    assert written[: 4 * jobs] == shards[:jobs] * 4
+    ends = [len(written) - written[::-1].index(shard) for shard in shards]
+    for number, shard in enumerate(shards[jobs:], jobs):  # one for each worker at a time
+        assert written.index(shard) >= sorted(ends)[number - jobs]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_slow_piece_keeps_no_other_worker_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, calls, many = 2, itertools.count(1), threading.Event()
+    waited: list[bool] = []
+    real = run.encode_piece
+
+    def slow(*rest: Any) -> Any:
+        call = next(calls)
+        if call == 1:
+            waited.append(many.wait(PATIENCE))
+        elif call > 2 * jobs * ahead.EACH:  # more than are handed out at a time
+            many.set()
+        return real(*rest)
+
+    monkeypatch.setattr(ahead, "encode_piece", slow)
+    source = llama_folder(tmp_path / "m", "BF16", hidden=256, layers=3, vocab=300)
+    convert(source, tmp_path / "x.gguf", quantize="Q4_0", jobs=jobs)
+    assert waited == [True]
 
 
 @pytest.mark.usefixtures("small")
