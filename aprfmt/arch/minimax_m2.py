@@ -43,7 +43,7 @@ _TENSORS, _BINDINGS = tables(
 
 def _rotated() -> tuple[HyperRule, ...]:
     """Return the rope rules; published configs say `rotary_dim` for the rotated elements."""
-    rows = {rule.name: rule for rule in rope_rules(Rope(partial=1.0))}
+    rows = {rule.name: rule for rule in rope_rules(Rope(theta=5e6, partial=1.0))}
     usual: Any = rows["rope_dim"].read["hf"]
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:

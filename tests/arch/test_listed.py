@@ -23,6 +23,7 @@ from aprfmt.arch.required import expected_roles
 from aprfmt.arch.spec import Facts
 from aprfmt.errors import AprfmtError
 from aprfmt.model import open_model
+from tests.arch.bases import OLDER, assumed, silent
 from tests.arch.listed import HOMELESS, LISTED, UNMAPPED, save
 from tests.arch.test_names import converters_name
 from tests.cli.run import aprfmt as run
@@ -68,6 +69,24 @@ def test_every_tensor_has_one_role_and_back(label: str, folders: Mapping[str, Pa
         groups = groups_for(model.spec, "hf", model.roles, model.hyper)
         assert sorted(name for group in groups for name in group.stored) == sorted(stored)
         assert found.report.conflicts == ()
+
+
+@every
+def test_an_unsaid_base_is_that_of_transformers(
+    label: str, folders: Mapping[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "m").mkdir()
+    for file in folders[label].iterdir():
+        (tmp_path / "m" / file.name).symlink_to(file)
+    whole = json.loads((folders[label] / "config.json").read_text())
+    config = silent(whole)
+    (tmp_path / "m" / "config.json").unlink()
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    with open_model(tmp_path / "m") as model:
+        theta = model.hyper.get("rope_theta")
+    if theta is not None and len(config) < len(whole):
+        arch, kind, *_ = LISTED[label]
+        assert theta == OLDER.get(arch, assumed(kind, config, tmp_path))
 
 
 @every

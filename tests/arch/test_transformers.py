@@ -14,6 +14,7 @@ from aprfmt.arch.hyper import read_hyper, unsaid, write_hyper
 from aprfmt.arch.required import coverage
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.values import same_value
+from tests.arch.bases import OLDER, assumed, silent
 from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, quiet, read
 
 every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
@@ -171,6 +172,16 @@ def test_defaults_are_those_of_transformers(tiny: Tiny) -> None:
     for name in sparse:
         assert sparse[name] == found.hp[name], name
     assert report.unknown == ()
+
+
+@every
+def test_an_unsaid_base_is_that_of_transformers(tiny: Tiny, tmp_path: Path) -> None:
+    made, found = make(tiny), read(tiny)
+    config = silent(made.config)
+    sparse, _ = read_hyper(found.spec, Facts("hf", config, found.known, names="hf"), tiny.id)
+    if sparse["rope_theta"] is not None and len(config) < len(made.config):
+        kind = made.config["model_type"]
+        assert sparse["rope_theta"] == OLDER.get(tiny.arch, assumed(kind, config, tmp_path))
 
 
 @every

@@ -251,7 +251,7 @@ def test_changes_are_counted_as_numpy_does(count: int) -> None:
 
 @pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("name", sorted(native._DECODERS))
-def test_changes_of_blocks_are_those_of_what_they_decode_to(name: str) -> None:
+def test_changes_of_blocks_are_those_of_their_values(name: str) -> None:
     row = ENCODINGS[name]
     count = (1 << 21) + 5 * row.block_size  # more than one thread's part, no whole segment
     raw = np.tile(np.frombuffer(golden.raw_bytes(7 * row.type_size), np.uint8), count // 7 + 7)

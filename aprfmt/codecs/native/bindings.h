@@ -47,7 +47,7 @@ const decoder *aprfmt_decoder_at(Py_ssize_t index);
 const encoder *aprfmt_encoder_at(Py_ssize_t index);
 
 /* The functions of the module, by file. */
-extern PyMethodDef APRFMT_DECODING[], APRFMT_PACKED[], APRFMT_ENCODING[], APRFMT_PRODUCTS[],
-    APRFMT_STEPS[];
+extern PyMethodDef APRFMT_DECODING[], APRFMT_PACKED[], APRFMT_CODES[], APRFMT_ENCODING[],
+    APRFMT_PRODUCTS[], APRFMT_STEPS[];
 
 #endif

@@ -1,4 +1,4 @@
-"""Launches of layers.cu: a layer's fused operations on contiguous torch tensors.
+"""Launches of layers.cu and attend.cu: a layer's fused operations on contiguous torch tensors.
 
 Sizes are not checked. Nothing is allocated and nothing waits, so every call can be captured in a
 CUDA graph. `stream` is a raw stream handle.
@@ -10,12 +10,12 @@ from typing import Any
 from aprfmt.inference.fast.cuda.arrays import stream_of
 from aprfmt.inference.fast.cuda.loader import function
 
-FILES = ("prelude.cuh", "layers.cu")
+FILES = ("prelude.cuh", "layers.cu", "attend.cu")
 # Dtypes that have kernels -> the types' names in prelude.cuh.
 TYPES = {"float32": "float", "bfloat16": "bf16", "float16": "f16"}
 # Activations in the order of layers.cu.
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-BLOCK, KEYS = 128, 256  # threads of a product's and of an attention's block, as in layers.cu
+BLOCK, KEYS = 128, 256  # threads of a product's and of an attention's block, as there
 WARPS = BLOCK // 32
 # Parts into which the keys of a one-query attention are cut.
 SPLITS = 16
