@@ -18,7 +18,7 @@ from tests.rendered import rendered_once as rendered_once
 from tests.requirements import pytest_runtest_logreport as pytest_runtest_logreport
 from tests.requirements import pytest_sessionfinish as pytest_sessionfinish
 from tests.requirements import pytest_terminal_summary as pytest_terminal_summary
-from tests.scope import sample
+from tests.scope import SAMPLED, SCOPE, sample
 
 # Nothing here is judged by the clock: a busy machine must not fail a test.
 settings.register_profile(
@@ -26,7 +26,8 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.load_profile("project")
+settings.register_profile("sampled", settings.get_profile("project"), max_examples=30)
+settings.load_profile("sampled" if os.environ.get(SCOPE) == SAMPLED else "project")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -126,6 +126,12 @@ class Writer:
                 f"its groups are of {source.groups.size} inputs, expected {settings.size}"
             )
         held = replace(source, groups=self.hold(source.groups, settings))
+        scale = source.groups.scale
+        if scale.dtype == np.float32 and scale.any() and not held.groups.scale.any():
+            raise CodecError(
+                f"its scales, up to {np.abs(scale).max():.3g}, would all be 0 in "
+                f"{self.scales or settings.scales}: nothing of it would be left"
+            )
         return held, judged(source, held)
 
 

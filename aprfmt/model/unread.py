@@ -110,8 +110,9 @@ def unread(
         why = why or _undescribed(section)
     if section is not None and (why or not _is_read(section)):
         coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
-        if not why and "format" in section:
-            why = f"format {section['format']!r}"
+        sparse = sparsity_of(section)
+        if not why and (sparse or "format" in section):
+            why = f"sparsity {sparse!r}" if sparse else f"format {section['format']!r}"
     else:
         coded = {module for module, infos in modules.items() if _is_foreign(module, infos, section)}
         why = f"none of them is a tensor of {method} as it is read here"
@@ -166,6 +167,13 @@ def _is_foreign(
     except CodecError:
         return False  # told where the section is read
     return found is not None and not any(row in found[0] for row in rows)
+
+
+def sparsity_of(section: Mapping[str, Value]) -> str:
+    """Return how compressed-tensors leaves the zeros of weights out; "" where it does not."""
+    said = section.get("sparsity_config")
+    form = said.get("format") if isinstance(said, Mapping) else None
+    return form if isinstance(form, str) and form != "dense" else ""
 
 
 def _undescribed(section: Mapping[str, Value]) -> str:

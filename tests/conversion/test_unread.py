@@ -123,3 +123,19 @@ def test_a_bias_beside_packed_weights_is_a_bias(tmp_path: Path) -> None:
     shown = aprfmt("inspect", tmp_path / "m", "--json").json
     (note,) = [n["text"] for n in shown["notes"] if "not decoded" in n["text"]]
     assert "14 weights in 28 tensors" in note
+
+
+def test_weights_without_their_zeros_are_named_by_how(tmp_path: Path) -> None:
+    sparsity = {"format": "sparse-24-bitmask", "sparsity_structure": "2:4", "targets": ["Linear"]}
+    section = {
+        "quant_method": "compressed-tensors", "format": "dense", "config_groups": {},
+        "sparsity_config": sparsity,
+    }  # fmt: skip
+    make = stored(("compressed", "f2", "o i/2"), ("bitmask", "u1", "o i/8"), ("shape", "i8", "2"))
+    written(tmp_path / "m", make, section)
+    done = aprfmt("convert", tmp_path / "m", tmp_path / "m.gguf")
+    assert done.code == 2 and "(sparsity 'sparse-24-bitmask'): 14 weights in 42" in done.err
+    write_mixture(tmp_path / "plain", lambda name: None, {"quantization_config": section})
+    found = aprfmt("validate", tmp_path / "plain", "--json").json
+    (row,) = [row for row in found["checks"] if row["name"] == "quantization"]
+    assert row["outcome"] == "FAIL" and "no tensor is a part of such" in json.dumps(row)

@@ -13,6 +13,7 @@ from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
+from aprfmt.model.unread import sparsity_of
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, section_of
 
@@ -117,6 +118,11 @@ def quantization(ctx: Checked) -> Result:
             finding = Finding(where, found, "how the weights are quantized", todo)
             return Result("", [finding])
         raise NotRun("neither configuration nor tensors speak of packed weights")
+    sparse = sparsity_of(section)
+    if sparse and not any(name.endswith(_SPARSE) for name in ctx.model):
+        found = f"sparsity_config says {sparse!r}; no tensor is a part of such a weight"
+        todo = "take it away, or get the weights it means"
+        return Result("", [Finding(where, found, f"tensors named *{' or *'.join(_SPARSE)}", todo)])
     claimed = _claimed(section)
     if not claimed:
         method = section.get("quant_method", "unnamed")
@@ -133,6 +139,8 @@ def quantization(ctx: Checked) -> Result:
 
 # What only packed weights have, as bitsandbytes, GPTQ and AWQ name it.
 _PACKED = (".qweight", ".weight_packed", ".absmax", ".SCB")
+# What only weights without their zeros have, as compressed-tensors names it.
+_SPARSE = (".bitmask", ".compressed")
 
 
 def _claimed(section: Mapping[str, Any]) -> set[str]:
