@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from aprfmt.base import registry
 from aprfmt.base.registry import Registry, offered
 from aprfmt.compare.causes import CAUSES
 from aprfmt.errors import AprfmtError, BackendUnavailableError
@@ -13,10 +14,10 @@ from aprfmt.errors import AprfmtError, BackendUnavailableError
 def offering(monkeypatch: pytest.MonkeyPatch, **rows: str) -> None:
     """Let an installed package offer rows to any table."""
 
-    def entry_points(group: str) -> list[Any]:
-        return [metadata.EntryPoint(name, value, group) for name, value in rows.items()]
+    def points(kind: str) -> list[Any]:
+        return [metadata.EntryPoint(name, value, kind) for name, value in rows.items()]
 
-    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "points", points)
     offered.cache_clear()
 
 

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from aprfmt.base.forks import CONTESTED, DECODED, MEASURED, TypeSize
+from aprfmt.base.registry import points
 from aprfmt.errors import CodecError
 
 K = TypeVar("K")
@@ -283,13 +284,11 @@ def every() -> RowsByKey[str]:
 @cache
 def _read_entry_points() -> None:
     """Add the rows that other packages offer, once."""
-    from importlib.metadata import entry_points
-
     tables: tuple[tuple[str, RowsByKey[Any]], ...] = (
         ("name", ENCODINGS), ("ggml", BY_GGML), ("safetensors", BY_SAFETENSORS), ("apr", BY_APR),
         ("claim", BY_CLAIM),
     )  # fmt: skip
-    for point in entry_points(group="aprfmt.encodings"):
+    for point in points("encodings"):
         row: Encoding = point.load()
         codes = [(table, getattr(row, key)) for key, table in tables]
         codes = [(table, code) for table, code in codes if code not in ("", None)]

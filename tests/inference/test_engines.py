@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.base import registry
 from aprfmt.compare.traces import common_keys, compare_traces
 from aprfmt.errors import ArchError, BackendUnavailableError, FormatError, UsageError
 from aprfmt.inference.aprt import save_aprt
@@ -188,7 +189,7 @@ def test_a_third_partys_engine_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None
     from importlib import metadata
 
     point = metadata.EntryPoint("halves", "tests.inference.crooked:halved", "aprfmt.engines")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    monkeypatch.setattr(registry, "points", lambda kind: [point])
     monkeypatch.setattr(ENGINES, "_third_party_read", False)
     monkeypatch.setattr(ENGINES, "_rows", dict(ENGINES._rows))
     with ran("llama", "halves") as (_, trace):
