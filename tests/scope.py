@@ -24,11 +24,11 @@ def without_group(node: str) -> str:
 
 
 def cause(name: str) -> str:
-    """Return what a seeded fault's row stands for: its first cause, or its verdict."""
+    """Return what a seeded fault's row stands for: its first cause and its verdict."""
     from tests.diagnose.faults import FAULTS
 
     fault = FAULTS[name]
-    return fault.causes[0] if fault.causes else fault.verdict
+    return f"{fault.causes[0] if fault.causes else ''} {fault.verdict}"
 
 
 def architecture(name: str) -> str:

@@ -42,8 +42,8 @@ def test_a_row_of_every_cause_and_verdict_is_taken() -> None:
     test = "tests/diagnose/test_faults.py::test_the_verdict_the_cause_and_the_place"
     ids = [f"{test}[{name}]" for name in faults]
     taken = [name for name, node in zip(faults, ids, strict=True) if node not in left_out(ids)]
-    assert {faults[name].causes[:1] for name in taken} == {f.causes[:1] for f in faults.values()}
-    assert {faults[name].verdict for name in taken} == {f.verdict for f in faults.values()}
+    kinds = {(fault.causes[:1], fault.verdict) for fault in faults.values()}
+    assert {(faults[name].causes[:1], faults[name].verdict) for name in taken} == kinds
     assert len(taken) < len(faults)
 
 

@@ -1,7 +1,7 @@
 """A file holds one subject, a function one thought: longer ones say why."""
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,24 +26,12 @@ def too_long(text: str) -> Iterator[str]:
     lines = text.splitlines()
     if len(lines) > FILE:
         yield f"{len(lines)} lines"
-    for node in statements(ast.parse(text).body) if len(lines) > FUNCTION else ():
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             own = lines[node.lineno - 1 : node.end_lineno]
             if len(own) > FUNCTION and not any(line.strip().startswith(WHY) for line in own):
                 yield f"{node.name} has {len(own)} lines"
-
-
-def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements and those within them; what is shorter than a function may be is passed."""
-    for node in body:
-        yield node
-        assert node.end_lineno is not None
-        if node.end_lineno - node.lineno >= FUNCTION:
-            for inner in ("body", "orelse", "finalbody"):
-                yield from statements(getattr(node, inner, ()))
-            for handler in getattr(node, "handlers", ()):
-                yield from statements(handler.body)
 
 
 @pytest.mark.parametrize("name", CODE)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.adapters.reading import Adapter, Stored, factors
+from aprfmt.arch.moves import to_logical, to_stored
 from aprfmt.arch.steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
@@ -111,12 +112,8 @@ def moved(pair: LowRank, here: "Group", there: "Group", base: Model, adapter: Ad
         )
 
     def turned(rows: Array) -> Array:
-        arrays = [rows]
-        for step in here.binding.steps:
-            arrays = step.undo(arrays, base.hyper)
-        for step in reversed(there.binding.steps):
-            arrays = step.apply(arrays, base.hyper)
-        return np.ascontiguousarray(arrays[0])
+        logical = to_logical(here.binding.steps, [rows], base.hyper)
+        return np.ascontiguousarray(to_stored(there.binding.steps, logical, base.hyper)[0])
 
     lengths = None if pair.magnitude is None else turned(pair.magnitude)
     return LowRank(pair.a, turned(pair.b), pair.scale, lengths)

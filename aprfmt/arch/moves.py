@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from aprfmt.arch.spec import LayoutStep, Move
+from aprfmt.arch.spec import Array, LayoutStep, Move
 from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -26,6 +26,26 @@ _chains: dict[object, Chain] = {}
 def whole(shapes: Shapes) -> Moves:
     """Return the moves that change nothing: each tensor in one run."""
     return [[Move(i, 0, math.prod(shape))] for i, shape in enumerate(shapes)]
+
+
+def to_logical(
+    steps: Sequence[LayoutStep], stored: Sequence[Array], hp: Mapping[str, Value]
+) -> Sequence[Array]:
+    """Return arrays of stored tensors as logical ones: the steps undone in their order."""
+    arrays = stored
+    for step in steps:
+        arrays = step.undo(arrays, hp)
+    return arrays
+
+
+def to_stored(
+    steps: Sequence[LayoutStep], logical: Sequence[Array], hp: Mapping[str, Value]
+) -> Sequence[Array]:
+    """Return logical arrays as they are stored: the steps applied, the last one first."""
+    arrays = logical
+    for step in reversed(steps):
+        arrays = step.apply(arrays, hp)
+    return arrays
 
 
 def chained(

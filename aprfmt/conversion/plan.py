@@ -14,7 +14,7 @@ import numpy as np
 
 from aprfmt.arch.bind import Group, packed_binding
 from aprfmt.arch.draft import stored_groups
-from aprfmt.arch.moves import chained, compose, whole
+from aprfmt.arch.moves import chained, compose, to_logical, to_stored, whole
 from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.columns import Columns
 from aprfmt.base.encodings import encoding
@@ -290,9 +290,7 @@ def _maker(
     logical: Sequence[View], group: Group, hp: HyperParams, index: int, patch: Value | None
 ) -> "Callable[[], Array]":
     def make() -> "Array":
-        arrays = [tensor.numpy() for tensor in logical]
-        for step in reversed(group.binding.steps):
-            arrays = step.apply(arrays, hp)
+        arrays = to_stored(group.binding.steps, [tensor.numpy() for tensor in logical], hp)
         if patch is None or arrays[index].dtype.name != "float32":
             return arrays[index]
         return _patched(arrays[index], patch, logical, group, hp)
@@ -302,14 +300,7 @@ def _maker(
 
 def _mover(logical: View, group: Group, hp: HyperParams) -> "Callable[[Array], Array]":
     """Return what moves the elements of the one tensor that a role is stored as to their places."""
-
-    def moved(stored: "Array") -> "Array":
-        arrays = [logical.undone([stored])]
-        for step in reversed(group.binding.steps):
-            arrays = step.apply(arrays, hp)
-        return arrays[0]
-
-    return moved
+    return lambda stored: to_stored(group.binding.steps, [logical.undone([stored])], hp)[0]
 
 
 def _patched(
@@ -321,9 +312,7 @@ def _patched(
     """
     bits = restore_bits(np.ascontiguousarray(made).view("<u4"), patch, logical[0].name)
     candidate = bits.view("<f4")
-    arrays = [candidate]
-    for step in group.binding.steps:
-        arrays = step.undo(arrays, hp)
+    arrays = to_logical(group.binding.steps, [candidate], hp)
     same = np.array_equal(
         np.ascontiguousarray(arrays[0]).view(np.uint32),
         np.ascontiguousarray(logical[0].numpy()).view(np.uint32),

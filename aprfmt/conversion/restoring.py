@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aprfmt.arch.draft import stored_groups
+from aprfmt.arch.moves import to_logical, to_stored
 from aprfmt.arch.spec import LayoutStep
 from aprfmt.base.encodings import encoding
 from aprfmt.codecs import encode
@@ -46,12 +47,8 @@ def _record_stored(model: Model, plan: Plan) -> None:
         ]
         if len(stored) != 1:
             continue
-        steps = tensor.layout
-        arrays = stored
-        for step in steps:
-            arrays = step.undo(arrays, model.hyper)
-        for step in reversed(steps):
-            arrays = step.apply(arrays, model.hyper)
+        logical = to_logical(tensor.layout, stored, model.hyper)
+        arrays = to_stored(tensor.layout, logical, model.hyper)
         again = np.ascontiguousarray(arrays[0], "<f4")
         plan.restoration.record_stored(output.role, stored[0].view("<u4"), again.view("<u4"))
 
@@ -72,10 +69,6 @@ def _record_one(
     # Not encode(logical) where there are bytes: rounding would make signalling NaNs quiet.
     held = tensor.restored or tensor.data is not None
     bits = np.frombuffer(tensor.raw() if held else encode(name, logical)[""], f"<u{size}")
-    arrays = [logical]
-    for step in reversed(steps):
-        arrays = step.apply(arrays, model.hyper)
-    for step in steps:
-        arrays = step.undo(arrays, model.hyper)
+    arrays = to_logical(steps, to_stored(steps, [logical], model.hyper), model.hyper)
     narrowed = np.frombuffer(encode(name, np.asarray(arrays[0], np.float32))[""], f"<u{size}")
     plan.restoration.record(role, name, bits, narrowed)

@@ -136,16 +136,12 @@ def test_what_is_stored_decodes_to_the_grid(scheme: str, scales: str) -> None:
 @pytest.mark.parametrize("scheme", [name for name, row in SCHEMES.items() if row.dialect])
 @pytest.mark.parametrize("scales", FLOATS)
 @pytest.mark.parametrize("size", [1e-6, 1e-12, 1e-25, 1e-42])
-def test_what_small_values_become_is_read_or_refused(scheme: str, scales: str, size: float) -> None:
+def test_what_small_values_become_is_read(scheme: str, scales: str, size: float) -> None:
     row = SCHEMES[scheme].options
     writer = WRITERS[row["writer"]]
     how = Settings(row["size"] or COLUMNS, writer.scales or scales, row["version"])
     weight = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)) * size
-    try:
-        source = writer.rounded(weight.astype(np.float32), how)
-    except CodecError as error:
-        assert "would all be 0" in str(error)
-        return
+    source = writer.rounded(weight.astype(np.float32), how)
     packed = stored(writer, source, how)
     laid = packed.laid_out()
     assert laid is not None

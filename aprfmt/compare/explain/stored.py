@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.arch.moves import to_stored
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.encodings import numbers
 from aprfmt.codecs import decode, encode
@@ -297,9 +298,8 @@ def _as_stored(case: Unequal, side: View) -> bytes | None:
     flat = np.frombuffer(a.bytes.window(0, len(a.bytes)), np.uint8)
     shape = case.shape if row.block_size == 1 else case.shape[:-1]
     cell = row.type_size if row.block_size == 1 else a.row_bytes or 0
-    arrays = [flat.view(np.dtype((np.void, cell))).reshape(shape)]
-    for step in reversed(steps):
-        arrays = step.apply(arrays, case.context.models["b"].hyper)
+    cells = flat.view(np.dtype((np.void, cell))).reshape(shape)
+    arrays = to_stored(steps, [cells], case.context.models["b"].hyper)
     return np.ascontiguousarray(arrays[0]).tobytes()
 
 
