@@ -21,7 +21,7 @@ from aprfmt.arch.bind import bind, known_shapes
 from aprfmt.arch.hyper import read_hyper
 from aprfmt.arch.spec import Facts
 from tests.arch.listed import CUT, LISTED, REMOTE, built
-from tests.arch.tiny import TINY, quiet
+from tests.arch.tiny import TINY, ready
 
 Arrays = Mapping[str, np.ndarray]
 _PLAIN = {tiny.arch: tiny for tiny in reversed(TINY)}
@@ -39,7 +39,7 @@ def stored(label: str) -> tuple[dict[str, Any], Arrays, Arrays]:
     """Return a tiny model's configuration, and its tensors by the names before and after."""
     from transformers import core_model_loading
 
-    quiet()
+    ready()
     _, kind, loader, values = CASES[label]
     model = built(kind, loader, values)
     after = dict(model.state_dict())

@@ -28,7 +28,7 @@ from aprfmt.formats import FORMATS
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
-from tests.arch.tiny import TINY, Tiny, make, parameter_shapes, quiet, read
+from tests.arch.tiny import TINY, Tiny, make, parameter_shapes, ready, read
 from tests.berts import BERTS
 
 TYPES = tuple({tiny.model_type: tiny for tiny in reversed(TINY)}.values())
@@ -69,7 +69,7 @@ def made(tiny: Tiny, **changes: Any) -> tuple[dict[str, Any], set[str]]:
     import transformers
 
     auto: Any = transformers
-    quiet()
+    ready()
     config = auto.AutoConfig.for_model(tiny.model_type, **{**tiny.sizes, **tiny.config, **changes})
     with torch.device("meta"):
         model = auto.AutoModelForCausalLM.from_config(config)

@@ -15,7 +15,7 @@ from aprfmt.arch.required import coverage
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.values import same_value
 from tests.arch.bases import OLDER, assumed, silent
-from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, quiet, read
+from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, ready, read
 
 every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 
@@ -263,7 +263,7 @@ def test_transformers_loads_the_written_config(tiny: Tiny, tmp_path: Path) -> No
     import transformers
 
     auto: Any = transformers
-    quiet()
+    ready()
     found = read(tiny)
     (tmp_path / "config.json").write_text(json.dumps(write_hyper(found.spec, found.hp, "hf")))
     config = auto.AutoConfig.from_pretrained(tmp_path)

@@ -291,12 +291,13 @@ class Made:
         return self.model.config.get_text_config()
 
 
-def quiet() -> None:
-    """Stop transformers from logging about unusually small sizes."""
+def ready() -> None:
+    """Let transformers build every tiny model, and not log about unusually small sizes."""
     import transformers
 
     logging: Any = transformers.logging
     logging.set_verbosity_error()
+    registered()
 
 
 @cache
@@ -306,8 +307,7 @@ def _make(tiny_id: str) -> Made:
     import transformers
 
     auto: Any = transformers
-    quiet()
-    registered()
+    ready()
     tiny = next(t for t in TINY if t.id == tiny_id)
     config = auto.AutoConfig.for_model(tiny.model_type, **{**tiny.sizes, **tiny.config})
     model = auto.AutoModelForCausalLM.from_config(config)
