@@ -169,6 +169,8 @@ def _with_zeros(size: int, scale: F32, zeros: F32) -> Groups:
     low, high = (int(zeros.min()), int(zeros.max())) if zeros.size else (8, 8)
     if low == high == 8:
         return Groups(size, scale)
+    if not zeros.flags.c_contiguous:
+        zeros = turned(zeros.T)
     why = f"zero points are {low} to {high}, not 8"
     return Groups(size, scale, -(zeros * scale), why, zeros=zeros)
 
@@ -191,7 +193,7 @@ def affine_gptq(packed: PackedWeight, target: str) -> GridWeight:
     def codes(start: int, stop: int) -> U8:
         return np.ascontiguousarray(every.streams(0, start, stop))
 
-    groups = _with_zeros(size, turned(scale), turned(zeros))
+    groups = _with_zeros(size, turned(scale), zeros.T)
     return GridWeight((outputs, inputs), groups, codes)
 
 

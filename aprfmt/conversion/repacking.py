@@ -5,7 +5,7 @@ encoding whose bytes are made when they are read; then the plan moves it like an
 """
 
 import threading
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.codecs import decode
-from aprfmt.codecs.parallel import cpu_count
+from aprfmt.codecs.parallel import cpu_count, run
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import Output, make_info
-from aprfmt.errors import CodecError, ConversionError
+from aprfmt.errors import AprfmtError, CodecError, ConversionError
 from aprfmt.formats import FormatSpec
-from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.formats.mapped import MemoryTensor, in_mapped_file
 from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import leading
 from aprfmt.tensors.runs import ByteRun
-from aprfmt.tensors.view import decode_tensor
+from aprfmt.tensors.view import View, decode_tensor
 
 if TYPE_CHECKING:
     from aprfmt.codecs.repacks import GroupCounts, Repacked
@@ -163,13 +163,21 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
     packed = [view for view in model.values() if view.stored[0].parts]
     if not packed:
         return Repacking({}, {}, frozenset(asked))
-    from aprfmt.codecs.repacks import Repacked, pairs_of, repacked
+    from aprfmt.codecs.repacks import pairs_of
 
     blocks = _chosen(model, options)
     every = {name for name in ENCODINGS if target.holds(ENCODINGS[name])}
     found: dict[str, Substitute] = {}
-    reasons: dict[str, str] = {}
+    made: dict[str, RepackedTensor | str | AprfmtError] = {}
+    tasks: list[Callable[[], None]] = []
     threads = options.threads or cpu_count()
+
+    def make(view: View, allowed: Container[str]) -> None:
+        try:
+            made[view.name] = _repacked(view, allowed, threads)
+        except AprfmtError as error:
+            made[view.name] = error
+
     for view in packed:
         tensor = view.stored[0]
         if copied and view.name not in asked and options.writer is None:
@@ -183,18 +191,35 @@ def find(model: Model, target: FormatSpec, options: Options, *, copied: bool) ->
         allowed: Container[str] = every if wished is None else {wished}
         if options.choose is not None or not pairs_of(tensor.info.encoding):
             continue
-        try:
-            made = repacked(tensor.packed(), tensor.info.encoding, allowed)
-            if made and isinstance(made, str):
-                tensor.packed().laid_out()  # raises where no encoding could help
-        except CodecError as error:
-            raise ConversionError(f"{view.name}: {error}") from error
-        tensor.drop()  # the scales of all weights would stay mapped until each is written
-        if isinstance(made, Repacked):
-            found[view.name] = RepackedTensor(tensor, made, threads)
-        elif made:
-            reasons[view.name] = made
+        tasks.append(partial(make, view, allowed))
+    here = all(in_mapped_file(view.stored[0]) for view in packed)
+    run(tasks, threads if here else 1)
+    reasons: dict[str, str] = {}
+    for name in (view.name for view in packed if view.name in made):
+        answer = made[name]
+        if isinstance(answer, AprfmtError):
+            raise answer
+        if isinstance(answer, RepackedTensor):
+            found[name] = answer
+        elif answer:
+            reasons[name] = answer
     return Repacking(found, reasons, frozenset(asked))
+
+
+def _repacked(view: View, allowed: Container[str], threads: int) -> RepackedTensor | str:
+    """Return what stands for a packed weight, or why nothing can ("" where nothing is meant to)."""
+    from aprfmt.codecs.repacks import Repacked, repacked
+
+    tensor = view.stored[0]
+    assert tensor.packed is not None
+    try:
+        made = repacked(tensor.packed(), tensor.info.encoding, allowed)
+        if made and isinstance(made, str):
+            tensor.packed().laid_out()  # raises where no encoding could help
+    except CodecError as error:
+        raise ConversionError(f"{view.name}: {error}") from error
+    tensor.drop()  # the scales of all weights would stay mapped until each is written
+    return RepackedTensor(tensor, made, threads) if isinstance(made, Repacked) else made
 
 
 def _asked(model: Model, options: Options) -> Mapping[str, str]:

@@ -13,11 +13,11 @@ from aprfmt.errors import ConversionError, FormatError, OutputError
 from aprfmt.formats.mapped import cut_files, cut_line, identity_of, origin
 from aprfmt.formats.positioned import write_at
 from aprfmt.formats.temporary import as_output_error
-from aprfmt.formats.writeback import begin_writing
+from aprfmt.formats.writeback import EarlySync
 
 _DIRECT = 64 << 10  # larger pieces are not copied into the buffer
 _BUFFER = 256 << 10
-_EARLY = 16 << 20  # after so many bytes, the disk begins with them while more are written
+_EARLY = 16 << 20  # from so many bytes on, the disk takes them while more are written
 _WINDOW = 16 << 20  # bytes per system call, so that an interrupt does not wait long
 _IN_SYSTEM = 1 << 20  # from so many bytes of a mapped file on, the system copies them itself
 # What it says where it cannot: between these files, on this system, or at this place.
@@ -44,6 +44,7 @@ class OutputFile:
         self._written = 0
         self._fd: int | None = None
         self._unsynced = 0
+        self._early = EarlySync()
         self._in_system = hasattr(os, "copy_file_range")
         # Where there is no pwrite, writing at an offset moves the position that others write at.
         self._turn = nullcontext() if hasattr(os, "pwrite") else threading.Lock()
@@ -135,6 +136,7 @@ class OutputFile:
         if self._fd is not None:
             self._flush()
             with self._errors("cannot be synced"):
+                self._early.end()
                 os.fsync(self._fd)
                 self.identity = identity_of(os.fstat(self._fd))
             self.abandon()
@@ -143,6 +145,8 @@ class OutputFile:
         """Close the file without syncing it."""
         fd, self._fd = self._fd, None
         if fd is not None:
+            with suppress(OSError):
+                self._early.end()
             with suppress(OSError):
                 os.close(fd)
 
@@ -160,9 +164,8 @@ class OutputFile:
                 view = view[count:]
                 offset = None if offset is None else offset + count
                 self._unsynced += count
-                if self._unsynced >= _EARLY:
+                if self._unsynced >= _EARLY and self._early.begin(self._fd):
                     self._unsynced = 0
-                    begin_writing(self._fd)
 
     def _write(self, view: memoryview, offset: int | None) -> int:
         assert self._fd is not None

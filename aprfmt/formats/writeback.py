@@ -1,30 +1,56 @@
-"""Has the system begin to write a file's bytes to the disk, without waiting for them.
+"""Has the disk hold a file's first bytes while more are written; the sync at the end finds little.
 
-A sync at the end then finds little to do. Linux has `sync_file_range(2)` for it, which Python does
-not offer; elsewhere nothing happens. It makes nothing safe, and takes no error away from the fsync
-that does: that alone says whether everything is on the disk.
+Having the system begin to write (Linux's sync_file_range) is not enough where a disk keeps what it
+was given in a cache of its own: only a sync empties that. So a thread syncs, again and again. Where
+there is no fdatasync (Windows, macOS), nothing happens.
 """
 
-from collections.abc import Callable
-from functools import cache
+import os
+import threading
 
-_WRITE = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h
-
-
-def begin_writing(fd: int) -> None:
-    """Begin to write what the system still holds of an open file; errors are left to fsync."""
-    call = _sync_file_range()
-    if call is not None:
-        call(fd, 0, 0, _WRITE)  # to the end of the file
+_SYNC = getattr(os, "fdatasync", None)
 
 
-@cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    import ctypes
+class EarlySync:
+    """Syncs of one open file, one at a time, beside the threads that write it."""
 
-    try:
-        found = ctypes.CDLL(None, use_errno=True).sync_file_range
-    except (OSError, AttributeError, TypeError):  # no such call in this C library
-        return None
-    found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return found
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._running: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def begin(self, fd: int) -> bool:
+        """Have a thread sync a file, unless one does; say whether one was begun.
+
+        Raises the OSError of the one before: the system tells of a lost write once.
+        """
+        if _SYNC is None:
+            return True
+        with self._turn:
+            if self._running is not None and self._running.is_alive():
+                return False
+            self._tell()
+            self._running = threading.Thread(
+                target=self._sync, args=(fd,), name="aprfmt-sync", daemon=True
+            )
+            self._running.start()
+            return True
+
+    def end(self) -> None:
+        """Wait for the last one, so that the file can be closed; raises its OSError."""
+        with self._turn:
+            if self._running is not None:
+                self._running.join()
+            self._tell()
+
+    def _sync(self, fd: int) -> None:
+        assert _SYNC is not None
+        try:
+            _SYNC(fd)
+        except OSError as error:
+            self._error = error
+
+    def _tell(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

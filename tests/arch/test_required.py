@@ -28,7 +28,7 @@ from aprfmt.formats import FORMATS
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
-from tests.arch.tiny import TINY, Tiny, make, parameter_shapes, ready, read
+from tests.arch.tiny import TINY, Tiny, make, parameter_shapes, read, ready
 from tests.berts import BERTS
 
 TYPES = tuple({tiny.model_type: tiny for tiny in reversed(TINY)}.values())

@@ -15,7 +15,7 @@ from aprfmt.arch.required import coverage
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.values import same_value
 from tests.arch.bases import OLDER, assumed, silent
-from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, ready, read
+from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, read, ready
 
 every = pytest.mark.parametrize("tiny", TINY, ids=lambda tiny: tiny.id)
 

@@ -1,11 +1,13 @@
-"""The disk begins with large files while they are written; one refused a sync is not published.
+"""The disk takes large files while they are written; one refused a sync is not published.
 
-Seen red: the disk told of nothing, of small files too, a refused sync let pass.
+Seen red: no early sync, one for small files too, two at a time, a refused sync let pass (early, or
+at the end), a file closed while it is synced.
 """
 
 import errno
 import os
-from collections.abc import Iterator
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,18 +20,19 @@ SIZE = 256 << 10
 
 
 @pytest.fixture(autouse=True)
-def early(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_EARLY", SIZE)
-    writeback._sync_file_range.cache_clear()
-    yield
-    writeback._sync_file_range.cache_clear()
 
 
-def write(path: Path, pieces: int = 4, *, force: bool = False) -> None:
+def write(path: Path, pieces: int = 4, *, force: bool = False, wait: bool = False) -> None:
     with FileSet(force=force) as files:
         out = files.create(path)
         for number in range(pieces):
             out.write(bytes([number]) * SIZE)
+            if wait:
+                for thread in threading.enumerate():
+                    if thread.name == "aprfmt-sync":
+                        thread.join()
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 4])
@@ -40,25 +43,62 @@ def test_the_disk_begins_while_more_is_written(
     synced: list[int] = []
     real = os.fsync
 
-    def begin(fd: int) -> None:
-        begun.append(os.fstat(fd).st_size)
-        writeback.begin_writing(fd)
-
     def sync(fd: int) -> None:
         synced.append(os.fstat(fd).st_size)
         real(fd)
 
-    monkeypatch.setattr(output, "begin_writing", begin)
+    monkeypatch.setattr(writeback, "_SYNC", lambda fd: begun.append(os.fstat(fd).st_size))
     monkeypatch.setattr(os, "fsync", sync)
-    write(tmp_path / "x", pieces)
+    write(tmp_path / "x", pieces, wait=True)
     assert begun == [SIZE * n for n in range(1, pieces + 1)]
-    assert synced[0] == pieces * SIZE, "the sync sees every byte"
+    assert synced[0] == pieces * SIZE, "the sync at the end sees every byte"
     assert (tmp_path / "x").read_bytes() == b"".join(bytes([n]) * SIZE for n in range(pieces))
 
 
+@pytest.mark.parametrize("how", ["published", "abandoned"])
+def test_one_sync_at_a_time_and_none_when_the_file_is_closed(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    started, closing, ended = threading.Event(), threading.Event(), threading.Event()
+    real = writeback.EarlySync.end
+
+    def sync(fd: int) -> None:
+        begun.append(fd)
+        started.set()
+        closing.wait(20)
+        threading.Event().wait(0.05)
+        os.fstat(fd)  # raises where it is closed
+        ended.set()
+
+    def end(early: writeback.EarlySync) -> None:
+        closing.set()
+        real(early)
+
+    monkeypatch.setattr(writeback, "_SYNC", sync)
+    monkeypatch.setattr(writeback.EarlySync, "end", end)
+    with suppress(KeyboardInterrupt), FileSet() as files:
+        out = files.create(tmp_path / "x")
+        for _ in range(4):
+            out.write(bytes(SIZE))
+        assert started.wait(20) and len(begun) == 1
+        if how == "abandoned":
+            raise KeyboardInterrupt
+    assert ended.is_set()
+
+
+def test_a_small_file_is_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(writeback, "_SYNC", begun.append)
+    monkeypatch.setattr(output, "_EARLY", 4 * SIZE + 1)
+    write(tmp_path / "x")
+    assert begun == []
+
+
+@pytest.mark.parametrize("when", ["early", "at the end"])
 @pytest.mark.parametrize("pieces", [1, 2, 4])
 def test_a_refused_sync_publishes_nothing(
-    pieces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    when: str, pieces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system tells of a lost write once, and only a sync hears of it."""
     (tmp_path / "x").write_bytes(b"old")
@@ -71,7 +111,10 @@ def test_a_refused_sync_publishes_nothing(
             raise OSError(errno.EIO, "lost")
         real(fd)
 
-    monkeypatch.setattr(os, "fsync", once)
+    if when == "early":
+        monkeypatch.setattr(writeback, "_SYNC", once)
+    else:
+        monkeypatch.setattr(os, "fsync", once)
     with pytest.raises(OutputError, match="disk reports a fault"):
         write(tmp_path / "x", pieces, force=True)
     assert told
@@ -79,13 +122,7 @@ def test_a_refused_sync_publishes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_without_the_call_and_with_its_errors_nothing_happens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writeback.begin_writing(99_999)  # EBADF: fsync would say so
-    with monkeypatch.context() as patch:
-        patch.setattr("ctypes.CDLL", lambda *of, **options: object())
-        writeback._sync_file_range.cache_clear()
-        assert writeback._sync_file_range() is None
-        write(tmp_path / "x")
+def test_without_the_call_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writeback, "_SYNC", None)
+    write(tmp_path / "x")
     assert (tmp_path / "x").stat().st_size == 4 * SIZE
