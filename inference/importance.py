@@ -65,6 +65,7 @@ def collect(
     planned, _ = plan([Sample(name, ids, prefix=prefix)], size, convention="llama.cpp")
     passes = [window.ids(ids) for _, cut in planned for window in cut][:chunks]
     sums: Sums = {}
+    model.remember()
     with Session.of(model, _Watching(sums)) as session:
         for done, each in enumerate(passes):
             session.reset()

@@ -222,6 +222,7 @@ def opened(
             model = stack.enter_context(
                 open_model(request.model, arch=request.arch, allow_missing=request.allow_missing)
             )
+        model.remember()
         if tell is not None:
             tell(model)
         if backend is None and request.draft:

@@ -4,10 +4,14 @@ Otherwise it returns large pieces to the system, which clears every page of the 
 a repack's processor time, a fifth of the system's time in a download.
 """
 
+import mmap
 from functools import cache
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of glibc's malloc.h
 LARGEST = 32 << 20  # pieces up to this size are kept: the most that glibc allows
+_PAGE = mmap.PAGESIZE
+_AROUND = 2 << 20  # what Linux maps with a page that is touched, at most: one folio of its cache
+_DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)
 KEPT = 128 << 20  # bytes at the end of a thread's memory that are not given back
 
 
@@ -22,3 +26,15 @@ def keep_freed() -> None:
         return
     mallopt(_MMAP_THRESHOLD, LARGEST)
     mallopt(_TRIM_THRESHOLD, KEPT)
+
+
+def release(mapped: mmap.mmap, start: int, stop: int) -> None:
+    """Release the pages of [start, stop) of a mapped file, and those the system mapped with them.
+
+    They are read again if needed. A page at the edge of two windows would stay otherwise, with its
+    neighbours, for every window of a file.
+    """
+    first = start // _AROUND * _AROUND
+    last = min(-(-stop // _AROUND) * _AROUND, -(-len(mapped) // _PAGE) * _PAGE)
+    if last > first and _DONTNEED is not None:
+        mapped.madvise(_DONTNEED, first, last - first)

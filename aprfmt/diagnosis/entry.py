@@ -51,6 +51,7 @@ def diagnose(
         reference = None
         if model is not None:
             reference = stack.enter_context(open_model(model, arch=arch, allow_missing=ANY))
+            reference.remember()
             for side in (first, second):
                 if side.kind == "trace":
                     side.model = reference

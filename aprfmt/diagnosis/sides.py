@@ -43,6 +43,7 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
         return Side(label, text, "trace", path)
     request = requested(text, arch=arch, allow_missing=ANY)
     model = stack.enter_context(open_model(request.model, arch=arch, allow_missing=ANY))
+    model.remember()
     kind: SideKind = "model" if str(request.model) == text else "run"
     return Side(label, text, kind, Path(request.model), model, request)
 

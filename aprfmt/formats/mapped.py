@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 
+from aprfmt.base.memory import release
 from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError, UsageError
@@ -22,10 +23,6 @@ from aprfmt.formats.damage import Structure
 from aprfmt.remote.paths import RemotePath
 
 Buffer = bytes | bytearray | memoryview
-
-_PAGE = mmap.PAGESIZE
-_AROUND = 2 << 20  # what Linux maps with a page that is touched, at most: one folio of its cache
-_DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)
 
 
 def open_regular(path: Path) -> int:
@@ -136,17 +133,9 @@ class MappedFile:
         """Do nothing: the system reads ahead by itself."""
 
     def drop(self, start: int, stop: int) -> None:
-        """Release the pages of [start, stop), and those around that the system mapped with them.
-
-        They are read again if needed. A page at the edge of two windows would stay otherwise, with
-        its neighbours, for every window of a file.
-        """
-        if self._map is None or _DONTNEED is None:
-            return
-        first = start // _AROUND * _AROUND
-        last = min(-(-stop // _AROUND) * _AROUND, -(-self.size // _PAGE) * _PAGE)
-        if last > first:
-            self._map.madvise(_DONTNEED, first, last - first)
+        """Release the pages of [start, stop); they are read again if needed."""
+        if self._map is not None:
+            release(self._map, start, stop)
 
     def windows(self, start: int, stop: int, size: int = 8 << 20) -> Iterator[memoryview]:
         """Yield the bytes of [start, stop) that are there; pages behind a window are dropped."""

@@ -7,6 +7,7 @@ under role keys (`L3.attn_q.weight`), with the file's layout steps undone on dem
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from aprfmt.model.hf_folder import (
     in_hub_cache,
     read_folder,
 )
-from aprfmt.remote.paths import lists, place
+from aprfmt.remote.paths import RemotePath, lists, place
 from aprfmt.tensors.companions import join
 from aprfmt.tensors.view import View
 
@@ -62,6 +63,7 @@ class Model(Mapping[str, View]):
         self._damaged = damaged
         self._found: list[Damage] = []  # found here, in addition to the reader's
         self._unread: list[AprfmtError] = []  # why packed weights stay as they are stored
+        self._remembering: ExitStack | None = None
         fault = self._fault if damaged else None
         self._lazy = join(source.tensors, self._packing, fault, self._unread.append)
 
@@ -146,9 +148,21 @@ class Model(Mapping[str, View]):
     def __len__(self) -> int:
         return len(self._lazy)
 
+    def remember(self) -> None:
+        """Fetch no byte of files that lie elsewhere twice, where there is room, until close().
+
+        For what reads a model again and again: each byte that comes is kept in a temporary file.
+        """
+        if self._remembering is None and any(isinstance(p, RemotePath) for p in self.source.files):
+            from aprfmt.remote.file import remembering
+
+            self._remembering = remembering(self.source.files)
+
     def close(self) -> None:
         """Close the file; views given out by raw() end with it."""
         self.source.close()
+        if self._remembering is not None:
+            self._remembering.close()
 
     def __enter__(self) -> "Model":
         return self

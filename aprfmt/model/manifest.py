@@ -60,6 +60,8 @@ def tensor_rows(
         every = spellings(model)
         names_of = [every.get(side.name, (side.name, *side.names)) for side in sides]
         sides = [sides[i] for i in select(names_of, patterns, str(model.path))]
+    if not raw_only:
+        model.remember()  # every byte is read for both digests
     rows = []
     for i, side in enumerate(sides):
         for tensor in (tensor for soon in sides[i : i + 5] for tensor in soon.stored):

@@ -8,14 +8,15 @@ are a stream's.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from aprfmt.errors import RemoteError
 from aprfmt.remote.cache import CACHE
 from aprfmt.remote.paths import RemotePath
+from aprfmt.remote.remembered import Remembered
 from aprfmt.remote.stream import LITTLE, PART, Stream
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -38,6 +39,8 @@ class RemoteObject:
         self._pieces: OrderedDict[int, memoryview] = OrderedDict()
         self._level, self._last = 0, -PIECES[-1] - 1
         self.told: Callable[[int, memoryview], None] | None = None  # of all bytes that come
+        self._remembered: Remembered | None = None
+        self._remembering = 0  # how many ask for that
 
     def held(self, stop: int, wish: int) -> memoryview:
         """Return the beginning of the file, at least `stop` bytes; see `Fetched`."""
@@ -80,16 +83,45 @@ class RemoteObject:
         return memoryview(b"")
 
     def fetch(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) from the cache on disk, or by one request."""
+        """Return bytes [start, stop): remembered, from the cache on disk, or by one request."""
+        remembered = self._remembered
+        data = (
+            remembered.get(start, stop, self._come)
+            if remembered is not None
+            else self._come(start, stop)
+        )
+        if self.told is not None:
+            self.told(start, data)
+        return data
+
+    def _come(self, start: int, stop: int) -> memoryview:
         data = CACHE.get(self.facts.identity, start, stop)
         if data is not None:
             TRAFFIC.count(cached=stop - start)
         else:
             data = self._site.fetch(self._inner, self.facts, start, stop)
             CACHE.put(self.facts.identity, start, data)
-        if self.told is not None:
-            self.told(start, data)
         return data
+
+    def drop(self, start: int, stop: int) -> None:
+        """Release the pages of [start, stop) where they are remembered."""
+        if (remembered := self._remembered) is not None:
+            remembered.drop(start, stop)
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Remember what comes until the last of these blocks is left."""
+        with self._lock:
+            self._remembering += 1
+            self._remembered = self._remembered or Remembered(self.facts.size)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._remembering -= 1
+                if not self._remembering and self._remembered is not None:
+                    self._remembered.close()
+                    self._remembered = None
 
 
 class RemoteFile:
@@ -182,7 +214,8 @@ class RemoteFile:
             self._stream.expect(start, stop)
 
     def drop(self, start: int, stop: int) -> None:
-        """Do nothing: pieces leave by themselves."""
+        """Release what is remembered; pieces leave by themselves."""
+        self._found.drop(start, stop)
 
     def close(self) -> None:
         """Stop what is fetched ahead."""
@@ -202,6 +235,18 @@ def found_at(path: RemotePath) -> RemoteObject:
         with _opening:
             known = _objects.setdefault(path, known)
     return known
+
+
+def remembering(files: Iterable[Path]) -> ExitStack:
+    """Fetch no byte of the remote ones of `files` twice until what is returned is closed.
+
+    Several may be open for a file.
+    """
+    stack = ExitStack()
+    for path in files:
+        if isinstance(path, RemotePath):
+            stack.enter_context(found_at(path).remembering())
+    return stack
 
 
 def forget() -> None:

@@ -66,12 +66,11 @@ def test_every_byte_comes_once(hub: RangeServer, source: Path, tmp_path: Path, l
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize(("line", "times"), [
-    ("diff SRC HERE", 1), ("convert SRC OUT/x.gguf", 1), ("validate SRC", 1),
-    ("hash SRC --raw-only", 1), ("hash SRC", 2),  # its bytes, and its values
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line", ["diff SRC HERE", "convert SRC OUT/x.gguf", "validate SRC", "hash SRC --raw-only"]
+)
 def test_small_layers_come_once_too(
-    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, line: str, times: int
+    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     """Layers of 4 MB, whose norms lie near to one another, and are read in another order."""
     monkeypatch.setenv("APRFMT_CACHE_SIZE", "0")
@@ -82,7 +81,7 @@ def test_small_layers_come_once_too(
         line = line.replace(name, at)
     done = command(*line.split())
     assert done.code == 0, done.err
-    assert server.sent() <= (times + 0.06) * (here / "model.safetensors").stat().st_size
+    assert server.sent() <= 1.06 * (here / "model.safetensors").stat().st_size
 
 
 def test_of_many_shards_only_those_whose_turn_it_is_are_fetched_ahead(

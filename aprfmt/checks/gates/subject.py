@@ -66,6 +66,7 @@ class Subject(Checked):
         """Open the model; raises for one that is unreadable or of an unknown architecture."""
         model = open_model(request.path, arch=request.arch, allow_missing=request.allow_missing)
         try:
+            model.remember()
             _ = model.resolution
             subject = cls(request, model)
             _ = subject.golden, subject.baseline  # broken inputs are errors, not verdicts
@@ -170,9 +171,11 @@ class Subject(Checked):
     def open_other(self, path: Path) -> Model:
         """Open another copy of the model until the subject is closed."""
         request = self.request
-        return self._stack.enter_context(
+        model = self._stack.enter_context(
             open_model(path, arch=request.arch, allow_missing=request.allow_missing)
         )
+        model.remember()
+        return model
 
     @cached_property
     def other(self) -> Model | None:
