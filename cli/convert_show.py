@@ -98,8 +98,9 @@ def _expected(report: "ConversionReport") -> None:
     found = report.estimate
     free = found["disk_free_bytes"]
     room = "" if free is None else f" of {render.size_text(free)} free"
-    total = found["seconds"]["total"]
-    took = "unknown: nothing can be written there" if total is None else f"about {total:.1f} s"
+    seconds = found["seconds"]
+    why = "nothing can be written there" if seconds["write"] is None else "the source is cached"
+    took = f"unknown: {why}" if seconds["total"] is None else f"about {seconds['total']:.1f} s"
     short = free is not None and free < found["disk_bytes"]
     render.line(
         f"  memory at most {render.size_text(found['memory_bytes'])}; disk "

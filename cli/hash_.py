@@ -42,6 +42,8 @@ def command(
     expected = manifest.read(check) if check is not None else None
     # A manifest says what a file is to be: none is made of a damaged one.
     with open_model(model, arch=arch, damaged=not write) as opened:
+        if write:
+            manifest.check_place(opened.path, force=force)
         with render.ProgressLine("hash") as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
         body: Hashes = {"model": str(opened.path), "tensors": rows}

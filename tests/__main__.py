@@ -12,6 +12,7 @@ one run shows everything that is wrong.
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ STYLE = (("ruff", "check", "."), ("ruff", "format", "--check", "."))
 MYPY = ("mypy",)
 FUZZ_SECONDS = 60  # of each target; tests.long takes more
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Files in memory, and the bytes free there that it takes: tests hold a third of that at a time.
+MEMORY, ROOM = Path("/dev/shm"), 6 << 30
 SCOPES = ("--fast", "--everything")
 
 
@@ -58,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         environment.setdefault(name, "1")
     if scope != "--everything":
         environment[SCOPE] = SAMPLED
+        if roomy(MEMORY):
+            environment.setdefault("TMPDIR", str(MEMORY))  # much of the time is a disk's, else
     failed = []
     beside = []
     for step in steps(scope, extra):
@@ -71,6 +76,11 @@ def main(arguments: Sequence[str]) -> int:
         print(run.communicate()[0], end="")
         failed += _judged(step, run.returncode)
     return 1 if failed else 0
+
+
+def roomy(folder: Path) -> bool:
+    """Say whether what tests write has room in a folder, and may lie there."""
+    return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= ROOM
 
 
 def _begun(step: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":

@@ -1,7 +1,8 @@
 """What a conversion will take: memory, disk, and time from rates measured on this machine.
 
 The rates are those of small pieces of the work itself: a file without a name written beside the
-output and synced, SHA-256, comparing, and every pair of encodings on rows of the source.
+output and synced, SHA-256, comparing, every pair of encodings on rows of the source, and of a
+source that lies elsewhere a part of its largest tensor, fetched as the conversion would.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.encodings import encoding
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.options import Options
+from aprfmt.remote.traffic import TRAFFIC
 
 if TYPE_CHECKING:
     from aprfmt.conversion.outputs import Output, Plan
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 WRITTEN = 32 << 20  # bytes written and synced to measure a disk
 HASHED = 8 << 20
+FETCHED = 32 << 20, 8  # bytes fetched to measure a network, at most, and as this part of the source
 ELEMENTS = 1 << 18  # of a tensor that is decoded and encoded to measure that
 BASE = 92 << 20  # resident bytes of the interpreter and numpy, measured with all modules loaded
 THREAD = 2 << 20  # bytes that a thread keeps of what it has freed, its stack included
@@ -119,16 +122,17 @@ def _seconds(
     found: dict[str, float | None] = {
         "write": None if rate is None else output / rate,
         "encode": _encoding(plan, options),
+        "fetch": _fetching(plan),
         "hash": source * _timed(lambda: hashlib.sha256(piece).digest()) / HASHED if hashing else 0,
         "verify": 0.0,
     }
     if options.verify:
         found["verify"] = (source + output) * _timed(lambda: bytes(bytearray(piece))) / HASHED
-    # The source is hashed beside the copying; the longer of the two counts.
-    work = None if rate is None else (found["write"] or 0) + (found["encode"] or 0)
+    # The source is fetched and hashed beside the copying; the longest of the three counts.
     total = None
-    if work is not None:
-        total = max(work, found["hash"] or 0) + (found["verify"] or 0)
+    if found["write"] is not None and found["fetch"] is not None:
+        work = found["write"] + (found["encode"] or 0)
+        total = max(work, found["hash"] or 0, found["fetch"]) + (found["verify"] or 0)
     return found | {"total": total}
 
 
@@ -161,6 +165,30 @@ def _encoding(plan: "Plan", options: Options) -> float:
             rates[pair] = _of_rows(output, options)
         total += rates[pair] * _elements(output)
     return total
+
+
+def _fetching(plan: "Plan") -> float | None:
+    """Return the seconds of fetching what lies elsewhere; None if the cache on disk had the part.
+
+    What the cache has of the rest is not known before it is asked for.
+    """
+    from aprfmt.conversion.outputs import stored_parts
+    from aprfmt.remote.file import RemoteFile
+
+    lying: dict[tuple[Path, int], tuple[RemoteFile, int]] = {}
+    for output in plan.outputs:
+        for part in (one for tensor in output.sources for one in stored_parts(tensor)):
+            file, start = part.lies() or (None, 0)
+            if isinstance(file, RemoteFile):
+                lying[file.path, start] = file, part.info.nbytes
+    source = sum(size for _, size in lying.values())
+    if not source:
+        return 0.0
+    (_, start), (file, size) = max(lying.items(), key=lambda one: one[1][1])
+    size = min(size, FETCHED[0], max(source // FETCHED[1], 1))
+    before = TRAFFIC.received
+    took = _timed(lambda: sum(map(len, file.windows(start, start + size))))
+    return took * source / size if TRAFFIC.received - before >= size else None
 
 
 def _of_rows(output: "Output", options: Options) -> float:

@@ -6,16 +6,16 @@ unescaping), no NaN or Infinity, no number beyond float64, no lone surrogates, n
 value.
 """
 
-import gc
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from aprfmt.base.collector import collector_paused
 from aprfmt.base.text import shorten
 from aprfmt.errors import ConversionError, FormatError
 from aprfmt.formats import jsonlimits
@@ -69,7 +69,7 @@ def loads(
         parse_float=None if nonfinite else _finite(where),
     )
     try:
-        with _no_collection():
+        with collector_paused():  # parsing makes no cycles, and the walks double its time
             value = decoder.decode(text)
     except json.JSONDecodeError as error:
         offset = len(text[: error.pos].encode("utf-8", "surrogatepass"))
@@ -103,18 +103,6 @@ def dumps(value: Any, where: str = "JSON") -> str:
             f"{where}: {found}, which JSON cannot hold; leave it out or store it as a string"
         ) from None
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause the cycle collector: parsing makes no cycles, and its walks double the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:

@@ -146,6 +146,15 @@ def between(file: ByteSource, parts: Iterable[tuple[int, int]]) -> Iterator[tupl
         at = max(at, stop)
 
 
+def check_place(model: Path, *, force: bool = False) -> None:
+    """Raise the OutputError of `write` at once: before everything is hashed, or even fetched."""
+    files = FileSet(force=force)
+    try:
+        files.create(manifest_path(model))
+    finally:
+        files.discard()
+
+
 def write(
     model: Model, tensors: Sequence[TensorRow], *, force: bool = False, blocks: bool = False
 ) -> Path:

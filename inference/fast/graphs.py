@@ -7,6 +7,7 @@ between (experts whose weights are encoded or not all held, weights streamed und
 never recorded. `GraphMaker` is what a library gives: torch_graphs.py, cuda/graph_maker.py.
 """
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aprfmt.base.collector import collector_paused
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.kv_cache import KVCache, State
 
@@ -213,7 +215,10 @@ class PassGraphs:
         refusals: tuple[type[Exception], ...] = (NotRecordable, *self._maker.errors)
         self._backend.recording = inputs
         try:
-            found.replay = self._maker.record(found.first, found.then)
+            # Freed meanwhile, another session's graph or pinned memory ends the recording.
+            gc.collect()
+            with collector_paused():
+                found.replay = self._maker.record(found.first, found.then)
         except refusals as error:
             self.refused = str(error).splitlines()[0]
             return None

@@ -1,6 +1,7 @@
 """Passes recorded by torch: its streams, its graphs, and memory of theirs."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -49,8 +50,11 @@ class TorchGraphMaker:
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 then()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # the first error says what it was
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph.replay
 
     def wait(self) -> None:

@@ -29,6 +29,7 @@ ALLOWED = {
     ("aprfmt/remote/cache.py", "os.replace"): "the same: in one step, and no loss",
     ("aprfmt/remote/cache.py", "os.unlink"): "the same: what could not be written",
     ("aprfmt/remote/cache.py", "path.unlink"): "the same: what is damaged, or used least",
+    ("aprfmt/remote/remembered.py", "tempfile.TemporaryFile"): "what was fetched, no name",
     ("inference/weights.py", "rows.touch"): "counts a row as used; no file",
     ("aprfmt/formats/apr/parse.py", "faults.rename"): "names of damaged tensors; no file",
     (

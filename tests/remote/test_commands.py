@@ -174,9 +174,13 @@ def test_an_engine_that_needs_files_gets_them(places: Mapping[str, str]) -> None
     assert done.code == 0, done.err
 
 
-def test_outputs_are_files_on_this_machine(places: Mapping[str, str]) -> None:
+def test_outputs_are_files_on_this_machine(hosting: RangeServer, places: Mapping[str, str]) -> None:
+    """Seen red: everything was fetched and hashed before it was said."""
+    before = hosting.sent()
     done = command("hash", places["gguf"], "--write", "--raw-only")
     assert done.code == 2 and "outputs are files on this machine" in done.err
+    whole = max(len(data) for path, data in hosting.files.items() if path.endswith(".gguf"))
+    assert hosting.sent() - before < whole // 2
 
 
 def test_a_manifest_may_be_an_address(

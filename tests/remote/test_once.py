@@ -2,18 +2,19 @@
 
 Seen red: pieces of megabytes around norms that lie apart, parts forgotten by a read out of turn,
 the digest from a second reading, tensors written in the target's order, whole tensors read before
-their windows, verification against the source, no check of the published digest.
+their windows, verification against the source, no check of the published digest; a plan that took
+what lay in the cache for what a network carries.
 """
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aprfmt.conversion import convert
+from aprfmt.conversion import convert, estimate
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.verifying import Verifier
 from aprfmt.errors import ConversionError
@@ -136,6 +137,34 @@ def test_a_plan_counts_what_is_fetched_ahead(hub: RangeServer, source: Path) -> 
     more = there.json["estimate"]["memory_bytes"] - here.json["estimate"]["memory_bytes"]
     assert more >= HELD + AHEAD * PART
     assert there.json["estimate"]["memory_bytes"] <= 1 << 30
+
+
+def test_a_plan_measures_the_network(
+    hub: RangeServer, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of what would be fetched is; here that, and every other piece of work, takes 1 s."""
+    words = ("convert", "hf://someone/m", "x.gguf", "--dry-run", "--json")
+
+    def second(work: Callable[[], object]) -> float:
+        work()
+        return 1.0
+
+    monkeypatch.setattr(estimate, "_timed", second)
+    done = command(*words)
+    assert done.code == 0, done.err
+    weights = (source / "model.safetensors").stat().st_size
+    fetched = done.json["remote"]["bytes"]
+    assert weights / 20 < fetched < weights / 4
+    seconds = done.json["estimate"]["seconds"]
+    assert seconds["fetch"] == pytest.approx(weights / (weights // 8), rel=0.01)
+    assert seconds["total"] >= seconds["fetch"]
+    here = command("convert", source, "x.gguf", "--dry-run", "--json")
+    assert here.json["estimate"]["seconds"]["fetch"] == 0
+    monkeypatch.setenv("APRFMT_CACHE_SIZE", str(1 << 30))
+    command(*words)
+    seconds = command(*words).json["estimate"]["seconds"]
+    assert seconds["fetch"] is None and seconds["total"] is None
+    assert "the source is cached" in command(*words[:-1]).out
 
 
 def test_bytes_that_are_not_the_published_ones_are_refused(

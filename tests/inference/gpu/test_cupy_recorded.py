@@ -4,17 +4,21 @@ Emulated, a replay runs the pass again with the host's numbers of the first time
 depends on them is found without a GPU. Seen red, each alone: a step's row of the cache and its mask
 from the host's position; ids brought while a pass is recorded; one mask for two windows; places
 that are not sorted by expert; equal numbers, and those that are none, ranked otherwise; a state
-that is not read; steps of learned positions recorded; one mask of an encoder for two.
+that is not read; steps of learned positions recorded; one mask of an encoder for two; garbage
+collected while a pass is recorded.
 """
 
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
+from pytest import MonkeyPatch
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.blocked import block_shape
+from aprfmt.inference.fast import graphs
 from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.inference.fast.cupy_experts import CupyMaths
 from aprfmt.inference.fast.graphs import PassGraphs
@@ -46,6 +50,25 @@ def recorded(session: Session) -> PassGraphs:
     assert isinstance(found, PassGraphs)
     assert found._graphs and not found.refused, found.refused
     return found
+
+
+def test_no_garbage_is_collected_while_a_pass_is_recorded(
+    machine: Any, monkeypatch: MonkeyPatch
+) -> None:
+    begin, collecting = graphs._Recorded.then, []
+
+    def then(found: graphs._Recorded) -> None:
+        collecting.append(gc.isenabled())
+        begin(found)
+
+    monkeypatch.setattr(graphs._Recorded, "then", then)
+    with open_model(judged("llama").folder) as model:
+        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+            for _ in range(3):
+                session.logits(IDS)
+            recorded(session)
+    assert not collecting[0]  # the others are replays, which run it again where they are emulated
+    assert gc.isenabled()
 
 
 @on("case", FEW, RECORDED)

@@ -4,14 +4,17 @@ Seen red: weights taken for joined that only lie side by side in memory; steps o
 frequencies follow the length compared with one prefill.
 """
 
+import gc
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
+from pytest import MonkeyPatch
 
 from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference.fast import graphs
 from aprfmt.inference.fast.graphs import PassGraphs
 from aprfmt.inference.rope import lengthy
 from aprfmt.inference.sampling import Sampler, Sampling
@@ -94,6 +97,36 @@ def test_runs_are_equal_to_the_bit_recorded_or_not(name: str, dtype: str) -> Non
         np.testing.assert_array_equal(again, runs[0])
     with open_model(judged(name).folder) as model, Session.of(model, cuda(dtype)) as session:
         np.testing.assert_array_equal(session.logits(LONG[:60]), runs[0])
+
+
+def test_what_another_session_recorded_is_not_freed_meanwhile(monkeypatch: MonkeyPatch) -> None:
+    """The collector would free a graph and pinned memory, which ends a recording."""
+    old: list[object] = []
+    begin, ages = graphs._Recorded.then, gc.get_threshold()
+
+    def with_garbage(recorded: graphs._Recorded) -> None:
+        ring = list(old)
+        old.clear()
+        ring.append(ring)
+        del ring
+        gc.set_threshold(1)
+        begin(recorded)
+
+    with open_model(judged("llama").folder) as model:
+        with Session.of(model, cuda()) as session:
+            before = [session.logits(IDS) for _ in range(3)]
+            old.append(session._graphs)
+        session._graphs = None
+        monkeypatch.setattr(graphs._Recorded, "then", with_garbage)
+        with Session.of(model, cuda()) as session:
+            try:
+                after = [session.logits(IDS) for _ in range(3)]
+            finally:
+                gc.set_threshold(*ages)
+            found = session._graphs
+            assert isinstance(found, PassGraphs)
+            assert found._graphs and not found.refused, found.refused
+    np.testing.assert_array_equal(after[-1], before[-1])
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -1,0 +1,118 @@
+"""az:// by Azurite, Microsoft's emulator of its store, where it is installed (npm).
+
+Seen red: a container that is listed without its folder, a key that is not signed with.
+"""
+
+import base64
+import hmac
+import shutil
+import socket
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import aprfmt
+from tests.patience import PATIENCE
+from tests.remote.conftest import forget
+
+# The account and key that every Azurite has, as its documentation gives them.
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+VERSION = "2021-08-06"
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Run the emulator; yield its address."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("NOT-RUN: azurite-blob is not installed (npm install -g azurite)")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ("--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder),
+             "--skipApiVersionCheck", "--disableTelemetry")  # fmt: skip
+    running = subprocess.Popen([program, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    started, said = threading.Event(), list[bytes]()
+
+    def listen() -> None:
+        for line in running.stdout or ():
+            said.append(line)
+            if b"successfully listen" in line:
+                started.set()
+        started.set()  # it ended, by itself or killed
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    try:
+        assert started.wait(PATIENCE) and running.poll() is None, said
+        yield f"http://127.0.0.1:{port}/{ACCOUNT}"
+    finally:
+        running.kill()
+        running.wait()
+        thread.join(PATIENCE)
+        assert running.stdout is not None
+        running.stdout.close()
+
+
+def put(server: str, path: str, data: bytes = b"", query: str = "") -> None:
+    """Create a container or a blob, signed as the store asks it (Shared Key)."""
+    kind = "application/octet-stream"
+    stated = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
+    if not query:
+        stated["x-ms-blob-type"] = "BlockBlob"
+    size = str(len(data)) if data else ""
+    lines = ["PUT", "", "", size, "", kind, "", "", "", "", "", ""]
+    lines += [f"{name}:{value}" for name, value in sorted(stated.items())]
+    lines.append(f"/{ACCOUNT}/{ACCOUNT}/{path}")
+    lines += [part.replace("=", ":") for part in query.split("&") if part]
+    signed = hmac.digest(base64.b64decode(KEY), "\n".join(lines).encode(), sha256)
+    stated["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(signed).decode()}"
+    asked = urllib.request.Request(
+        f"{server}/{path}{'?' if query else ''}{query}", data,
+        {**stated, "Content-Type": kind}, method="PUT",
+    )  # fmt: skip
+    urllib.request.urlopen(asked).close()
+
+
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch, demo_model: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of the demo model in a container of a server on this machine."""
+    pytest.importorskip("obstore", reason="NOT-RUN: obstore is not installed (extra: remote)")
+    with serving(tmp_path) as server:
+        put(server, "models", query="restype=container")
+        for path in demo_model.iterdir():
+            if path.is_file():
+                put(server, f"models/a/tiny/{path.name}", path.read_bytes())
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
+        monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", server)
+        monkeypatch.setenv("AZURE_ALLOW_HTTP", "true")
+        yield "az://models/a/tiny"
+
+
+def test_a_folder_of_a_container_is_the_folder(
+    container: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = aprfmt("inspect", container, "--json")
+    assert done.code == 0, done.err
+    assert done.json["encodings"] == aprfmt("inspect", demo_model, "--json").json["encodings"]
+    assert done.json["remote"]["bytes"] < 300_000
+    for words in (("diff", demo_model, container), ("convert", container, tmp_path / "x.gguf"),
+                  ("cat", f"{container}/model.safetensors", "model.norm.weight")):  # fmt: skip
+        done = aprfmt(*words)
+        assert done.code == 0, done.err
+    done = aprfmt("inspect", f"{container}/none.gguf")
+    assert done.code == 2 and "no such file" in done.err
+    forget()
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", base64.b64encode(b"x" * 64).decode())
+    done = aprfmt("inspect", container)
+    assert done.code == 2 and "set the keys" in done.err
+    assert "eHh4" not in done.err
