@@ -44,7 +44,8 @@ SLOW = (
     "tests/conversion/test_estimate.py", "tests/conversion/test_plan_memory.py",
     "tests/conversion/test_resume.py", "tests/field/test_rounded.py",
     "tests/inference/test_nonfinite.py", "tests/inference/test_parity_text.py",
-    "tests/fleet/test_scan.py",
+    "tests/fleet/test_scan.py", "tests/remote/test_once.py", "tests/remote/test_remembered.py",
+    "tests/compare/test_explain_models.py", "tests/conversion/test_round_trips.py",
     "tests/tokenizer/test_hostile.py",
 )  # fmt: skip
 
