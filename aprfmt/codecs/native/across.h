@@ -142,7 +142,7 @@ FN void across_rows(const packed *p, int order, int bits, int kind, float *room,
         return;                                                        \
     }
 
-TARGET static void run_across(const packed *given, int order, float *room, float *out, int mode) {
+TARGET void OF(across)(const packed *given, int order, float *room, float *out, int mode) {
     const packed copy = *given, *p = &copy;
     const int kind = kind_of(p->values, p->bits);
     ACROSS(TURN_WORDS, 4)

@@ -1,8 +1,10 @@
-/* All kernels of one level; generic.c and avx2.c define LEVEL and include this. */
+/* All kernels of one level but those of packed weights (weights.h, which takes longer to compile);
+ * generic.c and avx2.c define LEVEL and include this. */
 #include "lanes.h"
 #include "decoders.h"
 #include "level.h"
 #include "tables.h"
+#include "parts.h"
 
 #include "sink.h"
 
@@ -18,11 +20,6 @@
 #include "moments.h"
 #include "dot.h"
 #include "step.h"
-#include "packed_codes.h"
-#include "packed.h"
-#include "turn.h"
-#include "regroup.h"
-#include "across.h"
 
 #define ONE_MODE(fn, suffix, mode)                                                    \
     TARGET static void fn##_##suffix(const uint8_t *raw, float *out, size_t blocks) { \
@@ -183,6 +180,6 @@ const level LEVEL = {
     LEVEL_NAME,       DECODER_ROWS,    ENCODER_ROWS,         run_apr_q8,   run_coded,
     run_encode_coded, run_add_moments, run_first_not_finite, run_add_changes, run_products, run_stream_fill,
     run_activate,     run_rms_norm,    run_rope,             run_scores,   run_probs,
-    run_mix,          run_packed,      run_across,         run_turn,       run_halves,
-    run_regroup,
+    run_mix,          OF(packed),      OF(across),           OF(turn),     OF(halves),
+    OF(regroup),
 };

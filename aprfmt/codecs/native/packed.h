@@ -238,7 +238,7 @@ PACKED_MODE(past32, PAST32)
 PACKED_MODE(past16, PAST16)
 #endif
 
-TARGET static void run_packed(const packed *p, float *out, int mode) {
+TARGET void OF(packed)(const packed *p, float *out, int mode) {
 #ifdef APRFMT_AVX2
     if (mode == PAST32) {
         packed_past32(p, out);

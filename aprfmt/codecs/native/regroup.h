@@ -55,7 +55,7 @@ FN double distance_8(vf a, vf b, uint32_t off, double most) {
     return most;
 }
 
-TARGET static void run_regroup(regrouped *g) {
+TARGET void OF(regroup)(regrouped *g) {
     const vf low = f_load(g->values), high = f_load(g->values + 8);
     const size_t bytes = g->size / 2;
     float seen = (float)g->most; /* what is nearer needs no look */

@@ -189,7 +189,7 @@ TARGET static void turn_pairs(const uint8_t *held, ptrdiff_t down, size_t column
     }
 }
 
-TARGET static void run_turn(int order, const uint8_t *held, ptrdiff_t down, size_t units,
+TARGET void OF(turn)(int order, const uint8_t *held, ptrdiff_t down, size_t units,
                             size_t rows, uint8_t *out, size_t stride) {
     switch (order) {
         case TURN_WORDS: turn_words(held, down, units, rows, out, stride); break;
@@ -245,7 +245,7 @@ FN void halves_rows(const nibbles *n, size_t half, int back) {
     }
 }
 
-TARGET static void run_halves(const nibbles *n, int back) {
+TARGET void OF(halves)(const nibbles *n, int back) {
     if (n->half == 8 && back)
         halves_rows(n, 8, 1);
     else if (n->half == 8)

@@ -1,0 +1,2 @@
+#define LEVEL aprfmt_generic
+#include "weights.h"
