@@ -28,7 +28,7 @@ STYLE = (("ruff", "check", "."), ("ruff", "format", "--check", "."))
 MYPY = ("mypy",)
 FUZZ_SECONDS = 60  # of each target; tests.long takes more
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# Files in memory, and the bytes free there that it takes: tests hold a third of that at a time.
+# Files in memory, and the bytes free there that it takes: tests hold a quarter of that.
 MEMORY, ROOM = Path("/dev/shm"), 6 << 30
 SCOPES = ("--fast", "--everything")
 
