@@ -71,3 +71,17 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     asked: list[float] = []
     monkeypatch.setattr(client, "CLIENT", client.Client(wait=asked.append))
     return asked
+
+
+def check_folder(address: str, folder: Path, tmp_path: Path) -> None:
+    """Assert that commands find at an address of a bucket what lies in a folder."""
+    done = command("inspect", address, "--json")
+    assert done.code == 0, done.err
+    assert done.json["encodings"] == command("inspect", folder, "--json").json["encodings"]
+    assert done.json["remote"]["bytes"] < 300_000
+    for words in (("diff", folder, address), ("convert", address, tmp_path / "x.gguf"),
+                  ("cat", f"{address}/model.safetensors", "model.norm.weight")):  # fmt: skip
+        done = command(*words)
+        assert done.code == 0, done.err
+    done = command("inspect", f"{address}/none.gguf")
+    assert done.code == 2 and "no such file" in done.err

