@@ -35,8 +35,8 @@ class SideBySide(build_ext):
                 found: list[str] = compile_all([source], **given)
                 return found
 
-            names = [*LONGEST, *sorted(Path(source).name for source in sources)]
-            sources = sorted(sources, key=lambda source: names.index(Path(source).name))
+            rank = {name: at for at, name in enumerate(LONGEST)}
+            sources = sorted(sources, key=lambda source: rank.get(Path(source).name, len(rank)))
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 return [path for paths in pool.map(compile_one, sources) for path in paths]
 

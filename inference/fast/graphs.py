@@ -7,7 +7,6 @@ between (experts whose weights are encoded or not all held, weights streamed und
 never recorded. `GraphMaker` is what a library gives: torch_graphs.py, cuda/graph_maker.py.
 """
 
-import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -216,7 +215,6 @@ class PassGraphs:
         self._backend.recording = inputs
         try:
             # Freed meanwhile, another session's graph or pinned memory ends the recording.
-            gc.collect()
             with collector_paused():
                 found.replay = self._maker.record(found.first, found.then)
         except refusals as error:

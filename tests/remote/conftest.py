@@ -1,6 +1,10 @@
 """A server for each test, an own cache, and nothing remembered of earlier ones."""
 
-from collections.abc import Iterator, Mapping
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,7 @@ from aprfmt.remote import client, file, http, sites
 from aprfmt.remote.guard import POLICY
 from aprfmt.remote.traffic import TRAFFIC
 from tests.cli.run import aprfmt as command
+from tests.patience import PATIENCE
 from tests.remote.server import RangeServer, serving
 
 
@@ -71,6 +76,35 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     asked: list[float] = []
     monkeypatch.setattr(client, "CLIENT", client.Client(wait=asked.append))
     return asked
+
+
+@contextmanager
+def emulator(words: Callable[[int], Sequence[str | Path]], ready: bytes) -> Iterator[int]:
+    """Run a store's emulator on a port of its own, which is yielded when it has said `ready`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = subprocess.Popen(words(port), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    started, said = threading.Event(), list[bytes]()
+
+    def listen() -> None:
+        for line in running.stdout or ():
+            said.append(line)
+            if ready in line:
+                started.set()
+        started.set()  # it ended, by itself or killed
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    try:
+        assert started.wait(PATIENCE) and running.poll() is None, said
+        yield port
+    finally:
+        running.kill()
+        running.wait()
+        thread.join(PATIENCE)
+        assert running.stdout is not None
+        running.stdout.close()
 
 
 def check_folder(address: str, folder: Path, tmp_path: Path) -> None:

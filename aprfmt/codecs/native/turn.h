@@ -189,8 +189,8 @@ TARGET static void turn_pairs(const uint8_t *held, ptrdiff_t down, size_t column
     }
 }
 
-TARGET void OF(turn)(int order, const uint8_t *held, ptrdiff_t down, size_t units,
-                            size_t rows, uint8_t *out, size_t stride) {
+TARGET void OF(turn)(int order, const uint8_t *held, ptrdiff_t down, size_t units, size_t rows,
+                     uint8_t *out, size_t stride) {
     switch (order) {
         case TURN_WORDS: turn_words(held, down, units, rows, out, stride); break;
         case TURN_BYTES: turn_bytes(held, down, units, rows, out, stride); break;
