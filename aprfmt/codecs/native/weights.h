@@ -1,18 +1,12 @@
 /* The kernels of packed weights, of one level; generic_weights.c and avx2_weights.c define LEVEL and
  * include this. */
 #include "lanes.h"
-#include "decoders.h"
 #include "level.h"
 #include "tables.h"
 #include "parts.h"
 
 #include "sink.h"
 
-#include "decode_plain.h"
-#include "decode_small.h"
-#include "decode_k.h"
-#include "decode_table.h"
-#include "decode_iq.h"
 #include "packed_codes.h"
 #include "packed.h"
 #include "turn.h"
