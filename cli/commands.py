@@ -9,8 +9,6 @@ first half of `model.gguf`, `text.txt` some text.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-MOST = 30  # commands, ever: what is new becomes an option or a report of one that exists
-
 
 class CommandRow(NamedTuple):
     """One command: its module in aprfmt.cli, what it does in a line, and an example."""

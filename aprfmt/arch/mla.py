@@ -126,7 +126,6 @@ def _enough(value: Value, facts: Facts, hp: Params) -> str:
 
 def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the table that v2 and v3 share, with `overrides` in place of the rows that differ."""
-    # Long: one table.
     return rules.hyper_table(
         # Key heads are not shared in MLA: every head has its own part of kv_b.
         HyperRule(

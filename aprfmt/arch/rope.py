@@ -31,7 +31,6 @@ Found = tuple[Value, str] | None
 
 def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
     """Return the rules for theta, rotated elements and scaling of an architecture."""
-    # Long: one table, and the small functions that its rows are made of.
 
     def hf(facts: Facts) -> HFRope:
         return HFRope(rope, facts)

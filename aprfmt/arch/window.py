@@ -62,7 +62,6 @@ class Window:
 
 def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     """Return the rules for sliding_window and window_layers."""
-    # Long: two rows, and the small functions that they are made of.
     assumed = window.gguf_layers or window.layers
     names = {window.kind: True, "full_attention": False}
 

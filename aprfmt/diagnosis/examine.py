@@ -34,7 +34,6 @@ SUSPECTS: Mapping[str, str] = {
 
 def examine(world: World, recorded: Recorded) -> Examined:
     """Compare every point of a trace on the trace's own input, and explain the divergences."""
-    # Long: one walk, whose steps all change the trace, the world and what was found so far.
     values = plain(world)
     for key, value in values.items():
         recorded.shapes.setdefault(key, value.shape)

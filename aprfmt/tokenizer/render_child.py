@@ -39,7 +39,6 @@ def limit_resources(cpu_seconds: int, memory: int) -> None:
 
 def environment() -> Any:
     """Return the sandboxed environment, as transformers sets it up for chat templates."""
-    # Long: the sandbox's own classes and functions, which need jinja2's and have no other use.
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension
