@@ -21,6 +21,28 @@ def wide(values: "Array") -> "Array":
         return values.astype(np.float64)
 
 
+def difference(x: "Array", y: "Array") -> "Array":
+    """Return x - y as float64, zero exactly where the values are equal.
+
+    64-bit integers that float64 cannot tell apart keep their exact difference. Of complex values it
+    is |x - y|.
+    """
+    if x.dtype.kind == "c" or y.dtype.kind == "c":
+        apart: Array = np.abs(x - y).astype(np.float64)
+        return apart
+    found: Array = wide(x) - wide(y)
+    if x.dtype == y.dtype and x.dtype.kind in "iu" and x.dtype.itemsize == 8:
+        lost = (x != y) & (found == 0)  # closer than float64 tells apart
+        close = np.where(x > y, x - y, y - x).astype(np.float64)
+        found = np.where(lost, np.where(x > y, close, -close), found)
+    return found
+
+
+def magnitude(values: "Array") -> "Array":
+    """Return values as float64; of complex ones the absolute value."""
+    return wide(np.abs(values) if values.dtype.kind == "c" else values)
+
+
 class PairSums:
     """Sums over chunks in float64, in order; chunk size matters by float64 rounding only."""
 
@@ -42,12 +64,12 @@ class PairSums:
     def _add(self, x: "Array", y: "Array") -> None:
         base, self.count = self.count, self.count + x.size
         if x.dtype == y.dtype and np.array_equal(x, y) and np.isfinite(x).all():
-            square = float(np.dot(x.astype(np.float64), x.astype(np.float64)))
+            square = float(np.dot(magnitude(x), magnitude(x)))
             self.aa, self.bb, self.ab = self.aa + square, self.bb + square, self.ab + square
             self.odd.count += x.size
             return
-        wide_x, wide_y = wide(x), wide(y)
-        error = wide_x - wide_y
+        wide_x, wide_y = magnitude(x), magnitude(y)
+        error = difference(x, y)
         if np.isfinite(error).all():  # so are both: nothing has to be left out
             self._add_finite(x, y, wide_x, wide_y, error, base)
             return
@@ -66,7 +88,8 @@ class PairSums:
         delta[differs & ~finite] = np.inf
         if delta.size and differs.any():
             self._largest(delta, base)
-            self.ulp = max(self.ulp, _ulp(x[differs & finite], y[differs & finite]))
+            both = differs & finite
+            self.ulp = max(self.ulp, _ulp(wide_x[both], wide_y[both]))
         self._sum(wide_x - wide_y, wide_x, wide_y)
 
     def _add_finite(
@@ -78,7 +101,7 @@ class PairSums:
         self.changed += changed
         if changed:
             self._largest(np.abs(error), base)
-            self.ulp = max(self.ulp, _ulp(x, y))
+            self.ulp = max(self.ulp, _ulp(wide_x, wide_y))
         self._sum(error, wide_x, wide_y)
 
     def _largest(self, delta: "Array", base: int) -> None:

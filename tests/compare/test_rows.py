@@ -13,6 +13,7 @@ import pytest
 import aprfmt
 from aprfmt.compare import diff
 from aprfmt.compare.explain import (
+    arithmetic,
     blocks,
     elsewhere,
     moves,
@@ -184,4 +185,6 @@ def test_a_row_for_made_models_does_its_own_work(
 def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()} | set(MADE)
     tried.add(packed_damage.damaged_parts)  # by tests/compare/test_packed_damage.py
+    tried |= {shifts.wrapped_offset, elsewhere.one_value}  # by tests/compare/test_integers.py
+    tried.add(arithmetic.summed_rounding)  # by tests/compare/test_rounding.py
     assert tried == {row.find for row in table.TABLE}

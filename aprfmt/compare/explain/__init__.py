@@ -37,6 +37,7 @@ __all__ = ["Explanation", "Surroundings", "explain_pair", "explained"]
 TRIED = 6  # guesses applied to whole tensors, per pair
 PART = 0.5  # at most this share of rows differs: then they are also examined alone
 PART_ROWS = 1 << 12
+LONG = 1 << 26  # values of a vector from which only its bytes are looked at
 ALONE = 2  # pairs of a role that are tried alone before all layers are looked at together
 MANY = 6  # pairs of a role that differ, from which this is done
 DENSE = 0.3  # at a smaller distance not all values were misread
@@ -133,7 +134,10 @@ def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried 
 def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Explanation]:
     from aprfmt.compare.explain.table import TABLE
 
+    long = case.a.columns == 1 and case.a.rows > LONG
     for row in (*TABLE, *offered("explanations")):
+        if long and not getattr(row, "stored", False):
+            continue
         if (row.shapes or not shapes) and (row.part or not part):
             yield from row.find(case)
 
@@ -145,6 +149,8 @@ def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
     equal = after.equal(guess.slack)
     if not math.isfinite(after.relative):
         return None  # the remaining values have no bound to compare with
+    if after.constant and after.count > 1 and not guess.constant:
+        return None  # any function gives one number: that it is equal proves nothing
     if before is not None and after.relative > 0.5 * before and after.changed:
         return None
     says = guess.says

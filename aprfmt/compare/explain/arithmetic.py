@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LOOSE = 0.25  # rounding beyond which a factor proves nothing
 NARROW = 16  # columns below which a factor a row explains too little
 REQUANTIZED = 1 << 22  # elements encoded again to confirm
+FEW_SUMS = 8  # values up to which a difference below the rounding of the largest is named damage
 # Encodings that a float file's values may have gone through.
 THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
 
@@ -51,24 +52,27 @@ def scale(case: Unequal) -> Iterator[Guess]:
     if slack > LOOSE:
         return  # values this coarse would fit any factor
     a, b = case.a, case.b
-    factor = float(np.vdot(x, y) / np.vdot(x, x))
+    # Free numbers are found on one half of the values, and judged on all or on the other half.
+    half_x, half_y = (x[::2], y[::2]) if len(x) > 1 else (x[:, ::2], y[:, ::2])
+    square = float(np.vdot(half_x, half_x))
+    factor = float(np.vdot(half_x, half_y)) / square if square else 1.0
     if _differs(np.array([factor]), slack):
         says = f"B's values are A's times {_told(case, factor)}"
         yield case.guess("scale", (says,), "A", lambda rows: wide(a.take(rows)) * factor, slack)
     if a.columns < NARROW:
         return
-    factors = _ratio(x, y, 1)
+    factors = _ratio(x[:, ::2], y[:, ::2], 1)
     if _differs(factors, slack) and _fit(x * factors[:, None], y, slack):
 
         def times(rows: "Array") -> "Array":
-            mine = wide(a.take(rows))
-            return mine * _ratio(mine, wide(b.take(rows)), 1)[:, None]
+            mine, other = wide(a.take(rows)), wide(b.take(rows))
+            return mine * _ratio(mine[:, ::2], other[:, ::2], 1)[:, None]
 
         low, high = float(factors.min()), float(factors.max())
         said = f"factors from {low:.6g} to {high:.6g} in the rows looked at"
         text = "every row of B is A's times a factor of its own"
         yield case.guess("scale", (text, said), "A", times, slack)
-    across = _ratio(x, y, 0)
+    across = _ratio(x[::2], y[::2], 0)
     if len(x) >= NARROW and _differs(across, slack) and _fit(x * across[None, :], y, slack):
         low, high = float(across.min()), float(across.max())
         said = f"factors from {low:.6g} to {high:.6g}"
@@ -185,21 +189,45 @@ def rounding(case: Unequal) -> Iterator[Guess | Explanation]:
     for label, fine, told in (("A", a, "B's values are A's"), ("B", b, "A's values are B's")):
         for text, apply in ROUNDINGS if fine.encoding != "F64" else ():
             yield case.guess("rounding", (f"{told}, {text}",), label, _after(fine.take, apply), 0.0)
+    if _all_within(case, largest=False):
+        yield _last_place(case, "")
+
+
+def summed_rounding(case: Unequal) -> Iterator[Explanation]:
+    """Find differences of one unit in the last place of the operands of a sum.
+
+    A value that is a sum of larger ones (a merged adapter, a mean of checkpoints) is rounded at the
+    size of these. They are not known. The largest value of its row, or of all of a vector, stands
+    for them: below one unit of it nothing is a bug.
+    """
+    floats = _float(case.a.encoding) and _float(case.b.encoding)
+    # A sum in another order changes many values, damage a few.
+    if floats and case.before.changed > FEW_SUMS and _all_within(case, largest=True):
+        yield _last_place(
+            case, " of its row's largest value: sums in another order, or by another library"
+        )
+
+
+def _all_within(case: Unequal, *, largest: bool) -> bool:
+    """Return whether no two values are further apart than a unit of the coarser type."""
+    a, b = case.a, case.b
     unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
-    x, y = wide(case.sample_a), wide(case.sample_b)
-    if not _within(x, y, unit):
-        return
-    for rows in case.windows(None):
-        x, y = wide(a.take(rows)), wide(b.take(rows))
-        if not _within(x, y, unit):
-            return
-    coarser = max(a.encoding, b.encoding, key=lambda name: UNIT[name])
-    yield Explanation(
+    first, second = wide(case.sample_a), wide(case.sample_b)
+    return _within(first, second, unit, largest=largest) and all(
+        _within(wide(a.take(rows)), wide(b.take(rows)), unit, largest=largest)
+        for rows in case.windows(None)
+    )
+
+
+def _last_place(case: Unequal, of: str) -> Explanation:
+    coarser = max(case.a.encoding, case.b.encoding, key=lambda name: UNIT[name])
+    return Explanation(
         "rounding",
         (case.key,),
         (
-            f"no two values are further apart than one unit in the last place of {coarser}",
-            f"{case.before.changed} of {case.before.count} values differ",
+            f"no two values are further apart than one unit in the last place of {coarser}{of}",
+            f"{case.before.changed} of {case.before.count} values differ, "
+            f"by at most {case.before.largest:.3g}",
         ),
         case.before.relative,
         None,
@@ -207,10 +235,17 @@ def rounding(case: Unequal) -> Iterator[Guess | Explanation]:
     )
 
 
-def _within(x: "Array", y: "Array", unit: float) -> bool:
-    """Say whether all values are equal, or within `unit` relative to their size."""
+def _within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bool:
+    """Return whether all values are equal, or within `unit` relative to their size.
+
+    With `largest` relative to the largest finite value of each row, of a vector the largest of all.
+    """
     finite = np.isfinite(x) & np.isfinite(y)
-    near = finite & (np.abs(x - y) <= unit * np.maximum(np.abs(x), np.abs(y)))
+    size = np.maximum(np.abs(x), np.abs(y))
+    if largest:
+        axis = 1 if x.ndim > 1 and x.shape[1] > 1 else None
+        size = np.where(finite, size, 0.0).max(axis=axis, keepdims=True, initial=0.0)
+    near = finite & (np.abs(x - y) <= unit * size)
     return bool((near | (x == y) | (np.isnan(x) & np.isnan(y))).all())
 
 

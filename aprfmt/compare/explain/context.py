@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.base.protocols import Value
+from aprfmt.base.protocols import LazyTensor, Value
 from aprfmt.compare.align import TensorPair, align
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain.noise import noise
@@ -93,6 +93,15 @@ class Surroundings:
             return dict(model.roles)
         except ArchError:
             return dict(model)
+
+    def stored(self, label: str) -> list[LazyTensor]:
+        """Return a model's stored tensors, the parts of packed ones too, each once."""
+        found: dict[str, LazyTensor] = {}
+        for view in self.models[label].values():
+            for tensor in view.stored:
+                for part in tensor.parts.values() or (tensor,):
+                    found[part.info.name] = part
+        return list(found.values())
 
     def reader(self, label: str, key: str) -> Reader | None:
         """Return a model's tensor; None if it has no tensor of that key."""

@@ -24,7 +24,6 @@ from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.compare.explain.context import Surroundings
 
 CONTENT = 64  # bytes from which what stands in a range says where it came from
 SEARCHED = 2 << 30  # bytes looked through, of both files
@@ -244,7 +243,7 @@ def _elsewhere(
     found: dict[int, str] = {}
     left = SEARCHED
     for label in ("b", "a"):
-        for tensor in _stored(case.context, label):
+        for tensor in case.context.stored(label):
             size = tensor.info.nbytes
             if left < size or len(found) == len(needles):
                 return found
@@ -283,16 +282,6 @@ def _match(
                 return f"{tensor.info.name} at +{begin:#x}"
         here = window.find(needle, here + 1)
     return ""
-
-
-def _stored(context: "Surroundings", label: str) -> list[LazyTensor]:
-    """Return a model's stored tensors, each once."""
-    found: dict[str, LazyTensor] = {}
-    for view in context.models[label].values():
-        for tensor in view.stored:
-            for part in tensor.parts.values() or (tensor,):
-                found[part.info.name] = part
-    return list(found.values())
 
 
 def _no_weights(case: Unequal, span: ByteSpan, b: RunBytes) -> bool:

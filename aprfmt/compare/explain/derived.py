@@ -88,7 +88,10 @@ def _change(pair: TensorPair) -> MatrixChange | None:
     assert pair.a is not None and pair.b is not None
     if np.prod(pair.a.shape) > SMALL:
         return None
-    x, y = (np.asarray(side.numpy(), np.float32) for side in (pair.a, pair.b))
+    x, y = pair.a.numpy(), pair.b.numpy()
+    if x.dtype.kind in "biuc" or y.dtype.kind in "biuc":
+        return None  # codes and indices are not trained
+    x, y = (np.asarray(values, np.float32) for values in (x, y))
     x, y = (values.reshape(-1, values.shape[-1]) for values in (x, y))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None

@@ -139,20 +139,17 @@ def zeroed_bias(case: Unequal) -> Iterator[Guess]:
         columns = mine.columns
         zeros = lambda rows, n=columns: np.zeros((len(rows), n))  # noqa: E731
         text = f"{label}'s bias is zero everywhere: it is not added"
-        yield case.guess("missing_bias", (text,), "A" if label == "B" else "B", zeros, 0.0)
+        missing = "A" if label == "B" else "B"
+        yield case.guess("missing_bias", (text,), missing, zeros, 0.0, constant=True)
         return
 
 
-def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
-    """Guess that B's tensor is the base's, or constant, or unrelated while others are equal."""
-    context = case.context
-    for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
-        base = context.reader("base", case.key) if case.numbers is None else None
-        if base is not None and base.shape == mine.shape:
-            says = f"{label}'s tensor is the base's, {other}'s is not"
-            yield case.guess(
-                "stale_tensor", (says,), other, base.take, noise(base.encoding, mine.encoding)
-            )
+def one_value(case: Unequal) -> Iterator[Explanation]:
+    """Find a side that holds one value everywhere, where the other does not or holds another.
+
+    What value stands there is known; which operation made it is not, as any function of one number
+    gives one number.
+    """
     for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
         value = _constant(case, label, sample)
         if value is not None:
@@ -161,6 +158,18 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
                 "stale_tensor", (case.key,), (text,), case.before.relative, None, False
             )
             return
+
+
+def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
+    """Guess that B's tensor is the base's, or unrelated while others are equal."""
+    context = case.context
+    for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
+        base = context.reader("base", case.key) if case.numbers is None else None
+        if base is not None and base.shape == mine.shape:
+            says = f"{label}'s tensor is the base's, {other}'s is not"
+            yield case.guess(
+                "stale_tensor", (says,), other, base.take, noise(base.encoding, mine.encoding)
+            )
     if case.numbers is not None:
         return  # siblings are compared for whole tensors only
     verdicts = [row.verdict for key, row in context.results.items() if key != case.key]
@@ -191,9 +200,8 @@ def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
 
 
 def _constant(case: Unequal, label: str, sample: "Array") -> float | None:
-    """Return the value of a constant side; None if it is not constant, or both sides are."""
-    other = case.sample_a if label == "B" else case.sample_b
-    if not sample.size or np.ptp(wide(sample)) != 0 or np.ptp(other) == 0:
+    """Return the value of a constant side of at least two values; None if it is not constant."""
+    if sample.size < 2 or np.ptp(wide(sample)) != 0:
         return None
     value = float(sample.flat[0])
     side = case.b if label == "B" else case.a

@@ -21,7 +21,9 @@ class Guess:
 
     `left` and `right` take row numbers (int array) of the tensor seen as [rows, last axis] and
     return values [n, columns]; they are equal if the guess is right. `rows` are the rows the guess
-    concerns, None for all. `slack` is the relative L2 distance that counts as equal.
+    concerns, None for all. `slack` is the relative L2 distance that counts as equal. `constant`
+    says that the statement itself is that one value stands everywhere: any other guess that gives
+    a single value explains nothing.
     """
 
     cause: str
@@ -31,3 +33,4 @@ class Guess:
     where: tuple[str, ...] = ()
     rows: "Array | None" = None
     slack: float = 0.0
+    constant: bool = False

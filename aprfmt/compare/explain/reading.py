@@ -8,6 +8,7 @@ import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs import decode
+from aprfmt.errors import UnsupportedError
 from aprfmt.tensors.runs import RunBytes
 from aprfmt.tensors.view import View
 
@@ -40,8 +41,8 @@ class Reader:
 
     @property
     def by_row(self) -> bool:
-        """Say whether single rows can be decoded; else the whole tensor is."""
-        return self.columns > 1 and self.row_bytes is not None
+        """Return whether single rows, or values of a vector, can be decoded without all others."""
+        return self.row_bytes is not None
 
     @cached_property
     def bytes(self) -> RunBytes:
@@ -133,7 +134,12 @@ class SomeRows(Reader):
 
 
 def widened(values: "Array") -> "Array":
-    """Return values in float32, float64 or int64: what arithmetic can be done in."""
+    """Return values in float32, float64 or int64: what arithmetic can be done in.
+
+    Raises UnsupportedError for complex numbers: what is looked for speaks of real ones.
+    """
+    if values.dtype.kind == "c":
+        raise UnsupportedError("complex values are compared, but not explained")
     if values.dtype.kind in "biu":
         return values.astype(np.int64)
     return values if values.dtype in (np.float32, np.float64) else values.astype(np.float32)

@@ -35,6 +35,60 @@ def byte_offset(case: Unequal) -> Iterator[Explanation]:
             return
 
 
+WRAPS = (1 << 32, 1 << 31)  # bytes that an offset of 32 bits, unsigned and signed, counts to
+READ = 1 << 20
+
+
+def wrapped_offset(case: Unequal) -> Iterator[Explanation]:
+    """Ask whether B's writer kept offsets in 32 bits: the data stand a multiple of 2^32 earlier.
+
+    Where the tensor should lie B holds zeros, as in any range of a file that nobody wrote.
+    """
+    data, wanted = case.b.bytes, case.a.bytes
+    if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data):
+        return
+    tensor, inside = data.locate(0)
+    stored = case.context.stored("b")
+    begin = min((each.info.offset for each in stored), default=0)
+    offset = tensor.info.offset + inside - begin
+    for wrap in WRAPS:
+        if offset < wrap or not _unwritten(data):
+            continue
+        at = begin + offset % wrap
+        holder = next(
+            (
+                each for each in stored
+                if each.path == tensor.path and each.info.offset <= at
+                and at + len(data) <= each.info.offset + each.info.nbytes
+            ), None,
+        )  # fmt: skip
+        if holder is None:
+            continue
+        place = at - holder.info.offset
+        if all(
+            bytes(holder.raw(place + start, place + min(len(data), start + READ)))
+            == bytes_of(wanted, start, min(len(data), start + READ))
+            for start in range(0, len(data), READ)
+        ):
+            power = wrap.bit_length() - 1
+            says = (
+                f"offsets were kept in {power} bits: the data stand a multiple of 2^{power} bytes "
+                "too early, and their own place was never written",
+                f"A's {len(data)} bytes stand in B's {holder.info.name} at +{place:#x} "
+                f"(byte {at} of the file); B is zero from byte {begin + offset} on",
+            )
+            yield Explanation("byte_offset", (case.key,), says, case.before.relative, 0.0, True)
+            return
+
+
+def _unwritten(data: RunBytes) -> bool:
+    """Return whether all bytes are zero."""
+    return not any(
+        np.frombuffer(data.window(start, min(len(data), start + READ)), np.uint8).any()
+        for start in range(0, len(data), READ)
+    )
+
+
 def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
     """Return (first differing byte, k): B[i] == A[i+k] from there on; None where it is not so."""
     size = len(b)

@@ -212,10 +212,20 @@ def _block(case: Unequal, at: int) -> tuple[int, int]:
 
 def _elements(case: Unequal, places: list[int]) -> str:
     found = list(dict.fromkeys(_element(case, at) for at in places))
-    what = "value" if encoding_row(case.b.encoding).block_size == 1 else "block"
-    shown = ", ".join(str(list(index)) for index in found[:3])
+    plain = encoding_row(case.b.encoding).block_size == 1
+    what = "value" if plain else "block"
+    shown = ", ".join(_shown(case, index, plain) for index in found[:3])
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"the {what}{'s' if len(found) > 1 else ''} at {shown}{more}"
+
+
+def _shown(case: Unequal, index: tuple[int, ...], plain: bool) -> str:
+    """Return the index of an element, and of a plain one both sides' values."""
+    if not plain:
+        return str(list(index))
+    flat = int(np.ravel_multi_index(index, case.shape or (1,)))
+    x, y = (_written(side, flat) for side in (case.a, case.b))
+    return f"{list(index)} ({x} | {y})"
 
 
 def _flip_text(case: Unequal, at: int, bit: int) -> str:
@@ -223,11 +233,9 @@ def _flip_text(case: Unequal, at: int, bit: int) -> str:
     inside = _block(case, at)[1]
     place = list(_element(case, at))
     if row.block_size == 1:
-        index = case.b.rows, case.b.columns
         flat = at // row.type_size
-        rows = [flat // index[1]]
-        x, y = (float(side.take(rows)[0, flat % index[1]]) for side in (case.a, case.b))
-        where = f"bit {8 * inside + bit} of the {row.name} value at {place}: {x:g} | {y:g}"
+        x, y = (_written(side, int(flat)) for side in (case.a, case.b))
+        where = f"bit {8 * inside + bit} of the {row.name} value at {place}: {x} | {y}"
     else:
         of = f"byte {inside} of the {row.name} block at {place}"
         if inside < 0:
@@ -235,6 +243,15 @@ def _flip_text(case: Unequal, at: int, bit: int) -> str:
         where = f"bit {bit} of {of}"
     tensor, offset = _locate(case.b, at)
     return f"{where} (byte {offset} of {tensor})"
+
+
+def _written(reader: Reader, flat: int) -> str:
+    """Return the value of this number in row-major order as text: integers with all digits."""
+    if encoding_row(reader.encoding).numpy == "complex64":
+        return str(reader.side[np.unravel_index(flat, reader.shape)])
+    row, column = divmod(flat, reader.columns)
+    value = reader.take([row])[0, column]
+    return str(int(value)) if value.dtype.kind == "i" else f"{value:g}"
 
 
 def _locate(side: Reader, at: int) -> tuple[str, int]:

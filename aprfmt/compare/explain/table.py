@@ -33,21 +33,27 @@ PACKED = tuple(cause.name for cause in PACKED_CAUSES)
 
 @dataclass(frozen=True, slots=True)
 class PairHypothesis:
-    """One row: the causes it can find, its function, and the pairs it is for."""
+    """One row: the causes it can find, its function, and the pairs it is for.
+
+    `stored` rows compare bytes in pieces, and are all that is tried on a vector of gigabytes.
+    """
 
     causes: tuple[str, ...]
     find: Callable[[Unequal], Iterator[Guess | Explanation]]
     shapes: bool = False
     part: bool = False
+    stored: bool = False
 
 
 TABLE: tuple[PairHypothesis, ...] = (
     PairHypothesis(("dtype_mislabel",), stored.dtype_mislabel),
     PairHypothesis(("endianness",), stored.endianness),
+    PairHypothesis(("byte_offset",), shifts.wrapped_offset, stored=True),
     PairHypothesis(("missing_bias",), elsewhere.zeroed_bias),
-    PairHypothesis(("bit_rot",), stored.bit_rot),
+    PairHypothesis(("stale_tensor",), elsewhere.one_value, part=True),
+    PairHypothesis(("bit_rot",), stored.bit_rot, stored=True),
     PairHypothesis(("bit_rot",), packed_damage.damaged_parts),
-    PairHypothesis(("byte_offset", "row_offset"), shifts.byte_offset),
+    PairHypothesis(("byte_offset", "row_offset"), shifts.byte_offset, stored=True),
     PairHypothesis(PACKED, packed_faults.faults),
     PairHypothesis(("packing_order", "quant_min"), blocks.other_layout),
     PairHypothesis(("norm_offset",), arithmetic.norm_offset),
@@ -67,10 +73,11 @@ TABLE: tuple[PairHypothesis, ...] = (
     PairHypothesis(("byte_offset",), shifts.flat_offset),
     PairHypothesis(("byte_offset",), blocks.late_blocks),
     PairHypothesis(("wrong_rows",), misplaced.misplaced),
-    PairHypothesis(("bit_rot",), damage.ranges),
+    PairHypothesis(("bit_rot",), damage.ranges, stored=True),
     PairHypothesis(("byte_offset",), moves.value_offset),
     PairHypothesis(("quantisation",), arithmetic.quantisation),
     PairHypothesis(("quantisation",), packed_faults.quantisation),
+    PairHypothesis(("rounding",), arithmetic.summed_rounding),
     PairHypothesis(("bit_rot",), outliers.outliers),
     PairHypothesis(("quant_scale",), packed_faults.other_scales),
     PairHypothesis(("stale_tensor",), elsewhere.stale_tensor, part=True),

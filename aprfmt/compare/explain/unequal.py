@@ -43,10 +43,28 @@ class Distance:
     stray: int = 0
     rest: float = 0.0
     nonfinite: NonFinite | None = None
+    constant: bool = False
 
     def equal(self, slack: float) -> bool:
         """Say whether nothing differs, or all of it is within `slack`, row by row."""
         return not self.changed or (slack > 0 and self.relative <= slack and not self.stray)
+
+
+class Extent:
+    """The smallest and the largest of values that come in pieces."""
+
+    def __init__(self) -> None:
+        self.low, self.high = np.inf, -np.inf
+
+    def add(self, values: "Array") -> None:
+        """Take in finite values."""
+        self.low = min(self.low, float(values.min(initial=np.inf)))
+        self.high = max(self.high, float(values.max(initial=-np.inf)))
+
+    @property
+    def constant(self) -> bool:
+        """True where all values are one, or there were none."""
+        return self.low >= self.high
 
 
 class Unequal:
@@ -141,6 +159,7 @@ class Unequal:
         largest = 0.0
         broken = False
         odd = Census()
+        extent = Extent(), Extent()
         for index in self.windows(rows):
             x, y = wide(left(index)), wide(right(index))
             odd.add(x.reshape(-1), y.reshape(-1))
@@ -148,6 +167,8 @@ class Unequal:
             finite = np.isfinite(x) & np.isfinite(y)
             broken = broken or bool((differs & ~finite).any())
             x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
+            extent[0].add(x)
+            extent[1].add(y)
             with np.errstate(over="ignore"):
                 delta = x - y
                 dd, ll, rr = (
@@ -164,20 +185,21 @@ class Unequal:
             relative = largest = float(np.inf)
         shape = self.shape if rows is None and prod(self.shape) == count else (count,)
         return Distance(
-            relative, changed, count, largest, (ll**0.5, rr**0.5), stray, rest, odd.result(shape)
-        )
+            relative, changed, count, largest, (ll**0.5, rr**0.5), stray, rest, odd.result(shape),
+            any(side.constant for side in extent),
+        )  # fmt: skip
 
     def guess(
         self, cause: str, says: tuple[str, ...], label: str, take: Take, slack: float | None = None,
-        *, rows: "Array | None" = None, where: tuple[str, ...] = (),
+        *, rows: "Array | None" = None, where: tuple[str, ...] = (), constant: bool = False,
     ) -> Guess:  # fmt: skip
         """Return the guess that `take`, in the place of the side `label`, equals the other side.
 
-        `slack` None is that of the pair.
+        `slack` None is that of the pair; `constant` as in Guess.
         """
         left, right = (take, self.b.take) if label == "A" else (self.a.take, take)
         near = self.slack() if slack is None else slack
-        return Guess(cause, says, left, right, where, rows, near)
+        return Guess(cause, says, left, right, where, rows, near, constant)
 
     def holds_on_sample(self, guess: Guess) -> bool:
         """Say whether a guess makes the sample's rows equal."""

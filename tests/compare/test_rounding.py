@@ -1,0 +1,72 @@
+"""A sum in another order is rounding; what is larger than a unit of its operands is not."""
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aprfmt.compare import diff
+from aprfmt.compare.explain.noise import UNIT
+from tests.conversion.folders import write_mixed
+
+SHAPE = 48, 64
+DTYPES: dict[str, Any] = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "F16": np.float16}
+
+
+def weights(dtype: Any, vector: bool) -> Any:
+    """Return values of which one in each row is 4, and most are far smaller."""
+    rng = np.random.default_rng(7)
+    found = rng.standard_normal((SHAPE[1],) if vector else SHAPE) * 1e-2
+    found[..., 0] = 4.0
+    return found.astype(dtype)
+
+
+def judged(folder: Path, a: Any, b: Any, dtype: str) -> Any:
+    for name, values in (("a", a), ("b", b)):
+        rows = {"w": (dtype, values.shape, values.tobytes())}
+        write_mixed(folder / f"{name}.safetensors", rows)
+    (row,) = diff(folder / "a.safetensors", folder / "b.safetensors").tensors
+    return row
+
+
+@pytest.mark.parametrize("vector", [False, True], ids=["matrix", "vector"])
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_unit_of_the_largest_operand_is_rounding(name: str, vector: bool, tmp_path: Path) -> None:
+    a = weights(DTYPES[name], vector)
+    signs = np.sign(np.random.default_rng(1).standard_normal(a.shape))
+    off = signs * UNIT[name] * 4.0  # half the distance of neighbours at 4
+    b = (a.astype(np.float64) + off).astype(DTYPES[name])
+    row = judged(tmp_path, a, b, name)
+    assert (row.cause, row.explanation.confirmed) == ("rounding", True)
+    assert "by at most" in row.explanation.evidence[1]  # its size is said
+
+
+def test_an_adapter_merged_in_another_order_is_rounding(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    base = rng.standard_normal(SHAPE).astype(np.float32)
+    up, down = rng.standard_normal((SHAPE[0], 2)), rng.standard_normal((2, SHAPE[1]))
+    up, down = up.astype(np.float32), down.astype(np.float32) / 8
+    by_terms = base.copy()
+    for term in range(2):
+        by_terms += up[:, term, None] * down[term]
+    row = judged(tmp_path, base + up @ down, by_terms, "F32")
+    assert (row.cause, row.explanation.confirmed) == ("rounding", True)
+
+
+@pytest.mark.parametrize("units", [16.0, 64.0])
+def test_more_than_a_unit_of_the_largest_is_no_rounding(units: float, tmp_path: Path) -> None:
+    a = weights(np.float32, False)
+    rng = np.random.default_rng(2)
+    off = units * 2.0**-23 * 4 * np.sign(rng.standard_normal(a.shape))
+    row = judged(tmp_path, a, (a + off).astype(np.float32), "F32")
+    assert row.cause != "rounding"
+
+
+def test_a_few_values_are_damage_however_small(tmp_path: Path) -> None:
+    a = weights(np.float32, False)
+    b = a.copy()
+    b.view(np.uint32)[3, 5] ^= 1 << 3
+    row = judged(tmp_path, a, b, "F32")
+    assert row.cause == "bit_rot"
