@@ -13,8 +13,7 @@ import aprfmt as api
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.compare import diff
 from aprfmt.compare.explain import shifts
-from aprfmt.compare.numbers import PairSums, difference
-from aprfmt.compare.tensors import CHUNK
+from aprfmt.compare.numbers import CHUNK, PairSums, difference
 from tests.cli.run import aprfmt
 from tests.conversion.folders import write_mixed
 

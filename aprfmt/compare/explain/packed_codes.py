@@ -8,6 +8,7 @@ import numpy as np
 
 from aprfmt.codecs import fp8
 from aprfmt.codecs.lattice import Lattice
+from aprfmt.compare.bounds import fit
 from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.compare.explain.packed import Copy, cells, moved, ordered, scaled, spread
 from aprfmt.compare.explain.packed_scales import affine, factors
@@ -103,10 +104,17 @@ def signs(copy: Copy) -> Iterator[Explanation]:
 
 
 def variants(copy: Copy) -> Iterator[Explanation]:
-    """Find bytes of one 8-bit float that were decoded as another, then scaled."""
+    """Find bytes of one 8-bit float that were decoded as another, then scaled.
+
+    Not where a factor a cell explains the values as they were read: two tables may differ by a
+    factor alone (E4M3FNUZ is half of E4M3 but for one code), which a free scale takes up.
+    """
     kinds = {kind.name: kind.values.astype(np.float64) for kind in fp8.OF_TWO_SIGNS}
     read = next((name for name in kinds if name.removeprefix("F8_") in copy.scheme), "")
     if not read or not copy.again:
+        return
+    factor = spread(copy, factors(copy, copy.y))
+    if copy.better(fit(copy.x, copy.y * factor, scaled(copy.lattice, factor))):
         return
     for name, other in kinds.items():
         if name == read:

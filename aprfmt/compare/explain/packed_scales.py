@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.codecs import fp8
 from aprfmt.compare.bounds import fit
 from aprfmt.compare.explain import lattices
 from aprfmt.compare.explain.guesses import Explanation
@@ -97,6 +98,8 @@ def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> st
 
     A factor is known to about the copy's relative error over the root of a cell's elements.
     """
+    if _plain_codes(copy):
+        return "they are ignored, as if each were 1"
     stored = copy.scales
     limit = max(LEAST, SURE * relative / (copy.y.size / stored.size) ** 0.5)
     apart = float(np.median(np.abs(right / stored - 1)))
@@ -134,6 +137,17 @@ def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> st
     if 4 * np.unique(stored).size < stored.size:
         return "several groups share one"
     return ""
+
+
+def _plain_codes(copy: Copy) -> bool:
+    """Return whether all values are numbers of the 8-bit float that the copy's codes are of.
+
+    The scale of float codes shows in the values up to a power of two: where the finest codes do
+    not occur it is found to be 2, or 4, though it is 1.
+    """
+    tables = (kind for kind in fp8.OF_TWO_SIGNS if kind.name.removeprefix("F8_") in copy.scheme)
+    table = next(tables, None)
+    return table is not None and copy.again and bool(np.isin(copy.y, table.values).all())
 
 
 def _moved(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
