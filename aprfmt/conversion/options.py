@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.protocols import Typed, Value
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -67,6 +68,18 @@ class Options:
     dry_run: bool = False
     resume: bool = False
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        """Take names of encodings and types in the field's spellings (`f16`, `q4_k_m`, `half`)."""
+        if self.encoding is not None:
+            object.__setattr__(self, "encoding", encoding_name(self.encoding))
+        if self.tensor_encodings:
+            pairs = [(pattern, encoding_name(name)) for pattern, name in self.tensor_encodings]
+            object.__setattr__(self, "tensor_encodings", pairs)
+        if self.quantize is not None:
+            from aprfmt.quantizing.mixture import type_name
+
+            object.__setattr__(self, "quantize", type_name(self.quantize))
 
     @property
     def writer(self) -> str | None:
