@@ -72,7 +72,10 @@ def converted(
             report = _way(adapter, base, wishes)(src, dst, to=to, progress=progress)
     except NoFormatError as error:
         named = any(each.name == "to" for each in command.command.params)
-        raise UsageError(f"{error}" + (", or its name with --to" if named else "")) from None
+        hint = ", or its name with --to" if named else ""
+        if named and not dst.suffix:
+            hint += " (a Hugging Face folder: --to safetensors)"
+        raise UsageError(f"{error}{hint}") from None
     for note in report.notes:
         if note.level == "warning":
             render.warn_note(note)

@@ -24,7 +24,7 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
                 shell_complete=complete.settings)  # fmt: skip
 @click.option("--remove", multiple=True, metavar="KEY", shell_complete=complete.keys,
               help="Leave this key out; may be repeated.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path),
+@click.option("-o", "--output", type=options.NamedPath(),
               help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
 @click.option("--in-place", is_flag=True,
               help="Change MODEL itself, where no tensor has to move for it.")  # fmt: skip

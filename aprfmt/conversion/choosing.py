@@ -10,7 +10,7 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.encoding_names import find_name, nearest_names, not_offered
 from aprfmt.base.encodings import ENCODINGS, encoding
 from aprfmt.base.protocols import Note, TensorInfo
-from aprfmt.codecs import CODECS, codec, encode
+from aprfmt.codecs import codec, encode, writable
 from aprfmt.conversion.dialects import Sources, in_dialect, writer_of
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
@@ -134,15 +134,6 @@ def _no_encoding(wished: str) -> str:
             f"({SCHEMES[mixture].base}), or the mixture with quantize --type {mixture}"
         )
     return f"{wished}: {not_offered(wished, writable())}"
-
-
-def writable() -> list[str]:
-    """Return the encodings that weights can be stored in anew: those with an encoder."""
-    whole = ("int", "uint", "bool", "complex")
-    return [
-        name for name in CODECS
-        if CODECS[name].has_encoder and not encoding(name).numpy.startswith(whole)
-    ]  # fmt: skip
 
 
 def _asked(output: Output) -> str:

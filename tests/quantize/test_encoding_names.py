@@ -16,7 +16,7 @@ from aprfmt.base.encoding_names import (
     not_offered,
 )
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.conversion.choosing import writable
+from aprfmt.codecs import writable
 from aprfmt.conversion.options import Options
 from aprfmt.inference.device import DTYPES, dtype_name, parse_run
 from aprfmt.quantizing.mixture import SCHEMES, offered, scheme_of, type_name
@@ -180,3 +180,11 @@ def test_dtypes_of_a_run_are_taken_as_the_field_spells_them(dtype: str) -> None:
 def test_explain_takes_them(text: str) -> None:
     done = aprfmt("explain", text)
     assert done.code == 0 and ("(encoding)" in done.out or "(type)" in done.out)
+
+
+def test_parity_takes_them_too(source: Path) -> None:
+    line = ("parity", source, "--between", "numpy", "numpy:fp64", "--ids", "1,2", "--through")
+    done = aprfmt(*line, "half", "--json")
+    assert done.code in (0, 1) and '"through": "F16"' in done.out
+    wrong = aprfmt(*line, "IQ3_M")
+    assert wrong.code == 2 and "--through IQ3_M: is a type of llama-quantize" in wrong.err
