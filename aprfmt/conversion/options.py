@@ -27,7 +27,8 @@ class Options:
     architecture; `generic` is that with every byte kept, and marks the output, so that no loader
     takes it for a model of an architecture. `allow_inexact` accepts that values of
     packed weights change when they are repacked. `drop` are patterns of tensors to leave out.
-    `metadata` overrides single keys of the output, `remove` leaves keys out. `allow_missing` are
+    `metadata` overrides single keys of the output, `remove` leaves keys out; `texts` are the new
+    content of text files beside the weights. `allow_missing` are
     patterns of required roles that may be missing in the source, which the output records;
     `complete=False`
     requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
@@ -58,6 +59,7 @@ class Options:
     complete: bool = True
     metadata: Mapping[str, Value | Typed] = field(default_factory=dict)
     remove: Sequence[str] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
     extra_metadata: Mapping[str, Value] = field(default_factory=dict)
     max_shard_size: int | None = None
     alignment: int | None = None

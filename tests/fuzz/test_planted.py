@@ -67,7 +67,7 @@ COMMAND_LINES: dict[str, Lines] = {
     "convert": lambda m, d: [["convert", m, d / "hf", "--to", "safetensors", "--force"],
                              ["convert", m, d / "x.gguf", "--arch", "none", "--force"]],
     "quantize": lambda m, d: [["quantize", m, d / "x.gguf", "--type", "Q8_0", "--dry-run"]],
-    "set": lambda m, d: [["set", m, f"{NAME}=x", "-o", d / "s", "--force"]],
+    "set": lambda m, d: [["set", m, f"__metadata__:{NAME}=x", "-o", d / "s", "--force"]],
     "split": lambda m, d: [["split", m, d / "s.gguf", "--max-shard-size", "1K", "--force"]],
     "merge": lambda m, d: [["merge", m, d / "s.gguf", "--force"]],
     "repair": lambda m, d: [["repair", m, "--from", m, "-o", d / "r", "--force"],
