@@ -23,7 +23,7 @@ from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.jsonio import loads
-from aprfmt.model.hf_folder import MAX_TEXT, read_text
+from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
 from aprfmt.model.patterns import close
 from aprfmt.remote.paths import is_remote
 from aprfmt.tokenizer.keys import FLAGS, GENERATION
@@ -62,23 +62,18 @@ class Place:
 
 
 def has_files(model: "Model") -> bool:
-    """Say whether a model's values stand in text files beside its weights."""
-    folder = model.folder
-    return (
-        bool(FORMATS[model.format].weights_name)
-        and folder is not None
-        and any(name in folder.texts for name in (*FILES, TEMPLATE_FILE))
-    )
+    """Say whether a format's values stand in text files beside the weights."""
+    return bool(FORMATS[model.format].weights_name)
 
 
 class FolderEdits:
     """The changes of one request: what stands in the files of a folder, and what will."""
 
     def __init__(self, model: "Model") -> None:
-        assert model.folder is not None
+        folder = model.folder or HFFolder(model.path.parent, None, {})
         self._model = model
-        self.folder = model.folder.path
-        self._texts = model.folder.texts
+        self.folder = folder.path
+        self._texts = folder.texts
         self._held: dict[str, Any] = {}
         self._whole: dict[str, str | None] = {}
         self._changed: dict[Place, tuple[Any, Any]] = {}
@@ -151,6 +146,11 @@ class FolderEdits:
         file, colon, rest = key.partition(":")
         if colon and file in FILES:
             return [Place(file, self._path(file, rest))]
+        if CONFIG not in self._texts:
+            raise UsageError(
+                f"{key}: belongs in a file beside the weights, and {self.folder} has no {CONFIG}; "
+                f"{WEIGHTS_KEYS}:{key}=VALUE writes it into the weights, where no loader looks"
+            )
         if key in TEMPLATE_KEYS:
             return [self._template()]
         found = list(self._standing(key))

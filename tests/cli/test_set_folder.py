@@ -245,3 +245,16 @@ def test_what_was_doubtful_before_is_not_said_again(
     assert aprfmt("set", files[form], "eos_token_id=99999999", "-o", first).err
     done = aprfmt("set", first, "add_bos_token=true", "-o", last)
     assert done.code == 0 and done.err == ""
+
+
+def test_bare_weights_take_only_what_is_meant_for_them(demo: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.safetensors"
+    bare.write_bytes((demo / "model.safetensors").read_bytes())
+    for change in ("rope_theta=5", "note=x", "chat_template=x"):
+        done = aprfmt("set", bare, change, "-o", tmp_path / "o.safetensors")
+        assert done.code == 2 and "has no config.json; __metadata__:" in done.err
+    done = aprfmt("set", bare, "__metadata__:note=x", "format=np", "-o", tmp_path / "o.safetensors")
+    assert done.code == 0, done.err
+    with safe_open(tmp_path / "o.safetensors", "np") as opened:
+        assert opened.metadata() == {"format": "np", "note": "x"}
+    assert sorted(os.listdir(tmp_path)) == ["bare.safetensors", "o.safetensors"]
