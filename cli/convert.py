@@ -11,7 +11,7 @@ from aprfmt.cli.convert_run import Wishes, run
 
 @click.command("convert")
 @options.model("src")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("dst", type=options.NamedPath())
 @options.to
 @options.encoding
 @click.option("--quantize", metavar="T", help="As `aprfmt quantize --type T`.")

@@ -38,6 +38,7 @@ class Wishes(TypedDict, total=False):
     complete: bool
     metadata: Mapping[str, object]
     remove: Sequence[str]
+    texts: Mapping[str, str]
     max_shard_size: int | None
     alignment: int | None
     force: bool
@@ -64,7 +65,7 @@ def converted(
     **wishes: Unpack[Wishes],
 ) -> "ConversionReport":  # fmt: skip
     """Convert, warn of what the target cannot say, and return the report."""
-    from aprfmt.conversion.target import NoFormatError
+    from aprfmt.conversion.target import NoFormatError, has_extension
 
     command = click.get_current_context()
     try:
@@ -72,7 +73,10 @@ def converted(
             report = _way(adapter, base, wishes)(src, dst, to=to, progress=progress)
     except NoFormatError as error:
         named = any(each.name == "to" for each in command.command.params)
-        raise UsageError(f"{error}" + (", or its name with --to" if named else "")) from None
+        hint = ", or its name with --to" if named else ""
+        if named and not has_extension(dst):
+            hint += " (a Hugging Face folder: --to safetensors)"
+        raise UsageError(f"{error}{hint}") from None
     for note in report.notes:
         if note.level == "warning":
             render.warn_note(note)

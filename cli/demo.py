@@ -10,9 +10,9 @@ from aprfmt.errors import OutputError, UsageError
 
 
 @click.command("demo")
-@click.option("--into", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+@click.option("--into", type=options.NamedPath(file_okay=False), metavar="DIR",
               help="Write the model itself into this folder, and run nothing.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+@click.option("--out", type=options.NamedPath(file_okay=False), metavar="DIR",
               help="Keep the files of the steps in this folder.")  # fmt: skip
 @options.force
 @options.common

@@ -10,8 +10,8 @@ from aprfmt.cli.html import add_page
 
 
 @click.command("diagnose")
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", type=options.MODEL_RUN)
+@click.argument("b", type=options.MODEL_RUN)
 @click.option("--model", metavar="MODEL", help="The weights that saved traces ran on.")
 @click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file (default: chosen).")
 @click.option("--prompt", metavar="TEXT", help="Text instead of ids, tokenized as A does it.")

@@ -25,7 +25,7 @@ from aprfmt.errors import UsageError
               "say which quantized tensors derive from it byte for byte.")  # fmt: skip
 @click.option("--adapter", type=options.Place(), metavar="DIR", help="Say whether B is A "
               "with this LoRA adapter merged: once, in every shard.")  # fmt: skip
-@click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--imatrix", type=options.NamedPath(), metavar="FILE",
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
               help="Test every differing tensor against the known causes.")  # fmt: skip

@@ -10,7 +10,7 @@ from aprfmt.errors import UsageError
 
 @click.command("eval")
 @options.gathered(asked=EvalAsked, where=running.WhereOptions)
-@click.argument("model")
+@click.argument("model", type=options.MODEL_RUN)
 @click.option("--text", "texts", multiple=True, type=options.FILE,
               help="A UTF-8 text file, - is stdin; several are samples of their own.")  # fmt: skip
 @click.option("--samples", type=options.FILE, metavar="FILE.jsonl",
@@ -35,6 +35,7 @@ from aprfmt.errors import UsageError
               help="How far --reported may lie from the loss, as a part of it.")  # fmt: skip
 @click.option(
     "--against",
+    type=options.MODEL_RUN,
     metavar="OTHER[@RUN]",
     help="Compare next-token distributions with this model, on the same tokens.",
 )

@@ -49,6 +49,8 @@ def matching(name: str) -> list[tuple[str, str, str]]:
     from aprfmt.model.patterns import near
 
     every = topics()
+    if name not in every:
+        name = _usual_spelling(name)
     if name.endswith("Error"):
         name = name.removesuffix("Error").lower()
     wanted = name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
@@ -63,6 +65,15 @@ def matching(name: str) -> list[tuple[str, str, str]]:
         keys = [*every, *(key for rows in every.values() for key in rows)]
         raise UsageError(f"nothing to explain about {name!r}; near: {', '.join(near(name, keys))}")
     return found
+
+
+def _usual_spelling(name: str) -> str:
+    """Return the encoding or type that a spelling of the field means (`fp16`, `q4km`); else it."""
+    from aprfmt.base.encoding_names import find_name
+    from aprfmt.base.encodings import ENCODINGS
+    from aprfmt.quantizing.mixture import type_name
+
+    return find_name(name, ENCODINGS) or type_name(name)
 
 
 def print_schema(name: str | None, command: str) -> int:

@@ -14,7 +14,7 @@ from aprfmt.errors import UsageError
 @click.command("export")
 @options.model()
 @click.option("--to", type=click.Choice(["gguf", "safetensors", "apr"]), help="Target format.")
-@click.option("-o", "--output", type=click.Path(path_type=Path),
+@click.option("-o", "--output", type=options.NamedPath(),
               help="Default: ./STEM.gguf, or the folder ./STEM-hf/")  # fmt: skip
 @options.encoding
 @options.tensor_encodings

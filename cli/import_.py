@@ -12,7 +12,7 @@ from aprfmt.cli.convert_run import Wishes, run
 
 @click.command("import")
 @options.model("src")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Default: ./STEM.apr")
+@click.option("-o", "--output", type=options.NamedPath(), help="Default: ./STEM.apr")
 @options.encoding
 @options.tensor_encodings
 @options.leaving

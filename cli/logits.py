@@ -26,9 +26,9 @@ class LogitsFound(TypedDict):
 
 @click.command("logits")
 @options.gathered(tokens=running.Tokens, where=running.WhereOptions)
-@click.argument("model")
+@click.argument("model", type=options.MODEL_RUN)
 @running.what
-@click.option("--out", type=click.Path(path_type=Path), help="Write float32 [tokens, vocab] .npy.")
+@click.option("--out", type=options.NamedPath(), help="Write float32 [tokens, vocab] .npy.")
 @running.where
 @options.arch
 @options.force

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from aprfmt.base.streams import spell_missing
+from aprfmt.base.text import escape
 from aprfmt.cli.commands import COMMANDS, GROUPS
 from aprfmt.errors import AprfmtError, FormatError
 
@@ -16,17 +18,24 @@ INTERRUPTED = (
     "aprfmt: interrupted: unfinished output was removed; files that were there are as they were"
 )
 STOPPED = "aprfmt: interrupted: what is written stays; the same command goes on with it"
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+_PATH = re.compile(r"[./\\]")
 
 
 class LazyGroup(click.Group):
     """A group whose commands are modules, imported when they are asked for."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Print the help where nothing is asked; the exit code is click's, 2."""
+        """Print the help where nothing is asked; the exit code is click's, 2.
+
+        `help [COMMAND]` and `version` are taken as the options of these names.
+        """
         if not args and not ctx.resilient_parsing:
             click.echo(ctx.get_help())
             ctx.exit(2)
+        if args and args[0] == "help":
+            args = [*args[1:2], "--help"]
+        elif args and args[0] == "version":
+            args = ["--version"]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -60,8 +69,9 @@ class LazyGroup(click.Group):
             if implied(args):
                 return super().resolve_command(ctx, ["inspect", *args])
 
-            near = get_close_matches(args[0], COMMANDS, 3) or list(COMMANDS)[:3]
-            raise click.UsageError(f"no command {args[0]!r}; near names: {', '.join(near)}", ctx)
+            near = get_close_matches(args[0], COMMANDS, 3)
+            names = f"near names: {', '.join(near)}" if near else "aprfmt --help lists them"
+            raise click.UsageError(f"no command {args[0]!r}; {names}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -73,9 +83,13 @@ class LazyGroup(click.Group):
 
 
 def implied(args: list[str]) -> bool:
-    """Say whether no command but an existing path or a URL comes first: it is inspected."""
-    first = args[0] if args else ""
-    return first not in COMMANDS and (os.path.exists(first) or bool(_URL.match(first)))
+    """Say whether no command but a path or a URL comes first: it is inspected.
+
+    A word with a dot or a slash is a path though nothing is there: `inspect` says what is near.
+    """
+    if not args or args[0] in COMMANDS or args[0].startswith("-"):
+        return False
+    return not args[0] or bool(_PATH.search(args[0])) or os.path.exists(args[0])
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -104,6 +118,7 @@ def group() -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with the code that carries the verdict."""
     args = sys.argv[1:] if argv is None else argv
+    spell_missing(sys.stdout, sys.stderr)
     try:
         code = group.main(args=args, prog_name="aprfmt", standalone_mode=False, obj=args)
         sys.stdout.flush()
@@ -152,8 +167,6 @@ def _place(message: str) -> str:
 
 def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
     """Print one line on stderr, and one JSON object on stdout if JSON was asked for."""
-    from aprfmt.base.text import escape
-
     if "--debug" in args:
         import traceback
 

@@ -11,7 +11,7 @@ from aprfmt.cli.convert_run import Wishes, run
 
 @click.command("merge")
 @options.model("src")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("dst", type=options.NamedPath())
 @options.force
 @options.resume
 @options.no_verify

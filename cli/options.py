@@ -15,7 +15,38 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 F = TypeVar("F", bound=Callable[..., Any])
-FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+UNSET = "is empty; is a variable of the shell not set?"
+
+
+class NamedPath(click.Path):
+    """click's path, but an empty text names none: it is a shell variable that is not set."""
+
+    def __init__(self, **rules: Any) -> None:
+        super().__init__(path_type=Path, **rules)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; click's UsageError for an empty one."""
+        if value == "":
+            self.fail(UNSET, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = NamedPath(dir_okay=False)
+
+
+class ModelRunType(click.types.StringParamType):
+    """MODEL[@RUN], or a trace: a text that is not empty."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; click's UsageError for an empty one."""
+        if value == "":
+            self.fail(UNSET, param, ctx)
+        return str(super().convert(value, param, ctx))
+
+
+MODEL_RUN = ModelRunType()
 
 
 def gathered(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
@@ -74,7 +105,7 @@ common = group(
 )  # fmt: skip
 
 
-class Place(click.Path):
+class Place(NamedPath):
     """A path, or an address: a RemotePath."""
 
     def coerce_path_result(self, value: object) -> Path:
@@ -163,6 +194,9 @@ def check_new(force: bool, *paths: Path | None) -> None:
             raise OutputError(f"{path}: exists; use --force to replace it")
 
 
+SMALLEST = 1000  # bytes of a size that is meant: fewer are a number whose unit is missing
+
+
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Parse `500M`, `2G`, `5GB` or plain bytes (powers of 1000, as shard sizes are given)."""
     if value is None:
@@ -177,6 +211,12 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
         result = 0
     if result <= 0:
         raise click.BadParameter(f"{value!r} is no size; expected for example 500M or 2G")
+    if result < SMALLEST:
+        raise click.BadParameter(
+            f"{value!r} is {result} bytes; give the unit: {value.strip()}G, {value.strip()}M"
+            if text.isdecimal() and not value.strip().upper().endswith("B")
+            else f"{value!r} is {result} bytes; expected for example 500M or 2G"
+        )
     return result
 
 
@@ -222,7 +262,7 @@ def html(help: str) -> Callable[[F], F]:
 
 quantization = group(
     click.option("--pure", is_flag=True, help="One type for all weights, no mixture."),
-    click.option("--imatrix", type=click.Path(path_type=Path), metavar="FILE",
+    click.option("--imatrix", type=NamedPath(), metavar="FILE",
                  help="llama.cpp's importance matrix, GGUF or legacy."),
     click.option("--fma", type=click.Choice(["fused", "strict"]), default="fused",
                  show_default=True, help="Rounding of multiply-adds in the searches."),

@@ -23,7 +23,7 @@ class QaAsked(TypedDict):
 
 @click.command("qa")
 @options.gathered(where=running.WhereOptions)
-@click.argument("model")
+@click.argument("model", type=options.MODEL_RUN)
 @click.option("--against", metavar="OTHER", type=options.Place(),
               help="Another copy of the model: hold this one against it.")  # fmt: skip
 @click.option("--also", multiple=True, metavar="RUN",

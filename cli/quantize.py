@@ -25,10 +25,9 @@ class TypesInHelp(click.Command):
 
 @click.command("quantize", cls=TypesInHelp)
 @options.model("src")
-@click.argument("dst", type=click.Path(path_type=Path))
-@click.option(
-    "--type", "quantize", required=True, metavar="T", help="The type, one of those below."
-)
+@click.argument("dst", type=options.NamedPath())
+@click.argument("named", required=False, metavar="[TYPE]")
+@click.option("--type", "quantize", metavar="T", help="The type, one of those below; also as TYPE.")
 @options.to
 @options.tensor_encodings
 @options.quantization
@@ -42,15 +41,17 @@ class TypesInHelp(click.Command):
 @click.option("--dry-run", is_flag=True, help="Report every tensor's size; write nothing.")
 @options.writing
 def command(
-    src: Path, dst: Path, to: str | None, calibrate: Path | None, chunks: int | None,
+    src: Path, dst: Path, named: str | None, to: str | None, calibrate: Path | None,
+    chunks: int | None,
     **wishes: Unpack[Wishes],
 ) -> int:  # fmt: skip
-    """Quantize SRC to DST, by DST's extension or --to.
+    """Quantize SRC to DST, by DST's extension or --to, as --type says or TYPE behind DST.
 
     Q4_K_M and its kind follow llama.cpp's mixtures; NF4 and FP4 go to safetensors as bitsandbytes
     stores them, COMPRESSED, MODELOPT, GPTQ, AWQ and MLX as those libraries do. Scheme, arithmetic,
     encoder version and importance matrix are recorded in DST.
     """
+    wishes["quantize"] = one_type(dst, named, wishes["quantize"])
     with ExitStack() as stack:
         if calibrate is not None:
             from aprfmt.cli.calibrate import calibrated
@@ -62,3 +63,20 @@ def command(
         elif chunks is not None:
             raise UsageError("--chunks counts pieces of a text; give --calibrate TEXT with it")
         return run(src, dst, to, **wishes)
+
+
+def one_type(dst: Path, named: str | None, option: str | None) -> str:
+    """Return the type that was asked for; UsageError unless one of TYPE and --type says it."""
+    from aprfmt.quantizing.mixture import SCHEMES, type_name
+
+    if named is not None and option is not None:
+        raise UsageError(f"TYPE {named} and --type {option}: give one of them")
+    found = named or option
+    if found:
+        return found
+    meant = type_name(str(dst))
+    if meant in SCHEMES:
+        raise UsageError(
+            f"{dst}: is a type, and DST is missing; give SRC, DST and then the type: OUT.gguf {dst}"
+        )
+    raise UsageError("give the type: --type Q4_K_M, or Q4_K_M behind DST (quantize --help has all)")

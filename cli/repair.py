@@ -17,9 +17,7 @@ from aprfmt.errors import UsageError
     metavar="SOURCE",
     help="A good copy: a file, or an address of which only the ranges needed are fetched.",
 )
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The file to write."
-)
+@click.option("-o", "--output", type=options.NamedPath(), required=True, help="The file to write.")
 @click.option(
     "--manifest",
     type=options.Place(),

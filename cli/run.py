@@ -11,7 +11,7 @@ from aprfmt.cli import options, render, running
 
 @click.command("run")
 @options.gathered(tokens=running.Tokens, where=running.WhereOptions)
-@click.argument("model")
+@click.argument("model", type=options.MODEL_RUN)
 @running.what
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
               help="Generate at most this many tokens.")  # fmt: skip

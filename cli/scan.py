@@ -14,7 +14,7 @@ from aprfmt.errors import UsageError
 
 @click.command("scan")
 @click.argument("roots", nargs=-1, metavar="ROOT...")
-@click.option("--list", "listed", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--list", "listed", type=options.NamedPath(), metavar="FILE",
               help="More roots: one a line; # begins a remark, - is stdin.")  # fmt: skip
 @click.option("--checks", multiple=True, metavar="NAME", help="Ask only this; a check of "
               "`validate`, digests, template, encodings, support.")  # fmt: skip

@@ -24,7 +24,7 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
                 shell_complete=complete.settings)  # fmt: skip
 @click.option("--remove", multiple=True, metavar="KEY", shell_complete=complete.keys,
               help="Leave this key out; may be repeated.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path),
+@click.option("-o", "--output", type=options.NamedPath(),
               help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
 @click.option("--in-place", is_flag=True,
               help="Change MODEL itself, where no tensor has to move for it.")  # fmt: skip
@@ -36,6 +36,10 @@ def command(
     output: Path | None, in_place: bool, force: bool, verify: bool,
 ) -> int:  # fmt: skip
     """Set and remove metadata keys in a copy of MODEL; every change is printed as old -> new.
+
+    Of a Hugging Face folder the value changes where readers take it from: config.json,
+    generation_config.json, tokenizer_config.json (FILE:KEY names one), or chat_template.jinja. In
+    GGUF and APR a key may have the name it has elsewhere (rope_theta, eos_token_id).
 
     VALUE is JSON, or text as it stands, or @FILE for what a file holds; KEY="" is empty text. A key
     keeps the type it has in the file, and a key that nobody knows is warned of. --in-place writes
@@ -50,26 +54,29 @@ def command(
     if in_place:
         set_edit.finish(model)
     with open_model(model) as opened:
-        values, unknown = set_edit.parsed(opened, changes, remove, output or opened.source.files[0])
-        keys = [*values, *remove]
-        before = edits.snapshot(opened, keys)
+        asked = set_edit.parsed(opened, changes, remove, output or opened.source.files[0])
+        before = edits.snapshot(opened, asked.keys)
         resolved = set_edit.trouble(opened) is None
+        doubtful = set_edit.doubts(opened) if resolved else {}
         form = opened.format
         body: dict[str, object] = {}
         patched = None
         if in_place:
-            body, patched = set_edit.changed_in_place(opened, values, remove)
+            body, patched = set_edit.changed_in_place(opened, asked)
     target = output or model
     if output is not None:
         report = converted(
-            model, output, None,
-            metadata=values, remove=remove, force=force, verify=verify, complete=False,
+            model, output, None, metadata=asked.values, remove=asked.remove, texts=asked.texts,
+            force=force, verify=verify, complete=False,
         )  # fmt: skip
         body, target = report.to_json(), entry(report.files)
     with open_model(target) as written:
-        found = edits.changes(keys, before, edits.snapshot(written, keys))
-        why = set_edit.trouble(written)
-    set_edit.warn(output or model, form, unknown, why if resolved else None)
+        found = edits.changes(asked.keys, before, edits.snapshot(written, asked.keys))
+        if asked.files is not None and written.folder is not None:
+            found += asked.files.changes(written.folder.path)
+        why = set_edit.trouble(written) if resolved else None
+        new = set_edit.doubts(written) if resolved and why is None else {}
+    set_edit.warn(output or model, form, asked.unknown, why, set_edit.raised(doubtful, new))
 
     def show() -> None:
         if output is not None:

@@ -1,7 +1,8 @@
 """How `aprfmt set` works: what was asked for, the change in place, the warnings."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,15 @@ from aprfmt.errors import AprfmtError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.conversion import edits
+    from aprfmt.conversion.folder_edits import FolderEdits
     from aprfmt.model import Model
 
+# Checks of stated values; those of vocabularies as a whole would take longer than the change.
+DOUBTS = (
+    "architecture", "completeness", "shapes", "hyperparameters", "vocabulary_size", "special_ids",
+    "chat_template", "file_type", "quantization", "dtype",
+)  # fmt: skip
+SHOWN = 2  # doubtful values of one check that are warned of; a line counts the rest
 WIDEST = 100  # characters of a value in the report
 
 
@@ -28,22 +36,58 @@ def finish(model: Path) -> None:
             complete(folder)
 
 
-def changed_in_place(
-    opened: "Model", values: dict[str, object], remove: tuple[str, ...]
-) -> tuple[dict[str, object], int]:
-    """Change the file of an open model, which closes it; return the JSON, and how many bytes."""
-    from aprfmt.conversion import Options
-    from aprfmt.conversion.in_place import change
+@dataclass
+class Request:
+    """What was asked for: keys of the file's own metadata, and values of the folder's text files.
 
-    report, patched = change(opened, Options(metadata=values, remove=remove, complete=False))
-    return report.to_json() | {"in_place": True, "patched_bytes": patched}, patched
+    `unknown` are near names by key that is neither in the file nor known.
+    """
+
+    values: dict[str, Any]
+    remove: list[str]
+    unknown: dict[str, list[str]]
+    files: "FolderEdits | None" = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the file's own metadata that change."""
+        return [*self.values, *self.remove]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """New contents by name of the text files that change."""
+        return self.files.texts() if self.files is not None and self.files.changed else {}
+
+
+def changed_in_place(opened: "Model", request: Request) -> tuple[dict[str, object], int]:
+    """Change what was asked for where it lies; return the JSON, and how many bytes.
+
+    Closes the model. Raises UsageError for changes of weights and of files beside them at once.
+    """
+    from aprfmt.conversion import Options
+    from aprfmt.conversion.in_place import change, change_texts
+
+    texts = request.texts
+    if texts and request.keys:
+        raise UsageError(
+            f"{request.keys[0]}: is metadata of the weights, and {next(iter(texts))} is a file of "
+            "its own; change them in two commands, or write a copy with -o"
+        )
+    options = Options(metadata=request.values, remove=request.remove, complete=False)
+    if texts:
+        report, written = change_texts(opened, texts, options)
+    else:
+        report, written = change(opened, options)
+    return report.to_json() | {"in_place": True, "patched_bytes": written}, written
 
 
 def parsed(
     opened: "Model", changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
-) -> tuple[dict[str, object], dict[str, list[str]]]:
-    """Return (new values by key, near names by unknown key) of the changes asked for."""
+) -> Request:
+    """Return the changes asked for, each at the place where readers look. Raises UsageError."""
     from aprfmt.conversion import edits
+    from aprfmt.conversion.folder_edits import FolderEdits, has_files
+    from aprfmt.conversion.key_names import file_key
     from aprfmt.conversion.target import NoFormatError, target_of
     from aprfmt.formats import FORMATS
 
@@ -56,10 +100,23 @@ def parsed(
     if target != opened.format:
         wanted = " or ".join(FORMATS[opened.format].extensions)
         raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
-    values: dict[str, Any] = {}
+    files = FolderEdits(opened) if has_files(opened) else None
+    request = Request({}, [], {}, files)
+    for key in remove:
+        own = key if files is None else files.of_weights(key)
+        if files is not None and own is None:
+            files.remove(key)
+            continue
+        assert own is not None
+        named = file_key(opened, own)
+        if named in request.remove:
+            raise UsageError(f"--remove {key}: is named twice; give one change of a key")
+        request.remove.append(named)
     for left, text in changes:
-        key, kind = edits.split_type(left, opened)
-        if key in values or key in remove:
+        own = left if files is None else files.of_weights(left)
+        key, kind = (left, "") if own is None else edits.split_type(own, opened)
+        key = file_key(opened, key)
+        if key in request.keys:
             raise UsageError(f"{key}: is named twice; give one change of a key")
         if not text:
             empty = f"{key}:TYPE" if not kind else left
@@ -68,14 +125,65 @@ def parsed(
                 f'{left}: has no value; give {key}="" for empty text, {array}=[] for '
                 "an empty array, or --remove"
             )
-        values[key] = edits.parse(opened, key, kind, text)
-    twice = [key for key in remove if remove.count(key) > 1]
-    if twice:
-        raise UsageError(f"--remove {twice[0]}: is named twice; give one change of a key")
-    edits.check_present(opened, remove)
-    arch = values.get("general.architecture")
+        if files is not None and own is None:
+            files.set(left, text)
+        else:
+            request.values[key] = edits.parse(opened, key, kind, text)
+    edits.check_present(opened, request.remove)
+    arch = request.values.get("general.architecture")
     also = [str(arch.value if isinstance(arch, Typed) else arch)] if arch is not None else []
-    return values, edits.unknown(opened, list(values), also)
+    request.unknown = edits.unknown(opened, list(request.values), also)
+    return request
+
+
+def doubts(opened: "Model") -> dict[str, list[str]]:
+    """Return what is wrong with the stated values of a model, by check; no weight is read."""
+    from aprfmt.checks.asking import ask
+    from aprfmt.checks.context import Checked
+    from aprfmt.checks.table import file_checks
+    from aprfmt.model.resolve import OWN_KEY_USED
+
+    context = Checked(opened, opened.forced, None, None)
+    answers = [ask(row, context) for row in file_checks() if row.name in DOUBTS]
+    found = {
+        answer.name: [
+            f"{f.where}: {f.found}; expected {f.expected}".removeprefix(f"{opened.path}: ")
+            for f in answer.findings
+            if not f.found.endswith(OWN_KEY_USED)  # the key that was set, beside a verbatim copy
+        ]
+        for answer in answers
+    }
+    found["names of the architecture"] = list(two_names(opened))
+    return found
+
+
+def two_names(opened: "Model") -> Iterator[str]:
+    """Yield a sentence where a model names two architectures: loaders go by either."""
+    from aprfmt.arch.called import CALLED
+    from aprfmt.conversion.metadata import ARCH_KEY_OF
+
+    config, key = opened.config or {}, ARCH_KEY_OF.get(opened.key_style, "")
+    classes = config.get("architectures")
+    first = classes[0] if isinstance(classes, list) and classes else None
+    named = [
+        (f"{label} is {name}", found)
+        for label, name, style in (
+            (key, opened.metadata.get(key), opened.key_style),
+            ("model_type", config.get("model_type"), "hf"), ("architectures", first, "hf"),
+        )
+        if (found := {a for a, names in CALLED.items() if name in names.get(style, ())})
+    ]  # fmt: skip
+    if named and not set.intersection(*(found for _, found in named)):
+        yield f"{', '.join(label for label, _ in named)}; expected one architecture"
+
+
+def raised(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yield what is wrong now and was not before: of each check the first two, and how many."""
+    for check, texts in after.items():
+        new = [text for text in texts if text not in before.get(check, ())]
+        yield from new[:SHOWN] if len(new) > SHOWN + 1 else new
+        if len(new) > SHOWN + 1:
+            yield f"and {len(new) - SHOWN} more of the check {check} (aprfmt validate)"
 
 
 def trouble(opened: "Model") -> str | None:
@@ -87,14 +195,19 @@ def trouble(opened: "Model") -> str | None:
     return None
 
 
-def warn(output: Path, form: str, unknown: dict[str, list[str]], why: str | None) -> None:
-    """Warn of unknown keys, and of a file that can no longer be read as a model."""
+def warn(
+    output: Path, form: str, unknown: dict[str, list[str]], why: str | None,
+    doubtful: "Iterable[str]",
+) -> None:  # fmt: skip
+    """Warn of unknown keys, of a file that can no longer be read as a model, of doubtful values."""
     for key, near in unknown.items():
         names = f"near names: {', '.join(near)}" if near else "near names: none"
         render.warn(f"{output}: {key}: is no key of the file before, and none that readers of "
                     f"{form} know; {names}; written as it stands", "unknown_key")  # fmt: skip
     if why is not None:
         render.warn(f"{output}: cannot be read as a model any more: {why}", "unreadable_output")
+    for text in doubtful:
+        render.warn(f"{output}: {text}", "doubtful_value")
 
 
 def show(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:

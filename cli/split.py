@@ -11,7 +11,7 @@ from aprfmt.cli.convert_run import Wishes, run
 
 @click.command("split")
 @options.model("src")
-@click.argument("dst", type=click.Path(path_type=Path))
+@click.argument("dst", type=options.NamedPath())
 @click.option("--max-shard-size", callback=options.size, required=True, metavar="SIZE",
               help="Bytes of tensor data in a shard at most (500M, 2G).")  # fmt: skip
 @options.force

@@ -14,7 +14,7 @@ from aprfmt.errors import UsageError
 @options.model()
 @click.option("--user", metavar="TEXT", help="The user's message.")
 @click.option("--system", metavar="TEXT", help="The system message before it.")
-@click.option("--messages", "file", type=click.Path(path_type=Path), metavar="FILE.json",
+@click.option("--messages", "file", type=options.NamedPath(), metavar="FILE.json",
               help="A JSON list of {role, content} instead.")  # fmt: skip
 @click.option("--no-generation-prompt", is_flag=True, help="Do not open the assistant's turn.")
 @options.common

@@ -12,7 +12,7 @@ from aprfmt.cli.trace_map import Dumped
 @click.command("trace")
 @options.gathered(asked=TraceAsked, wanted=TraceWanted, dumped=Dumped, tokens=running.Tokens,
                   where=running.WhereOptions)  # fmt: skip
-@click.argument("model", required=False)
+@click.argument("model", type=options.MODEL_RUN, required=False)
 @click.option("--payload", is_flag=True, help="Run the model; without it, the plan only.")
 @running.what
 @click.option(
@@ -27,19 +27,19 @@ from aprfmt.cli.trace_map import Dumped
     metavar="N",
     help="Fill the cache with the first N tokens; trace the rest behind it.",
 )
-@click.option("--save", "-o", type=click.Path(path_type=Path), help="Save values as .safetensors.")
-@click.option("--save-aprt", type=click.Path(path_type=Path, file_okay=False),
+@click.option("--save", "-o", type=options.NamedPath(), help="Save values as .safetensors.")
+@click.option("--save-aprt", type=options.NamedPath(file_okay=False),
               help="Save values as an APRT folder.")  # fmt: skip
-@click.option("--load", "loaded", type=click.Path(path_type=Path),
+@click.option("--load", "loaded", type=options.NamedPath(),
               help="Show a saved trace instead of running: .safetensors, .npz of module outputs, "
               "the text of llama-eval-callback, an APRT folder, a mapping file. MODEL names its "
               "sizes.")  # fmt: skip
-@click.option("--map", "arrays", type=click.Path(path_type=Path), metavar="DIR",
+@click.option("--map", "arrays", type=options.NamedPath(), metavar="DIR",
               help="Arrays that another engine dumped (.npy, .npz, .safetensors, raw .bin): "
               "propose which is which point.")  # fmt: skip
-@click.option("--mapping", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+@click.option("--mapping", type=options.NamedPath(dir_okay=False), metavar="FILE",
               help="With --map: use this mapping file as it is.")  # fmt: skip
-@click.option("--reference", metavar="RUN_OR_TRACE",
+@click.option("--reference", type=options.MODEL_RUN, metavar="RUN_OR_TRACE",
               help="Compare with a saved trace of any kind, or MODEL[@RUN].")  # fmt: skip
 @click.option(
     "--engine",

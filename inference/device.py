@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.base.encoding_names import encoding_name
+from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.cuda_driver import NOT_ELSEWHERE
@@ -67,6 +69,12 @@ class Choice:
         )
 
 
+def dtype_name(text: str) -> str:
+    """Return the dtype of DTYPES that a spelling means (`fp16`, `bf16`, `torch.half`); else it."""
+    row = ENCODINGS.get(encoding_name(text))
+    return row.numpy if row is not None and row.numpy in DTYPES else text
+
+
 def choose(
     device: str | None = None, backend: str | None = None, dtype: str | None = None
 ) -> Choice:
@@ -78,7 +86,7 @@ def choose(
     kind = asked.partition(":")[0]
     if not _DEVICE.fullmatch(asked):
         raise UsageError(f"device {asked!r}; expected cpu, cuda, cuda:N, cuda:all or auto")
-    number = dtype or "float32"
+    number = dtype_name(dtype or "float32")
     if number not in DTYPES:
         raise UsageError(f"dtype {number!r}; expected one of {', '.join(DTYPES)}")
     if backend is not None and backend not in BACKENDS and backend not in ENGINES:
@@ -107,7 +115,7 @@ def parse_run(text: str) -> Choice:
     """Return the choice for `torch:cuda:0:bfloat16`, `numpy::float64`, `cpu` or `cuda`."""
     name, _, rest = text.partition(":")
     parts = rest.split(":") if rest else []
-    dtype = parts.pop() if parts and parts[-1] in DTYPES else None
+    dtype = parts.pop() if parts and dtype_name(parts[-1]) in DTYPES else None
     device = ":".join(part for part in parts if part) or None
     if name in _SHORT:
         backend, place = _SHORT[name]

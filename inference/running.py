@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend
@@ -58,6 +59,11 @@ class RunRequest:
     logits_rows: LogitRows = "all"
     behind: int = 0
     hashes: bool = False
+
+    def __post_init__(self) -> None:
+        """Take the encoding of `through` in the field's spellings (`nf4`, `fp16`)."""
+        if self.through is not None:
+            object.__setattr__(self, "through", encoding_name(self.through))
 
     def on(self: Asked, choice: Choice) -> Asked:
         """Return the same on another backend, engine, device or dtype."""

@@ -30,5 +30,11 @@ def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
         else:
             if numbers[2:] == [0]:
                 raise UsageError(f"--slice {text!r}: a step of 0")
-            index.append(slice(*numbers))
+            found = slice(*numbers)
+            if shape[axis] and not range(*found.indices(shape[axis])):
+                raise UsageError(
+                    f"--slice {text!r}: {part!r} selects nothing of axis {axis}, which has "
+                    f"entries 0 to {shape[axis] - 1}"
+                )
+            index.append(found)
     return tuple(index)

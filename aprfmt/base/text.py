@@ -85,9 +85,11 @@ def _escape(text: str) -> str:
 
 
 def _spell(match: re.Match[str]) -> str:
-    character = match[0]
-    if character == "\\":
-        return "\\\\"
+    return "\\\\" if match[0] == "\\" else spell(match[0])
+
+
+def spell(character: str) -> str:
+    """Return one character in this module's notation."""
     code = ord(character)
     if code < 0x100:
         return _SHORT.get(character, f"\\x{code:02x}")

@@ -92,6 +92,8 @@ WARNINGS: Mapping[str, str] = {
     "unknown_key": "no reader of this format knows this metadata key, and the file did not have "
     "it before: it may be misspelled.",
     "unreadable_output": "after the change the file cannot be opened as a model any more.",
+    "doubtful_value": "after the change a check of `validate` finds what it did not find before: a "
+    "value lies outside its range, or contradicts the tensors or another file.",
     "comparison": "a remark of the comparison: something of one file could not be compared, or was "
     "compared in another way than usual, as the line says.",
     # --- runs ------------------------------------------------------------------------------------

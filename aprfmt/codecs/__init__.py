@@ -81,6 +81,16 @@ def codec(encoding: str) -> "Codec":
     raise UnsupportedError(f"{encoding}: {why or 'there is no codec for it'}")
 
 
+def writable() -> list[str]:
+    """Return the encodings that weights can be stored in anew: those with an encoder."""
+    whole = ("int", "uint", "bool", "complex")
+    return [
+        name
+        for name in CODECS
+        if CODECS[name].has_encoder and not encoding_row(name).numpy.startswith(whole)
+    ]
+
+
 def decode_into(
     encoding: str,
     raw: "Bytes | Mapping[str, Bytes]",

@@ -84,6 +84,11 @@ class Codec:
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 
+    @property
+    def has_encoder(self) -> bool:
+        """Whether `encode` makes bytes; many encodings are only read."""
+        return type(self).encode is not Codec.encode
+
     def with_options(self, **options: Any) -> "Codec":
         """Return a codec that encodes so. Raises CodecError for options it does not take."""
         raise CodecError(f"{self.name}: takes no options, found {', '.join(options)}")
@@ -256,6 +261,14 @@ class BlockCodec(Codec):
         codecs that `weighs_rows`.
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether `encode_blocks`, or `encode` itself, is the subclass's own."""
+        own = type(self)
+        return (
+            own.encode_blocks is not BlockCodec.encode_blocks or own.encode is not BlockCodec.encode
+        )
 
     def block_steps(self, block: Blocks) -> F32 | None:
         """Return the largest distance between neighbouring values in each of `n` records."""

@@ -354,7 +354,8 @@ def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
         return dst, None
     if target.weights_name is None:
         raise UsageError(
-            f"{dst}: {target.name} is one file; give it the extension {target.extensions[0]}"
+            f"{dst}: {target.name} is one file; give it the extension {target.extensions[0]} "
+            "(--to safetensors writes a folder)"
         )
     return dst / target.weights_name, dst
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch.spec import F32_ROLES
 from aprfmt.arch.steps import Transposed
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.base.encoding_names import find_name, nearest_names, not_offered
 from aprfmt.base.encodings import ENCODINGS, encoding
 from aprfmt.base.protocols import Note, TensorInfo
-from aprfmt.codecs import encode
+from aprfmt.codecs import codec, encode, writable
 from aprfmt.conversion.dialects import Sources, in_dialect, writer_of
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
@@ -26,7 +27,7 @@ from aprfmt.conversion.restoring import target_steps
 from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
-from aprfmt.model.patterns import near, select
+from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings
 from aprfmt.quantizing.mixture import SCHEMES, leading, quantized
 
@@ -43,7 +44,8 @@ def choose_encodings(
     Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
     for vectors, the source's own. `reasons` say why packed weights were not repacked.
     """
-    for wished in [options.encoding, *(e for _, e in options.tensor_encodings)]:
+    asked = [options.encoding, *(e for _, e in options.tensor_encodings)]
+    for wished in asked:
         if wished is not None and wished not in ENCODINGS:
             raise ConversionError(_no_encoding(wished))
     every = spellings(model) if options.tensor_encodings else {}
@@ -64,9 +66,10 @@ def choose_encodings(
             widened = target.vectors_f32 and not options.generic
             if widened and _is_vector(output) and wished in PLAIN_FLOATS:
                 wished = "F32"
-        if wished != output.source_encoding and not encoding(wished).known:
-            if wished != written:
-                raise ConversionError(_not_written(output.info.name, wished))
+        if wished not in (output.source_encoding, written) and (
+            not encoding(wished).known or (wished in asked and not codec(wished).has_encoder)
+        ):
+            raise ConversionError(_not_written(output.info.name, wished))
         if wished == written:
             holds = target.holds(encoding("U8"))
         else:
@@ -103,7 +106,11 @@ def _info(info: TensorInfo, wished: str, written: str) -> TensorInfo:
 
 def _not_written(name: str, wished: str) -> str:
     """Return the sentence for an encoding that nothing here can be stored in."""
-    removed = encoding(wished).removed
+    row = encoding(wished)
+    if row.known:
+        near = ", ".join(nearest_names(wished, writable()))
+        return f"{name}: {wished} is read and copied, not written here; near names: {near}"
+    removed = row.removed
     return (
         f"{name}: {wished} is not written here: "
         f"{removed or 'a dialect is the type of a whole model'}; choose an encoding that is, Q8_0 "
@@ -120,12 +127,13 @@ def _why(wished: str, output: Output, reasons: Mapping[str, str]) -> str:
 
 def _no_encoding(wished: str) -> str:
     """Return the sentence for a name that is not an encoding of tensors."""
-    if wished in SCHEMES:
+    mixture = find_name(wished, SCHEMES)
+    if mixture is not None:
         return (
             f"{wished}: is a mixture of several encodings; choose one of them here "
-            f"({SCHEMES[wished].base}), or the mixture with quantize --type {wished}"
+            f"({SCHEMES[mixture].base}), or the mixture with quantize --type {mixture}"
         )
-    return f"{wished}: is not an encoding; near names: {', '.join(near(wished, ENCODINGS))}"
+    return f"{wished}: {not_offered(wished, writable())}"
 
 
 def _asked(output: Output) -> str:

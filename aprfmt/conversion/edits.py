@@ -103,7 +103,14 @@ def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | Typ
             return Typed(_typed(text, kind, key, whole), kind)
         except UsageError as error:
             raise UsageError(f"{error}; for another type give {key}:TYPE=VALUE") from None
-    present = model.metadata[key]
+    return json_value(key, model.metadata[key], text, whole)
+
+
+def json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
+    """Return `text` as a JSON value of the kind of `present`, which may be None: of any kind.
+
+    `whole` says that the text is a file's content. Raises UsageError for another kind.
+    """
     if isinstance(present, str):
         return text if whole else _unquoted(text)
     value = _json_or_text(text, key)

@@ -1,7 +1,7 @@
 """Metadata changed where the file lies: which bytes become others, or why a copy is needed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,32 @@ def change(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
         patch(path, pieces, identity)
     _verify(path, places)
     return report, sum(len(data) for _, data in pieces)
+
+
+def change_texts(
+    model: "Model", texts: "Mapping[str, str]", options: "Options"
+) -> tuple[ConversionReport, int]:
+    """Change text files beside an open model's weights; return how many bytes were written, too.
+
+    Closes the model; the weights are not touched. Raises OutputError where a file cannot be
+    written.
+    """
+    from aprfmt.conversion.folder_edits import write_in_place
+    from aprfmt.conversion.plan import build
+    from aprfmt.conversion.run import Written, outcome
+
+    assert model.folder is not None
+    folder = model.folder.path
+    plan = build(model, FORMATS[model.format], options)
+    paths = tuple(folder / name for name in texts)
+    sizes = {folder / name: len(text.encode()) for name, text in texts.items()}
+    report = ConversionReport(
+        model.path, model.format, folder, model.format, paths, arch_name(model, options),
+        tuple(outcome(output, Written()) for output in plan.outputs), tuple(model.notes), None,
+        None, sizes,
+    )  # fmt: skip
+    model.close()
+    return report, write_in_place(folder, texts)
 
 
 def _changed(model: "Model", program: Program) -> Iterator[Patch]:

@@ -75,6 +75,7 @@ def carry(model: Model, target: str, plan: Plan, options: Options) -> CarriedMet
     if any(not output.copies for output in plan.outputs) and model.format == target:
         _update_claims(carried, plan.outputs, target)
     carried.metadata.update(options.extra_metadata)
+    carried.texts.update(options.texts)
     for key, value in options.metadata.items():
         carried.metadata[key] = _typed_like(model, key, value)
     whole = options.carry and "tokenizer.json" not in plan.files_dropped

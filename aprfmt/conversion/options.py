@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.protocols import Typed, Value
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -26,7 +27,8 @@ class Options:
     architecture; `generic` is that with every byte kept, and marks the output, so that no loader
     takes it for a model of an architecture. `allow_inexact` accepts that values of
     packed weights change when they are repacked. `drop` are patterns of tensors to leave out.
-    `metadata` overrides single keys of the output, `remove` leaves keys out. `allow_missing` are
+    `metadata` overrides single keys of the output, `remove` leaves keys out; `texts` are the new
+    content of text files beside the weights. `allow_missing` are
     patterns of required roles that may be missing in the source, which the output records;
     `complete=False`
     requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
@@ -57,6 +59,7 @@ class Options:
     complete: bool = True
     metadata: Mapping[str, Value | Typed] = field(default_factory=dict)
     remove: Sequence[str] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
     extra_metadata: Mapping[str, Value] = field(default_factory=dict)
     max_shard_size: int | None = None
     alignment: int | None = None
@@ -67,6 +70,18 @@ class Options:
     dry_run: bool = False
     resume: bool = False
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        """Take names of encodings and types in the field's spellings (`f16`, `q4_k_m`, `half`)."""
+        if self.encoding is not None:
+            object.__setattr__(self, "encoding", encoding_name(self.encoding))
+        if self.tensor_encodings:
+            pairs = [(pattern, encoding_name(name)) for pattern, name in self.tensor_encodings]
+            object.__setattr__(self, "tensor_encodings", pairs)
+        if self.quantize is not None:
+            from aprfmt.quantizing.mixture import type_name
+
+            object.__setattr__(self, "quantize", type_name(self.quantize))
 
     @property
     def writer(self) -> str | None:

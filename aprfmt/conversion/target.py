@@ -23,8 +23,13 @@ def target_format(path: Path, to: str | None) -> FormatSpec:
     return FORMATS[to or found or ""]
 
 
+def has_extension(path: Path) -> bool:
+    """Say whether a name has an extension; the `.5B` of `Qwen2.5-0.5B` is none."""
+    return len(path.suffix) > 1 and not path.suffix[1].isdecimal()
+
+
 def target_of(model: Model, dst: Path, to: str | None) -> FormatSpec:
     """Return the format to write; a folder without `to` keeps the source's."""
-    if dst.suffix == "" and (to is not None or dst.is_dir() or model.folder is not None):
+    if not has_extension(dst) and (to is not None or dst.is_dir() or model.folder is not None):
         return FORMATS[to or model.format]
     return target_format(dst, to)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aprfmt.errors import AprfmtError, UsageError
 from aprfmt.model.hf_folder import INDEX, TEXT_FILES, WEIGHTS, candidates, in_hub_cache, read_text
+from aprfmt.model.missing_path import missing_path
 from aprfmt.remote.paths import RemotePath, is_remote, lists, place
 
 ENDS = 64 << 10  # bytes of the beginning and of the end that an identity is made of
@@ -77,15 +78,14 @@ def find(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
 
 
 def _root(root: str) -> Path:
+    if not root:
+        raise UsageError("a path to scan is empty; is a variable of the shell not set?")
     path = place(root)
     if is_remote(path) or path.exists():
         return path
     cached = in_hub_cache(root)
     if cached is None:
-        raise UsageError(
-            f"{root}: no such file or folder; expected a folder, a model file, owner/name of the "
-            "hub cache, or an address"
-        )
+        raise UsageError(missing_path(path))
     return cached
 
 

@@ -4,8 +4,6 @@ A row says how a format is recognised, which functions read and write it, and wh
 other code compares a format's name in an `if`.
 """
 
-import re
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from aprfmt.base.protocols import Note, Overlay, Region, Sink, Source, TensorInf
 from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.fields import HeaderField
+from aprfmt.formats.foreign import foreign_file
 from aprfmt.remote.paths import place
 
 if TYPE_CHECKING:
@@ -113,55 +112,6 @@ FORMATS: Registry[FormatSpec] = Registry(
     FormatError,
 )
 
-_PICKLE = "a pickle, which runs code when loaded: convert it with what wrote it"
-_PACKED = (
-    "compressed as joblib and archives are ({}); joblib files hold pickles, which run code when "
-    "loaded: convert it with what wrote it, or unpack the archive"
-)
-# The oldest pickles are text: an early line pair `cMODULE\nNAME\n` names the function to call.
-_TEXT_PICKLE = re.compile(rb"(?:\(|\(l?p?[0-9]*\n)?c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n")
-
-# A web page, or the text that a hub sends in place of a file.
-_PAGE = re.compile(
-    rb"\s*(?:<!doctype html|<html|<\?xml|Entry not found|Repository not found|"
-    rb"Invalid (?:username|credentials)|Access to model |\{\"error\":)",
-    re.I,
-)
-_SAVED_PAGE = (
-    "a web page saved in place of the file (a wrong address, or a login that was asked for); fetch "
-    "it again: hf download OWNER/NAME FILE, or the address with /resolve/ for /blob/"
-)
-
-# Content that is recognised only for a better message: it runs code or is not a model file.
-_FOREIGN: tuple[tuple[bytes, str], ...] = (
-    (
-        b"PK\x03\x04",
-        "a zip archive (a PyTorch checkpoint?); such files hold pickles, which run "
-        "code when loaded: convert it with the framework that wrote it",
-    ),
-    *((bytes([0x80, protocol]), _PICKLE) for protocol in range(2, 6)),
-    *(
-        (magic, _PACKED.format(name))
-        for magic, name in (
-            (b"\x1f\x8b", "gzip"),
-            (b"BZh", "bzip2"),
-            (b"\xfd7zXZ\0", "xz"),
-            (b"\x04\x22\x4d\x18", "lz4"),
-            (b"\x28\xb5\x2f\xfd", "zstd"),
-            (b"\x78\x01", "zlib"),
-            (b"\x78\x5e", "zlib"),
-            (b"\x78\x9c", "zlib"),
-            (b"\x78\xda", "zlib"),
-        )
-    ),
-    (b"\x89HDF\r\n", "an HDF5 file (Keras?), which this package does not read"),
-    (b"ggml", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
-    (b"lmgg", "a GGML file of before August 2023; convert it to GGUF with an older llama.cpp"),
-    (b"tjgg", "a GGJT file of before August 2023; convert it to GGUF with an older llama.cpp"),
-    (b"\x93NUMPY", "a NumPy array, not a model"),
-    (b"version https://git-lfs", "a git-lfs pointer, not the model itself: fetch it with git lfs"),
-)
-
 
 def detect(path: Path) -> FormatSpec:
     """Return the format of a file by its content, never by its name.
@@ -175,33 +125,14 @@ def detect(path: Path) -> FormatSpec:
     name = FORMATS.first(lambda spec: spec.recognise(head, size))
     if name is not None:
         return FORMATS[name]
-    for magic, what in _FOREIGN:
-        if head.startswith(magic):
-            raise UnsupportedError(f"{path}: is {what}")
-    if _PAGE.match(head):
-        raise UnsupportedError(f"{path}: is {_SAVED_PAGE}")
-    if _imatrix(head, size):
-        raise UnsupportedError(
-            f"{path}: is an importance matrix (imatrix, the older form), not a model; "
-            f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {path} uses it"
-        )
-    if _TEXT_PICKLE.match(head):
-        raise UnsupportedError(f"{path}: is {_PICKLE}")
+    what = foreign_file(path, head, size)
+    if what:
+        raise UnsupportedError(f"{path}: is {what}")
     found = f"starts with {head[:8].hex(' ')}" if head else "is an empty file"
     raise FormatError(
         f"{path}: {found}; expected {', '.join(FORMATS)} content - "
         "is it a model file, and was it copied whole?"
     )
-
-
-def _imatrix(head: bytes, size: int) -> bool:
-    """Say whether a file begins as llama.cpp's older importance matrix: entries, then a name."""
-    if len(head) < 12:
-        return False
-    entries, length = struct.unpack_from("<ii", head)
-    name = head[8 : 8 + length] if 0 < length <= 256 else b""
-    text = re.fullmatch(rb"[\w.]+\.(?:weight|bias)", name)
-    return 0 < entries <= size // 12 and text is not None
 
 
 def open_source(path: Path | str, *, partial: bool = False, damaged: bool = False) -> Source:

@@ -328,6 +328,8 @@ def open_model(
     the rest readable are collected in `model.damage`, and only reading an affected tensor raises.
     `allow_missing` are patterns of roles that may be missing. Raises FormatError, UsageError.
     """
+    if path == "":
+        raise UsageError("the path of the model is empty; is a variable of the shell not set?")
     path = place(path)
     named_folder = False
     if path.name == "config.json" and lists(path.parent) and path.is_file():
@@ -335,7 +337,9 @@ def open_model(
     if not path.exists():
         cached = in_hub_cache(str(path))
         if cached is None:
-            raise UsageError(f"{path}: no such file or folder")
+            from aprfmt.model.missing_path import missing_path
+
+            raise UsageError(missing_path(path))
         path = cached
     if path.is_dir():
         named_folder = True

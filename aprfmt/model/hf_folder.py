@@ -13,6 +13,7 @@ from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
+from aprfmt.formats.foreign import foreign_folder
 from aprfmt.formats.mapped import Buffer, open_bytes
 from aprfmt.remote.paths import hub_cache, is_remote
 from aprfmt.remote.traffic import TRAFFIC
@@ -153,6 +154,14 @@ def find_weights(folder: Path) -> Path:
                 f"{folder}: holds {pickles[0]} alone, a pickle, which runs code when loaded; "
                 "save it as safetensors with what made it (transformers: "
                 "AutoModel.from_pretrained(FOLDER).save_pretrained(OUT)) and open that"
+            )
+        what = foreign_folder(folder)
+        if what:
+            raise UsageError(f"{folder}: {what}")
+        if (folder / "config.json").is_file():
+            raise UsageError(
+                f"{folder}: holds config.json and no weights; expected {WEIGHTS}, or {INDEX} and "
+                "its shards: was all of it downloaded?"
             )
         raise UsageError(
             f"{folder}: holds no model; expected {WEIGHTS}, {INDEX}, or an .apr or .gguf file"

@@ -293,6 +293,9 @@ def _demanded(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
     }
 
 
+OWN_KEY_USED = "the file's own key is used"
+
+
 def reconcile(
     native: "HyperParams", carried: "HyperParams", subject: str
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
@@ -317,7 +320,7 @@ def reconcile(
                 "warning",
                 f"{subject}: {mine.key}",
                 f"says {name} = {mine.value!r}, the carried config.json says {other.value!r} "
-                f"({other.key or other.origin}); the file's own key is used",
+                f"({other.key or other.origin}); {OWN_KEY_USED}",
                 "contradiction",
             )
         )

@@ -18,7 +18,9 @@ from operator import mod
 from typing import Any
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.base.encoding_names import ALIASES, TYPE_ALIASES, find_name, not_offered
 from aprfmt.base.encodings import ENCODINGS, encoding
+from aprfmt.base.named import FILE_TYPES
 from aprfmt.codecs import CODECS
 from aprfmt.errors import UsageError
 
@@ -102,8 +104,21 @@ def scheme_of(name: str) -> Scheme:
         return SCHEMES[name]
     if name in offered():
         return Scheme(name)
-    known = ", ".join((*SCHEMES, *offered()))
-    raise UsageError(f"--type {name}: not known; expected one of {known}")
+    known = (*SCHEMES, *offered())
+    raise UsageError(
+        f"--type {name}: {not_offered(name, known)} (aprfmt quantize --help lists all {len(known)})"
+    )
+
+
+def type_name(text: str) -> str:
+    """Return the type that a user's spelling means (`q4_k_m`, `Q4_K`, `fp16`); else the text.
+
+    As in llama-quantize it may be the number of the file type (15).
+    """
+    if text.isdecimal() and text.isascii():
+        text = FILE_TYPES.get(int(text[:4]), text)
+    found = find_name(text, (*SCHEMES, *offered()), {**ALIASES, **TYPE_ALIASES})
+    return text if found is None else found
 
 
 # llama.cpp adds these to the metadata of what it quantizes; 2 is GGML_QNT_VERSION.

@@ -6,6 +6,7 @@ APR keys: the reference importer's custom keys; those it lacks follow its naming
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 HF_JSON = "tokenizer.huggingface.json"  # the verbatim tokenizer.json, in GGUF and in APR
 CHAT_TEMPLATE = "tokenizer.chat_template"  # variants: tokenizer.chat_template.NAME
@@ -52,6 +53,15 @@ KEYS: tuple[Key, ...] = (
     MODEL, PRE, TOKENS, SCORES, TYPES, MERGES, *IDS.values(), *FLAGS.values(),
     Key(CHAT_TEMPLATE, "string", CHAT_TEMPLATE), Key(HF_JSON, "string", HF_JSON),
 )  # fmt: skip
+
+# Keys of generation_config.json that change what is generated, with transformers' defaults.
+GENERATION: Mapping[str, Any] = {
+    "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None,
+    "typical_p": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1,
+    "length_penalty": 1.0, "max_length": 20, "max_new_tokens": None, "min_length": 0,
+    "suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "bad_words_ids": None,
+}  # fmt: skip
 
 # Architecture in GGUF -> control tokens that keep the blanks behind them; all other control tokens
 # of a SentencePiece vocabulary remove those blanks. GGUF has no key for it; llama.cpp goes by the

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.base.encoding_names import not_offered
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.codecs import CODECS, decode, encode
+from aprfmt.codecs import CODECS, decode, encode, writable
 from aprfmt.errors import CodecError, UsageError
 from aprfmt.inference.rows import ArrayRows, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
@@ -56,7 +57,7 @@ def matched_rows(
     Raises UsageError for an encoding that is not known, or whose blocks do not fit the rows.
     """
     if through not in CODECS:
-        raise UsageError(f"--through {through!r}: no such encoding; near: NF4, Q8_0, Q4_K, BF16")
+        raise UsageError(f"--through {through}: {not_offered(through, writable())}")
     row = encoding_row(through)
     rows: dict[str, Any] = {}
     count = 0

@@ -71,7 +71,7 @@ def test_a_path_that_is_no_command_is_inspected(
     (folder / "tree").write_text("a file named like a command")
     assert "Missing argument" in aprfmt("tree").err
     done = aprfmt("modle.gguf")
-    assert done.code == 2 and "no command 'modle.gguf'" in done.err and done.err.count("\n") == 1
+    assert done.code == 2 and "near names: model.gguf" in done.err and done.err.count("\n") == 1
     assert "near names: tensors" in aprfmt("tensor").err
 
 

@@ -56,7 +56,7 @@ def test_quiet_keeps_warnings(demo_model: Path, tmp_path: Path) -> None:
     done = aprfmt(
         "set",
         demo_model / "model.safetensors",
-        "no.such.key=x",
+        "__metadata__:no.such.key=x",
         "--quiet",
         "-o",
         tmp_path / "x.safetensors",

@@ -40,7 +40,7 @@ def stored(path: Path) -> dict[str, tuple[list[str], Any]]:
         ("general.nam=x", "general.name"),
         ("llama.rope.freq_bass=1", "llama.rope.freq_base"),
         ("qwen2.context_length=5", "llama.context_length"),
-        ("chat_template=x", "tokenizer.chat_template"),
+        ("tokenizer.chat_templat=x", "tokenizer.chat_template"),
         ("general.licence=mit", "general.license"),
         ("something.of.my.own=1", ""),
     ],

@@ -31,9 +31,9 @@ def files(tmp_path: Path) -> dict[str, Path]:
         done = aprfmt("convert", found["folder"], found[name])
         assert done.code == 0, done.err
         if name != "gguf":
-            assert (
-                aprfmt("set", found[name], "note=abcdefgh", "-o", found[name], "--force").code == 0
-            )
+            key = "__metadata__:note" if name == "safetensors" else "note"
+            done = aprfmt("set", found[name], f"{key}=abcdefgh", "-o", found[name], "--force")
+            assert done.code == 0, done.err
     return found
 
 

@@ -26,7 +26,7 @@ WRITING: Mapping[str, Args] = {
     "import": lambda m, d: ["import", m, "-o", d.with_suffix(".apr")],
     "export": lambda m, d: ["export", m, "--to", "gguf", "-o", d.with_suffix(".gguf")],
     "quantize": lambda m, d: ["quantize", m, d.with_suffix(".gguf"), "--type", "Q8_0"],
-    "set": lambda m, d: ["set", m / "model.safetensors", "note=x", "-o",
+    "set": lambda m, d: ["set", m / "model.safetensors", "__metadata__:note=x", "-o",
                          d.with_suffix(".safetensors")],
     "merge": lambda m, d: ["merge", m, d.with_suffix(".gguf")],
     "repair": lambda m, d: ["repair", m / "model.safetensors", "--from", m, "-o",
@@ -230,7 +230,8 @@ def test_the_source_may_be_the_destination(model: Path, tmp_path: Path) -> None:
         assert aprfmt("convert", model, path).code == 0
         hashes = aprfmt("hash", path, "--json").json["tensors"]
         assert aprfmt("convert", path, path, "--force").code == 0
-        done = aprfmt("set", path, "general.name=other", "-o", path, "--force")
+        key = "__metadata__:note" if extension == "safetensors" else "general.name"
+        done = aprfmt("set", path, f"{key}=other", "-o", path, "--force")
         assert done.code == 0, done.err
         assert aprfmt("hash", path, "--json").json["tensors"] == hashes
     quiet(tmp_path)

@@ -112,7 +112,13 @@ def test_a_gguf_goes_there_and_back(demo_model: Path, tmp_path: Path) -> None:
         aprfmt.convert(tmp_path / "q.safetensors", tmp_path / name, generic=True)
         assert stored(tmp_path / name) == expected
     assert aprfmt.diff(tmp_path / "q.gguf", tmp_path / "back.gguf").equal
-    done = command("set", tmp_path / "q.safetensors", "note=kept", "-o", tmp_path / "s.safetensors")
+    done = command(
+        "set",
+        tmp_path / "q.safetensors",
+        "__metadata__:note=kept",
+        "-o",
+        tmp_path / "s.safetensors",
+    )
     assert done.code == 0 and stored(tmp_path / "s.safetensors") == expected
     done = command("set", tmp_path / "s.safetensors", "note=mine", "--in-place")
     assert done.code == 0 and stored(tmp_path / "s.safetensors") == expected

@@ -245,5 +245,5 @@ def test_a_fused_qkv_counts_as_the_value() -> None:
 
 
 def test_an_unknown_scheme_lists_all() -> None:
-    with pytest.raises(UsageError, match=r"Q9_K: not known; expected one of .*Q4_K_M.*NF4-double"):
+    with pytest.raises(UsageError, match=r"Q9_K: is not known; near names: .*Q6_K.*lists all"):
         Mixture("Q9_K", [], n_layers=1)

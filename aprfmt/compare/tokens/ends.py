@@ -1,23 +1,14 @@
 """Differences of special ids, of BOS and EOS, of the chat template and of how text is generated."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from aprfmt.base.text import shorten
 from aprfmt.compare.tokens.listed import Difference, across, said
 from aprfmt.compare.tokens.places import place
-from aprfmt.tokenizer.keys import IDS
+from aprfmt.tokenizer.keys import GENERATION, IDS
 from aprfmt.tokenizer.stated import Stated, id_list
 from aprfmt.tokenizer.template import same_program
 
-# Keys of generation_config.json that change what is generated, with transformers' defaults.
-GENERATION: Mapping[str, Any] = {
-    "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None,
-    "typical_p": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1,
-    "length_penalty": 1.0, "max_length": 20, "max_new_tokens": None, "min_length": 0,
-    "suppress_tokens": None, "begin_suppress_tokens": None, "forced_bos_token_id": None,
-    "forced_eos_token_id": None, "bad_words_ids": None,
-}  # fmt: skip
 # Those that a greedy generation does not read.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 

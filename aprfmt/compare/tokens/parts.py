@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aprfmt.compare.tokens.ends import GENERATION
 from aprfmt.compare.tokens.listed import LOOKS_SPECIAL, spelled
 from aprfmt.compare.tokens.split import UNSAID
 from aprfmt.tokenizer import pre
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
 from aprfmt.tokenizer.hf_json import FLAGS
-from aprfmt.tokenizer.keys import CONTROL, IDS, NORMAL, UNKNOWN, USER_DEFINED
+from aprfmt.tokenizer.keys import CONTROL, GENERATION, IDS, NORMAL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.stated import Stated, id_list
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 

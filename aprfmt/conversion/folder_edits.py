@@ -1,0 +1,349 @@
+"""Single values of a Hugging Face folder, changed in the file that readers take them from.
+
+transformers reads the model from config.json, sampling and stop tokens from generation_config.json,
+the tokenizer's flags from tokenizer_config.json, and the chat template from chat_template.jinja
+before tokenizer_config.json. Nothing but a library's own mark is read from `__metadata__` of the
+weights, so no key is put there unless it is named: `__metadata__:KEY`.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.arch.keys import IGNORED
+from aprfmt.base.protocols import Value
+from aprfmt.base.text import shorten
+from aprfmt.conversion.edits import KeyChange, json_value
+from aprfmt.conversion.key_names import TEMPLATE_FILE, TEMPLATE_KEYS, keys_of
+from aprfmt.errors import OutputError, UsageError
+from aprfmt.formats import FORMATS
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.jsonio import loads
+from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
+from aprfmt.model.patterns import close
+from aprfmt.remote.paths import is_remote
+from aprfmt.tokenizer.keys import FLAGS, GENERATION
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+CONFIG, GENERATES, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+FILES = (CONFIG, GENERATES, TOKENIZER)
+WEIGHTS_KEYS = "__metadata__"
+# Keys of tokenizer_config.json that PreTrainedTokenizerBase reads, besides its flags.
+_TOKENIZES = (
+    "model_max_length", "padding_side", "truncation_side", "tokenizer_class", "bos_token",
+    "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token",
+    "clean_up_tokenization_spaces", "add_prefix_space", "legacy", "split_special_tokens",
+    *FLAGS,
+)  # fmt: skip
+# What other formats call a key of config.json.
+_OTHER_NAMES: Mapping[str, str] = {
+    "general.architecture": "model_type", "architecture": "model_type",
+    "hf_model_type": "model_type",
+}  # fmt: skip
+_ROPE = ("rope_parameters", "rope_scaling")  # where transformers keeps a copy of rope's keys
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value of a folder stands: a file, and the keys that lead to it (none: all of it)."""
+
+    file: str
+    path: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.file}: {'.'.join(self.path)}" if self.path else self.file
+
+
+def has_files(model: "Model") -> bool:
+    """Say whether a format's values stand in text files beside the weights."""
+    return bool(FORMATS[model.format].weights_name)
+
+
+class FolderEdits:
+    """The changes of one request: what stands in the files of a folder, and what will."""
+
+    def __init__(self, model: "Model") -> None:
+        folder = model.folder or HFFolder(model.path.parent, None, {})
+        self._model = model
+        self.folder = folder.path
+        self._texts = folder.texts
+        self._held: dict[str, Any] = {}
+        self._whole: dict[str, str | None] = {}
+        self._changed: dict[Place, tuple[Any, Any]] = {}
+
+    @property
+    def changed(self) -> bool:
+        """Whether any text file is to be changed."""
+        return bool(self._changed)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where something changes, in the order of the request."""
+        return tuple(self._changed)
+
+    def of_weights(self, key: str) -> str | None:
+        """Return the key of `__metadata__` that a user's key names, None for one of the files."""
+        file, colon, rest = key.partition(":")
+        if colon and file == WEIGHTS_KEYS:
+            return rest
+        return key if key in self._model.metadata and not list(self._standing(key)) else None
+
+    def set(self, key: str, text: str) -> None:
+        """Give a key its new value, wherever readers take it from. Raises UsageError."""
+        whole = text.startswith("@")
+        if whole:
+            text = read_text(Path(text[1:]))
+        for place in self._places(key):
+            old = self._value(place)
+            present = None if old is _ABSENT else old
+            if place.file == TEMPLATE_FILE or place.path[-1:] == ("chat_template",):
+                new: Any = json_value(key, "", text, whole)
+            else:
+                new = _like(key, present, text, whole)
+            self._put(place, new)
+
+    def remove(self, key: str) -> None:
+        """Take a key out of every file that has it. Raises UsageError where none has."""
+        found = [place for place in self._places(key) if self._value(place) is not _ABSENT]
+        if not found:
+            raise UsageError(f"{self.folder}: has no key {key!r} to remove; {self._near(key)}")
+        for place in found:
+            self._put(place, _ABSENT)
+
+    def texts(self) -> dict[str, str]:
+        """Return the new content of every file that changes."""
+        made: dict[str, str] = {}
+        for file in dict.fromkeys(place.file for place in self._changed):
+            if file == TEMPLATE_FILE:
+                made[file] = self._whole[file] or ""
+            else:
+                made[file] = _dumped(self._json(file), self._texts.get(file, ""))
+        return made
+
+    def changes(self, read: Path) -> list[KeyChange]:
+        """Return what changed, the new values as a written folder has them."""
+        after = _Reading(read)
+        found = []
+        for place, (old, _) in self._changed.items():
+            new = after.value(place)
+            how: Any = "set" if old is not _ABSENT else "added"
+            found.append(KeyChange(
+                str(place), how if new is not _ABSENT else "removed",
+                _shown(old), _shown(new), "", "",
+            ))  # fmt: skip
+        return found
+
+    # --- where ------------------------------------------------------------------------------
+
+    def _places(self, key: str) -> list[Place]:
+        file, colon, rest = key.partition(":")
+        if colon and file in FILES:
+            return [Place(file, self._path(file, rest))]
+        if CONFIG not in self._texts:
+            raise UsageError(
+                f"{key}: belongs in a file beside the weights, and {self.folder} has no {CONFIG}; "
+                f"{WEIGHTS_KEYS}:{key}=VALUE writes it into the weights, where no loader looks"
+            )
+        if key in TEMPLATE_KEYS:
+            return [self._template()]
+        found = list(self._standing(key))
+        if found:
+            return found
+        home = self._home(key)
+        if home is None:
+            raise UsageError(
+                f"{key}: stands in no file of {self.folder}, and is no key that their readers are "
+                f"known to take; {self._near(key)}; {CONFIG}:{key}=VALUE adds it all the same"
+            )
+        return [home]
+
+    def _spellings(self, key: str) -> list[str]:
+        names = [key, *keys_of(self._model, key, "hf")]
+        if key in _OTHER_NAMES:
+            names.append(_OTHER_NAMES[key])
+        return list(dict.fromkeys(names))
+
+    def _standing(self, key: str) -> Iterator[Place]:
+        """Yield where a key stands now: in each file once, or in rope's copies too."""
+        for name in self._spellings(key):
+            found = [place for file in FILES for place in self._in_file(file, name)]
+            if found:
+                yield from found
+                return
+
+    def _in_file(self, file: str, name: str) -> list[Place]:
+        held = self._json(file)
+        path = self._path(file, name)
+        if _at(held, path) is not _ABSENT:
+            copies = [
+                (part, name) for part in _ROPE
+                if len(path) == 1 and _at(held, (part, name)) is not _ABSENT
+            ]  # fmt: skip
+            return [Place(file, each) for each in (path, *copies)]
+        paths = [each for each in _paths(held) if each[-1] == name]
+        if len(paths) > 1:
+            places = ", ".join(".".join(each) for each in paths)
+            raise UsageError(f"{name}: stands in {file} several times ({places}); name one of them")
+        return [Place(file, each) for each in paths]
+
+    def _path(self, file: str, name: str) -> tuple[str, ...]:
+        """Return the keys that a name with dots leads along; a key with dots stays whole."""
+        return (name,) if name in self._json(file) or "." not in name else tuple(name.split("."))
+
+    def _home(self, key: str) -> Place | None:
+        """Return where a key that stands nowhere belongs; None for one that no reader knows."""
+        if key in GENERATION:
+            return Place(GENERATES, (key,))
+        if key in _TOKENIZES:
+            return Place(TOKENIZER, (key,))
+        for name in self._spellings(key)[::-1]:
+            known = name in IGNORED["hf"] or bool(keys_of(self._model, name, "hf"))
+            if known and "." not in name:
+                return Place(CONFIG, (name,))
+        return None
+
+    def _template(self) -> Place:
+        inside = "chat_template" in self._json(TOKENIZER)
+        if TEMPLATE_FILE in self._texts or not inside:
+            return Place(TEMPLATE_FILE)
+        return Place(TOKENIZER, ("chat_template",))
+
+    def _near(self, key: str) -> str:
+        names = {path[-1] for file in FILES for path in _paths(self._json(file))}
+        near = close(key.rpartition(".")[2], sorted(names))
+        return f"near names: {', '.join(near) or 'none'}"
+
+    # --- values -----------------------------------------------------------------------------
+
+    def _json(self, file: str) -> Any:
+        if file not in self._held:
+            text = self._texts.get(file)
+            self._held[file] = {} if text is None else _parsed(text, str(self.folder / file))
+        return self._held[file]
+
+    def _value(self, place: Place) -> Any:
+        if place.file != TEMPLATE_FILE:
+            return _at(self._json(place.file), place.path)
+        if place.file not in self._whole:
+            self._whole[place.file] = self._texts.get(place.file)
+        found = self._whole[place.file]
+        return _ABSENT if found is None else found
+
+    def _put(self, place: Place, new: Any) -> None:
+        if place in self._changed:
+            raise UsageError(f"{place}: is named twice; give one change of a key")
+        self._changed[place] = (self._value(place), new)
+        if place.file == TEMPLATE_FILE:
+            if new is _ABSENT:
+                raise UsageError(
+                    f"{place}: a file is not removed by set; delete it, or give chat_template=TEXT"
+                )
+            self._whole[place.file] = new
+            return
+        *outer, last = place.path
+        held = self._json(place.file)
+        for part in outer:
+            held = held.setdefault(part, {})
+            if not isinstance(held, dict):
+                raise UsageError(f"{place}: {part} holds no keys; it is {_short(held)}")
+        if new is _ABSENT:
+            del held[last]
+        else:
+            held[last] = new
+
+
+class _Reading:
+    """The files of a folder as they are now."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def value(self, place: Place) -> Any:
+        path = self._folder / place.file
+        if not path.is_file():
+            return _ABSENT
+        text = read_text(path)
+        return _at(_parsed(text, str(path)), place.path) if place.path else text
+
+
+def _parsed(text: str, where: str) -> Any:
+    value = loads(text, where, max_bytes=MAX_TEXT, nonfinite=True)
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: holds a JSON {type(value).__name__}; expected an object")
+    return value
+
+
+def _dumped(value: Any, before: str) -> str:
+    """Return JSON text laid out as the text that stood there."""
+    indent = re.search(r"\n([ \t]+)\"", before)
+    flat = bool(before) and indent is None
+    width: int | str | None = None if flat else 2
+    if indent is not None:
+        width = indent[1] if "\t" in indent[1] else len(indent[1])
+    text = json.dumps(value, indent=width, ensure_ascii=before.isascii())
+    return text + ("\n" if before.endswith("\n") or not before else "")
+
+
+def _at(held: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        if not isinstance(held, dict) or part not in held:
+            return _ABSENT
+        held = held[part]
+    return held
+
+
+def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the keys that lead to every value of nested objects."""
+    if isinstance(held, dict):
+        for key, value in held.items():
+            yield (*outer, key)
+            yield from _paths(value, (*outer, key))
+
+
+def _like(key: str, present: Value, text: str, whole: bool) -> Value:
+    """Return a text as a value of the kind that stands there; null, and ids as a list, may too."""
+    if text == "null" and not whole:
+        return None
+    if key.endswith("_token_id") and isinstance(present, (int, list)):
+        either = json_value(key, None, text, whole)
+        if isinstance(either, (int, list)) and not isinstance(either, bool):
+            return either
+    return json_value(key, present, text, whole)
+
+
+def _shown(value: Any) -> Value:
+    if value is _ABSENT:
+        return None
+    return f"array of {len(value)}" if isinstance(value, list) and len(value) > 16 else value
+
+
+def _short(value: Any) -> str:
+    return shorten(repr(value), 60)
+
+
+def write_in_place(folder: Path, texts: Mapping[str, str]) -> int:
+    """Replace text files of a folder, all or none; return how many bytes were written.
+
+    Raises OutputError for an address, and for a link, whose target may belong to others.
+    """
+    if is_remote(folder):
+        raise OutputError(f"{folder}: is an address; files are changed on this machine: write a "
+                          "copy with -o")  # fmt: skip
+    for name in texts:
+        path = folder / name
+        if path.is_symlink() or (path.exists() and os.stat(path).st_nlink > 1):
+            raise OutputError(
+                f"{path}: is a link, and what it leads to may belong to others (a hub cache?); "
+                "write a copy with -o"
+            )
+    with FileSet(force=True) as files:
+        for name, text in texts.items():
+            files.create(folder / name).write(text.encode("utf-8"))
+    return sum(len(text.encode()) for text in texts.values())

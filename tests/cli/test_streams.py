@@ -1,0 +1,114 @@
+"""Streams that lack characters: every command prints to cp1252, latin-1 and cp437, none raises.
+
+Seen red: without `spell_missing` in `main`, `tree` and whatever prints the model's name.
+"""
+
+import io
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from aprfmt.base.streams import OURS, spell_missing
+from aprfmt.cli.commands import COMMANDS
+from tests.cli.run import aprfmt
+from tests.test_text import unescape
+
+NAME = "Grüße ☃ 模型"
+TEXT = "Once upon a time there was a small model that told the same story twice.\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the examples, its model named by characters that Western code pages lack."""
+    made = tmp_path_factory.mktemp("streams") / "模型"
+    made.mkdir()
+    assert aprfmt("demo", "--into", made / "model").code == 0
+    plain = made / "plain.gguf"
+    assert aprfmt("convert", made / "model", plain).code == 0
+    assert aprfmt("set", plain, f"general.name={NAME}", "-o", made / "model.gguf").code == 0
+    assert aprfmt("quantize", made / "model", made / "q4.gguf", "--type", "Q4_0").code == 0
+    whole = (made / "model.gguf").read_bytes()
+    (made / "model.gguf.part").write_bytes(whole[: len(whole) // 2])
+    (made / "text.txt").write_text(TEXT)
+    (made / "parts").mkdir()
+    return made
+
+
+class Streams:
+    """stdout and stderr of an encoding, as the interpreter opens them."""
+
+    def __init__(self, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.out, self.err = io.BytesIO(), io.BytesIO()
+        self.encoding = encoding
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(self.out, encoding, "strict"))
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(self.err, encoding, "backslashreplace"))
+
+    def run(self, *args: str) -> tuple[int, str, str]:
+        """Run a command on them; its exit code and both texts, decoded."""
+        from aprfmt.cli.main import main
+
+        with pytest.raises(SystemExit) as stop:
+            main(list(args))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return int(stop.value.code or 0), *(  # type: ignore[return-value]
+            stream.getvalue().decode(self.encoding) for stream in (self.out, self.err)
+        )
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "cp437"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_prints_to_a_stream_that_lacks_characters(
+    name: str, encoding: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(folder)
+    words = shlex.split(COMMANDS[name].example)[1:]
+    words = [word if word not in ("parts/model.gguf", "out.gguf", "small.gguf", "renamed.gguf",
+                                  "one.gguf", "whole.gguf", "logits.npy")
+             else str(tmp_path / Path(word).name) for word in words]  # fmt: skip
+    if name in ("import", "export", "hash"):
+        words += ["--force"]
+    code, out, err = Streams(encoding, monkeypatch).run(*words)
+    assert code == 0 and "bug:" not in err, err
+    assert out or name == "logits"
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_what_is_missing_is_spelled_and_the_rest_stays(
+    encoding: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    code, out, _ = Streams(encoding, monkeypatch).run("inspect", "model.gguf")
+    assert code == 0
+    assert "Grüße \\u2603 \\u6a21\\u578b" in out
+    assert NAME in unescape(out)
+
+
+def test_lines_of_a_tree_have_a_plain_form(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    plain = aprfmt("tree", "model.gguf").out
+    _, out, _ = Streams("cp1252", monkeypatch).run("tree", "model.gguf")
+    for theirs, ours in OURS.items():
+        if theirs in plain:
+            plain = plain.replace(theirs, ours)
+    assert out == plain and "`-- " in out and "\\u" not in out
+
+
+def test_generated_text_is_spelled_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    args = ("run", "model", "--ids", "5,80,300", "--max-tokens", "3", "--temperature", "50",
+            "--seed", "{}")  # fmt: skip
+    for seed in range(6):
+        words = [word.format(seed) for word in args]
+        expected = aprfmt(*words).out
+        code, out, err = Streams("cp1252", monkeypatch).run(*words)
+        assert code == 0 and "bug:" not in err
+        assert unescape(out) == unescape(expected)
+
+
+def test_a_stream_that_replaces_already_or_is_no_file_stays() -> None:
+    kept = io.TextIOWrapper(io.BytesIO(), "cp1252", "replace")
+    spell_missing(kept, io.StringIO())
+    assert kept.errors == "replace"
