@@ -56,7 +56,8 @@ def show_gates(report: "QaReport", saved: str | None) -> None:
         took = f"{gate.seconds:6.2f} s" if gate.outcome != "NOT_RUN" else "        "
         text = f"{gate.outcome.replace('_', '-'):7} {gate.name:16} {took}  "
         if gate.outcome == "PASS":
-            text += gate.proves
+            seen = [one.found for one in gate.checks if one.name == gate.name and one.found]
+            text += ": ".join([gate.proves, *seen])
         elif gate.outcome == "NOT_RUN":
             text += gate.why
         else:

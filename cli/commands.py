@@ -63,7 +63,7 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
             "aprfmt export model.gguf --to safetensors",
         ),
         "quantize": CommandRow(
-            "quantize", "Quantize as llama.cpp, bitsandbytes, GPTQ, AWQ, MLX ... do.",
+            "quantize", "Quantize as llama.cpp does, or round into other layouts.",
             "aprfmt quantize model small.gguf --type Q4_K_M",
         ),
         "set": CommandRow(

@@ -16,7 +16,12 @@ from aprfmt.errors import UsageError
 @options.model("a")
 @options.model("b")
 @options.tensor
-@click.option("--only", type=click.Choice(SECTIONS), multiple=True, help="Only these sections.")
+@click.option(
+    "--only",
+    type=click.Choice(SECTIONS),
+    multiple=True,
+    help="Only these sections; every difference in them counts.",
+)
 @click.option("--top", type=click.IntRange(min=0), default=10, show_default=True,
               help="Show the worst N tensors.")  # fmt: skip
 @click.option("--accept", type=click.Choice(["within"]), multiple=True,
@@ -56,10 +61,11 @@ def command(
         return diff_sampled.run(a, b, sample, seed, patterns, arch)
     if adapter is not None:
         return diff_adapter.run(a, b, adapter, arch)
-    only = only or (("tensors",) if patterns else SECTIONS)
+    if not only and patterns:
+        only = ("tensors",)
     with render.ProgressLine("diff") as progress:
         report = diff(
-            a, b, tensors=patterns, only=only, arch=arch, base=base, imatrix=imatrix,
+            a, b, tensors=patterns, only=only or None, arch=arch, base=base, imatrix=imatrix,
             explain=explain, images=0 if html is None else diff_html.IMAGES, progress=progress,
         )  # fmt: skip
     code = report.exit_code(accept)

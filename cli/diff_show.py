@@ -9,16 +9,11 @@ from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
 
 FINDINGS = 12  # causes shown
 LINES = 60  # of a chat template's diff
-# By exit code: the verdict and its style.
-_VERDICTS = {0: ("equal", "good"), 1: ("different", "bad"), 2: ("damaged or unreadable", "bad")}
 
 
 def show(report: DiffReport, top: int, code: int) -> None:
     """Print the verdict and the counts behind it, then the worst tensors."""
-    word, style = _VERDICTS[code]
-    said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
-    of = f", {len(report.tensors)} tensors: {said}" if report.tensors else ""
-    render.line(f"{word}{of}", style=style)
+    render.line(report.headline(code), style="bad" if code else "good")
     _findings(report.findings)
     _derived(report.tensors)
     layouts: dict[tuple[str, ...], int] = {}

@@ -63,10 +63,16 @@ def _errors() -> dict[str, str]:
     return found
 
 
-_SEVERAL = (
-    "several tensors of a safetensors file are one weight, as config.json says "
-    "(quantization_config): read, decoded and compared, never written."
-)
+def _several(name: str) -> str:
+    """Return the paragraph of an encoding whose weights are several tensors of a file."""
+    from aprfmt.quantizing.mixture import SCHEMES
+
+    types = [kind for kind, row in SCHEMES.items() if row.dialect and row.base == name]
+    written = f"written by `quantize --type` {', '.join(types)}" if types else "never written"
+    return (
+        "several tensors of a safetensors file are one weight, as config.json says "
+        f"(quantization_config): read, decoded and compared, {written}."
+    )
 
 
 def _types() -> dict[str, str]:
@@ -90,7 +96,9 @@ def _encodings() -> dict[str, str]:
     for name, row in every().items():
         if not row.known:
             size = f" {row.measure}." if row.measure else ""
-            found[name] = f"ggml id {row.ggml}.{size} {row.removed}." if row.removed else _SEVERAL
+            found[name] = (
+                f"ggml id {row.ggml}.{size} {row.removed}." if row.removed else _several(name)
+            )
             continue
         codes = [
             f"{label} {code}"

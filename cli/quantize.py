@@ -45,11 +45,14 @@ def command(
     chunks: int | None,
     **wishes: Unpack[Wishes],
 ) -> int:  # fmt: skip
-    """Quantize SRC to DST, by DST's extension or --to, as --type says or TYPE behind DST.
+    """Quantize SRC to DST; GPTQ, AWQ and the like round to nearest, uncalibrated.
 
     Q4_K_M and its kind follow llama.cpp's mixtures; NF4 and FP4 go to safetensors as bitsandbytes
-    stores them, COMPRESSED, MODELOPT, GPTQ, AWQ and MLX as those libraries do. Scheme, arithmetic,
-    encoder version and importance matrix are recorded in DST.
+    stores them. COMPRESSED, MODELOPT, GPTQ, AWQ and MLX are those libraries' layouts, in which
+    every weight is rounded to the nearest value: the calibration that gave GPTQ and AWQ their names
+    is not done. Scheme, rounding, arithmetic, encoder version and importance matrix are recorded in
+    DST, which is written by its extension or --to. TYPE may stand after DST, as llama-quantize
+    takes it.
     """
     wishes["quantize"] = one_type(dst, named, wishes["quantize"])
     with ExitStack() as stack:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from aprfmt.arch import check_arch
 from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
@@ -94,8 +95,10 @@ def requested(
     """Return the request of `MODEL[@RUN]`, or of a device, backend and dtype beside MODEL.
 
     `rest` are further fields. An unknown run behind a model that exists is refused with the names
-    there are, and so is a run that is named twice (UsageError).
+    there are, and so is a run that is named twice (UsageError), and an unknown `arch` (ArchError):
+    another engine would never ask for it.
     """
+    check_arch(rest.get("arch"))
     name, run = model_and_run(str(text))
     if run is None:
         return RunRequest(model=name, choice=choose(device, backend, dtype), **rest)

@@ -75,6 +75,8 @@ WARNINGS: Mapping[str, str] = {
     "unread_weights": "config.json names a quantization that is not decoded here, or says nothing "
     "of weights that stand there with their scales. The tensors are "
     "kept byte for byte; what needs their numbers is refused.",
+    "partly_packed": "the groups of a layout do not fit some matrices, which stay as they are: the "
+    "file is larger than its type says. A type with smaller groups packs more.",
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
     "without it: it was made for another model, or on too little text.",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from aprfmt.arch import ARCHS
+from aprfmt.arch import check_arch
 from aprfmt.base.outcome import check
 from aprfmt.checks.records import Answer, Finding, Measure, NotRun, Result, Validation
 from aprfmt.checks.table import CheckRow, file_checks
@@ -43,8 +43,7 @@ def validate(
     UnsupportedError for a version that is not read, ArchError for an unknown `arch`, UsageError
     for a wrong pattern.
     """
-    if arch is not None:
-        _ = ARCHS[arch]
+    check_arch(arch)
     try:
         model = open_model(path, arch=arch, partial=True, damaged=True, allow_missing=allow_missing)
     except UnsupportedError:

@@ -132,7 +132,9 @@ class Gibberish:
     foreign_share: float = 0.6  # of non-ASCII characters, from foreign_length on
     foreign_length: int = 16
     fragment: tuple[int, int] = (4, 16)  # bytes of a fragment that stands three times in a row
+    longest: float = 0.25  # of the whole answer: longer fragments than these 16 bytes too
     times: int = 3
+    tokens: int = 8  # that a loop of tokens has at least
     broken_every: int = 32  # more than one U+FFFD in so many characters
     same_share: float = 0.9  # of one character, from same_length non-space ones on
     same_length: int = 8

@@ -131,7 +131,7 @@ CHECKS: tuple[CheckRow, ...] = (
              ".gates.copies:format_parity", needs="session"),
     CheckRow("device-parity", "every device asked for computes the same",
              ".gates.copies:device_parity", needs="session"),
-    CheckRow("golden-output", "prompts get the answers they should, no gibberish, and an end",
+    CheckRow("golden-output", "prompts get the answers they should, and no gibberish",
              ".gates.generation:golden_output", needs="session"),
     CheckRow(BASELINE, "no gate and no number got worse than in a baseline file",
              ".gates.baseline:baseline", needs="baseline"),

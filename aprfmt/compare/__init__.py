@@ -1,6 +1,6 @@
 """`diff`: the union of both files' roles, each with one verdict, and the facts beside them."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +47,7 @@ def diff(
     b: Path | str,
     *,
     tensors: Sequence[str] = (),
-    only: Collection[str] = SECTIONS,
+    only: Collection[str] | None = None,
     arch: str | None = None,
     base: Path | str | None = None,
     imatrix: Path | str | None = None,
@@ -59,8 +59,9 @@ def diff(
 
     `base` is the float source: every quantized tensor is asked whether it derives from it byte for
     byte, given the importance matrix in the file `imatrix`, where one was used.
-    `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. What `only` leaves
-    out of SECTIONS is not looked at and stays empty. With `explain`
+    `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. `only` are
+    some of SECTIONS: what it leaves out is not looked at and stays empty, and in those it names
+    every difference counts (None: all are looked at). With `explain`
     every differing pair is tested against the hypotheses of compare.explain; `images` is the
     number of worst tensors to make difference images of. Raises FormatError for a file of which
     nothing can be read; a tensor that cannot be read is UNREADABLE, and `report.damage` says what
@@ -89,7 +90,7 @@ def diff_models(
     b: Model,
     *,
     tensors: Sequence[str] = (),
-    only: Collection[str] = SECTIONS,
+    only: Collection[str] | None = None,
     oracle: "Oracle | None" = None,
     explain: bool = True,
     images: int = 0,
@@ -100,6 +101,8 @@ def diff_models(
     from aprfmt.compare.inputs import input_scale_notes
     from aprfmt.compare.tensors import compare_pair
 
+    asked = () if only is None else tuple(name for name in SECTIONS if name in only)
+    only = SECTIONS if only is None else only
     alignment = align(a, b)
     pairs = _asked(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
@@ -127,6 +130,8 @@ def diff_models(
     notes += input_scale_notes(pairs)
     tokenizer, remarks, verdicts = tokens
     spoken = "tokenizer" in only
+    undone = {name: why for name, why in _not_compared(a, b, alignment, verdicts) if name in asked}
+    notes += [f"{name}: not compared: {why}" for name, why in undone.items()]
     return DiffReport(
         str(a.path),
         str(b.path),
@@ -141,7 +146,21 @@ def diff_models(
         template_lines(a, b) if spoken else (),
         generation(a, b) if spoken else (),
         verdicts,
+        asked,
+        tuple(undone),
     )
+
+
+def _not_compared(
+    a: Model, b: Model, alignment: Alignment, verdicts: SideVerdicts | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the sections of fields that two models give no way to compare, and why."""
+    if not alignment.by_role:
+        yield "hyperparameters", "the architecture of one is not known"
+    if verdicts is not None and verdicts.tokenizer == "not compared":
+        yield "tokenizer", "one could not be read"
+    if a.format != b.format:
+        yield "metadata", f"A is {a.format}, B is {b.format}, and each format has its own keys"
 
 
 def _explained(

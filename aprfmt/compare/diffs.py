@@ -172,7 +172,12 @@ class FieldDiff:
 
 @dataclass(frozen=True)
 class DiffReport:
-    """Everything `diff` found; `to_json` gives all of it but the images."""
+    """Everything `diff` found; `to_json` gives all of it but the images.
+
+    `asked` are the sections that the user named: there every difference counts, since nothing else
+    was asked. Where none is named, all are looked at, and those of fields count that change the
+    output. `not_compared` are named sections that could not be compared.
+    """
 
     a: str
     b: str
@@ -187,6 +192,21 @@ class DiffReport:
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
     generation: tuple[KeyDiff, ...] = ()
     beside: SideVerdicts | None = None  # verdicts on tokenizer, template and generation config
+    asked: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
+
+    @property
+    def fields_apart(self) -> Mapping[str, int]:
+        """Differences of fields that count, by section; sections without one are left out."""
+        rows = {name: getattr(self, name) for name in SECTIONS if name != "tensors"}
+        found = {
+            name: sum(name in self.asked or row.decisive for row in each)
+            for name, each in rows.items()
+        }
+        if "tokenizer" in self.asked and self.beside is not None:
+            # A template, or a generation config, may differ where no fact of the tokenizer does.
+            found["tokenizer"] = max(found["tokenizer"], len(self.beside.apart))
+        return {name: count for name, count in found.items() if count}
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -212,14 +232,30 @@ class DiffReport:
     def exit_code(self, accept: Sequence[str] = ()) -> int:
         """0 equal, 1 different (WITHIN too unless accepted), 2 if a file is damaged or unreadable.
 
-        Damage is 2 also where all other tensors are equal.
+        Damage is 2 also where all other tensors are equal. 2 also where nothing differs, but a
+        section that was named could not be compared.
         """
         verdicts = {tensor.verdict for tensor in self.tensors}
         if "UNREADABLE" in verdicts or self.damage:
             return 2
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set())
-        decisive = any(f.decisive for f in (*self.hyperparameters, *self.tokenizer))
-        return 1 if decisive or verdicts - fine else 0
+        if self.fields_apart or verdicts - fine:
+            return 1
+        return 2 if self.not_compared else 0
+
+    def headline(self, code: int) -> str:
+        """Return the verdict of an exit code with the counts behind it, for people.
+
+        `code` is what `exit_code` gave. It is the worst of all sections that were asked for.
+        """
+        words = {0: "equal", 1: "different", 2: "damaged or unreadable"}[code]
+        if code == 2 and not self.damage and not self.counts["UNREADABLE"]:
+            words = "not compared"
+        said = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
+        tensors = f", {len(self.tensors)} tensors: {said}" if self.tensors else ""
+        apart = "; ".join(f"{name}: {count}" for name, count in self.fields_apart.items())
+        fields = f", fields that differ: {apart}" if apart and self.asked else ""
+        return f"{words}{tensors}{fields}"
 
     @property
     def equal(self) -> bool:
@@ -230,13 +266,12 @@ class DiffReport:
         """Return what a notebook shows: the verdict, the findings, the worst tensors."""
         from aprfmt.base.notebook import ROWS, Card, Table
 
-        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items() if count)
-        words = {0: "equal", 1: "different", 2: "damaged or unreadable"}[self.exit_code()]
         within = self.exit_code(["within"]) == 0
         apart = [one for one in self.worst() if one.verdict not in EQUAL]
-        fields = [row for row in (*self.hyperparameters, *self.tokenizer) if row.decisive]
+        rows = (*self.hyperparameters, *self.tokenizer, *self.metadata)
+        fields = [row for row in rows if row.decisive or self.asked]
         return Card(
-            f"{self.a} | {self.b}", f"{words}: {counts or 'no tensor compared'}",
+            f"{self.a} | {self.b}", self.headline(self.exit_code()),
             "good" if self.equal else "warn" if within else "bad", (),
             [Table(("finding", ""), [(one.cause, one.text) for one in self.findings],
                    len(self.findings)),
@@ -263,4 +298,5 @@ class DiffReport:
             "template": list(self.template),
             "generation": [asdict(row) for row in self.generation],
             **({} if self.beside is None else {"beside": asdict(self.beside)}),
+            **({"not_compared": list(self.not_compared)} if self.not_compared else {}),
         }

@@ -27,6 +27,7 @@ EFFECTS: Mapping[str, str] = {
     "pad_token_id": "what fills shorter rows of a batch",
 }
 ALIKE = ("equal", "none")  # verdicts that no line has to be said about
+APART = ("different", "only in A", "only in B")
 _OTHERS = ("chat_template", "generation_config")  # rows of the tokenizers' report, judged apart
 _OF_THE_WRITER = ("transformers_version", "_from_model_config")
 
@@ -52,6 +53,16 @@ class SideVerdicts:
     template: str
     generation: str
     counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The names of the parts that differ, or that one side alone has."""
+        verdicts = {
+            "tokenizer": self.tokenizer,
+            "template": self.template,
+            "generation": self.generation,
+        }
+        return tuple(name for name, verdict in verdicts.items() if verdict in APART)
 
     @property
     def says(self) -> str:

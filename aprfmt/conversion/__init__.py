@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.arch import check_arch
 from aprfmt.base.memory import keep_freed
 from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
 from aprfmt.conversion.options import Options
@@ -42,6 +43,8 @@ def convert(
     and ArchError for the source.
     """
     options = Options(**wishes)
+    if options.arch != "none":
+        check_arch(options.arch)
     if options.generic:
         options = replace(options, arch="none")
     arch = None if options.arch == "none" else options.arch

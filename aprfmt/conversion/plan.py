@@ -29,7 +29,7 @@ from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
 from aprfmt.conversion.outputs import Output as Output
 from aprfmt.conversion.outputs import Plan as Plan
 from aprfmt.conversion.outputs import make_info
-from aprfmt.conversion.quantized import check_requantization
+from aprfmt.conversion.quantized import check_fit, check_requantization
 from aprfmt.conversion.repacking import Repacking, Substitute, check_exact, find, numbers_beside
 from aprfmt.conversion.stored import packed_names, stored_joined, stored_output
 from aprfmt.errors import ArchError, ConversionError
@@ -78,6 +78,7 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     check_requantization(
         plan.outputs, options, model.path, *keep_codes(plan.outputs, model, options)
     )
+    plan.notes += check_fit(plan.outputs, options, model.path)
     check_importance(plan, options)
     plan.outputs = in_parts(plan.outputs, model, target, options)
     _check_names(plan.outputs, target)

@@ -11,17 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import Note, Typed, Value
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.packed import has_companions
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
+from aprfmt.model.patterns import matchers
 from aprfmt.quantizing.mixture import (
     FORMAT_VERSION,
     QUANTIZER_VERSION,
     Mixture,
     base_name,
+    fits,
+    fitting_schemes,
+    is_linear,
+    leading,
     quantized,
     scheme_of,
 )
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from aprfmt.quantizing.imatrix import ImportanceMatrix
 
 RECORD = "aprfmt.quantize."
+NEAREST = "to the nearest value, without calibration"  # of layouts whose libraries calibrate
 IMATRIX_RECORD = "quantize.imatrix."  # llama.cpp's own keys
 
 
@@ -116,6 +122,8 @@ def _record(
         RECORD + "fma": options.fma,
         RECORD + "version": QUANTIZER_VERSION,
     }
+    if scheme_of(scheme).dialect:
+        found[RECORD + "rounding"] = NEAREST
     if matrix is not None:
         found[RECORD + "imatrix"] = matrix.sha256
         for key, value, kind in matrix.records():
@@ -130,6 +138,48 @@ def _claims(file_type: int | None) -> Mapping[str, Value | Typed]:
     if file_type is not None:
         claims["general.file_type"] = Typed(file_type, "uint32")
     return claims
+
+
+def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list[Note]:
+    """Return a warning of the matrices that a dialect's groups do not fit; they stay as they are.
+
+    Raises ConversionError where that is most of them: what is asked for would not be made. Those
+    that the user gives an encoding of their own are not counted.
+    """
+    if options.quantize is None or not scheme_of(options.quantize).dialect:
+        return []
+    scheme = scheme_of(options.quantize)
+    if scheme.arch:
+        return []  # of one architecture, for its stacks of experts
+    patterns = [pattern for pattern, _ in options.tensor_encodings]
+    every = [name for output in outputs for name in output.spellings]
+    named = matchers(patterns, every, str(path)) if patterns else ()
+    matrices = [
+        output
+        for output in outputs
+        if is_linear(
+            name := output.role or leading(output.spellings), *base_name(name)[:2],
+            output.info.shape,
+        )
+        and not any(match(name) for match in named for name in output.spellings)
+    ]  # fmt: skip
+    odd = [output for output in matrices if not fits(scheme, output.info.shape)]
+    if not odd:
+        return []
+    rows, columns = scheme.multiples
+    first = odd[0].info
+    other = fitting_schemes(scheme, [output.info.shape for output in matrices])
+    todo = f"{other[0]} fits all" if other else "no group size of this layout fits all"
+    text = (
+        f"{options.quantize} packs {len(matrices) - len(odd)} of {len(matrices)} matrices: "
+        f"{len(odd)} are not whole numbers of its groups (multiples of {columns} columns"
+        f"{f' and {rows} rows' if rows > 1 else ''}), {first.name} {list(first.shape)} for example"
+    )
+    if 2 * len(odd) > len(matrices):
+        raise ConversionError(
+            f"{path}: {text}; {todo}; name those that shall stay with --tensor PATTERN=BF16"
+        )
+    return [Note("warning", str(path), f"{text}; they stay as they are; {todo}", "partly_packed")]
 
 
 def check_requantization(

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from aprfmt.arch import check_arch
 from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.packing import examine
 from aprfmt.diagnosis.passes import Told
@@ -34,8 +35,10 @@ def diagnose(
     one a trace ran on. Both sides are run on `ids` or on the text `prompt`; without them aprfmt
     chooses ids. `memory` are bytes for decoded weights (default: 1.25 GiB at most for two models).
     `progress` is told how far passes are, `notice` beforehand if they take minutes. Raises
-    UsageError if a path does not exist, FormatError for a damaged file.
+    UsageError if a path does not exist, FormatError for a damaged file, ArchError for an unknown
+    `arch`.
     """
+    check_arch(arch)  # two saved traces open no model
     if ids is not None and prompt is not None:
         raise UsageError("give one of ids and prompt")
 

@@ -21,7 +21,7 @@ KINDS: Mapping[DivergenceKind, str] = {
 EXIT: Mapping[DivergenceKind, int] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
-DERIVED = "derived"  # the cause of a fine-tune, an adapter or a merge
+DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
 # Verdicts, the worst first; several findings together have the worst one.
 _WORST: tuple[Verdict, ...] = ("not_comparable", "bug", "precision", "same")
 
@@ -132,8 +132,18 @@ class Diagnosis:
 
     @property
     def lead(self) -> CauseFound | None:
-        """The first finding of the verdict's kind."""
+        """The first finding of the verdict's kind; of several roundings the largest.
+
+        A fault makes what comes after it differ too, so the first counts. Roundings stand side by
+        side: the one that moves the logits most, else the one of most tensors, says what B is.
+        """
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
+        if self.verdict == "precision":
+            return max(
+                rows,
+                key=lambda row: (row.cause != "", row.residual_before or 0.0, len(row.where)),
+                default=None,
+            )
         return rows[0] if rows else None
 
     @property
@@ -159,8 +169,8 @@ class Diagnosis:
     def kind(self) -> DivergenceKind:
         """The class: the verdict, or that of derived models and of what no probe reached."""
         if self.verdict == "not_comparable":
-            derived = self.lead is not None and self.lead.cause == DERIVED
-            said = not self.reason or self.reason.startswith(DERIVED)
+            derived = self.lead is not None and self.lead.cause in DERIVED
+            said = not self.reason or self.reason.startswith(KINDS["derived"])
             return "derived" if derived and said else "not_comparable"
         bugs = [finding for finding in self.findings if finding.verdict == "bug"]
         if bugs and all(finding.exercised == "not_exercised" for finding in bugs):

@@ -140,6 +140,7 @@ def nothing(asked: StepParts, finding: CauseFound) -> str:
 STEPS: Mapping[str, StepText] = {
     "capture_point": nothing, "capture_rows": nothing, "none": nothing, "extra_tensor": nothing,
     "missing_bias": stored, "tied_embedding": again, "derived": distances, "nonfinite": look,
+    "lora_merge": distances,
 }  # fmt: skip
 LEVELS: Mapping[str, StepText] = {
     "identity": tokens, "config": settings, "tensor": stored, "forward": closer, "capture": nothing,

@@ -326,10 +326,15 @@ def open_model(
     The format is decided by content. config.json and tokenizer files are read from the folder of
     a safetensors file, and from `path` itself if it is a folder. With `damaged`, faults that leave
     the rest readable are collected in `model.damage`, and only reading an affected tensor raises.
-    `allow_missing` are patterns of roles that may be missing. Raises FormatError, UsageError.
+    `allow_missing` are patterns of roles that may be missing. Raises FormatError, UsageError,
+    ArchError for an unknown `arch`.
     """
     if path == "":
         raise UsageError("the path of the model is empty; is a variable of the shell not set?")
+    if arch is not None:
+        from aprfmt.arch import check_arch
+
+        check_arch(arch)
     path = place(path)
     named_folder = False
     if path.name == "config.json" and lists(path.parent) and path.is_file():

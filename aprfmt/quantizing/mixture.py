@@ -308,8 +308,8 @@ class Mixture:
             stack = len(shape) == 3 and _STACK.search(name) is not None
             return self._base if stack and not any(map(mod, shape[1:], self._multiples)) else None
         if self._dialect:
-            fits = len(shape) == 2 and all(shape) and not any(map(mod, shape, self._multiples))
-            return self._base if fits and is_linear(name, base, suffix, shape) else None
+            whole = fits(scheme_of(self.scheme), shape)
+            return self._base if whole and is_linear(name, base, suffix, shape) else None
         if ENCODINGS[self._base].flat:
             return self._base if suffix == "weight" and linear(name, base, shape) else None
         if _dimensions(shape) < 2 or suffix != "weight" or kept(name, base):
@@ -361,6 +361,23 @@ def linear(name: str, base: str, shape: tuple[int, ...]) -> bool:
 def is_linear(name: str, base: str, suffix: str, shape: tuple[int, ...]) -> bool:
     """Say whether a weight is a Linear that the makers of dialects pack: also one expert's."""
     return suffix == "weight" and len(shape) == 2 and base not in NO_LINEAR and not kept(name, base)
+
+
+def fits(scheme: Scheme, shape: Sequence[int]) -> bool:
+    """Say whether a weight [out, in] is a whole number of a dialect's groups."""
+    return len(shape) == 2 and all(shape) and not any(map(mod, shape, scheme.multiples))
+
+
+def fitting_schemes(scheme: Scheme, shapes: Sequence[Sequence[int]]) -> list[str]:
+    """Return the types of the same writer whose groups all these weights fit, largest first."""
+    wanted = {**scheme.options, "size": None}
+    found = [
+        (row.multiples, name)
+        for name, row in SCHEMES.items()
+        if row.dialect and {**row.options, "size": None} == wanted
+        and all(fits(row, shape) for shape in shapes)
+    ]  # fmt: skip
+    return [name for _, name in sorted(found, reverse=True)]
 
 
 def leading(names: Sequence[str]) -> str:

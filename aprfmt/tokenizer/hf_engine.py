@@ -60,7 +60,10 @@ class HfEngine:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> "HfEngine":
-        """Build it from a tokenizer.json. Raises FormatError if the library cannot read it."""
+        """Build it from a tokenizer.json, in this process whatever it needs (`isolated` judges).
+
+        Raises FormatError if the library cannot read it.
+        """
         from tokenizers import Tokenizer
 
         with _reading(where):

@@ -7,8 +7,8 @@ from aprfmt.errors import FormatError
 from aprfmt.tokenizer.base import Engine, Tokenizer
 from aprfmt.tokenizer.build import tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
-from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.hf_json import config_added, special_ids, special_texts, stated_stops
+from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
 from aprfmt.tokenizer.keys import HF_JSON, MODEL, TOKENS
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.template import render
@@ -80,7 +80,7 @@ def stated_ends(model: "Model") -> frozenset[int]:
 
 
 def _from_text(carried: Carried, text: str) -> Tokenizer:
-    engine = HfEngine.from_text(text, carried.origin)
+    engine = engine_of_text(text, carried.origin)
     engine.add(config_added(carried, engine.added()))
     ids = {r: i for r, i in special_ids(carried, engine.id_of).items() if engine.token(i)}
     texts = special_texts(carried) or {role: engine.token(i) or "" for role, i in ids.items()}
@@ -110,7 +110,7 @@ def _from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Tokenizer:
     engine: Engine = (
         SpmEngine(vocabulary, where)
         if direct
-        else HfEngine.from_data(tokenizer_json(vocabulary, where), where)
+        else engine_of_data(tokenizer_json(vocabulary, where), where)
     )
     used = "scores" if direct else f"merges, pre-tokenizer {vocabulary.pre or 'none'}"
     origin = f"{carried.spelled(TOKENS)} ({carried.text(MODEL) or vocabulary.kind}, {used})"

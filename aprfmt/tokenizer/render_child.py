@@ -19,14 +19,14 @@ class RefusedError(Exception):
     """The template called raise_exception."""
 
 
-def limit_resources(cpu_seconds: int, memory: int) -> None:
-    """Limit CPU time and address space, if the system can."""
+def limit_resources(cpu_seconds: int, memory: int, *, total: bool = True) -> None:
+    """Limit CPU time and address space, if the system can; without `total` no CPU time."""
     try:
         import resource
     except ImportError:  # Windows has no such module; the parent's timer still applies
         return
     for what, bound in (
-        (resource.RLIMIT_CPU, cpu_seconds),
+        *([(resource.RLIMIT_CPU, cpu_seconds)] if total else []),
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),

@@ -32,7 +32,7 @@ function verdict() {
   const counted = found.tensors.length ? `${found.tensors.length} tensors: ${said}`
     : "no tensor compared";
   const start = ["Equal", expected ? "Different by rounding that was expected" : "Different",
-    "A tensor could not be read"][data.code];
+    found.not_compared ? "Not compared" : "A tensor could not be read"][data.code];
   if (found.findings.length) {
     const [first, ...others] = found.findings, sure = first.confirmed ? "" : " (unconfirmed)";
     const more = others.length ? `, and ${others.length} more finding${plural(others.length)}` : "";

@@ -4,13 +4,15 @@ Seen red: roles that only B has left out, an unreadable tensor reported as a dif
 tokenizer's comparison ignored.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import aprfmt
 from aprfmt.compare import DiffReport
-from aprfmt.compare.diffs import VERDICTS, FieldDiff, TensorDiff, TensorVerdict
+from aprfmt.compare.diffs import SECTIONS, VERDICTS, FieldDiff, TensorDiff, TensorVerdict
+from aprfmt.compare.texts import SideVerdicts
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.formats.gguf_files import File
@@ -82,3 +84,88 @@ def test_another_tokenizer_and_another_template_are_differences(
         assert {t["verdict"] for t in done.json["tensors"]} == {"SAME_BYTES"}
         assert any(row["decisive"] for row in done.json["tokenizer"]), name
         assert done.code == 1, name
+
+
+@pytest.fixture(scope="module")
+def gguf_pair(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Path:
+    folder = tmp_path_factory.mktemp("sections")
+    assert command("convert", demo_model, folder / "a.gguf").code == 0
+    return folder
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_headline_is_the_worst_of_the_sections_asked_for(
+    section: str, gguf_pair: Path, tmp_path: Path
+) -> None:
+    """One change in each section; only that section's answer is no, and it says so first."""
+    a, b = gguf_pair / "a.gguf", tmp_path / "b.gguf"
+    key, value = {
+        "metadata": ("general.organization", "another"),
+        "hyperparameters": ("qwen2.context_length", "77"),
+        "tokenizer": ("tokenizer.chat_template", "{{ messages[0].content }}"),
+        "tensors": ("", ""),
+    }[section]
+    if section == "tensors":
+        data = bytearray(a.read_bytes())
+        data[-1] ^= 0x40
+        b.write_bytes(data)
+    else:
+        done = command("set", a, f"{key}={value}", "-o", b)
+        assert done.code == 0, done.err
+    for asked in SECTIONS:
+        done = command("diff", a, b, "--only", asked)
+        found = command("diff", a, b, "--only", asked, "--json")
+        # Both of a template's and a length's keys are metadata of the file, too.
+        apart = asked == section or (asked == "metadata" and section != "tensors")
+        assert (done.code, found.code, found.json["equal"]) == (int(apart), int(apart), not apart)
+        assert done.out.startswith("different" if apart else "equal"), done.out
+        listed = [row for name in SECTIONS[1:] for row in found.json[name]]
+        assert apart or not (listed or found.json["template"] or found.json["generation"])
+
+
+def test_without_sections_only_what_changes_the_output_counts(
+    gguf_pair: Path, tmp_path: Path
+) -> None:
+    a, b = gguf_pair / "a.gguf", tmp_path / "b.gguf"
+    assert command("set", a, "general.organization=another", "-o", b).code == 0
+    assert command("diff", a, b).code == 0
+    assert aprfmt.diff(a, b).equal
+    assert command("diff", a, b, "--only", "metadata", "--only", "tensors").code == 1
+
+
+@pytest.mark.parametrize("accept", [(), ("--accept", "within")])
+def test_a_section_that_cannot_be_compared_is_not_equal(
+    gguf_pair: Path, tmp_path: Path, demo_model: Path, accept: tuple[str, ...]
+) -> None:
+    """Keys of two formats have nothing in common, so their equality was never looked at."""
+    a, b = gguf_pair / "a.gguf", tmp_path / "b.apr"
+    assert command("convert", demo_model, b).code == 0
+    done = command("diff", a, b, "--only", "metadata", *accept)
+    assert (done.code, done.out.split(",")[0].strip()) == (2, "not compared")
+    assert "metadata: not compared: A is gguf, B is apr" in done.err
+    found = command("diff", a, b, "--only", "metadata", "--json").json
+    assert (found["equal"], found["not_compared"]) == (False, ["metadata"])
+    assert command("diff", a, b).code == 0  # nobody asked for it
+    both = command("diff", a, b, "--only", "metadata", "--only", "tokenizer")
+    assert both.code == 2
+    assert command("diff", a, b, "--only", "tokenizer").code == 0
+
+
+def test_every_section_of_fields_counts_where_it_is_named() -> None:
+    for section in SECTIONS[1:]:
+        facts = {section: (FieldDiff("x", 1, 2),)}
+        found = replace(report("SAME_BYTES", **facts), asked=(section,))
+        assert (found.exit_code(), found.fields_apart) == (1, {section: 1})
+        assert found.headline(1).endswith(f"fields that differ: {section}: 1")
+        others = tuple(name for name in SECTIONS if name != section)
+        assert replace(found, asked=others).exit_code() == 0
+
+
+@pytest.mark.parametrize("verdict", ["different", "only in A", "only in B"])
+@pytest.mark.parametrize("part", ["tokenizer", "template", "generation"])
+def test_what_has_no_fact_of_its_own_counts_too(part: str, verdict: str) -> None:
+    """A template may differ where neither side carries a tokenizer, and so no fact is compared."""
+    verdicts = dict.fromkeys(("tokenizer", "template", "generation"), "equal") | {part: verdict}
+    found = replace(report("SAME_BYTES"), beside=SideVerdicts(**verdicts), asked=("tokenizer",))
+    assert (found.exit_code(), found.fields_apart) == (1, {"tokenizer": 1})
+    assert replace(found, asked=()).exit_code() == 0

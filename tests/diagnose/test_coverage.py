@@ -13,7 +13,7 @@ import aprfmt
 from aprfmt.compare import diff_models
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis import diagnose, mixing
-from aprfmt.diagnosis.found import KINDS, CauseFound, Diagnosis
+from aprfmt.diagnosis.found import DERIVED, KINDS, CauseFound, Diagnosis
 from aprfmt.diagnosis.mixing import Share, between, world_of
 from aprfmt.diagnosis.parts import Touched
 from aprfmt.diagnosis.passes import Probe, Told, Twins, divergence
@@ -263,6 +263,42 @@ def test_classes_and_exit_codes() -> None:
         assert (found.kind, found.exit_code) == (kind.strip(), code)
         assert found.to_json()["class"] == kind.strip()
         assert found.sentence.startswith(KINDS[found.kind])
+
+
+@pytest.mark.parametrize("cause", DERIVED)
+def test_other_weights_made_from_these_are_derived_whatever_made_them(cause: str) -> None:
+    far = CauseFound(cause, "other weights", "identity", "not_comparable", (), True)
+    found = Diagnosis("a", "b", (far,), (), (), ())
+    assert (found.kind, found.exit_code) == ("derived", 1)
+    assert replace(found, reason="derived: of A").exit_code == 1
+    assert replace(found, reason="of other tokens").exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["adapter-merged", "trained-a-little"])
+def test_a_merge_and_a_training_exit_1_and_nothing_undoes_them(name: str) -> None:
+    """As help says: B was made from A. The next step looks, and writes nothing."""
+    found = answer(name)
+    assert (found.kind, found.exit_code) == ("derived", 1)
+    assert found.sentence.startswith("derived: ")
+    assert [shlex.split(step)[:2] for step in found.next] == [["aprfmt", "diff"]]
+    assert not any("--force" in step or " -o " in step for step in found.next)
+
+
+def test_the_largest_rounding_is_the_headline() -> None:
+    rows = tuple(
+        CauseFound("quantisation", says, "tensor", "precision", where, True, residual_before=size)
+        for says, where, size in (
+            ("5 of Q6_K", ("a",) * 5, 0.01),
+            ("24 of Q4_K", ("b",) * 24, 0.07),
+            ("1 of Q8_0", ("c",), 0.001),
+        )
+    )
+    for order in (rows, rows[::-1]):
+        assert "24 of Q4_K" in Diagnosis("a", "b", order, (), (), ()).sentence
+        unmeasured = tuple(replace(row, residual_before=None) for row in order)
+        assert "24 of Q4_K" in Diagnosis("a", "b", unmeasured, (), (), ()).sentence
+        bugs = tuple(replace(row, verdict="bug") for row in order)  # there the first is the cause
+        assert Diagnosis("a", "b", bugs, (), (), ()).lead == bugs[0]
 
 
 def test_the_next_step_mends_a_file() -> None:

@@ -18,6 +18,7 @@ from aprfmt.checks.gates.subject import QaRequest, Subject
 from aprfmt.compare.thresholds import Tolerance
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session
+from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.models import VOCAB, save_tiny
 from tests.qa.faults import config, copied, swapped_tokens, tensors
@@ -95,7 +96,26 @@ def test_another_tokenizer_in_a_copy_is_found(
     found = failed(qa.run(demo_model, only=("format-parity",)))
     assert found == {"gguf-facts", "apr-facts"}
     against = failed(qa.run(demo_model, only=("format-parity",), against=other))
-    assert against == found | {"against-facts", "against-tensors"}
+    assert against == found | {"against-facts"}
+
+
+@pytest.mark.parametrize("encoding", [None, "Q8_0"])
+def test_tensors_of_a_copy_are_judged_by_their_verdicts_alone(
+    demo_model: Path, tmp_path: Path, encoding: str | None
+) -> None:
+    """Each check of a copy answers its own question: equal or WITHIN tensors pass theirs."""
+    other = copied(demo_model, tmp_path / "other")
+    swapped_tokens(other)
+    made = tmp_path / "made.gguf"
+    options = () if encoding is None else ("--encoding", encoding)
+    assert aprfmt("convert", other, made, *options).code == 0
+    gate = qa.run(demo_model, only=("format-parity",), against=made).gate("format-parity")
+    rows = {one.name: one for one in gate.checks if one.name.startswith("against-")}
+    failed_rows = {name for name, one in rows.items() if one.outcome == "FAIL"}
+    assert failed_rows == {"against-facts"}
+    tensors = rows["against-tensors"]
+    assert tensors.outcome == "PASS"
+    assert ("WITHIN" in tensors.found) == (encoding is not None)
 
 
 def test_a_hyperparameter_that_a_copy_lost_is_found(

@@ -6,16 +6,21 @@ is expected but never comes accepted, the two sides of the grid exchanged.
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import aprfmt as package
 from aprfmt import qa
 from aprfmt.checks.gates.generation import FORMS, Generated, faulty_side, judged, python_fault
-from aprfmt.checks.gates.gibberish import signals
+from aprfmt.checks.gates.gibberish import _loops, signals
 from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, Prompt, read
 from aprfmt.errors import FormatError
+from aprfmt.inference.session import Session
 from tests.cli.run import aprfmt
 from tests.qa.faults import copied, other_template
 
@@ -66,6 +71,139 @@ def test_another_script_is_no_gibberish_where_the_prompt_has_it() -> None:
 )
 def test_a_fragment_is_4_to_16_bytes_three_times(text: str, wrong: bool) -> None:
     assert bool(signals(text)) == wrong
+
+
+LINE = "le Grand Croix de la Cité, "  # 28 bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Paris est " + LINE * 4, True),
+        ("Paris est " + LINE * 3, False),  # longer than a quarter of the answer
+        (LINE * 4, True),
+        (LINE * 3 + LINE[:-1], False),
+        (LINE * 3 + "and then it went on with something else, as t", True),
+        ("|" + ("-" * 30 + "|") * 5, False),  # the rule of a table
+        ("|" + ("-" * 14 + "a|") * 5, True),
+    ],
+)
+def test_a_long_fragment_is_up_to_a_quarter_of_the_answer(text: str, wrong: bool) -> None:
+    assert [each for each in signals(text) if "in a row" in each] == [] or wrong
+    assert bool([each for each in signals(text) if "in a row" in each]) == wrong
+
+
+def spelled(ids: Sequence[int]) -> str:
+    return "".join(chr(i) if 32 < i < 127 else f"<{i}>" for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("ids", "wrong"),
+    [
+        ([5, 6, 7] * 4, True),  # twelve tokens, three of them at a time
+        ([5, 6, 7] * 3, False),  # more than a quarter of all
+        ([9] * 8, True),
+        ([9] * 7, False),
+        ([48] * 64, False),  # zeros of a number: one character
+        ([1, 2, 3, 4, 5, 6, 7, 8] * 4, True),
+        ([1, 2, 3, 4, 5, 6, 7, 8] * 3 + [1, 2, 3, 4, 5, 6, 7, 9], True),
+        ([1, 2, 3, 4, 5, 6, 7, 8] * 2 + [1, 2, 3, 4, 5, 6, 7, 9] * 2, False),
+        (list(range(64)), False),
+    ],
+)
+def test_a_loop_of_tokens_is_up_to_a_quarter_of_them(ids: list[int], wrong: bool) -> None:
+    """Tokens without a text of their own, as skipped special ones, show in no fragment."""
+    assert signals("", "", ids, spelled=lambda row: "".join(f"<{i}>" for i in row)) or not wrong
+    assert bool(signals("", "", ids, spelled)) == wrong
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=12), st.lists(st.integers(0, 9), min_size=1, max_size=9),
+    st.integers(1, 5), st.lists(st.integers(0, 3), max_size=12),
+)  # fmt: skip
+def test_loops_are_those_that_a_plain_search_finds(
+    before: list[int], fragment: list[int], times: int, after: list[int]
+) -> None:
+    """The oracle tries every place and every size."""
+    row = bytes([*before, *fragment * times, *after])
+    high = len(row) // 4
+    found = list(_loops(row, 1, high))
+    plain = {
+        size
+        for size in range(1, high + 1)
+        for at in range(len(row) - 3 * size + 1)
+        if row[at : at + 3 * size] == row[at : at + size] * 3
+    }
+    assert {size for _, size, _ in found} == plain
+    for start, size, copies in found:
+        assert row[start : start + size * copies] == row[start : start + size] * copies
+        assert start == 0 or row[start - 1] != row[start - 1 + size]
+
+
+class Endless:
+    """As much of a tokenizer as judging an answer asks: it names no stop token."""
+
+    stop_ids: frozenset[int] = frozenset()
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+        return spelled(ids)
+
+
+def test_without_stop_tokens_an_end_is_not_asked() -> None:
+    rows = judged(Prompt("a", "Hello"), answered([1, 2], "Four", None), Endless())  # type: ignore[arg-type]
+    said = {one.name: (one.outcome, one.found) for one in rows}
+    assert said["a-end"] == ("NOT_RUN", "the model names no stop token")
+
+
+def answered(ids: Sequence[int], text: str, stop: int | None) -> Generated:
+    return Generated("Hello", (1,), tuple(ids), text, stop)
+
+
+def test_an_end_is_a_stop_token_and_nothing_else(demo_model: Path) -> None:
+    """At the limit nobody knows whether an end would have come: no PASS, and no FAIL."""
+    with package.open(demo_model) as model:
+        tokenizer = model.tokenizer
+        stop = min(tokenizer.stop_ids)
+        ids = tokenizer.encode("Four, he said.")
+        ended = judged(
+            Prompt("a", "Hello"), answered([*ids, stop], "Four, he said.", stop), tokenizer
+        )
+        cut = judged(Prompt("a", "Hello"), answered(ids, "Four, he said.", None), tokenizer)
+    rows = {one.name: one for one in ended}
+    assert rows["a-end"].outcome == "PASS"
+    assert rows["a-end"].found.startswith(f"stop token {stop} ")
+    assert rows["a-end"].found.endswith(f" after {len(ids)} tokens")
+    rows = {one.name: one for one in cut}
+    assert rows["a-end"].outcome == "NOT_RUN"
+    assert rows["a-end"].found.startswith(f"no stop token in {len(ids)} tokens")
+
+
+def test_a_loop_until_the_limit_fails_and_a_pass_says_what_was_seen(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = tmp_path / "golden.json"
+    prompts = [{"name": "one", "prompt": "Once upon a time", "max_tokens": 48}]
+    golden.write_text(json.dumps({"greedy": prompts}))
+    options: dict[str, Any] = {"only": ("golden-output",), "golden": golden}
+    sound = qa.run(demo_model, **options).gate("golden-output")
+    assert sound.outcome == "PASS"
+    said = {one.name: one.found for one in sound.checks}["golden-output"]
+    ended = {one.name: one.outcome for one in sound.checks}["one-end"] == "PASS"
+    assert said == (
+        f"1 answer without gibberish, 0 of 1 as expected, {int(ended)} of 1 ended by a stop token"
+    )
+    with package.open(demo_model) as model:
+        loop = model.tokenizer.encode(" the large cross of the city,")
+
+    def looping(self: Any, ids: Any, sampler: Any, limit: int, stop: Any) -> Any:
+        drawn = [loop[i % len(loop)] for i in range(limit)]
+        sampler.drawn = drawn
+        return iter(drawn)
+
+    monkeypatch.setattr(Session, "generate", looping)
+    report = qa.run(demo_model, **options).gate("golden-output")
+    assert "one-readable" in {one.name for one in report.failed}
+    assert "golden-output" not in {one.name for one in report.checks}
 
 
 @pytest.mark.parametrize(
@@ -243,5 +381,5 @@ def test_a_template_is_judged_only_where_a_chat_states_its_text(
 ) -> None:
     asked = Prompt("p", messages=messages, prompt=prompt)
     answer = Generated("other text", (1, 2), (3,), "Paris", None)
-    names = [each.name for each in judged(asked, answer, None)]  # type: ignore[arg-type]
+    names = [each.name for each in judged(asked, answer, Endless())]  # type: ignore[arg-type]
     assert [name for name in names if name.endswith("-template")] == named

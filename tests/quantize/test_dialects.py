@@ -292,3 +292,63 @@ def test_mxfp4_of_a_gguf_goes_back_to_a_folder(tmp_path: Path) -> None:
         tmp_path / "m.gguf", tmp_path / "back", to="safetensors", quantize="COMPRESSED-MXFP4"
     )
     assert report.lossless and tensors_of(tmp_path / "back") == tensors_of(tmp_path / "m")
+
+
+def odd_source(folder: Path, hidden: int, ffn: int) -> Path:
+    return llama_folder(folder, "BF16", hidden=hidden, ffn=ffn, vocab=64)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "fitting"),
+    [("AWQ-g128", "AWQ-g32"), ("MLX-4bit-g128", "MLX-4bit-g64"), ("GPTQ-v2-g128", "GPTQ-v2-g32")],
+)
+def test_groups_that_fit_hardly_any_matrix_are_refused_with_those_that_do(
+    scheme: str, fitting: str, tmp_path: Path
+) -> None:
+    """Hidden size 192 is no multiple of 128: of seven matrices a layer only down is packed."""
+    source = odd_source(tmp_path / "source", 192, 256)
+    done = command("quantize", source, tmp_path / "q", "--to", "safetensors", "--type", scheme)
+    assert done.code == 2 and not (tmp_path / "q").exists()
+    layers = sum("down_proj.weight" in name for name in tensors_of(source))
+    assert f"{scheme} packs {layers} of {7 * layers} matrices: {6 * layers} are not" in done.err
+    assert f"{fitting} fits all" in done.err and len(done.err.splitlines()) == 1
+    done = command("quantize", source, tmp_path / "q", "--to", "safetensors", "--type", fitting)
+    assert (done.code, done.err) == (0, "")
+    named = [f"--tensor={part}.weight=BF16" for part in ("*_proj",)]
+    done = command(
+        "quantize", source, tmp_path / "n", "--to", "safetensors", "--type", scheme, *named
+    )
+    assert (done.code, done.err) == (0, "")  # the user said so
+
+
+def test_few_matrices_that_do_not_fit_are_counted_in_a_warning(tmp_path: Path) -> None:
+    source = odd_source(tmp_path / "source", 128, 96)
+    done = command("quantize", source, tmp_path / "q", "--to", "safetensors", "--type", "AWQ-g128")
+    layers = sum("down_proj.weight" in name for name in tensors_of(source))
+    assert done.code == 0
+    assert f"AWQ-g128 packs {6 * layers} of {7 * layers} matrices: {layers} are not" in done.err
+    assert "AWQ-g32 fits all" in done.err
+
+
+@pytest.mark.parametrize("scheme", DIALECTS)
+def test_what_is_written_says_how_it_was_rounded(scheme: str, source: Path, tmp_path: Path) -> None:
+    from aprfmt.conversion.quantized import NEAREST
+
+    aprfmt.convert(source, tmp_path / "q", to="safetensors", quantize=scheme)
+    with aprfmt.open(tmp_path / "q") as model:
+        assert model.metadata["aprfmt.quantize.rounding"] == NEAREST
+        assert model.metadata["aprfmt.quantize.type"] == scheme
+
+
+def test_help_says_first_that_nothing_is_calibrated() -> None:
+    first = command("quantize", "--help").out.split("\n\n")[1]
+    assert "GPTQ, AWQ" in first and "nearest" in first and "uncalibrated" in first
+
+
+@pytest.mark.parametrize("name", sorted({row.base for row in SCHEMES.values() if row.dialect}))
+def test_explain_says_of_an_encoding_what_writes_it(name: str) -> None:
+    rows = command("explain", name, "--json").json["found"]
+    text = next(row["text"] for row in rows if row["section"] == "encoding")
+    assert "never written" not in text
+    types = [kind for kind, row in SCHEMES.items() if row.dialect and row.base == name]
+    assert text.endswith(f"written by `quantize --type` {', '.join(types)}.")

@@ -1,6 +1,6 @@
 """Gates that hold one model against itself: in the other formats, and on other devices."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import Measure, NotRun, Result, listed
 from aprfmt.checks.table import ACCOUNTED
 from aprfmt.compare import DiffReport, diff_models, thresholds
+from aprfmt.compare.diffs import EQUAL
 from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.nonfinite import census
 from aprfmt.compare.traces import compare_traces
@@ -27,6 +28,7 @@ from aprfmt.model import Model
 Numbers = NDArray[Any]
 TOP = 5  # tokens whose order two devices must share, near ties aside
 TODO = "aprfmt parity and aprfmt diagnose name the operation"
+_CLOSE = (*EQUAL, "WITHIN")
 FINITE = "aprfmt trace names the first point that is not finite"
 
 
@@ -72,20 +74,21 @@ class _Run:
 
 def _same(subject: Subject, mine: _Run, copy: Model, name: str) -> Iterator[Check]:
     report = diff_models(subject.model, copy)
-    yield _bytes(report, name)
+    yield _tensors(report, f"{name}-bytes", EQUAL, "SAME_BYTES or SAME_VALUES for every tensor",
+                   "aprfmt diff names the tensors and the first byte")  # fmt: skip
     yield _facts(report, name)
     theirs = _Run.of(subject, copy)
     yield from _runs(mine, theirs, name)
 
 
-def _bytes(report: DiffReport, name: str) -> Check:
-    wrong = [t.key for t in report.worst() if t.verdict not in ("SAME_BYTES", "SAME_VALUES")]
-    counts = {verdict: count for verdict, count in report.counts.items() if count}
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    return check(f"{name}-bytes", not wrong and bool(report.tensors),
-                 said + (f": {listed(wrong)}" if wrong else ""),
-                 "SAME_BYTES or SAME_VALUES for every tensor",
-                 "aprfmt diff names the tensors and the first byte")  # fmt: skip
+def _tensors(
+    report: DiffReport, name: str, fine: Collection[str], expected: str, todo: str
+) -> Check:
+    """Hold every tensor's verdict to those that are `fine`; what else differs is not asked here."""
+    wrong = [t.key for t in report.worst() if t.verdict not in fine]
+    said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
+    return check(name, not wrong and bool(report.tensors) and not report.damage,
+                 said + (f": {listed(wrong)}" if wrong else ""), expected, todo)  # fmt: skip
 
 
 def _facts(report: DiffReport, name: str) -> Check:
@@ -113,14 +116,12 @@ def _against(subject: Subject, mine: _Run, other: Model) -> Iterator[Check]:
     """Compare with the copy the user gave: equal, or the same model in a coarser encoding."""
     report = diff_models(subject.model, other)
     yield _facts(report, "against")
-    code = report.exit_code(("within",))
-    wrong = [t.key for t in report.worst() if t.verdict not in _CLOSE]
-    said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
-    yield check("against-tensors", code == 0, said + (f": {listed(wrong)}" if wrong else ""),
-                "every tensor equal, or within rounding of the coarser encoding",
-                f"aprfmt diff {subject.where} {other.path}")  # fmt: skip
+    yield _tensors(report, "against-tensors", _CLOSE,
+                   "every tensor equal, or within rounding of the coarser encoding",
+                   f"aprfmt diff {subject.where} {other.path}")  # fmt: skip
     theirs = _Run.of(subject, other)
-    if report.equal:
+    same = all(t.verdict in EQUAL for t in report.tensors)
+    if same and not any(row.decisive for row in report.hyperparameters):
         yield from _runs(mine, theirs, "against")
     elif mine.logits.shape == theirs.logits.shape:
         yield _encoded(mine.logits, theirs.logits, subject.probe[1:])
@@ -138,9 +139,6 @@ def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
     return check("against-loss", abs(change) <= thresholds.MAX_CE_LOSSY,
                  f"{change:+.4f} nats, KL {far.kl:.4g}, top token equal in {far.top1:.0%}",
                  expected, "aprfmt diagnose names the cause")  # fmt: skip
-
-
-_CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
 
 
 def _loss(logits: Numbers, labels: list[int]) -> float:

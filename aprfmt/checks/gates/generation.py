@@ -72,7 +72,21 @@ def golden_output(subject: Subject) -> Result:
     details["grid"] = [
         {"side": side, "form": form, "passed": passed} for (side, form), passed in cells.items()
     ]
-    return Result(checks=checks, details=details)
+    seen = "" if _bad(checks) else _seen(checks)
+    return Result(checks=checks, details=details, found=seen)
+
+
+def _seen(checks: Sequence[Check]) -> str:
+    """Return what a PASS rests on: answers read, compared and ended, of how many."""
+    rows: dict[str, list[Check]] = {}
+    for one in checks:
+        rows.setdefault(one.name.rpartition("-")[2], []).append(one)
+    read = rows.get("readable", [])
+    words = [f"{len(read)} answer{'s' * (len(read) != 1)} without gibberish"]
+    for kind, said in (("answer", "as expected"), ("end", "ended by a stop token")):
+        passed = sum(one.outcome == "PASS" for one in rows.get(kind, []))
+        words.append(f"{passed} of {len(read)} {said}")
+    return ", ".join(words)
 
 
 def _bad(checks: Sequence[Check]) -> bool:
@@ -144,14 +158,29 @@ def judged(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> list[Chec
             _ids(answer.prompt_ids), _ids(prompt.prompt_ids),
             "the tokenizer is another one" if not _bad(checks) else "see the template",
         ))  # fmt: skip
-    found = signals(answer.text, answer.prompt)
+    said = [i for i in answer.ids if i != answer.stop]
+    found = signals(
+        answer.text, answer.prompt, said, lambda ids: tokenizer.decode(ids, skip_special=False)
+    )
     checks.append(check(
         f"{prompt.name}-readable", not found, "; ".join(found) or _short(answer.text),
         "no gibberish", "compare the model with its source: aprfmt diagnose",
     ))  # fmt: skip
+    checks.append(_end(prompt, answer, tokenizer))
     if prompt.expects:
         checks.append(_expected(prompt, answer, tokenizer))
     return checks
+
+
+def _end(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> Check:
+    """Return PASS where a stop token ended the answer; whether one would have come is not known."""
+    name, count = f"{prompt.name}-end", len(answer.ids)
+    if answer.stop is not None:
+        token = tokenizer.decode([answer.stop], skip_special=False)
+        return check(name, True, f"stop token {answer.stop} {token!r} after {count - 1} tokens",
+                     "a stop token")  # fmt: skip
+    why = f"no stop token in {count} tokens, the most that were asked for"
+    return not_run(name, why if tokenizer.stop_ids else "the model names no stop token")
 
 
 def _expected(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> Check:

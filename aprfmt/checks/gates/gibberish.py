@@ -1,15 +1,32 @@
-"""Whether a text is gibberish, by four signals; each gives a sentence.
+"""Whether an answer is gibberish, by its text and by its tokens; each signal gives a sentence.
 
 A working model's text in another script than its prompt's is no defect in itself, so the share of
 non-ASCII characters counts only where the prompt has few of them.
 """
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
 from aprfmt.checks.bounds import GIBBERISH
 
+SHOWN = 60  # characters of a repeated fragment in a message
 
-def signals(text: str, prompt: str = "") -> list[str]:
-    """Return what marks the text as gibberish, a sentence each; nothing for ordinary text."""
-    found = (_foreign(text, prompt), _repeats(text), _broken(text), _same(text))
+
+def signals(
+    text: str,
+    prompt: str = "",
+    ids: Sequence[int] = (),
+    spelled: Callable[[Sequence[int]], str] | None = None,
+) -> list[str]:
+    """Return what marks the text as gibberish, a sentence each; nothing for ordinary text.
+
+    `ids` are the tokens of the answer, and `spelled` gives their text, special tokens included:
+    a loop of tokens that have no text, or broken characters, shows in them alone.
+    """
+    repeats = _repeats(text)
+    if not repeats and spelled is not None:
+        repeats = _repeated_tokens(ids, spelled)
+    found = (_foreign(text, prompt), repeats, _broken(text), _same(text))
     return [sentence for sentence in found if sentence]
 
 
@@ -25,19 +42,61 @@ def _share(text: str) -> float:
 
 
 def _repeats(text: str) -> str:
-    """Find a fragment three times in a row; runs of one byte (rules, indents) are none."""
+    """Find a fragment three times in a row; runs of one byte (rules, indents) are none.
+
+    Fragments have up to 16 bytes, or up to a quarter of the text. Long ones without a letter or a
+    digit are rules of tables.
+    """
     data = text.encode("utf-8", "surrogatepass")
     low, high = GIBBERISH.fragment
-    for size in range(low, high + 1):
-        run = 0  # how many bytes in a row equal the one `size` before
-        for at in range(size, len(data)):
-            run = run + 1 if data[at] == data[at - size] else 0
-            if run >= size * (GIBBERISH.times - 1):
-                fragment = data[at - size + 1 : at + 1]
-                if len(set(fragment)) > 1:
-                    shown = fragment.decode("utf-8", "replace")
-                    return f"the fragment {shown!r} stands {GIBBERISH.times} times in a row"
+    for start, size, times in _loops(data, low, max(high, int(len(data) * GIBBERISH.longest))):
+        fragment = data[start : start + size]
+        if len(set(fragment)) == 1:
+            continue
+        shown = fragment.decode("utf-8", "replace")
+        if size <= high or any(char.isalnum() for char in shown):
+            return f"the fragment {_short(shown)} stands {times} times in a row"
     return ""
+
+
+def _repeated_tokens(ids: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> str:
+    """Find tokens that stand three times in a row, up to a quarter of all at a time."""
+    row = tuple(ids)
+    for start, size, times in _loops(row, 1, int(len(row) * GIBBERISH.longest)):
+        shown = spelled(row[start : start + size])
+        if size * times >= GIBBERISH.tokens and len(set(shown)) > 1:
+            many = "token" if size == 1 else "tokens"
+            return f"{size} {many} {_short(shown)} stand {times} times in a row"
+    return ""
+
+
+def _loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, int]]:
+    """Yield (start, size, times) of what stands several times in a row, short fragments first.
+
+    A run of equal places one fragment apart, long enough for three copies, covers a fragment that
+    begins at a multiple of its size: only those are looked at, so that a text of n items takes
+    about n log n steps.
+    """
+    for size in range(low, min(high, len(row) // GIBBERISH.times) + 1):
+        seen = 0  # the end of the run that was looked at last
+        for at in range(size, len(row) - size + 1, size):
+            if at < seen or row[at] != row[at - size]:
+                continue
+            if row[at : at + size] != row[at - size : at]:
+                continue
+            start, end = at, at + size
+            while start > size and row[start - 1] == row[start - 1 - size]:
+                start -= 1
+            while end < len(row) and row[end] == row[end - size]:
+                end += 1
+            seen = end
+            times = (end - start) // size + 1
+            if times >= GIBBERISH.times:
+                yield start - size, size, times
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
 
 
 def _broken(text: str) -> str:

@@ -19,6 +19,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.tokenizer.conversations import lacking
 from aprfmt.tokenizer.hf_engine import HfEngine
+from aprfmt.tokenizer.isolated import engine_of_text
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import Stated, stated
 
@@ -152,7 +153,7 @@ def split_alike(a: Stated, b: Stated) -> bool:
     if lists.vocabulary.kind != "spm" or lists.vocabulary.merges is not None:
         return False
     texts = texts_for(a, b)
-    own = HfEngine.from_text(files.carried.tokenizer_json() or "", files.carried.origin)
+    own = engine_of_text(files.carried.tokenizer_json() or "", files.carried.origin)
     own.add(files.added)
     other = SpmEngine(lists.vocabulary, lists.carried.where)
     return all(own.encode(text, False, True) == other.encode(text, False, True) for text in texts)

@@ -17,6 +17,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.conversations import rendered
 from aprfmt.tokenizer.hf_engine import HfEngine
+from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
 from aprfmt.tokenizer.keys import IDS
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.vocabulary import stop_ids
@@ -111,8 +112,8 @@ def made(parts: TokenizerParts, where: str) -> Engine:
         "model": model,
     }  # fmt: skip
     if model["type"] == "BPE":
-        return HfEngine.from_data(data, where)
-    return HfEngine.from_text(json.dumps(data), where)
+        return engine_of_data(data, where)
+    return engine_of_text(json.dumps(data), where)
 
 
 def _plain(parts: TokenizerParts) -> Readings:

@@ -1,0 +1,67 @@
+"""The calls of a tokenizer's engine, answered line by line in a process with limits.
+
+A call is [method, arguments], its answer [status, value]: "ok", "error" with the message of one of
+our errors, "memory" or "output" where a limit was met.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aprfmt.errors import AprfmtError
+from aprfmt.tokenizer.hf_engine import HfEngine
+from aprfmt.tokenizer.render_child import limit_resources
+
+
+def limit_cpu(seconds: int) -> None:
+    """Let the process use so many more seconds of CPU time than it has used, if the system can."""
+    try:
+        import resource
+
+        bound = int(time.process_time()) + 1 + seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (bound, resource.RLIM_INFINITY))
+    except (ImportError, ValueError, OSError):
+        return  # the parent's timer still applies
+
+
+def answer(engine: Any, call: str, arguments: list[Any]) -> tuple[str, Any]:
+    """Return (status, value) of one call."""
+    try:
+        value = getattr(engine, call)
+        made = value(*arguments) if callable(value) else value
+        return "ok", sorted(made) if isinstance(made, frozenset) else made
+    except AprfmtError as error:
+        return "error", str(error)
+    except MemoryError:
+        return "memory", ""
+
+
+def serve(first: Mapping[str, Any]) -> None:
+    """Build the first request's engine within its limits; answer calls until stdin ends."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    limits = first["limits"]
+    limit_resources(limits["cpu_seconds"], limits["memory"], total=False)
+    limit_cpu(limits["cpu_seconds"])
+    engine: Any = None
+    found: tuple[str, Any] = ("ok", None)
+    try:
+        engine = HfEngine.from_text(first["text"], first["where"])
+    except AprfmtError as error:
+        found = ("error", str(error))
+    except MemoryError:
+        found = ("memory", "")
+    while True:
+        raw = json.dumps(found).encode()
+        if len(raw) > limits["output"]:
+            raw = b'["output", ""]'
+        sys.stdout.buffer.write(raw + b"\n")
+        sys.stdout.buffer.flush()
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        call, arguments = json.loads(line)
+        limit_cpu(limits["cpu_seconds"])
+        found = answer(engine, call, arguments)

@@ -1,0 +1,150 @@
+"""The engine of a tokenizer.json that may need unbounded memory or time: each call goes to a child.
+
+The library has no limits of its own, and memory that it cannot have ends its process; so that is a
+child's, with limits of address space and CPU time. Where it ends, the call is a FormatError.
+"""
+
+import json
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from threading import RLock, Timer
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.errors import FormatError
+from aprfmt.tokenizer.child import import_path, start
+from aprfmt.tokenizer.expense import unbounded, unbounded_parts
+from aprfmt.tokenizer.hf_engine import HfEngine
+from aprfmt.tokenizer.limits import (
+    CPU_SECONDS,
+    ENGINE_MEMORY,
+    ENGINE_MEMORY_EACH,
+    ENGINE_OUTPUT,
+    WALL_SECONDS,
+)
+
+if TYPE_CHECKING:
+    import subprocess
+
+_CHILD = Path(__file__).with_name("engine_child.py")
+
+
+class IsolatedEngine(HfEngine):
+    """An HfEngine in a process of its own; `why` is what of the tokenizer made that necessary."""
+
+    def __init__(self, text: str, where: str, why: str) -> None:
+        self._where, self._why = where, why
+        self._lock = RLock()
+        self._memory = ENGINE_MEMORY + ENGINE_MEMORY_EACH * len(text)
+        try:
+            self._child = start(_CHILD)
+        except OSError as error:
+            raise FormatError(
+                f"{where}: a process for the tokenizer could not start: {error}"
+            ) from None
+        weakref.finalize(self, _end, self._child)
+        limits = {"cpu_seconds": CPU_SECONDS, "memory": self._memory, "output": ENGINE_OUTPUT}
+        self._ask({"path": import_path(), "limits": limits, "text": text, "where": where})
+
+    def _ask(self, request: Any) -> Any:
+        """Send a line and return the answer's value. Raises FormatError where the child ends."""
+        child = self._child
+        assert child.stdin is not None and child.stdout is not None
+        with self._lock:
+            timer = Timer(WALL_SECONDS, child.kill)
+            timer.start()
+            try:
+                child.stdin.write(json.dumps(request).encode("ascii") + b"\n")
+                child.stdin.flush()
+                raw = child.stdout.readline(ENGINE_OUTPUT + 64)
+            except (OSError, ValueError):  # it has ended, now or at an earlier call
+                raw = b""
+            finally:
+                timer.cancel()
+        status, value = json.loads(raw) if raw.endswith(b"\n") else ("ended", None)
+        if status == "ok":
+            return value
+        if status == "error":
+            raise FormatError(str(value))
+        _end(child)
+        raise FormatError(
+            f"{self._where}: the tokenizer needs more than {self._memory >> 20} MiB of memory, "
+            f"{CPU_SECONDS} s of CPU or {ENGINE_OUTPUT >> 20} MiB of answer ({self._why}); it is "
+            "broken or hostile"
+        )
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._ask([name, arguments])
+
+    def added(self) -> dict[str, Mapping[str, bool]]:
+        """Return the flags of the tokens split off whole, by content."""
+        return dict(self._call("added"))
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add tokens given by content and flags, or change the flags of existing ones."""
+        self._call("add", [dict(row) for row in rows])
+
+    @property
+    def special(self) -> frozenset[int]:
+        """Ids of special tokens."""
+        return frozenset(self._call("special"))
+
+    @property
+    def size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._call("size"))
+
+    def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """Return ids; with `add_special`, also those that the post-processor adds."""
+        return list(self._call("encode", text, add_special, parse_special))
+
+    def words(self, text: str) -> list[str]:
+        """Return what a text is split into before merging, normalised."""
+        return list(self._call("words", text))
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        """Return text."""
+        return str(self._call("decode", [int(i) for i in ids], skip_special))
+
+    def token(self, i: int) -> str | None:
+        """Return a token's own spelling."""
+        found = self._call("token", int(i))
+        return None if found is None else str(found)
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a spelling."""
+        found = self._call("id_of", token)
+        return None if found is None else int(found)
+
+    def is_control(self, i: int) -> bool:
+        """Say whether a token is special."""
+        return bool(self._call("is_control", int(i)))
+
+
+def engine_of_text(text: str, where: str) -> HfEngine:
+    """Return the engine of a tokenizer.json; in a child process where it may need any memory.
+
+    Raises FormatError if the library cannot read it.
+    """
+    why = unbounded(text)
+    return IsolatedEngine(text, where, why) if why else HfEngine.from_text(text, where)
+
+
+def engine_of_data(data: Mapping[str, Any], where: str) -> HfEngine:
+    """Return the engine of the parsed tokenizer.json of a BPE; see `engine_of_text`."""
+    why = unbounded_parts(data)
+    if why:
+        return IsolatedEngine(json.dumps(data), where, why)
+    return HfEngine.from_data(data, where)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End the child and wait for it, so that none is left."""
+    child.kill()
+    for stream in (child.stdin, child.stdout):
+        if stream is not None:
+            try:
+                stream.close()
+            except OSError:
+                continue
+    child.wait()
