@@ -78,8 +78,10 @@ def emit(
     """Print a command's result, as one JSON object if asked for, else by `show` for people.
 
     `written`: it only reports what was written, which --quiet leaves out. Returns the exit code,
-    for the command to return.
+    for the command to return. Raises RemoteError where a file changed while it was read.
     """
+    if (fetched := sys.modules.get("aprfmt.remote.file")) is not None:
+        fetched.refuse_changed()
     if wanted("json"):
         command = click.get_current_context().info_name or ""
         print_json(envelope(command, exit_code, body))
@@ -95,6 +97,8 @@ def from_elsewhere() -> Iterable[str]:
     """Yield what a user is told of files that do not lie where the command said."""
     loaded = sys.modules.get("aprfmt.remote.traffic")
     yield from loaded.TRAFFIC.told if loaded is not None else ()
+    if (fetched := sys.modules.get("aprfmt.remote.file")) is not None:
+        yield from fetched.unproven()
     if loaded is not None and traffic():
         remote = loaded.TRAFFIC.facts()
         kept = remote["cached_bytes"]

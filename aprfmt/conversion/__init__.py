@@ -18,6 +18,7 @@ from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import MappedFile, MappedSource
 from aprfmt.model import Model, open_model
 from aprfmt.model.hf_folder import ours
+from aprfmt.remote.paths import is_remote, refuse_changed
 
 if TYPE_CHECKING:
     from aprfmt.conversion.accounted import Account
@@ -54,6 +55,7 @@ def convert(
 
 def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> ConversionReport:
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
+    from aprfmt.conversion.far import bring_small
     from aprfmt.conversion.source_hash import SourceHash
     from aprfmt.conversion.verifying import Verifier
 
@@ -64,8 +66,12 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
         if not options.dry_run:
             keep_freed()
             # Both run beside everything else, the plan included.
-            digest = stack.enter_context(SourceHash(model.source)) if hashed else None
+            fetched = any(map(is_remote, model.source.files))
+            if hashed or (fetched and (options.source_hash or options.verify)):
+                digest = stack.enter_context(SourceHash(model.source, hashed))
             verifier = stack.enter_context(Verifier(model.source)) if options.verify else None
+        if model.format != target.name:  # else they are copied, with what lies around them
+            bring_small(model.source)
         return _converted(model, dst, target, options, hashed, digest, verifier)
 
 
@@ -111,7 +117,7 @@ def _converted(
             files = _write(
                 model, target, dst, plan, carried, written, options, hashed, begun, verifier
             )
-        digest = hashed.result() if hashed is not None else None
+        digest = hashed.result() if hashed is not None and hashed.recorded else None
         sizes = {path: path.stat().st_size for path in files}
     tensors = tuple(
         outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
@@ -120,7 +126,7 @@ def _converted(
     damage: list[Note] = []
     if verifier is not None:
         verified, accounted = _verify(files, plan, written, model, verifier)
-        damage = verifier.notes()
+        damage = verifier.notes(hashed.checksums if hashed is not None else dict)
     if begun is not None:
         begun.finish()
     notes = (*model.notes, *damage, *plan.notes, *_leftover(dst, options))
@@ -265,8 +271,10 @@ def _write(
                 files.sync()  # the disk ends its work while they end theirs
             if verifier is not None:
                 verifier.wait()
-            if digest is not None:
+            if digest is not None and digest.recorded:
                 sink.amend(PLACEHOLDER, digest.result())
+            elif digest is not None and options.source_hash:
+                digest.check()
             _refuse_changed(model)
             paths = tuple(sink.files)
         for path, text in texts.items():
@@ -276,10 +284,14 @@ def _write(
 
 
 def _refuse_changed(model: Model) -> None:
-    """Raise FormatError where a file of the source was written to since it was opened."""
+    """Raise FormatError where a file of the source was written to since it was opened.
+
+    RemoteError where one that was fetched changed, as far as that can be known.
+    """
     for shard in model.source.shards if isinstance(model.source, MappedSource) else ():
-        if isinstance(shard.file, MappedFile):  # what is read from elsewhere is asked each time
+        if isinstance(shard.file, MappedFile):
             shard.file.refuse_changed()
+    refuse_changed(model.source.files)
 
 
 def _write_tensors(

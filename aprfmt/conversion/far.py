@@ -16,16 +16,41 @@ from aprfmt.conversion.run import Written, chunks
 from aprfmt.errors import ConversionError
 from aprfmt.formats.mapped import MemoryTensor
 from aprfmt.formats.sequential import FILES, LeftRoom, SequentialSink
+from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.runs import ByteRun
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aprfmt.base.protocols import LazyTensor, Sink
+    from aprfmt.base.protocols import LazyTensor, Sink, Source
 
+_SMALL = 64 << 10  # bytes of a tensor that a plan may read: norms, biases, scales
 _GAP = 64 << 10  # bytes between tensors that are fetched with them
 _RANGES = 32  # of what lies together in a file, that are announced
 _IN_MEMORY = 256 << 20  # bytes of a tensor whose rows change places, which is fetched whole
+
+
+def bring_small(source: "Source") -> None:
+    """Fetch and keep the small tensors of files that lie elsewhere, which a plan reads one by one.
+
+    What was read around each of them would be fetched again when the large ones are written.
+    """
+    if not any(map(is_remote, source.files)):
+        return
+    from aprfmt.remote.file import GAP, KEPT, RemoteFile
+
+    ranges: dict[RemoteFile, list[tuple[int, int]]] = {}
+    left = KEPT // 2
+    for tensor in source.tensors.values():
+        for part in stored_parts(tensor):
+            lies = part.lies()
+            if lies is None or not isinstance(lies[0], RemoteFile) or part.info.nbytes > _SMALL:
+                continue
+            left -= part.info.nbytes + GAP  # what lies between two is fetched with them
+            if left > 0:
+                ranges.setdefault(lies[0], []).append((lies[1], lies[1] + part.info.nbytes))
+    for file, found in ranges.items():
+        file.bring(found)
 
 
 def by_place(sink: "Sink", outputs: Sequence[Output]) -> bool:

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Self
 
 from aprfmt.base.protocols import LazyTensor, Note
 from aprfmt.errors import ConversionError
-from aprfmt.formats import checksum_notes
+from aprfmt.formats import checksum_matches, checksum_notes
 from aprfmt.formats.mapped import MappedFile, StoredTensor, in_mapped_file
 from aprfmt.formats.sequential import SequentialSink
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
     from aprfmt.base.protocols import Sink, Source
     from aprfmt.conversion.outputs import Output
     from aprfmt.conversion.run import Written
@@ -49,9 +52,14 @@ class Verifier:
     def __exit__(self, *exc: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def notes(self) -> list[Note]:
-        """Return what is to be said of the source's own checksum."""
-        return self._notes.result() if self._notes is not None else checksum_notes(self._source)
+    def notes(self, checksums: "Callable[[], Mapping[Path, int]]") -> list[Note]:
+        """Return what is to be said of the source's own checksum.
+
+        `checksums` gives the CRC-32 of files that came as a whole: they are not read again.
+        """
+        if self._notes is not None:
+            return self._notes.result()
+        return checksum_notes(self._source, checksum_matches(self._source, checksums))
 
     def written(
         self, sink: "Sink", output: "Output", record: "Written", room: "LeftRoom | None" = None

@@ -95,8 +95,9 @@ class FormatSpec:
     # not change keeps its bytes; the sink's method `order` gives the data order
     takes: Callable[[Any], bool] = lambda value: True  # can it be a metadata value?
     values: ValueRules = ValueRules()
-    checksum: Callable[[Source], bool | None] = lambda source: None  # do the bytes of a file that
-    # `open_source` opened fit the checksum it carries? None where it carries none
+    checksum: Callable[[Source, Mapping[Path, int]], bool | None] | None = None  # do the bytes of a
+    # file that `open_source` opened fit the checksum it carries? None where it carries none. It is
+    # given the CRC-32 of files whose bytes were all read
     fill: Callable[[bytes, int], bytes] = lambda head, size: head  # what stands before the tensors,
     # made that long where the format has room for nothing
     collects: bool = False  # open_source takes `damaged=True`: damage is collected, not raised
@@ -153,11 +154,15 @@ def open_source(path: Path | str, *, partial: bool = False, damaged: bool = Fals
     return collecting(path, partial=partial, damaged=True)
 
 
-def checksum_matches(source: Source) -> bool | None:
-    """Read every byte and compare it with the checksum the file carries; None without one."""
+def checksum_matches(source: Source, known: Callable[[], Mapping[Path, int]] = dict) -> bool | None:
+    """Read every byte and compare it with the checksum the file carries; None without one.
+
+    `known` gives the CRC-32 of files of which every byte was read already.
+    """
     while isinstance(source, Overlay):
         source = source.beneath
-    return FORMATS[source.format].checksum(source)
+    check = FORMATS[source.format].checksum
+    return None if check is None else check(source, known())
 
 
 def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:

@@ -24,7 +24,7 @@ from aprfmt.model.hf_folder import (
     in_hub_cache,
     read_folder,
 )
-from aprfmt.remote.paths import RemotePath, lists, place
+from aprfmt.remote.paths import RemotePath, lists, place, refuse_changed
 from aprfmt.tensors.companions import join
 from aprfmt.tensors.view import View
 
@@ -167,8 +167,12 @@ class Model(Mapping[str, View]):
     def __enter__(self) -> "Model":
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        try:
+            if kind is None:
+                refuse_changed(self.source.files)
+        finally:
+            self.close()
 
     # --- configuration ----------------------------------------------------------------------
 

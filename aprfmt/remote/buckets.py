@@ -4,6 +4,7 @@ Keys, regions and endpoints come from the environment variables that obstore rea
 AZURE_*); without any, buckets are read as anybody may. obstore repeats what may pass by itself.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -11,12 +12,16 @@ from typing import Any
 
 from aprfmt.errors import BackendUnavailableError, RemoteError, UsageError
 from aprfmt.remote.guard import POLICY
-from aprfmt.remote.site import FIRST, FileFacts, changed, known
+from aprfmt.remote.site import FIRST, FileFacts, changed, identity_of, is_strong, known
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
 _DENIED = re.compile(r"status code: (40[13]\b[ \w]*)")  # as obstore says it of a list
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}")
+# What says where a store is, of the variables that obstore reads.
+_PLACE = re.compile(
+    r"(?i)(AWS|GOOGLE|AZURE)_.*(ENDPOINT|REGION|ACCOUNT_NAME|BASE_URL|EMULATOR|VIRTUAL_HOSTED)\w*"
+)
 # scheme -> (variables of which one says that there are keys, what asks for reading without them)
 _KEYS = {
     "s3": (("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -97,10 +102,44 @@ class BucketSite:
             data = bytes(answer.bytes())
         TRAFFIC.count(received=len(data))
         meta = answer.meta
-        tag = str(meta.get("e_tag") or meta["last_modified"])
-        identity = f"{self._where(inner)} {tag} {meta['size']}"
-        facts = FileFacts(int(meta["size"]), tag, identity if meta.get("e_tag") else "")
+        facts = self._facts_of(inner, meta)
         return facts, (int(answer.range[0]), int(answer.range[1])), data
+
+    def _facts_of(self, inner: str, meta: Any) -> FileFacts:
+        """Return what an answer says of an object.
+
+        Stores that are asked at different endpoints, or with other accounts, are different.
+        """
+        tag, size = str(meta.get("e_tag") or ""), int(meta["size"])
+        if not is_strong(tag):
+            return FileFacts(size, f"{tag} {meta['last_modified']}".strip())
+        return FileFacts(
+            size, tag, identity_of("bucket", *_endpoint(), self._where(inner), tag, size)
+        )
+
+    def one_pass(self, inner: str, facts: FileFacts) -> str:
+        """Return the SHA-256 of the object as one answer brings it."""
+        import obstore
+
+        digest = hashlib.sha256()
+        try:
+            with TRAFFIC.request():
+                answer = obstore.get(self._store, inner)
+                now = self._facts_of(inner, answer.meta)
+                for piece in answer.stream():
+                    TRAFFIC.count(received=len(piece))
+                    digest.update(piece)
+        except Exception as error:
+            raise self._error(inner, error) from None
+        self._refuse_changed(inner, now, facts)
+        return digest.hexdigest()
+
+    def _refuse_changed(self, inner: str, now: FileFacts, facts: FileFacts) -> None:
+        where = self._where(inner)
+        if now.size != facts.size:
+            raise changed(where, "its size", now.size, facts.size)
+        if now.tag != facts.tag:
+            raise changed(where, "its ETag", now.tag, facts.tag)
 
     def _asked(self, inner: str) -> tuple[FileFacts, bytes] | None:
         if inner not in self._first:
@@ -167,14 +206,16 @@ class BucketSite:
             now, found, data = self._get(inner, start, stop)
         except Exception as error:
             raise self._error(inner, error) from None
+        self._refuse_changed(inner, now, facts)
         where = self._where(inner)
-        if now.size != facts.size:
-            raise changed(where, "its size", now.size, facts.size)
-        if now.tag != facts.tag:
-            raise changed(where, "its ETag", now.tag, facts.tag)
         if found != (start, stop) or len(data) != stop - start:
             raise RemoteError(f"{where}: bytes {found} came; expected {start}..{stop}")
         return memoryview(data)
+
+
+def _endpoint() -> list[str]:
+    """Return what the environment says of where stores are; nothing of it is a key."""
+    return [f"{name}={os.environ[name]}" for name in sorted(os.environ) if _PLACE.fullmatch(name)]
 
 
 def _folder(inner: str) -> str:

@@ -1,13 +1,16 @@
 """HTTP/1.1 with the checks that reading a model by range needs; connections are kept.
 
 Redirects are followed here, one judged step at a time, and the connection goes to the very address
-that was judged. A refused answer is never read: its connection is closed.
+that was judged. A refused answer is never read: its connection is closed. How long an answer may
+take is `deadline`'s, how its body is read `body`'s.
 """
 
 import atexit
+import hashlib
 import http.client
 import os
 import random
+import re
 import socket
 import ssl
 import threading
@@ -16,21 +19,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import mktime_tz, parsedate_tz
 from functools import cache
+from typing import cast
 from urllib.parse import urljoin
 
+from aprfmt.base.text import shorten
 from aprfmt.base.version import __version__
-from aprfmt.errors import RemoteError
-from aprfmt.remote import guard
+from aprfmt.errors import AprfmtError, RemoteError
+from aprfmt.remote import guard, proxies
+from aprfmt.remote.body import Body, content_length
+from aprfmt.remote.deadline import LIMITS, BadAnswer, Limits, TimedSocket
 from aprfmt.remote.guard import RequestTarget
 from aprfmt.remote.traffic import TRAFFIC
 
-TIMEOUT = 30.0  # seconds without a byte
 ATTEMPTS = 5
 MAX_STEPS = 10  # redirects
+MAX_ADDRESSES = 8  # of one host, that are tried
 LONGEST = 60.0  # seconds a server may ask us to wait
 _MOVED = (301, 302, 303, 307, 308)
 _LATER = (408, 425, 429, 500, 502, 503, 504)
 _DRAINED = 64 << 10  # bytes of an answer without interest that are read to keep its connection
+_PIECE = 1 << 20  # bytes of a body at a time, where only its digest is wanted
+_SINGLE = ("content-length", "content-range", "etag", "location", "transfer-encoding")
 
 Headers = Mapping[str, str]
 
@@ -46,12 +55,16 @@ class Cut(Exception):
 
 @dataclass
 class Response:
-    """A status, headers by lower-case name, the body, and the address after all redirects."""
+    """A status, headers by lower-case name, the body, and the address after all redirects.
+
+    Where only the digest was asked for, `body` is empty, and `sha256` that of all of it.
+    """
 
     status: int
     headers: Headers
     body: memoryview
     url: str
+    sha256: str = ""
 
 
 # How many bytes of an answer to read, by (status, headers); raises to refuse it unread. -N: all of
@@ -67,13 +80,16 @@ class _Reply:
     connection: http.client.HTTPConnection
     response: http.client.HTTPResponse
     headers: Headers
+    body: Body
     addresses: Sequence[str]
     closed: int  # how often the client had been closed when it was sent
 
 
 def dial(address: str, port: int) -> socket.socket:
     """Connect to an IP address."""
-    return socket.create_connection((address, port), TIMEOUT)
+    sock = socket.create_connection((address, port), LIMITS.silence)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 @cache
@@ -86,18 +102,20 @@ def _tls() -> ssl.SSLContext:
             context.load_verify_locations(*((None, bundle) if folder else (bundle, None)))
     except OSError as error:
         raise RemoteError(
-            f"{_BUNDLE}: {bundle}: cannot be read as certificates: {_told(error)}"
+            f"{_BUNDLE}: {bundle}: cannot be read as certificates: {_told(error, LIMITS)}"
         ) from None
     return context
 
 
 @dataclass
 class Client:
-    """Sends requests; `resolver`, `dialer` and `wait` are what tests replace."""
+    """Sends requests; `resolver`, `dialer`, `wait`, `clock` and `limits` are what tests replace."""
 
     resolver: guard.Resolver = guard.resolve
     dialer: Callable[[str, int], socket.socket] = dial
     wait: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    limits: Limits = LIMITS
     _idle: dict[tuple[str, str, int], list[http.client.HTTPConnection]] = field(
         default_factory=dict
     )
@@ -105,25 +123,30 @@ class Client:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: int = 0  # how often
 
-    def get(self, url: str, where: str, headers: Headers, wanted: Wanted) -> Response:
+    def get(
+        self, url: str, where: str, headers: Headers, wanted: Wanted, hashed: bool = False
+    ) -> Response:
         """Return the answer to a GET; `where` begins messages.
 
         Answers that may pass (429, 500, a cut body) are asked for again, after as long as the
-        server says. Raises RemoteError.
+        server says. `hashed` asks for the digest of the body, of which nothing is held. Raises
+        RemoteError.
         """
         why = ""
         for attempt in range(ATTEMPTS):
             try:
-                answer = self._once(url, where, headers, wanted)
+                answer = self._once(url, where, headers, wanted, hashed)
+            except AprfmtError:
+                raise
+            except BadAnswer as error:
+                raise RemoteError(f"{where}: cannot be read: {error}; check the address") from None
             except (Cut, OSError, http.client.HTTPException) as error:
-                if isinstance(error, RemoteError):
-                    raise
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise RemoteError(
                         f"{where}: the server's certificate is refused: {error.verify_message}; "
                         f"name the file of an authority of your own by SSL_CERT_FILE or {_BUNDLE}"
                     ) from None
-                why = _told(error)
+                why = _told(error, self.limits)
                 if isinstance(error, _FINAL) and not isinstance(error, _HUNG_UP):
                     break
                 pause = _pause(attempt)
@@ -145,7 +168,9 @@ class Client:
         for connection in idle:
             connection.close()
 
-    def _once(self, url: str, where: str, headers: Headers, wanted: Wanted) -> Response:
+    def _once(
+        self, url: str, where: str, headers: Headers, wanted: Wanted, hashed: bool
+    ) -> Response:
         """Send a request and follow its redirects."""
         before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
@@ -157,24 +182,28 @@ class Client:
                 reply = self._ask(to, before, where, sent)
                 try:
                     if reply.response.status not in _MOVED:
-                        return self._body(reply, url, wanted)
+                        return self._body(reply, url, wanted, hashed)
                     location = reply.headers.get("location", "")
                     if not location:
                         raise RemoteError(f"{where}: is redirected without saying where to")
-                    _read(reply, _length(reply, 0, _DRAINED))
+                    _read(reply, _drained(reply))
                     self._finish(reply)
                 except BaseException:
                     reply.connection.close()
                     raise
             before = to, reply.addresses
-            url = urljoin(url, location)
+            url = _joined(url, location)
         raise RemoteError(f"{where}: is redirected more than {MAX_STEPS} times; check the address")
 
-    def _body(self, reply: _Reply, url: str, wanted: Wanted) -> Response:
+    def _body(self, reply: _Reply, url: str, wanted: Wanted, hashed: bool) -> Response:
         status = reply.response.status
-        size = _length(reply, 0, _DRAINED)
+        size = _drained(reply)
         if status not in _LATER:
             size = wanted(status, reply.headers)
+            if hashed:
+                digest = _digest(reply, size)
+                self._finish(reply)
+                return Response(status, reply.headers, memoryview(b""), url, digest)
         body: bytes | bytearray = _read(reply, size) if size >= 0 else _read_all(reply, -size)
         self._finish(reply)
         return Response(status, reply.headers, memoryview(body).toreadonly(), url)
@@ -191,13 +220,18 @@ class Client:
         closed = self._closed
         for _ in range(2):
             kept = self._kept(to)
-            connection = kept or self._connect(to, addresses)
+            connection = kept or self._connect(to, addresses, where)
+            timed = cast(TimedSocket, connection.sock)
             try:
+                timed.begin()
                 connection.putrequest("GET", to.line, skip_accept_encoding=True)
                 for name, value in {"Accept-Encoding": "identity", **_OURS, **sent}.items():
                     connection.putheader(name, value)
                 connection.endheaders()
                 response = connection.getresponse()
+                timed.begin_body()
+                found = _headers(response)
+                body = Body(response, found)
             except (ConnectionError, http.client.RemoteDisconnected, BrokenPipeError):
                 connection.close()
                 if kept is None:
@@ -206,8 +240,7 @@ class Client:
             except BaseException:
                 connection.close()
                 raise
-            found = {name.lower(): value for name, value in response.getheaders()}
-            return _Reply(to, connection, response, found, addresses, closed)
+            return _Reply(to, connection, response, found, body, addresses, closed)
         raise Cut("kept connections were closed")
 
     def _addresses(self, to: RequestTarget) -> Sequence[str]:
@@ -225,49 +258,84 @@ class Client:
             idle = self._idle.get(to.server)
             return idle.pop() if idle else None
 
-    def _connect(self, to: RequestTarget, addresses: Sequence[str]) -> http.client.HTTPConnection:
+    def _connect(
+        self, to: RequestTarget, addresses: Sequence[str], where: str
+    ) -> http.client.HTTPConnection:
         error: OSError | None = None
         context = _tls() if to.scheme == "https" else None
-        for address in addresses:
+        for name in proxies.unused(to.scheme, to.host):
+            TRAFFIC.tell(
+                f"{where}: {name} is set and is not honoured: {to.host} is asked without a proxy"
+            )
+        for address in addresses[:MAX_ADDRESSES]:
             try:
                 sock = self.dialer(address, to.port)
             except OSError as failed:
                 error = failed
                 continue
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is not None:
-                sock = context.wrap_socket(sock, server_hostname=to.host)
-            connection = http.client.HTTPConnection(to.host, to.port, timeout=TIMEOUT)
+                sock = _secured(sock, context, to.host)
+            connection = http.client.HTTPConnection(to.host, to.port)
             if to.port == guard.PORTS[to.scheme]:
                 connection.default_port = to.port
-            connection.sock = sock
+            connection.sock = TimedSocket(sock, self.limits, self.clock)
             return connection
         raise error or OSError("the host has no address")
 
     def _finish(self, reply: _Reply) -> None:
         """Keep a connection whose answer has been read to its end, else close it."""
-        if reply.response.isclosed() or not reply.response.read(1):
-            if not reply.response.will_close:
-                with self._lock:
-                    if reply.closed == self._closed:
-                        self._idle.setdefault(reply.to.server, []).append(reply.connection)
-                        return
+        if reply.body.ended() and not reply.response.will_close:
+            reply.response.close()  # the answer, not the connection
+            with self._lock:
+                if reply.closed == self._closed:
+                    self._idle.setdefault(reply.to.server, []).append(reply.connection)
+                    return
         reply.connection.close()
 
 
+_SECONDS = re.compile(r"[0-9]+")
+_YEAR = 365 * 86400  # seconds: what is said of a longer wait
 _OURS = {"User-Agent": f"aprfmt/{__version__}", "Connection": "keep-alive"}
 CLIENT = Client()
 atexit.register(CLIENT.close)
 
 
-def _length(reply: _Reply, least: int, most: int) -> int:
-    stated = reply.headers.get("content-length", "")
-    return max(least, min(most, int(stated))) if stated.isdecimal() else least
+def _secured(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
+    """Return a connection with TLS on it; that of a refused certificate is closed."""
+    try:
+        return context.wrap_socket(sock, server_hostname=host)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _joined(url: str, location: str) -> str:
+    """Return where a redirect leads; text that is no URL as it is, for `guard.target` to refuse."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        return location
+
+
+def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
+    """Return the headers by lower-case name. Raises BadAnswer for two that contradict."""
+    found: dict[str, str] = {}
+    for name, value in response.getheaders():
+        name = name.lower()
+        if name in _SINGLE and found.get(name, value) != value:
+            raise BadAnswer(f"the answer has two headers {name} that differ")
+        found[name] = value
+    return found
+
+
+def _drained(reply: _Reply) -> int:
+    """Return how much of an answer without interest is read: what it states, up to a limit."""
+    return min(content_length(reply.headers) or 0, _DRAINED)
 
 
 def _read(reply: _Reply, size: int) -> bytes:
     """Return exactly `size` bytes of a body, in memory nobody cleared; Cut where it ends before."""
-    data = reply.response.read(size)
+    data = reply.body.read(size)
     TRAFFIC.count(received=len(data))
     if len(data) < size:
         raise Cut(f"the answer ends after {len(data)} of {size} bytes")
@@ -277,7 +345,7 @@ def _read(reply: _Reply, size: int) -> bytes:
 def _read_all(reply: _Reply, most: int) -> bytearray:
     """Return a body that does not say how long it is; Cut where it goes on after `most` bytes."""
     data = bytearray()
-    while piece := reply.response.read(64 << 10):
+    while piece := reply.body.read(64 << 10):
         TRAFFIC.count(received=len(piece))
         data += piece
         if len(data) > most:
@@ -285,11 +353,21 @@ def _read_all(reply: _Reply, most: int) -> bytearray:
     return data
 
 
-def _told(error: Exception) -> str:
+def _digest(reply: _Reply, size: int) -> str:
+    """Return the SHA-256 of a body of exactly `size` bytes; Cut where it ends before."""
+    digest, left = hashlib.sha256(), size
+    while left:
+        piece = _read(reply, min(left, _PIECE))
+        digest.update(piece)
+        left -= len(piece)
+    return digest.hexdigest()
+
+
+def _told(error: Exception, limits: Limits) -> str:
     if isinstance(error, TimeoutError):
-        return f"no byte for {TIMEOUT:.0f} seconds"
+        return f"no byte for {limits.silence:.0f} seconds"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text)
+    return shorten(str(text).partition("\n")[0], 160)
 
 
 def _pause(attempt: int) -> float:
@@ -300,16 +378,25 @@ def _pause(attempt: int) -> float:
 def _asked(headers: Headers, otherwise: float, where: str) -> float:
     """Return how long a server asks us to wait. Raises RemoteError where that is too long."""
     text = headers.get("retry-after", "").strip()
-    moment = parsedate_tz(text) if text and not text.isdecimal() else None
-    if text.isdecimal():
-        seconds = float(text)
-    elif moment is not None:
-        seconds = max(0.0, mktime_tz(moment) - time.time())
+    if _SECONDS.fullmatch(text):
+        seconds = float(min(int(text[:12]), _YEAR))
     else:
-        return otherwise
+        moment = _moment(text)
+        if moment is None:
+            return otherwise
+        seconds = min(max(0.0, moment - time.time()), _YEAR)
     if seconds > LONGEST:
         raise RemoteError(
             f"{where}: the server asks to wait {seconds:.0f} s before the next request; "
             "try again after that"
         )
     return max(seconds, 0.05)
+
+
+def _moment(text: str) -> float | None:
+    """Return a date of HTTP in seconds since 1970, None for text that is none."""
+    try:
+        found = parsedate_tz(text)
+        return None if found is None else float(mktime_tz(found))
+    except (ValueError, OverflowError, TypeError, IndexError):  # a month of 99, a year of 99999
+        return None

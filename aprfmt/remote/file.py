@@ -6,25 +6,33 @@ megabytes, norms that lie apart and one look at a block in 64 KiB. Large reads, 
 are a stream's.
 """
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aprfmt.errors import RemoteError
 from aprfmt.remote.cache import CACHE
 from aprfmt.remote.paths import RemotePath
 from aprfmt.remote.remembered import Remembered
+from aprfmt.remote.site import changed
 from aprfmt.remote.stream import LITTLE, PART, Stream
 from aprfmt.remote.traffic import TRAFFIC
+
+if TYPE_CHECKING:
+    from aprfmt.remote.site import Site
 
 MAX_HELD = 700 << 20  # bytes before the tensors; above every limit of the parsers
 GAP = 128 << 10  # ranges nearer to each other are fetched as one
 PIECES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 AT_A_TIME = 16  # requests for ranges that are asked for together
 KEPT = 32 << 20  # bytes of pieces
+AGAIN = 16  # answers of which the beginning is read again, where nothing proves their version
+WINDOW = 64 << 10  # bytes of that beginning
 
 
 class RemoteObject:
@@ -41,6 +49,52 @@ class RemoteObject:
         self.told: Callable[[int, memoryview], None] | None = None  # of all bytes that come
         self._remembered: Remembered | None = None
         self._remembering = 0  # how many ask for that
+        self._shelf = threading.Lock()  # of the pieces, which are looked up while others come
+        # Of the first answers, where nothing proves their version: where they begin, and that.
+        self._early: list[tuple[int, bytes]] = []
+        self._unsure = False  # more than one answer came since these were read again
+        self.mixed = False  # more than one answer came, and nothing proves that they fit
+        self._note(0, self._held)
+
+    def _note(self, start: int, data: memoryview) -> None:
+        """Remember the beginning of an early answer whose version nothing proves."""
+        if self.facts.proven or not len(data):
+            return
+        with self._shelf:
+            if self._early:
+                self._unsure = self.mixed = True
+            if len(self._early) < AGAIN:
+                self._early.append((start, bytes(data[:WINDOW])))
+
+    def refuse_changed(self) -> None:
+        """Read the beginnings of the first answers again, where nothing proves their version.
+
+        Raises RemoteError where they are not as they were.
+        """
+        with self._shelf:
+            early, unsure, self._unsure = list(self._early), self._unsure, False
+        if not unsure:
+            return
+        now = self._site.facts(self._inner)
+        if now is None or now.size != self.facts.size or now.tag != self.facts.tag:
+            raise changed(self.where, "what the site says of it", now, self.facts)
+
+        def again(row: tuple[int, bytes]) -> None:
+            start, data = row
+            stop = start + len(data)
+            found = self._site.fetch(self._inner, self.facts, start, stop)
+            if found != data:
+                hashes = [hashlib.sha256(each).hexdigest()[:16] for each in (found, data)]
+                raise changed(self.where, f"the SHA-256 of bytes {start}..{stop}", *hashes)
+
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            list(pool.map(again, early))
+
+    def one_pass(self) -> str:
+        """Return the SHA-256 of the file as one answer brings it."""
+        found = self._site.one_pass(self._inner, self.facts)
+        self._unsure = self.mixed = False
+        return found
 
     def held(self, stop: int, wish: int) -> memoryview:
         """Return the beginning of the file, at least `stop` bytes; see `Fetched`."""
@@ -64,23 +118,48 @@ class RemoteObject:
             self._level = more if abs(start - self._last) <= PIECES[more] else 0
             self._last = min(self.facts.size, max(stop, start + PIECES[self._level]))
             piece = self.fetch(start, self._last)
+            self._keep(start, piece)
+            return piece[: stop - start]
+
+    def _keep(self, start: int, piece: memoryview) -> None:
+        with self._shelf:
             self._pieces.pop(start, None)
             self._pieces[start] = piece
             while sum(map(len, self._pieces.values())) > KEPT:
                 self._pieces.popitem(last=False)
-            return piece[: stop - start]
 
-    def kept(self, start: int, stop: int) -> memoryview:
-        """Return what a piece has of bytes [start, stop), from `start` on."""
-        with self._lock:
-            return self._kept(start, stop)
+    def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Fetch ranges that will be read soon, and keep them: several at a time."""
+        missing = [(a, b) for a, b in ranges if b > len(self._held) and not len(self._kept(a, b))]
+        with ThreadPoolExecutor(min(AT_A_TIME, max(1, len(missing)))) as pool:
+            for (start, _), piece in zip(
+                missing, pool.map(lambda row: self.fetch(*row), missing), strict=True
+            ):
+                self._keep(start, piece)
 
     def _kept(self, start: int, stop: int) -> memoryview:
-        for begin, piece in self._pieces.items():
-            if begin <= start < begin + len(piece):
-                self._pieces.move_to_end(begin)
-                return piece[start - begin : stop - begin]
+        """Return what a piece has of bytes [start, stop), from `start` on."""
+        with self._shelf:
+            for begin, piece in self._pieces.items():
+                if begin <= start < begin + len(piece):
+                    self._pieces.move_to_end(begin)
+                    return piece[start - begin : stop - begin]
         return memoryview(b"")
+
+    def gather(self, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop): what is held or kept of them, and the rest fetched."""
+        with self._shelf:
+            known = [(0, self._held), *self._pieces.items()]
+        found, at = [], start
+        while at < stop:
+            piece = max((p[at - b : stop - b] for b, p in known if b <= at < b + len(p)),
+                        key=len, default=memoryview(b""))  # fmt: skip
+            if not len(piece):
+                after = min((b for b, p in known if at < b < stop and len(p)), default=stop)
+                piece = self.fetch(at, after)
+            found.append(piece)
+            at += len(piece)
+        return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop): remembered, from the cache on disk, or by one request."""
@@ -100,6 +179,7 @@ class RemoteObject:
             TRAFFIC.count(cached=stop - start)
         else:
             data = self._site.fetch(self._inner, self.facts, start, stop)
+            self._note(start, data)
             CACHE.put(self.facts.identity, start, data)
         return data
 
@@ -136,7 +216,7 @@ class RemoteFile:
         self.size = self._found.facts.size
         self.identity = self._found.facts.identity
         self.sha256 = self._found.facts.sha256  # as the site publishes it
-        self._stream = Stream(self.size, self._found.fetch)
+        self._stream = Stream(self.size, self._found.gather)
 
     def tell(self, whom: Callable[[int, memoryview], None] | None) -> None:
         """Have all bytes that come from now on told to somebody: where they begin, and these."""
@@ -159,11 +239,7 @@ class RemoteFile:
             return self._stream.get(start, stop)
         if stop - start < LITTLE:
             return self._found.small(start, stop)
-        kept = self._found.kept(start, stop)
-        if len(kept) == stop - start:
-            return kept
-        rest = self._stream.get(start + len(kept), stop)
-        return memoryview(b"".join([kept, rest])) if kept else rest
+        return self._stream.get(start, stop)
 
     def held(self, stop: int, wish: int = 0) -> memoryview:
         """Return the beginning of the file, at least `stop` bytes; see `Fetched`."""
@@ -197,7 +273,7 @@ class RemoteFile:
         """Yield the bytes of [start, stop) that are there, in windows; fetches none beyond them."""
         stop = min(stop, self.size)
         held = self._found.held(0, 0)
-        with closing(Stream(stop, self._found.fetch)) as stream:
+        with closing(Stream(stop, self._found.gather)) as stream:
             stream.expect(start, stop, max(start, len(held)))
             for first in range(start, stop, size):
                 last = min(first + size, stop)
@@ -213,6 +289,23 @@ class RemoteFile:
         if stop > len(self._found.held(0, 0)):
             self._stream.expect(start, stop)
 
+    @property
+    def proven(self) -> bool:
+        """Whether a strong ETag or a digest of the site shows that answers are of one version."""
+        return self._found.facts.proven
+
+    def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Fetch small ranges that will be read soon, in any order, and keep them."""
+        self._found.bring(coalesced(ranges))
+
+    def refuse_changed(self) -> None:
+        """Raise RemoteError where early answers are not as they were; see `RemoteObject`."""
+        self._found.refuse_changed()
+
+    def one_pass(self) -> str:
+        """Return the SHA-256 of the file as one answer brings it."""
+        return self._found.one_pass()
+
     def drop(self, start: int, stop: int) -> None:
         """Release what is remembered; pieces leave by themselves."""
         self._found.drop(start, stop)
@@ -222,19 +315,40 @@ class RemoteFile:
         self._stream.close()
 
 
-_objects: dict[RemotePath, RemoteObject] = {}
+_objects: "dict[tuple[Site, str], RemoteObject]" = {}
 _opening = threading.Lock()
 
 
 def found_at(path: RemotePath) -> RemoteObject:
     """Return what is known of a remote file; asks for its first bytes once a process."""
+    place = path.site, path.inner
     with _opening:
-        known = _objects.get(path)
+        known = _objects.get(place)
     if known is None:
         known = RemoteObject(path)
         with _opening:
-            known = _objects.setdefault(path, known)
+            known = _objects.setdefault(place, known)
     return known
+
+
+def refuse_changed() -> None:
+    """Raise RemoteError where a file changed whose version nothing proves; asks for each again."""
+    with _opening:
+        known = list(_objects.values())
+    for each in known:
+        each.refuse_changed()
+
+
+def unproven() -> list[str]:
+    """Return a line for every site whose answers nothing proves to be of one version of a file."""
+    with _opening:
+        known = list(_objects.values())
+    sites = dict.fromkeys("/".join(each.where.split("/")[:3]) for each in known if each.mixed)
+    return [
+        f"{site}/: gives no strong ETag: that what came of a file is of one version of it cannot "
+        "be proven; the first ranges were read twice and are the same"
+        for site in sites
+    ]
 
 
 def remembering(files: Iterable[Path]) -> ExitStack:

@@ -6,12 +6,16 @@ asked for by name. Any other address is one file, beside which only files are re
 
 from base64 import b64encode
 from collections.abc import Sequence
-from urllib.parse import unquote, urlsplit, urlunsplit
+from typing import TypeVar
+from urllib.parse import unquote, urlunsplit
 
 from aprfmt.errors import UsageError
+from aprfmt.remote.guard import parts_of, target
 from aprfmt.remote.ranges import Denied, Gone, Ranges
 from aprfmt.remote.site import FileFacts, known
 from aprfmt.remote.sites import SiteSpec
+
+T = TypeVar("T")
 
 # (scheme, host) -> what a user's address said that must not be shown: queries by path, a password
 _QUERIES: dict[tuple[str, str], dict[str, str]] = {}
@@ -20,18 +24,40 @@ _FOLDERS: dict[tuple[str, str], set[str]] = {}
 
 
 def _settle(text: str) -> Sequence[str]:
-    parts = urlsplit(text)
+    parts, bare = parts_of(text), _bare(text)
+    if parts is None:
+        raise UsageError(f"{bare}: is no address; expected https://HOST/FILE")
     host = parts.netloc.rpartition("@")[2].lower()
     key, inner = (f"{parts.scheme}:", host), parts.path.strip("/")
     if not host or ".." in inner.split("/"):
         raise UsageError(f"{parts.scheme}://{host}{parts.path}: is no address of a file")
-    if parts.query:
-        _QUERIES.setdefault(key, {})[inner] = parts.query
+    target(f"{key[0]}//{host}/", bare)  # raises where no request could be made of it
+    _remember(_QUERIES.setdefault(key, {}), inner, parts.query, bare, "query")
     if "@" in parts.netloc:
-        _PASSWORDS[key] = unquote(parts.netloc.rpartition("@")[0])
+        login = unquote(parts.netloc.rpartition("@")[0])
+        _remember(_PASSWORDS, key, login, bare, "name and password")
     if parts.path.endswith("/") or not inner:
         _FOLDERS.setdefault(key, set()).add(inner)
     return [*key, *(part for part in inner.split("/") if part)]
+
+
+def _bare(text: str) -> str:
+    """Return an address without what may be secret in it: a password, and the query."""
+    scheme, _, rest = text.partition("://")
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _remember(known: dict[T, str], key: T, found: str, bare: str, what: str) -> None:
+    """Keep what an address said; UsageError where an earlier one of the same file said another.
+
+    Both would be read as one file, and be equal.
+    """
+    if known.setdefault(key, found) != found:
+        raise UsageError(
+            f"{bare}: was given before with another {what}, which names another file; "
+            "read one of them at a time, or download one"
+        )
 
 
 class HttpSite:
@@ -91,6 +117,10 @@ class HttpSite:
         return self._ranges.fetch(
             self._url(inner), self._where(inner), self._headers, facts, start, stop
         )
+
+    def one_pass(self, inner: str, facts: FileFacts) -> str:
+        """Return the SHA-256 of the file as one answer brings it."""
+        return self._ranges.one_pass(self._url(inner), self._where(inner), self._headers, facts)
 
 
 SITE = SiteSpec(1, HttpSite, _settle)

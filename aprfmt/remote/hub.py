@@ -6,6 +6,7 @@ taken first. The token, its places and HF_ENDPOINT are those of huggingface_hub,
 hold this module to; the library itself is not needed.
 """
 
+import hashlib
 import os
 import re
 import threading
@@ -19,7 +20,7 @@ from aprfmt.errors import RemoteError, UsageError
 from aprfmt.remote.client import Headers
 from aprfmt.remote.paths import hub_cache, hub_home
 from aprfmt.remote.ranges import Denied, Gone, Ranges
-from aprfmt.remote.site import FIRST, FileFacts, missing
+from aprfmt.remote.site import FIRST, FileFacts, identity_of, is_strong, missing
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -102,10 +103,15 @@ def _is_model(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Row:
-    """A file of a repository; `apart` says that the hub stores it apart and sends ranges of it."""
+    """A file of a repository; `apart` says that the hub stores it apart and sends ranges of it.
+
+    `sha256` is published of what is stored apart, `blob` of the rest: git's SHA-1 of it, that is of
+    `blob SIZE`, a zero byte and the contents. Both are "" where they are not published.
+    """
 
     size: int
     sha256: str
+    blob: str
     apart: bool
 
 
@@ -116,6 +122,7 @@ class HubSite:
         self._owner = root[1]
         self._name, _, self._revision = root[2].partition("@")
         self._shown = f"hf://{root[1]}/{root[2]}"
+        self._endpoint = endpoint()
         self._ranges = Ranges()
         self._lock = threading.Lock()
         self._listed: tuple[str, Mapping[str, _Row]] | None = None
@@ -123,7 +130,12 @@ class HubSite:
 
     @property
     def _headers(self) -> dict[str, str]:
-        found = token()
+        found, place = _token()
+        if not (found.isascii() and found.isprintable()):
+            raise RemoteError(
+                f"{self._shown}: the token of {place} holds characters that no token has; "
+                "set it anew"
+            )
         return {"Authorization": f"Bearer {found}"} if found else {}
 
     @property
@@ -145,7 +157,9 @@ class HubSite:
                 f"{self._shown}: is not in the local hub cache, and HF_HUB_OFFLINE is set; unset it"
             )
         revision = quote(self._revision or "main", safe="%")
-        url = f"{endpoint()}/api/models/{self._owner}/{self._name}/revision/{revision}?blobs=true"
+        url = (
+            f"{self._endpoint}/api/models/{self._owner}/{self._name}/revision/{revision}?blobs=true"
+        )
         try:
             text = self._ranges.whole(url, self._shown, self._headers, MAX_LISTING)
         except Denied as error:
@@ -168,15 +182,17 @@ class HubSite:
             name, size = sibling.get("rfilename"), sibling.get("size")
             lfs = sibling.get("lfs")
             if isinstance(name, str) and type(size) is int and size >= 0:
-                digest = str(lfs.get("sha256", "")) if isinstance(lfs, dict) else ""
-                rows[name] = _Row(size, digest, isinstance(lfs, dict))
+                apart = isinstance(lfs, dict)
+                digest = _hexadecimal(lfs.get("sha256") if isinstance(lfs, dict) else None, 64)
+                blob = "" if apart else _hexadecimal(sibling.get("blobId"), 40)
+                rows[name] = _Row(size, digest, blob, apart)
         return commit, rows
 
     def _denied(self, headers: Headers) -> RemoteError:
         """Return the error of a repository that may not be read, with what would help."""
         login, (_, place) = "set HF_TOKEN, or run `hf auth login`", _token()
         if headers.get("x-error-code") == "GatedRepo":
-            todo = f"accept its terms at {endpoint()}/{self._owner}/{self._name}"
+            todo = f"accept its terms at {self._endpoint}/{self._owner}/{self._name}"
             if place:
                 said = f"is gated, and the token of {place} has no access; {todo} with its account"
                 return RemoteError(f"{self._shown}: {said}, or use another token")
@@ -196,9 +212,16 @@ class HubSite:
         row = self._row(inner)
         if row is None:
             return None
-        return FileFacts(
-            row.size, "", f"hf {self._owner}/{self._name} {self.commit} {inner}", row.sha256
-        )
+        return FileFacts(row.size, "", self._identity(inner, row), row.sha256)
+
+    def _identity(self, inner: str, row: _Row, tag: str = "") -> str:
+        """Return what names a file's bytes: the digest that this hub publishes, or a strong ETag.
+
+        Another hub may have other bytes under the same name and commit.
+        """
+        named = row.sha256 or row.blob or (tag if is_strong(tag) else "")
+        place = self._endpoint, self._owner, self._name, self.commit, inner
+        return identity_of("hf", *place, named, row.size) if named else ""
 
     def is_folder(self, inner: str) -> bool:
         """Say whether files lie below that name."""
@@ -219,7 +242,7 @@ class HubSite:
 
     def _url(self, inner: str) -> str:
         where = f"{self._owner}/{self._name}/resolve/{self.commit}/{quote(inner)}"
-        return f"{endpoint()}/{where}"
+        return f"{self._endpoint}/{where}"
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return what is known of a file, and its first bytes; a small text whole."""
@@ -237,7 +260,8 @@ class HubSite:
                 f"{self._where(inner)}: has {seen.size} bytes, the hub's list says {row.size}; "
                 "try again later"
             )
-        return FileFacts(seen.size, seen.tag, told.identity, told.sha256), head
+        identity = self._identity(inner, row, seen.tag)
+        return FileFacts(seen.size, seen.tag, identity, told.sha256), head
 
     def _whole(self, inner: str, row: _Row) -> bytes:
         if inner not in self._wholes:
@@ -251,6 +275,12 @@ class HubSite:
             if len(found) != row.size:
                 raise RemoteError(
                     f"{self._where(inner)}: has {len(found)} bytes, the hub's list says {row.size}"
+                )
+            blob = hashlib.sha1(b"blob %d\0" % len(found) + found, usedforsecurity=False)
+            if row.blob and blob.hexdigest() != row.blob:
+                raise RemoteError(
+                    f"{self._where(inner)}: its bytes have git's SHA-1 {blob.hexdigest()}, the "
+                    f"hub's list says {row.blob}; try again later"
                 )
             self._wholes[inner] = found
         return self._wholes[inner]
@@ -266,6 +296,22 @@ class HubSite:
             )
         except Denied as error:
             raise self._denied(error.headers) from None
+
+    def one_pass(self, inner: str, facts: FileFacts) -> str:
+        """Return the SHA-256 of the file as one answer brings it."""
+        row = self._row(inner)
+        if row is not None and not row.apart:
+            return hashlib.sha256(self._whole(inner, row)).hexdigest()
+        try:
+            return self._ranges.one_pass(self._url(inner), self._where(inner), self._headers, facts)
+        except Denied as error:
+            raise self._denied(error.headers) from None
+
+
+def _hexadecimal(found: object, digits: int) -> str:
+    """Return a published digest, "" for anything else."""
+    right = isinstance(found, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", found)
+    return str(found) if right else ""
 
 
 SITE = SiteSpec(2, HubSite, _settle)

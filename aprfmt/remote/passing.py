@@ -1,4 +1,4 @@
-"""The SHA-256 of a remote file, of its bytes as they pass on their way to others.
+"""The SHA-256 and the CRC-32 of a remote file, of its bytes as they pass on their way to others.
 
 Bytes that come in the file's order are counted at once; others wait, up to HELD of them. What never
 came, or came too early, is fetched at the end.
@@ -9,7 +9,9 @@ import heapq
 import threading
 from typing import TYPE_CHECKING
 
+from aprfmt.base.crc import crc32
 from aprfmt.errors import RemoteError
+from aprfmt.remote.site import changed
 
 if TYPE_CHECKING:
     from aprfmt.remote.file import RemoteFile
@@ -22,6 +24,8 @@ class PassingHash:
 
     def __init__(self, file: "RemoteFile") -> None:
         self._file, self._digest = file, hashlib.sha256()
+        self.crc = 0  # of the bytes so far
+        self._judged = ""  # the digest that was compared
         self._turn = threading.Lock()
         self._waiting: list[tuple[int, int, memoryview]] = []
         self._held = self._came = self._at = 0
@@ -41,6 +45,7 @@ class PassingHash:
                 self._held -= len(piece)
                 if first + len(piece) > self._at:
                     self._digest.update(piece[self._at - first :])
+                    self.crc = crc32(piece[self._at - first :], self.crc)
                     self._at = first + len(piece)
 
     @property
@@ -48,11 +53,8 @@ class PassingHash:
         """Whether every byte came by."""
         return self._at >= self._file.size
 
-    def result(self) -> str:
-        """Return the digest in hexadecimal; fetches what did not come by.
-
-        Raises RemoteError where the site publishes another one.
-        """
+    def complete(self) -> None:
+        """Fetch what did not come by."""
         while not self.done:
             with self._turn:
                 stop = self._waiting[0][0] if self._waiting else self._file.size
@@ -60,13 +62,31 @@ class PassingHash:
             for window in self._file.windows(at, stop):
                 self.take(at, window)
                 at += len(window)
+
+    def result(self) -> str:
+        """Return the digest in hexadecimal; fetches what did not come by.
+
+        Where nothing proves that the answers are of one version, the file is fetched once more by
+        one answer. Raises RemoteError where that, or the site, has another digest.
+        """
+        if self._judged:
+            return self._judged
+        self.complete()
         found, said = self._digest.hexdigest(), self._file.sha256
         if said and said != found:
             raise RemoteError(
                 f"{self._file.path}: its bytes as they were fetched have SHA-256 {found}, the site "
                 f"publishes {said}; try again"
             )
+        if not said and not self._file.proven and (once := self._file.one_pass()) != found:
+            raise changed(str(self._file.path), "its SHA-256 by one answer", once, found)
+        self._judged = found
         return found
+
+    def check(self) -> None:
+        """Raise what `result` raises, where every byte came."""
+        if self.done:
+            self.result()
 
     def stop(self) -> None:
         """Look at nothing more."""

@@ -1,5 +1,6 @@
 """Ranges over HTTP: what is asked for, and what an answer must say before a byte of it is read."""
 
+import hashlib
 import re
 import threading
 from collections.abc import Mapping
@@ -7,8 +8,9 @@ from collections.abc import Mapping
 from aprfmt.base.text import shorten
 from aprfmt.errors import RemoteError
 from aprfmt.remote import client
+from aprfmt.remote.body import content_length
 from aprfmt.remote.client import Headers
-from aprfmt.remote.site import FIRST, FileFacts, changed, missing
+from aprfmt.remote.site import FIRST, FileFacts, changed, identity_of, is_strong, missing
 
 _RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19})")
 _DENIED = (401, 403)
@@ -52,7 +54,7 @@ class Ranges:
         with self._lock:
             self._final[url] = answer.url
         tag = _tag(answer.headers)
-        identity = f"{url} {tag} {size}" if tag and not tag.startswith("W/") else ""
+        identity = identity_of("http", url, tag, size) if is_strong(tag) else ""
         return FileFacts(size, tag, identity), bytes(answer.body)
 
     def fetch(
@@ -60,13 +62,25 @@ class Ranges:
         start: int, stop: int,
     ) -> memoryview:  # fmt: skip
         """Return bytes [start, stop) of a file that is still the one `facts` describe."""
+        return self._asked(url, where, headers, facts, start, stop).body
 
+    def one_pass(self, url: str, where: str, headers: Mapping[str, str], facts: FileFacts) -> str:
+        """Return the SHA-256 of a file that is still the one `facts` describe, by one answer."""
+        if not facts.size:
+            return hashlib.sha256().hexdigest()
+        return self._asked(url, where, headers, facts, 0, facts.size, hashed=True).sha256
+
+    def _asked(
+        self, url: str, where: str, headers: Mapping[str, str], facts: FileFacts,
+        start: int, stop: int, hashed: bool = False,
+    ) -> client.Response:  # fmt: skip
         def wanted(status: int, found: Headers) -> int:
             begin, end, size = _judged(status, found, where)
             if size != facts.size:
                 raise changed(where, "its size", size, facts.size)
             if (tag := _tag(found)) != facts.tag:
-                raise changed(where, "its ETag", tag or "absent", facts.tag or "absent")
+                what = "its ETag" if '"' in facts.tag + tag else "its date"
+                raise changed(where, what, _shown(tag), _shown(facts.tag))
             if (begin, end) != (start, stop):
                 raise _wrong(where, found, f"bytes {start}-{stop - 1}/{size}")
             return stop - start
@@ -76,32 +90,37 @@ class Ranges:
         if final != url:
             try:
                 safe = {name: value for name, value in asked.items() if name != "Authorization"}
-                return client.CLIENT.get(final, where, safe, wanted).body
+                return client.CLIENT.get(final, where, safe, wanted, hashed)
             except (Denied, Gone):
                 pass  # a signed address has run out: ask for a new one
-        answer = client.CLIENT.get(url, where, asked, wanted)
+        answer = client.CLIENT.get(url, where, asked, wanted, hashed)
         with self._lock:
             self._final[url] = answer.url
-        return answer.body
+        return answer
 
     def whole(self, url: str, where: str, headers: Mapping[str, str], most: int) -> bytes:
         """Return a small file, or an answer of an API, of at most `most` bytes."""
 
         def wanted(status: int, found: Headers) -> int:
             _check_status(status, found, where, 200)
-            length = found.get("content-length")
+            length = None if "transfer-encoding" in found else content_length(found)
             if length is None:
                 return -most
-            if not length.isdecimal() or int(length) > most:
-                said = shorten(length, 40)
-                raise RemoteError(f"{where}: answers with {said} bytes; expected at most {most}")
-            return int(length)
+            if length > most:
+                raise RemoteError(f"{where}: answers with {length} bytes; expected at most {most}")
+            return length
 
         return bytes(client.CLIENT.get(url, where, headers, wanted).body)
 
 
 def _tag(headers: Headers) -> str:
-    return headers.get("etag") or headers.get("last-modified") or ""
+    """Return a strong ETag; without one all that changes when the file may have."""
+    tag = headers.get("etag", "").strip()
+    return tag if is_strong(tag) else f"{tag} {headers.get('last-modified', '').strip()}".strip()
+
+
+def _shown(tag: str) -> str:
+    return shorten(tag, 80) or "absent"
 
 
 def _parsed(headers: Headers) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """What a site is: a host, a hub repository or a bucket that gives bytes of its files by range."""
 
+import hashlib
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,8 +14,9 @@ FIRST = 128 << 10  # bytes of a file's first answer: most headers, and all small
 class FileFacts:
     """What a site says of a file.
 
-    `tag` is compared on every answer ("" where the site gives none). `identity` names these very
-    bytes for ever, so that ranges of them may be kept on disk; "" where nothing does.
+    `tag` is compared on every answer: the ETag, and the date where that is not a strong one.
+    `identity` names these very bytes for ever, at the endpoint that gave them, so that ranges of
+    them may be kept on disk; "" where nothing does, and where an unchanged `tag` proves nothing.
     `sha256` is the digest that the site publishes, "" without one.
     """
 
@@ -21,6 +24,28 @@ class FileFacts:
     tag: str = ""
     identity: str = ""
     sha256: str = ""
+
+    @property
+    def proven(self) -> bool:
+        """Whether equal tags show that answers are of one version of the file."""
+        return bool(self.identity)
+
+
+_STRONG = re.compile(r'"[\x21\x23-\x7e\x80-\xff]+"')  # RFC 9110, 8.8.3; but one with nothing in it
+
+
+def is_strong(tag: str) -> bool:
+    """Return whether an ETag changes with every byte (RFC 9110, 8.8.1): quoted, without W/."""
+    return _STRONG.fullmatch(tag) is not None
+
+
+def identity_of(*facts: str | int) -> str:
+    """Return what names bytes for ever, of all facts that do: endpoint, name, tag or digest, size.
+
+    It is a digest: addresses may hold signatures, and this goes into files.
+    """
+    text = "\0".join(map(str, facts))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Site(Protocol):
@@ -48,6 +73,10 @@ class Site(Protocol):
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop); one request. RemoteError where the file has changed."""
+        ...
+
+    def one_pass(self, inner: str, facts: FileFacts) -> str:
+        """Return the SHA-256 of the file as one answer brings it, whatever came before."""
         ...
 
 

@@ -150,8 +150,12 @@ PUBLIC = {"public.example": "93.184.216.34", "other.example": "93.184.216.35",
 
 @pytest.mark.parametrize(("to", "said"), [
     ("http://inside.example/y", "from a public address to a private one"),
-    ("http://meta.example/y", "from a public address to a private one"),
-    ("http://127.0.0.1/y", "from a public address to a private one"),
+    ("http://meta.example/y", "from a public address to one of a metadata service"),
+    ("http://127.0.0.1/y", "from a public address to one of this machine"),
+    ("http://[::1", "leads to no whole address"), ("http://[zz]/y", "leads to no whole address"),
+    (f"http://{'a' * 64}/y", "is no name of a host"),
+    (f"http://{'a.' * 127}/y", "is no name of a host"),
+    ("http://a..b/y", "is no name of a host"), ("http://[fe80::1%25lo]/y", "is no name of a host"),
     ("https://other.example/y", "redirected from http to https"),
     ("ftp://other.example/y", "a ftp address"), ("file:///etc/passwd", "a file address"),
 ])  # fmt: skip

@@ -155,7 +155,8 @@ def test_a_server_that_hangs_does_not_keep_a_program_that_is_done(server: RangeS
     server.files["/x"] = bytes(40 << 20)
     server.stuck = threading.Event()
     code = (
-        "from aprfmt.remote import client\nclient.TIMEOUT = None\n"
+        "from aprfmt.remote import client\nfrom aprfmt.remote.deadline import Limits\n"
+        "client.CLIENT.limits = Limits(silence=1e6, head=1e6)\n"
         "from aprfmt.remote.paths import place\nfrom aprfmt.formats.mapped import open_bytes\n"
         f"source = open_bytes(place('{server.url}/x'))\nsource.expect(0, source.size)\n"
         "print('done')"

@@ -10,6 +10,7 @@ from aprfmt.formats.apr.layout import Header
 from aprfmt.formats.apr.parsed import FooterState, ParsedApr
 from aprfmt.formats.mapped import BufferFile
 from aprfmt.formats.shardset import union
+from aprfmt.formats.summing import combine
 
 
 class AprShard(mapped.Shard[ParsedApr]):
@@ -23,11 +24,18 @@ class AprShard(mapped.Shard[ParsedApr]):
         expanded = self.parsed.expanded
         return BufferFile(self.parsed.buffer[:], self.file.path) if expanded else self.file
 
-    def footer_matches(self) -> bool | None:
-        """Read the whole file and compare its checksum; None if the file ends without one."""
+    def footer_matches(self, known: int | None = None) -> bool | None:
+        """Read the whole file and compare its checksum; None if the file ends without one.
+
+        `known` is the CRC-32 of all bytes of the file, where they were read before.
+        """
         parsed = self.parsed
         if parsed.footer == "missing":
             return None
+        if known is not None and parsed.footer == "present" and not parsed.expanded:
+            footer = bytes(parsed.buffer[parsed.end : parsed.size])
+            before = int.from_bytes(footer, "little")  # what is before it has that, if it is right
+            return combine(before, crc32(footer), len(footer)) == known
         at_end, crc = parsed.size - 4, 0
         for stop in sorted({parsed.end, max(parsed.end, at_end)}):
             start = parsed.end if stop > parsed.end else 0
@@ -94,12 +102,13 @@ class AprSource(mapped.MappedSource[AprShard]):
         states = [shard.parsed.footer for shard in self.shards]
         return next((state for state in states if state != "present"), "present")
 
-    def footer_matches(self) -> bool | None:
+    def footer_matches(self, known: Mapping[Path, int] | None = None) -> bool | None:
         """Read every byte and compare the checksums; mapped pages are released on the way.
 
-        False: some file does not match. None: no mismatch, but some file has no checksum.
+        False: some file does not match. None: no mismatch, but some file has no checksum. `known`
+        has the CRC-32 of files of which every byte was read already.
         """
-        found = [shard.footer_matches() for shard in self.shards]
+        found = [shard.footer_matches((known or {}).get(shard.file.path)) for shard in self.shards]
         return False if False in found else None if None in found else True
 
     def stray_padding(self) -> Iterator[Note]:
@@ -109,6 +118,6 @@ class AprSource(mapped.MappedSource[AprShard]):
                 yield Note("note", str(shard.file.path), text)
 
 
-def footer_matches(source: Source) -> bool | None:
+def footer_matches(source: Source, known: Mapping[Path, int] | None = None) -> bool | None:
     """Compare an open file's bytes with its footer; None for a source of no file."""
-    return source.footer_matches() if isinstance(source, AprSource) else None
+    return source.footer_matches(known) if isinstance(source, AprSource) else None
