@@ -2,6 +2,7 @@
 
     python -m tests.mutations                     all mutations, continuing where a run stopped
     python -m tests.mutations --only ID ... --budget 600
+    python -m tests.mutations --fresh 200         one in each of so many functions, by a new seed
     python -m tests.mutations --list
     python -m tests.mutations --report
 
@@ -17,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.mutations import judge
-from tests.mutations.draw import COUNT, SEED, drawn
+from tests.mutations.draw import COUNT, SEED, drawn, one_of_each
 from tests.mutations.hand import ROWS
 from tests.mutations.mutation import Gone, Mutation, placed
-from tests.mutations.product import ROOT, StoppedError, product
+from tests.mutations.product import ROOT, StoppedError, commit_seed, product
 from tests.mutations.reach import Reach
 from tests.mutations.report import report
 from tests.mutations.results import Results
@@ -50,6 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.mutations")
     parser.add_argument("--hand", action="store_true", help="only those written by hand")
     parser.add_argument("--drawn", action="store_true", help="only those drawn by the seed")
+    parser.add_argument(
+        "--fresh", type=int, metavar="N",
+        help="one in each of N functions, by the seed of the last commit or --seed",
+    )  # fmt: skip
     parser.add_argument("--only", nargs="+", metavar="ID", help="only these")
     parser.add_argument("--list", action="store_true", help="name them and what they mean")
     parser.add_argument("--report", action="store_true", help="say what is known; run nothing")
@@ -60,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "--budget", type=float, default=judge.BUDGET, help="seconds of tests for one mutation"
     )
     parser.add_argument("--count", type=int, default=COUNT, help="how many are drawn")
-    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--seed", type=int, help="the seed of what is drawn")
     parser.add_argument("--again", action="store_true", help="forget earlier verdicts")
     return parser
 
@@ -92,10 +97,15 @@ def _chosen(options: argparse.Namespace, root: Path, reach: Reach) -> list[Mutat
     """Return the mutations that the options name."""
     texts = {name: (root / name).read_text() for name in product(root)}
     chosen: list[Mutation | Gone] = []
+    if options.fresh:
+        seed = commit_seed(root) if options.seed is None else options.seed
+        _say(f"seed {seed}")
+        return [*one_of_each(list(reach.sources.values()), options.fresh, seed)]
+    seed = SEED if options.seed is None else options.seed
     if options.hand or not options.drawn:
         chosen += placed(ROWS, texts)
     if options.drawn or not options.hand:
-        chosen += drawn(list(reach.sources.values()), options.count, options.seed)
+        chosen += drawn(list(reach.sources.values()), options.count, seed)
     if options.only:
         missing = set(options.only) - {each.id for each in chosen}
         if missing:

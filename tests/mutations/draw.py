@@ -62,6 +62,40 @@ def drawn(sources: Collection[Source], count: int = COUNT, seed: int = SEED) -> 
     return list(taken.values())
 
 
+def one_of_each(sources: Collection[Source], count: int, seed: int) -> list[Mutation]:
+    """Return one mutation in each of `count` functions, in the order they were drawn.
+
+    A function is as likely to be drawn as it has lines, in whatever room it stands; only those that
+    a GPU or a rare library alone runs are left out. No list is kept: another seed, other functions.
+    """
+    rows: dict[tuple[str, str], list[tuple[float, Mutation]]] = {}
+    lines: Counter[tuple[str, str]] = Counter()
+    for source in sources:
+        if not weight(source.path):
+            continue
+        for block in source.blocks:
+            here = source.text.count("\n", block.start, block.stop) + 1
+            lines[source.path, block.function] += here
+        for function, luck, mutation in sites(source, seed):
+            rows.setdefault((source.path, function), []).append((luck, mutation))
+
+    def toss(key: tuple[str, str]) -> float:
+        digest = hashlib.sha256(f"{seed}\0{key[0]}\0{key[1]}".encode()).digest()
+        return float(((int.from_bytes(digest[:6], "big") + 1) / (1 << 48)) ** (1 / lines[key]))
+
+    texts = {source.path: source.text for source in sources}
+    found: list[Mutation] = []
+    for key in sorted((key for key in rows if lines[key]), key=toss, reverse=True):
+        ranked = sorted(rows[key], key=lambda row: -row[0])
+        made = (row for _, row in ranked if _parses(row.applied(texts[key[0]])))
+        mutation = next(made, None)
+        if mutation is not None:
+            found.append(mutation)
+        if len(found) == count:
+            break
+    return found
+
+
 def _parses(text: str) -> bool:
     try:
         ast.parse(text)

@@ -134,6 +134,35 @@ def _swapped(source: Source, node: ast.AST) -> Iterator[Edit]:
         yield start, stop, f"{b}{middle}{a}"
 
 
+_SIDES = {"a": "b", "left": "right", "first": "second", "mine": "other", "low": "high", "x": "y",
+          "A": "B", "source": "target", "before": "after"}  # fmt: skip
+_OTHER_SIDE = {**_SIDES, **{other: one for one, other in _SIDES.items()}}
+
+
+def _sides(source: Source, node: ast.AST) -> Iterator[Edit]:
+    """Take the other side of a pair, where both are there."""
+    if isinstance(node, ast.Attribute) and node.attr in _OTHER_SIDE:
+        stop = source.span(node)[1]
+        yield stop - len(node.attr), stop, _OTHER_SIDE[node.attr]
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and len(node.id) > 1:
+        if node.id in _OTHER_SIDE:  # single letters are names of everything
+            yield (*source.span(node), _OTHER_SIDE[node.id])
+
+
+def _tolerance(source: Source, node: ast.AST) -> Iterator[Edit]:
+    """Loosen what looks like a tolerance by four orders of magnitude."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value < 0.5:
+        yield (*source.span(node), repr(node.value * 1e4))
+
+
+def _left_early(source: Source, node: ast.AST) -> Iterator[Edit]:
+    """End a loop at what should be passed over, or a function before its condition's body."""
+    if isinstance(node, ast.Continue):
+        yield (*source.span(node), "break")
+    if isinstance(node, ast.If) and not node.orelse and len(node.body) > 1:
+        yield (*source.span(node.body[0]), "return")
+
+
 def _sliced(source: Source, node: ast.AST) -> Iterator[Edit]:
     if isinstance(node, ast.Slice):
         for bound in (node.lower, node.upper):
@@ -152,6 +181,9 @@ OPERATORS: Mapping[str, tuple[float, Operator]] = {
     "statement removed": (1.0, _removed),
     "arguments swapped": (0.4, _swapped),
     "slice moved": (2.0, _sliced),
+    "other side": (0.4, _sides),
+    "tolerance loosened": (1.0, _tolerance),
+    "left early": (0.6, _left_early),
 }
 """Name -> how often it is drawn beside the others, and where it applies."""
 

@@ -36,6 +36,19 @@ def files(root: Path) -> list[str]:
     return sorted({name for name in done.stdout.split("\0") if name and _exists(root / name)})
 
 
+def commit_seed(root: Path) -> int:
+    """Return the seed that the last commit's hash gives: its first eight digits as a number.
+
+    Raises StoppedError outside of a git checkout.
+    """
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise StoppedError(f"{root}: has no commit; give a number: --seed")
+    return int(done.stdout[:8], 16)
+
+
 def _exists(path: Path) -> bool:
     return path.is_symlink() or path.is_file()
 

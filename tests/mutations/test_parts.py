@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from tests.mutations import judge
-from tests.mutations.draw import COUNT, drawn, sites
+from tests.mutations.draw import COUNT, drawn, one_of_each, sites
 from tests.mutations.hand import ROWS
 from tests.mutations.instrument import CALL, instrumented
 from tests.mutations.mutation import Gone, Mutation, Row, locate, placed
@@ -88,6 +88,20 @@ def test_a_row_names_files_of_tests_or_single_tests() -> None:
     assert covering("tests/test_a.py") == ids[:2]
     assert covering("tests/test_*.py::test_x?two-*") == ids[1:2]
     assert covering("tests/test_b.py", "*::test_x?one*") == (ids[0], ids[2])
+
+
+def test_one_of_each_function_and_others_by_another_seed(sources: list[Source]) -> None:
+    first, second = (one_of_each(sources, 60, seed) for seed in (1, 2))
+    for found in (first, second):
+        assert len({(row.path, row.start) for row in found}) == 60
+        assert len({source_function(sources, row) for row in found}) == 60
+    assert len({row.id for row in first} & {row.id for row in second}) < 12
+
+
+def source_function(sources: Sequence[Source], row: Mutation) -> tuple[str, str]:
+    source = next(each for each in sources if each.path == row.path)
+    block = source.block_at(row.start)
+    return row.path, "" if block is None else block.function
 
 
 # --- drawn ----------------------------------------------------------------------------------
