@@ -6,8 +6,6 @@ scan runs there too, since parsing a hostile template may take as long as render
 """
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Timer
@@ -105,20 +103,19 @@ def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
     """Run the child on one task and return its answer's text."""
     import subprocess
 
-    here = [str(_CHILD.parents[2]), *map(os.path.abspath, sys.path)]
+    from aprfmt.base.child import import_path, start_file
+
     limits = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY, "output": OUTPUT}
-    work = {"task": task, "path": here, "limits": limits, **request}
+    work = {"task": task, "path": import_path(), "limits": limits, **request}
     try:
         payload = json.dumps(work).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{where}: the messages are not plain JSON data: {error}") from None
     try:
-        # -I -S: nothing from the environment, no site hooks; sys.path comes with the request.
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_CHILD)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={}, cwd="/", start_new_session=True,
-        )  # fmt: skip
+        # -S: no site hooks; sys.path comes with the request.
+        child = start_file(
+            _CHILD, flags=("-S",), environment={}, stderr=subprocess.DEVNULL, new_session=True
+        )
     except OSError as error:
         raise FormatError(
             f"{where}: a process for the chat template could not start: {error}"
