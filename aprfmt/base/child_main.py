@@ -8,7 +8,7 @@ import runpy
 import sys
 
 if __name__ == "__main__":
-    _, path, module, *_ = sys.argv
+    path, module = sys.argv[1:3]
     sys.path[:] = json.loads(path)
     del sys.argv[1:3]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -138,7 +138,7 @@ def test_a_child_lies_elsewhere_and_is_told_nothing_by_pythons_variables(
     assert out.decode().split() == [os.path.abspath(os.sep), "1"]
 
 
-# --- no other way to start a process ---------------------------------------------------------------
+# --- no other way to start a process -------------------------------------------------------------
 
 STARTS = frozenset(
     "Popen run call check_call check_output getoutput getstatusoutput system popen spawnl spawnle "
