@@ -18,6 +18,7 @@ from aprfmt.formats import atomic, journal
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.output import OutputFile
 from aprfmt.formats.temporary import LockedFolder, remove
+from aprfmt.formats.temporary import locked as lock_folder
 from tests.formats.publishing import BYSTANDER, SCENARIOS, Scenario
 from tests.patience import PATIENCE
 
@@ -44,14 +45,14 @@ def test_of_two_runs_without_force_one_is_told(
     root = tmp_path / "x"
     target = empty(scenario, root)
     both = threading.Barrier(2, timeout=PATIENCE)
-    real_lock, real_rename = journal.locked, os.rename
+    real_rename = os.rename
     errors: dict[int, OutputError] = {}
     done: list[int] = []
 
     @contextmanager
     def locked(folder: Path) -> Iterator[LockedFolder]:
         both.wait()
-        with real_lock(folder) as lock:
+        with lock_folder(folder) as lock:
             yield lock
 
     def rename(source: Path, final: Path) -> None:
