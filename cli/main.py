@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from aprfmt.base.protocols import Note
 from aprfmt.base.streams import spell_missing
 from aprfmt.base.text import escape
 from aprfmt.cli.commands import COMMANDS, GROUPS
@@ -48,7 +49,9 @@ class LazyGroup(click.Group):
             return None
         from aprfmt.formats.cut_short import end_by
         from aprfmt.formats.ending import install_signal_handlers
+        from aprfmt.formats.notices import listen
 
+        listen(_notice)
         install_signal_handlers()  # SIGTERM must leave no half-written file behind
         args = ctx.find_root().obj
         if args is not None:  # not while a shell asks for completions
@@ -80,6 +83,12 @@ class LazyGroup(click.Group):
             with formatter.section(title):
                 width = max(map(len, COMMANDS))
                 formatter.write_dl([(f"{name:{width}}", row.summary) for name, row in rows.items()])
+
+
+def _notice(note: Note) -> None:
+    from aprfmt.cli.render import warn_note
+
+    warn_note(note)
 
 
 def implied(args: list[str]) -> bool:

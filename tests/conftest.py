@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from aprfmt.base.protocols import Note
 from tests.absent import pytest_make_collect_report as pytest_make_collect_report
 from tests.absent import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.absent import run_without_torch
@@ -80,6 +81,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def not_run(why: str) -> None:
     """Report the running test as NOT-RUN."""
     pytest.skip(f"NOT-RUN: {why}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
+    """Have the key that signs journals made in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture
+def notices(monkeypatch: pytest.MonkeyPatch) -> list[Note]:
+    """What is said of a folder before something is written there."""
+    found: list[Note] = []
+    monkeypatch.setattr("aprfmt.formats.notices._listeners", [found.append])
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -82,6 +82,12 @@ WARNINGS: Mapping[str, str] = {
     "without it: it was made for another model, or on too little text.",
     "resume_left": "beside the output lies what a stopped run with --resume had written. Run it "
     "with --resume again to go on, or remove the folder.",
+    "completed_write": "an earlier run was ended (killed, or by a power cut) while it put files in "
+    "place or changed one. What it had left was signed by your own key and was completed first.",
+    "foreign_journal": "a hidden file looks like what an ended run of aprfmt leaves, and is not "
+    "signed by the key in your state folder: it came with the folder, or another user, another "
+    "machine or a run without a home folder left it. It is never acted upon. Its writer can "
+    "complete it; otherwise check the files that it names, and remove it.",
     "no_tokenizer": "the model carries no tokenizer, so only token ids can be shown.",
     "context_length": "there are more tokens than the model was made for; it runs all the same, "
     "and what it says beyond is not what it was trained for.",

@@ -12,7 +12,7 @@ from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.report import ConversionReport, TensorOutcome
 from aprfmt.conversion.target import target_format, target_of
-from aprfmt.errors import ArchError, ConversionError, UsageError
+from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import MappedFile, MappedSource
@@ -95,6 +95,7 @@ def _converted(
     written = [Written() for _ in plan.outputs]
     digest: str | None = None
     begun: ResumedSet | None = None
+    judged: tuple[int, Account] | None = None
     expected: dict[str, Any] | None = None
     if hashing:
         carried.metadata[HASH_KEY] = PLACEHOLDER
@@ -114,7 +115,7 @@ def _converted(
             for output, record in zip(plan.outputs, written, strict=True):
                 note(begun, output.info.name, record)
         else:
-            files = _write(
+            files, judged = _write(
                 model, target, dst, plan, carried, written, options, hashed, begun, verifier
             )
         digest = hashed.result() if hashed is not None and hashed.recorded else None
@@ -125,7 +126,7 @@ def _converted(
     verified, accounted = None, None
     damage: list[Note] = []
     if verifier is not None:
-        verified, accounted = _verify(files, plan, written, model, verifier)
+        verified, accounted = judged or _verify(files, plan, written, model, verifier)
         damage = verifier.notes(hashed.checksums if hashed is not None else dict)
     if begun is not None:
         begun.finish()
@@ -255,8 +256,12 @@ def _write(
     digest: "SourceHash | None",
     begun: "ResumedSet | None",
     verifier: "Verifier | None",
-) -> tuple[Path, ...]:
-    """Write all outputs, publish the files together and return them; `verifier` reads them back."""
+) -> "tuple[tuple[Path, ...], tuple[int, Account] | None]":
+    """Write all outputs, publish the files together and return them; `verifier` reads them back.
+
+    What may be continued lies whole under its final names before it is published: it is verified
+    there, and the result returned too.
+    """
     from aprfmt.conversion.beside import texts_to_write
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
@@ -275,15 +280,27 @@ def _write(
                 sink.amend(PLACEHOLDER, digest.result())
             elif digest is not None and options.source_hash:
                 digest.check()
-            _refuse_changed(model)
+            refuse_changed_source(model)
             paths = tuple(sink.files)
         for path, text in texts.items():
             files.create(path).write(_utf8(path.name, text))
         beside = tuple(weights.parent / name for name in carried.texts)
-    return (*paths, *beside)
+        judged = None
+        if begun is not None and verifier is not None:
+            begun.close()
+            try:
+                staged = tuple(map(begun.staged, paths))
+                judged = _verify(staged, plan, written, model, verifier)
+            except (ConversionError, FormatError) as error:
+                begun.reject()
+                raise ConversionError(
+                    f"{error}; nothing is published and what was staged is removed: the same "
+                    "command begins anew"
+                ) from error
+    return (*paths, *beside), judged
 
 
-def _refuse_changed(model: Model) -> None:
+def refuse_changed_source(model: Model) -> None:
     """Raise FormatError where a file of the source was written to since it was opened.
 
     RemoteError where one that was fetched changed, as far as that can be known.

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.crc import crc32
-from aprfmt.conversion import ConversionReport, arch_name
+from aprfmt.conversion import ConversionReport, arch_name, refuse_changed_source
 from aprfmt.errors import ConversionError, FormatError, OutputError
 from aprfmt.formats import FORMATS, open_source
 from aprfmt.formats.mapped import open_bytes
-from aprfmt.formats.patched import Patch, identity_of, patch
+from aprfmt.formats.patched import Patch, patch
 from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink
 from aprfmt.formats.summing import combine
 from aprfmt.remote.paths import RemotePath
@@ -35,9 +35,8 @@ def change(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
     from aprfmt.conversion.run import Written, outcome
 
     path = _one_file(model)
-    identity = identity_of(path)
     plan, program = _planned(model, options)
-    pieces = list(_changed(model, program))
+    identity, pieces = _changed(model, program)
     places = {name: _facts(tensor.info) for name, tensor in model.source.tensors.items()}
     report = ConversionReport(
         model.path, model.format, path, model.format, (path,), arch_name(model, options),
@@ -77,19 +76,24 @@ def change_texts(
     return report, write_in_place(folder, texts)
 
 
-def _changed(model: "Model", program: Program) -> Iterator[Patch]:
-    """Yield the patches that turn the file's bytes into the planned ones."""
+def _changed(model: "Model", program: Program) -> tuple[str, list[Patch]]:
+    """Return the patches that turn the file's bytes into the planned ones.
+
+    Before them stands the identity of the file, which was planned for before: where it was written
+    to since, FormatError.
+    """
     file = open_bytes(_one_file(model))
     try:
+        refuse_changed_source(model)
         start = min(
             (t.info.offset for t in model.source.tensors.values() if t.info.nbytes),
             default=file.size,
         )
         head = _fitted(program.head, start, model)
-        places = _places(program, head, model, file)
-        yield from _differing(file, 0, head)
-        for offset, data in places:
-            yield from _differing(file, offset, data)
+        pieces = list(_differing(file, 0, head))
+        for offset, data in _places(program, head, model, file):
+            pieces += _differing(file, offset, data)
+        return file.identity, pieces
     finally:
         file.close()
 

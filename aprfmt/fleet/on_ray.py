@@ -4,8 +4,10 @@ A unit runs under the same limits as on one machine: each Ray worker asks in a p
 which is replaced when it takes too long, too much, or dies.
 """
 
+import os
 import socket
 from collections.abc import Iterator
+from contextlib import chdir
 from dataclasses import replace
 from typing import Any
 
@@ -85,7 +87,8 @@ def _joined(address: str) -> Any:
         ) from None
     if not ray.is_initialized():
         _reached(address)
-        ray.init(address=address or None, log_to_driver=False, logging_level="ERROR")
+        with chdir(os.path.abspath(os.sep)):  # workers search for modules where this is called
+            ray.init(address=address or None, log_to_driver=False, logging_level="ERROR")
     return ray
 
 

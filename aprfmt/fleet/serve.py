@@ -1,4 +1,4 @@
-"""A worker's own process: `python -m aprfmt.fleet.serve BYTES` answers tasks until its input ends.
+"""A worker's own process, started by `base.child`: answers tasks until its input ends.
 
 Tasks come pickled on standard input. Answers go to standard output, each pickled and after the
 number of its bytes, and after those of a task how many requests it made; what libraries print goes

@@ -180,7 +180,8 @@ def described(path: Path, shown: str) -> FleetModel:
     sizes = [file.stat().st_size for file in files]
     parts = [f"{file.name if len(files) > 1 else ''}\0{file_identity(file)}" for file in files]
     identity = hashlib.sha256("\n".join(sorted(parts)).encode(errors="surrogatepass")).hexdigest()
-    return FleetModel(str(path), identity, sum(sizes), (shown,))
+    where = path if is_remote(path) else path.absolute()  # workers have another working folder
+    return FleetModel(str(where), identity, sum(sizes), (shown,))
 
 
 def files_of(path: Path) -> Sequence[Path]:

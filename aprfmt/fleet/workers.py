@@ -8,7 +8,6 @@ over it, is replaced: that question has an error, the others go on.
 import os
 import pickle
 import queue
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from aprfmt.base.child import start_module
 from aprfmt.fleet.answers import AnswerLine, answer_of
 from aprfmt.fleet.serve import HEAD
 from aprfmt.fleet.units import OPEN, Task, row_of
@@ -55,11 +55,7 @@ class _Worker:
     def __init__(self, limits: Limits, heard: "queue.Queue[tuple[_Worker, bytes]]") -> None:
         self._limits = limits
         self._heard = heard
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "aprfmt.fleet.serve", str(limits.memory), *_allowed()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self.process = start_module("aprfmt.fleet.serve", str(limits.memory), *_allowed())
         self.tasks: deque[Task] = deque()
         self.done = 0
         self.until = 0.0

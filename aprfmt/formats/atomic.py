@@ -23,12 +23,20 @@ from typing import Self
 from aprfmt.errors import OutputError
 from aprfmt.formats.ending import OPEN
 from aprfmt.formats.exchange import exchange
-from aprfmt.formats.journal import is_journal, pending, publish_set, recover, reserved
+from aprfmt.formats.journal import (
+    clean_leftovers,
+    is_journal,
+    pending,
+    publish_set,
+    recover,
+    reserved,
+    status_of,
+)
+from aprfmt.formats.mapped import identity_of
 from aprfmt.formats.output import OutputFile
 from aprfmt.formats.patched import complete
 from aprfmt.formats.temporary import (
     as_output_error,
-    clean,
     is_temporary,
     output_error,
     remove,
@@ -129,8 +137,10 @@ class FileSet:
                 file.open(old)
             except OSError:
                 self._files.remove(file)
+                made = file.is_open
                 file.abandon()
-                remove(temporary)
+                if made:  # what could not be opened is not ours
+                    remove(temporary)
                 raise
         return file
 
@@ -139,17 +149,20 @@ class FileSet:
         for file in self._files:
             file.sync()
 
+    def close(self) -> None:
+        """Sync and close every file; what lies there is what will be published."""
+        for file in self._files:
+            file.close()
+
+    def staged(self, path: Path) -> Path:
+        """Return where a file of the set lies until it is published."""
+        return next(file.temporary for file in self._files if file.path == path)
+
     def publish(self) -> None:
         """Sync everything, put it in place, sync the folder. Raises OutputError."""
         if self._closed:
             return
-        for file in self._files:
-            file.close()
-            if not self._force and not file.existed and os.path.lexists(file.final):
-                raise OutputError(
-                    f"{file.path}: was made by somebody else meanwhile and is left as it is; "
-                    "use --force to replace it"
-                )
+        self.close()
         with uninterrupted():
             if self._target is not None and self._files:
                 with as_output_error(self._folder or self._target, "cannot be put in place"):
@@ -158,6 +171,25 @@ class FileSet:
             self._files = []
             self._closed = True
             OPEN.discard(self)
+
+    def check(self) -> None:
+        """Raise OutputError where publishing would lose another's file, or publish one.
+
+        That of a run that was faster, without `force`; or one that lies in place of a file written
+        here, as the file itself or a folder on its path was exchanged meanwhile.
+        """
+        for file in self._files:
+            if not self._force and not file.existed and os.path.lexists(file.final):
+                raise OutputError(
+                    f"{file.path}: was made by somebody else meanwhile and is left as it is; "
+                    "use --force to replace it"
+                )
+            facts = status_of(file.temporary)
+            if facts is None or not _same_file(facts, file.identity):
+                raise OutputError(
+                    f"{file.path}: {file.temporary.name} was removed or exchanged by somebody else "
+                    "while it was written; nothing is published"
+                )
 
     def discard(self) -> None:
         """Remove everything that was not published; never raises OSError."""
@@ -169,7 +201,10 @@ class FileSet:
                 needed = reserved(self._target)
             for file in self._files:
                 file.abandon()
-                if needed is not None and file.temporary.name not in needed:
+                # What lies in the hidden sibling goes with it: there it has a plain name, which a
+                # link in the sibling's place would make another's file.
+                alone = self._staging is None or not file.temporary.is_relative_to(self._staging)
+                if alone and needed is not None and file.temporary.name not in needed:
                     remove(file.temporary)
             if self._staging is not None:
                 remove(self._staging)
@@ -235,10 +270,10 @@ class FileSet:
 
     def _stage(self, target: Path, old: os.stat_result | None) -> None:
         """Make the hidden sibling folder, if the old folder can be replaced as a whole."""
-        clean(target.parent)
+        clean_leftovers(target.parent)
         self._staging = target.parent / temporary_name(target.name)
         try:
-            os.mkdir(self._staging)
+            os.mkdir(self._staging, 0o777 if old is None else stat.S_IMODE(old.st_mode) | 0o700)
             if old is not None:
                 os.chmod(self._staging, stat.S_IMODE(old.st_mode))
         except OSError as error:
@@ -271,6 +306,7 @@ class FileSet:
 
     def _swap(self, staging: Path, target: Path) -> bool:
         """Publish the hidden sibling in one step; False if an old folder cannot be swapped here."""
+        self.check()
         for folder in {staging, *(file.temporary.parent for file in self._files)}:
             sync_folder(folder)
         swapped = False
@@ -321,7 +357,7 @@ class FileSet:
                 for name in sorted(os.listdir(target))
                 if not _is_hidden(name) and self._replaceable(target, name)
             ]
-        publish_set(target, moves, gone)
+        publish_set(target, moves, gone, check=self.check)
 
     def _bring(self, target: Path, names: Sequence[str]) -> None:
         """Move the files out of the hidden sibling: under hidden names into the target."""
@@ -336,6 +372,11 @@ def _status(path: Path) -> os.stat_result | None:
         return os.stat(path)
     except FileNotFoundError:
         return None
+
+
+def _same_file(facts: os.stat_result, identity: str) -> bool:
+    """Return whether a file is the one of an identity; its time may have changed."""
+    return identity_of(facts).split(":")[:3] == identity.split(":")[:3]
 
 
 def _must_stay(folder: Path) -> bool:
@@ -354,7 +395,7 @@ def _put_in_order(folder: Path) -> None:
     """Complete what killed runs left half published in `folder`, then remove their leftovers."""
     recover(folder)
     complete(folder)
-    clean(folder)
+    clean_leftovers(folder)
 
 
 def _is_hidden(name: str) -> bool:

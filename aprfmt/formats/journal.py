@@ -6,23 +6,36 @@ mixed set from a whole one. A rename that fails is undone in the same way: hard 
 files until the end, and a second journal lists the way back. Without hard links (FAT) the journal
 stays and the next run completes it.
 
-    {"schema": "aprfmt.journal/1", "moves": [[temporary, final], ...], "removes": [name, ...]}
+    {"schema": "aprfmt.journal/1", "moves": [[temporary, final], ...], "removes": [name, ...],
+     "files": {name: identity, ...}, "signature": HMAC}
+
+A journal may have been planted. It is completed only where it is signed by this user's key, the
+file is this user's, and every file that it moves is the one that was written: its inode, size and
+owner, on the folder's device. (The device's own number may change when the system starts again.) A
+file that it removes and that is another one by now stays. Any other journal is left alone, with
+what it names, and that is said.
 """
 
 import errno
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import jsonio
+from aprfmt.formats.notices import announce
+from aprfmt.formats.positioned import read_at
+from aprfmt.formats.signature import is_signed, key_path, owned, sign
 from aprfmt.formats.temporary import (
     LockedFolder,
     as_output_error,
+    clean,
     is_temporary,
     locked,
     output_error,
@@ -36,22 +49,71 @@ SCHEMA = "aprfmt.journal/1"
 _PREFIX, _SUFFIX = ".aprfmt-journal-", ".json"
 _MAX_BYTES = 64 << 20  # 100,000 shards with names of 255 bytes
 
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
 # The file system has no hard links, or forbids this one: then a failed rename cannot be undone.
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 @dataclass(frozen=True)
 class Journal:
-    """Work left in one folder: `moves` are (temporary, final) names, `removes` plain names."""
+    """Work left in one folder: `moves` are (temporary, final) names, `removes` plain names.
+
+    `files` has the identity of every temporary and of every file to remove. `signature` is that of
+    the file it was read from.
+    """
 
     name: str
     moves: Sequence[tuple[str, str]]
     removes: Sequence[str]
+    files: Mapping[str, str]
+    signature: str = ""
 
     def dumps(self) -> bytes:
-        """Return the journal file's bytes."""
-        value = {"schema": SCHEMA, "moves": self.moves, "removes": self.removes}
+        """Return the journal file's bytes, signed."""
+        value = self._unsigned() | {"signature": sign(SCHEMA, self._payload())}
         return jsonio.dumps(value).encode("utf-8")
+
+    def is_signed(self) -> bool:
+        """Return whether this user's key signed it."""
+        return is_signed(SCHEMA, self._payload(), self.signature)
+
+    def is_file(self, name: str, facts: os.stat_result | None) -> bool:
+        """Return whether a file, by its status, is the one that the journal names."""
+        return facts is not None and self.files.get(name) in (
+            _identity(facts),
+            _identity(facts, stable=False),
+        )
+
+    def _unsigned(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "moves": [list(move) for move in self.moves],
+            "removes": list(self.removes),
+            "files": dict(self.files),
+        }
+
+    def _payload(self) -> bytes:
+        return jsonio.dumps(self._unsigned()).encode("utf-8")
+
+
+def _identity(facts: os.stat_result, *, stable: bool = True) -> str:
+    """Return what stays of a file when it is renamed; FAT keeps no inode when it is remounted."""
+    return f"{facts.st_ino if stable else 0}:{facts.st_size}:{facts.st_uid}"
+
+
+def _identities(folder: Path, names: Iterable[str], *, stable: bool = True) -> dict[str, str]:
+    """Return the identity of every file that is there, by name."""
+    found = ((name, status_of(folder / name)) for name in names)
+    return {name: _identity(facts, stable=stable) for name, facts in found if facts is not None}
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """Return the status of a name, links not followed; None where nothing has it."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
 
 
 def is_journal(name: str) -> bool:
@@ -76,6 +138,7 @@ def pending(folder: Path) -> list[Path]:
 def recover(folder: Path) -> None:
     """Complete renames that a killed run left unfinished in `folder`, if there are any.
 
+    What was completed is said, and a journal that is not ours is left alone, which is said too.
     Raises OutputError if it cannot be completed, FormatError for a damaged journal.
     """
     with as_output_error(folder, "cannot be listed"):
@@ -86,8 +149,49 @@ def recover(folder: Path) -> None:
     with as_output_error(folder, what), locked(folder) as lock, uninterrupted():
         for name in _journals(folder):  # again: another run may have been faster
             journal = _read(folder, name)
+            why = _doubt(lock, journal)
+            if why:
+                announce(_left(folder, journal, why))
+                continue
             _apply(lock, journal, again=True)
             _finish(lock, journal)
+            announce(_completed(folder, journal))
+
+
+def clean_leftovers(folder: Path) -> None:
+    """Remove what ended runs left in a folder, but for what a journal still names."""
+    needed = reserved(folder)
+    if needed is not None:
+        clean(folder, needed)
+
+
+def _doubt(lock: LockedFolder, journal: Journal) -> str:
+    """Return why a journal is not to be believed; "" where it is this user's and all fits."""
+    facts = status_of(lock.path / journal.name)
+    if facts is None or not owned(facts):
+        return "it is another user's"
+    if not journal.is_signed():
+        return f"it is not signed by the key of this user ({key_path()})"
+    device = os.stat(lock.path).st_dev
+    for temporary, _ in journal.moves:
+        found = status_of(lock.path / temporary)
+        if found is not None and not (journal.is_file(temporary, found) and found.st_dev == device):
+            return f"{temporary} is not the file that was written"
+    return ""
+
+
+def _completed(folder: Path, journal: Journal) -> Note:
+    names = ", ".join(final for _, final in journal.moves)
+    text = f"an earlier run was ended while it published here; completed: {names}"
+    return Note("warning", str(folder), text, "completed_write")
+
+
+def _left(folder: Path, journal: Journal, why: str) -> Note:
+    text = (
+        f"is left alone, with the files it names: {why}; who wrote it can complete it, else check "
+        "the files and remove it"
+    )
+    return Note("warning", str(folder / journal.name), text, "foreign_journal")
 
 
 def reserved(folder: Path) -> set[str] | None:
@@ -103,26 +207,35 @@ def reserved(folder: Path) -> set[str] | None:
 
 
 def publish_set(
-    folder: Path, moves: Sequence[tuple[str, str]], removes: Iterable[str] = ()
+    folder: Path,
+    moves: Sequence[tuple[str, str]],
+    removes: Iterable[str] = (),
+    *,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Rename every (temporary, final) name of `folder` and remove `removes`, or do nothing at all.
 
-    The temporary files are synced already. Raises OutputError; the old files are then in place,
-    unless the message says that a journal was left for the next run.
+    The temporary files are synced already. `check` is called while no other run can publish here,
+    right before the first rename, and raises where nothing may be renamed. Raises OutputError; the
+    old files are then in place, unless the message says that a journal was left for the next run.
     """
     finals = [final for _, final in moves]
     removes = [name for name in removes if name not in finals]
     with locked(folder) as lock, uninterrupted():
+        check()
         if len(moves) == 1 and not removes:
             _replace_one(lock, *moves[0])
             return
         name = f"{_PREFIX}{hashlib.sha256(os.fsencode('/'.join(sorted(finals)))).hexdigest()[:16]}"
-        journal = Journal(name + _SUFFIX, moves, removes)
         backups = _back_up(folder, [*finals, *removes])
         kept = list((backups or {}).values())
+        files = _identities(
+            folder, [*(new for new, _ in moves), *removes, *kept], stable=backups is not None
+        )
+        journal = Journal(name + _SUFFIX, moves, removes, files)
         try:
             lock.sync()  # after a power cut there must be no journal without its files
-            _commit(lock, Journal(journal.name, moves, [*removes, *kept]))
+            _commit(lock, Journal(journal.name, moves, [*removes, *kept], files))
         except OSError as error:
             for litter in (journal.name, *kept):
                 remove(folder / litter)
@@ -176,7 +289,9 @@ def _roll_back(
     new = [final for _, final in journal.moves if final not in backups]
     # The backups are listed too: renaming one link over another of the same file keeps both.
     litter = [*new, *(temporary for temporary, _ in journal.moves), *backups.values()]
-    back = Journal(journal.name, moves, litter)
+    files = dict(journal.files)
+    files |= {final: files.get(temporary, "") for temporary, final in journal.moves if final in new}
+    back = Journal(journal.name, moves, litter, files)
     try:
         _commit(lock, back)
         _apply(lock, back, again=False)
@@ -186,10 +301,13 @@ def _roll_back(
 
 
 def _stuck(folder: Path, journal: Journal, error: OSError) -> OutputError:
+    todo = "the next write into this folder completes it"
+    if not sign(SCHEMA, b""):
+        todo = "without a state folder (XDG_STATE_HOME) no run can complete it: rename them by hand"
     return output_error(
         folder,
-        f"{len(journal.moves)} files are partly in place, {journal.name} lists what is left; the "
-        "next write into this folder completes it, until then the files are not read",
+        f"{len(journal.moves)} files are partly in place, {journal.name} lists what is left; "
+        f"{todo}, until then the files are not read",
         error,
     )
 
@@ -222,6 +340,8 @@ def _apply(lock: LockedFolder, journal: Journal, *, again: bool) -> None:
             if not again:
                 raise
     for name in journal.removes:
+        if again and not journal.is_file(name, status_of(lock.path / name)):
+            continue  # gone, or another file by now
         with suppress(FileNotFoundError):
             os.unlink(lock.path / name)
     lock.sync()
@@ -242,26 +362,43 @@ def _journals(folder: Path) -> list[str]:
 def _read(folder: Path, name: str) -> Journal:
     """Read a journal; it is untrusted, so it may only name files inside its folder."""
     path = folder / name
-    return parse_journal(jsonio.load_file(path, _MAX_BYTES, surrogates=True), path)
+    try:
+        fd = os.open(path, os.O_RDONLY | _NO_FOLLOW)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be opened: {error.strerror}; remove it") from error
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_BYTES:
+            raise FormatError(f"{path}: is no journal; check the files of this folder, remove it")
+        data = read_at(fd, facts.st_size, 0)
+    finally:
+        os.close(fd)
+    value = jsonio.loads(data, str(path), max_bytes=_MAX_BYTES, surrogates=True)
+    return parse_journal(value, path)
 
 
 def parse_journal(value: Any, path: Path) -> Journal:
     """Return the journal in a JSON value read from `path`. Raises FormatError."""
-    moves = value.get("moves") if isinstance(value, dict) else None
-    removes = value.get("removes") if isinstance(value, dict) else None
+    found = value if isinstance(value, dict) else {}
+    moves, removes, files = found.get("moves"), found.get("removes"), found.get("files", {})
+    signature = found.get("signature", "")
     if not (
         isinstance(moves, list)
         and isinstance(removes, list)
-        and value.get("schema") == SCHEMA
+        and isinstance(files, dict)
+        and isinstance(signature, str)
+        and found.get("schema") == SCHEMA
         and all(isinstance(move, list) and len(move) == 2 for move in moves)
         and all(_is_plain(name) for move in (*moves, removes) for name in move)
         and all(is_temporary(source) for source, _ in moves)
+        and all(isinstance(identity, str) for identity in files.values())
     ):
         raise FormatError(
             f"{path}: is not a journal of {SCHEMA} with plain file names; no run can complete it: "
             "check the files of this folder, then remove it"
         )
-    return Journal(path.name, [(source, final) for source, final in moves], removes)
+    pairs = [(source, final) for source, final in moves]
+    return Journal(path.name, pairs, removes, files, signature)
 
 
 def _is_plain(name: Any) -> bool:

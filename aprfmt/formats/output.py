@@ -25,6 +25,23 @@ _CANNOT = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, 
                      errno.EBADF, errno.ETXTBSY, errno.EOVERFLOW))  # fmt: skip
 
 
+def take_mode(fd: int, old: os.stat_result) -> None:
+    """Give an open file the permissions of the file it replaces, to the same group, or to none.
+
+    Set-id bits are not given. A file of another group than the old one's, which only its members
+    and root can change, has that group's bits no wider than everybody's.
+    """
+    if not hasattr(os, "fchmod"):
+        return
+    mode = stat.S_IMODE(old.st_mode) & 0o777
+    if os.fstat(fd).st_gid != old.st_gid:
+        try:
+            os.fchown(fd, -1, old.st_gid)
+        except OSError:
+            mode = mode & ~0o070 | (mode & mode << 3 & 0o070)
+    os.fchmod(fd, mode)
+
+
 class OutputFile:
     """Sequential writer of one file of a set; made by `FileSet.create`.
 
@@ -53,9 +70,16 @@ class OutputFile:
         """Make the temporary file with the mode of the `old` file, or the default mode."""
         self.existed = old is not None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        self._fd = os.open(self.temporary, flags, 0o666)
-        if old is not None and hasattr(os, "fchmod"):
-            os.fchmod(self._fd, stat.S_IMODE(old.st_mode) & 0o777)
+        # Never more than the old file allows: who opens it now could read what is written later.
+        mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
+        self._fd = os.open(self.temporary, flags, mode)
+        if old is not None:
+            take_mode(self._fd, old)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the temporary file is open, so that it is one that this run made."""
+        return self._fd is not None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append the bytes of a contiguous buffer; large ones are not copied.

@@ -5,10 +5,13 @@ the new bytes. Then the file is changed, synced, and the patch removed. While a 
 file is half old and half new, and opening it is refused by name; writing the same bytes again is
 harmless.
 
-    {"schema": "aprfmt.patch/1", "file": identity, "pieces": [[offset, bytes], ...], "sha256": ...}
+    {"schema": "aprfmt.patch/1", "file": identity, "pieces": [[offset, bytes], ...],
+     "sha256": digest of the bytes, "signature": HMAC}
 
-The identity is the file's device, inode and size, which nobody else can know: a patch that came
-with a downloaded folder is not one of this file, and is never applied.
+The identity is the file's inode, size and owner. (The device's number may change when the system
+starts again.) A patch of another file is nothing here. One of this file is applied only where this
+user's key signed it: a planted one, or another user's, is left alone, which is said, and the file
+is refused as long as it lies there.
 """
 
 import hashlib
@@ -16,16 +19,21 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import jsonio
+from aprfmt.formats.journal import clean_leftovers
+from aprfmt.formats.mapped import identity_of
+from aprfmt.formats.notices import announce
 from aprfmt.formats.positioned import read_at, write_at
+from aprfmt.formats.signature import NO_KEY, is_signed, key_path, owned, sign
 from aprfmt.formats.temporary import (
     LockedFolder,
     as_output_error,
-    clean,
     locked,
     output_error,
     remove,
@@ -43,6 +51,15 @@ _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os
 Patch = tuple[int, bytes]  # offset, new bytes
 
 
+@dataclass(frozen=True)
+class PatchRecord:
+    """What a patch file says: the identity of its file, the pieces, and whether we signed it."""
+
+    file: str
+    pieces: Sequence[Patch]
+    signed: bool
+
+
 def patch_of(path: Path) -> Path:
     """Return where the patch of a file lies."""
     return path.parent / f".{path.name}{SUFFIX}"
@@ -53,12 +70,17 @@ def refuse_half_changed(path: Path) -> None:
     if isinstance(path, RemotePath):
         return
     real = Path(os.path.realpath(path))
-    if os.path.lexists(patch_of(real)) and _pieces(real, patch_of(real)) is not None:
-        raise FormatError(
-            f"{path}: a change in place was interrupted, so old and new bytes are mixed; give the "
-            "same aprfmt set --in-place again, or write anything into this folder, which "
-            "completes it"
-        )
+    record = _record(real, patch_of(real)) if os.path.lexists(patch_of(real)) else None
+    if record is None:
+        return
+    todo = "give the same aprfmt set --in-place again, or write anything into this folder, which "
+    todo += "completes it"
+    if not record.signed:
+        todo = f"{patch_of(real).name} is not signed by this user's key: who made it completes it, "
+        todo += "or remove it, and check the file"
+    raise FormatError(
+        f"{path}: a change in place was interrupted, so old and new bytes are mixed; {todo}"
+    )
 
 
 def complete(folder: Path) -> None:
@@ -71,28 +93,41 @@ def complete(folder: Path) -> None:
     with as_output_error(folder, what), locked(folder) as lock, uninterrupted():
         for name in names:
             path = folder / _target(name)
-            pieces = _pieces(path, folder / name)
-            if pieces is not None:
-                _write(path, pieces)
-                _finish(lock, folder / name)
+            record = _record(path, folder / name)
+            if record is None:
+                continue
+            if not record.signed:
+                announce(_left(folder / name))
+                continue
+            _write(path, record.pieces)
+            _finish(lock, folder / name)
+            text = "an earlier change in place was ended before its end; completed"
+            announce(Note("warning", str(path), text, "completed_write"))
 
 
 def patch(path: Path, pieces: Sequence[Patch], identity: str) -> None:
     """Write pieces over what a file has, all of them or, after a kill, by the next run.
 
-    Raises OutputError where the file is not the one of `identity`, or cannot be written; it is
-    then as it was, unless the message says that a patch was left.
+    `identity` is that of the open file that the pieces were made for (`MappedFile.identity`).
+    Raises OutputError where the file is another one by now or has other bytes, or cannot be
+    written; it is then as it was, unless the message says that a patch was left.
     """
     complete(path.parent)
-    clean(path.parent)
+    clean_leftovers(path.parent)
     payload = b"".join(data for _, data in pieces)
-    head = {"schema": SCHEMA, "file": identity,
-            "pieces": [[offset, len(data)] for offset, data in pieces],
-            "sha256": hashlib.sha256(payload).hexdigest()}  # fmt: skip
     record = patch_of(path)
     with locked(path.parent) as lock, uninterrupted():
-        if identity_of(path) != identity:
+        facts = _facts(path)
+        if facts is None or identity_of(facts) != identity or os.path.lexists(record):
             raise OutputError(f"{path}: was changed by somebody else meanwhile; it is left alone")
+        head = _signed({
+            "schema": SCHEMA,
+            "file": file_of(facts),
+            "pieces": [[offset, len(data)] for offset, data in pieces],
+            "sha256": hashlib.sha256(payload).hexdigest(),
+        })  # fmt: skip
+        if not head["signature"]:
+            raise OutputError(f"{path}: cannot be changed in place: {NO_KEY}; write a copy with -o")
         draft = path.parent / temporary_name(record.name)
         with _removed(draft), as_output_error(path, "cannot be changed"):
             os.close(_open(path))  # is it there to be written?
@@ -111,28 +146,44 @@ def patch(path: Path, pieces: Sequence[Patch], identity: str) -> None:
             ) from error
 
 
-def identity_of(path: Path) -> str:
-    """Return what tells a file from every other one, whatever its bytes; "" if it is not there."""
+def file_of(facts: os.stat_result) -> str:
+    """Return what stays of a file while its bytes change: inode, size and owner."""
+    return f"{facts.st_ino}:{facts.st_size}:{facts.st_uid}"
+
+
+def _facts(path: Path) -> os.stat_result | None:
     try:
-        facts = os.stat(path)
+        return os.stat(path)
     except OSError:
-        return ""
-    return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}"
+        return None
 
 
-def parse_patch(data: bytes, where: str) -> tuple[str, list[Patch]]:
-    """Return (identity, pieces) of a patch. Raises FormatError."""
+def _left(record: Path) -> Note:
+    text = (
+        f"is left alone: it is not signed by the key of this user ({key_path()}); who made it can "
+        "complete it, else check the file it is of and remove it"
+    )
+    return Note("warning", str(record), text, "foreign_journal")
+
+
+def _signed(head: dict[str, Any]) -> dict[str, Any]:
+    return head | {"signature": sign(SCHEMA, jsonio.dumps(head).encode())}
+
+
+def parse_patch(data: bytes, where: str) -> PatchRecord:
+    """Return what a patch says. Raises FormatError."""
     line, newline, payload = data.partition(b"\n")
     value: Any = jsonio.loads(line, where, max_bytes=_MAX_LINE) if newline else None
-    places = value.get("pieces") if isinstance(value, dict) else None
+    head = value if isinstance(value, dict) else {}
+    signature = head.pop("signature", "")
+    places = head.get("pieces")
     if not (
-        isinstance(value, dict)
-        and value.get("schema") == SCHEMA
-        and isinstance(value.get("file"), str)
+        head.get("schema") == SCHEMA
+        and isinstance(head.get("file"), str)
         and isinstance(places, list)
         and all(_is_place(place) for place in places)
         and sum(size for _, size in places) == len(payload)
-        and value.get("sha256") == hashlib.sha256(payload).hexdigest()
+        and head.get("sha256") == hashlib.sha256(payload).hexdigest()
     ):
         raise FormatError(
             f"{where}: is no whole patch of {SCHEMA}; check the file it is of, then remove it"
@@ -141,7 +192,8 @@ def parse_patch(data: bytes, where: str) -> tuple[str, list[Patch]]:
     for offset, size in places:
         pieces.append((offset, payload[at : at + size]))
         at += size
-    return value["file"], pieces
+    signed = is_signed(SCHEMA, jsonio.dumps(head).encode(), signature)
+    return PatchRecord(head["file"], pieces, signed)
 
 
 def _is_place(place: object) -> bool:
@@ -157,24 +209,28 @@ def _target(name: str) -> str:
     return name[1 : -len(SUFFIX)] if name.startswith(".") and name.endswith(SUFFIX) else ""
 
 
-def _pieces(path: Path, record: Path) -> list[Patch] | None:
+def _record(path: Path, record: Path) -> PatchRecord | None:
     """Return what a patch still has to write into a file; None if it is another file's."""
     try:
         fd = os.open(record, os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0))
-    except FileNotFoundError:
+    except OSError:  # gone by now, or a link: ours is a file
         return None
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_BYTES:
             return None
-        identity, pieces = parse_patch(read_at(fd, facts.st_size, 0), str(record))
+        found = parse_patch(read_at(fd, facts.st_size, 0), str(record))
     except FormatError:
         return None  # ours is renamed into place whole
     finally:
         os.close(fd)
-    size = os.stat(path).st_size if path.exists() else 0
-    inside = all(offset + len(data) <= size for offset, data in pieces)
-    return pieces if identity == identity_of(path) and inside else None
+    lies = _facts(path)
+    if lies is None or found.file != file_of(lies):
+        return None
+    if not all(offset + len(data) <= lies.st_size for offset, data in found.pieces):
+        return None
+    trusted = found.signed and owned(facts) and facts.st_dev == lies.st_dev
+    return replace(found, signed=trusted)
 
 
 def _open(path: Path) -> int:

@@ -3,11 +3,13 @@
 The files grow in the hidden folder `.NAME.aprfmt-resume` beside the output, under their final
 names; the journal `.NAME.aprfmt-resume.jsonl` says what they are and which tensors are whole:
 
-    {"schema": "aprfmt.resume/1", "sources": {name: identity}, "plan": digest}
+    {"schema": "aprfmt.resume/1", "sources": {name: identity}, "plan": digest, "run": random}
     {"tensor": name, "crc": CRC-32, "counts": [changed, overflowed, underflowed]}
     {"moves": [[temporary name or "", final name, identity], ...]}
 
-Nothing in it is believed: a tensor is kept only where the bytes that lie there have its checksum.
+Each line ends with its "signature" by this user's key, and a journal with another line is refused:
+whoever plants one could choose bytes of any CRC-32. A tensor is kept only where the bytes that lie
+there have its checksum, and everything is verified before it is published.
 A line that a kill cut short is no line. `moves` are written before the files are put in place, so
 that a run that was killed there is told from one that was not.
 """
@@ -25,7 +27,9 @@ from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import jsonio
 from aprfmt.formats.atomic import FileSet, OutputFile
 from aprfmt.formats.journal import recover
+from aprfmt.formats.output import take_mode
 from aprfmt.formats.positioned import read_at
+from aprfmt.formats.signature import NO_KEY, is_signed, key_path, owned, sign
 from aprfmt.formats.temporary import as_output_error, is_temporary, remove, uninterrupted
 from aprfmt.remote.paths import is_address
 
@@ -53,6 +57,8 @@ class Begun:
     plan: str
     tensors: Mapping[str, KeptTensor]
     moves: Sequence[tuple[str, str, str]]
+    run: str  # which run began it: no line of another journal is signed for this one
+    signed: bool  # all lines, by this user's key
 
 
 def staging_of(output: Path) -> Path:
@@ -66,7 +72,9 @@ def parse_begun(data: bytes, where: str) -> Begun | None:
     lines = data.split(b"\n")[:-1]
     if not lines:
         return None
-    head = _line(lines[0], where)
+    head, signature = _line(lines[0], where)
+    run = str(head.get("run", ""))
+    signed = is_signed(SCHEMA, _payload(head, run), signature)
     sources: Any = head.get("sources")
     plan = head.get("plan")
     if head.get("schema") != SCHEMA or not isinstance(plan, str) or not _texts(sources):
@@ -77,18 +85,26 @@ def parse_begun(data: bytes, where: str) -> Begun | None:
     tensors: dict[str, KeptTensor] = {}
     moves: list[tuple[str, str, str]] = []
     for line in lines[1:]:
-        value = _line(line, where)
+        value, signature = _line(line, where)
+        signed = signed and is_signed(SCHEMA, _payload(value, run), signature)
         if "moves" in value:
             moves = _moves(value["moves"], where)
         else:
             name, kept = _kept(value, where)
             tensors[name] = kept
-    return Begun(sources, plan, tensors, moves)
+    return Begun(sources, plan, tensors, moves, run, signed)
 
 
-def _line(line: bytes, where: str) -> dict[str, Any]:
+def _line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
+    """Return a line's object, and its signature."""
     value = jsonio.loads(line, where, max_bytes=_MAX_LINE, surrogates=True)
-    return value if isinstance(value, dict) else {}
+    found = value if isinstance(value, dict) else {}
+    signature = found.pop("signature", "")
+    return found, signature
+
+
+def _payload(value: Mapping[str, Any], run: str) -> bytes:
+    return jsonio.dumps([run, value]).encode("utf-8", "surrogateescape")
 
 
 def _texts(value: object) -> bool:
@@ -137,11 +153,15 @@ class ResumedFile(OutputFile):
     def open(self, old: os.stat_result | None) -> None:
         """Open the file as it lies there, or make it."""
         self.existed = old is not None
-        self._fd = os.open(self.temporary, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, 0o666)
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise OutputError(f"{self.temporary}: is no regular file; remove it")
-        if old is not None and hasattr(os, "fchmod"):
-            os.fchmod(self._fd, stat.S_IMODE(old.st_mode) & 0o777)
+        mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
+        self._fd = _open_inside(self.temporary, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, mode)
+        facts = os.fstat(self._fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1 or not owned(facts):
+            raise OutputError(
+                f"{self.temporary}: is no regular file of this user with one name; remove it"
+            )
+        if old is not None:
+            take_mode(self._fd, old)
 
     def passes(self, nbytes: int, crc: int) -> bool:
         """Go on behind the next bytes, if they are those of a CRC-32; say whether."""
@@ -177,10 +197,22 @@ class ResumedFile(OutputFile):
         super().close()
 
 
+def _open_inside(path: Path, flags: int, mode: int) -> int:
+    """Open a file of a folder that is no link, whatever comes in its place meanwhile."""
+    directory = getattr(os, "O_DIRECTORY", None)
+    if directory is None or os.open not in os.supports_dir_fd:
+        return os.open(path, flags, mode)
+    folder = os.open(path.parent, os.O_RDONLY | directory | _NO_FOLLOW)
+    try:
+        return os.open(path.name, flags, mode, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
 class ResumedSet(FileSet):
     """A set of files that stays where it is when it is not published, to be continued.
 
-    `begin` comes before the first file, `finish` after what was published has been verified.
+    `begin` comes before the first file, `finish` after what was verified has been published.
     """
 
     def __init__(
@@ -200,6 +232,7 @@ class ResumedSet(FileSet):
         self._home = Path(os.path.realpath(folder)) if folder else self.hidden.parent
         self._journal = self.hidden.with_name(f"{self.hidden.name}.jsonl")
         self._log: int | None = None
+        self._run = os.urandom(8).hex()
         self._worth = False  # there is something to continue
 
     def begin(self, sources: Mapping[str, str], plan: str) -> None:
@@ -213,6 +246,8 @@ class ResumedSet(FileSet):
             raise OutputError(f"{self.output}: is an address; outputs are files on this machine")
         if not parent.is_dir():
             raise OutputError(f"{self.output}: there is no folder {parent}; make it first")
+        if not sign(SCHEMA, b""):
+            raise OutputError(f"{self.output}: --resume: {NO_KEY}; leave --resume out")
         with as_output_error(self.output, "cannot be continued"):
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_FOLLOW
             log = os.open(self._journal, flags, 0o600)
@@ -229,8 +264,14 @@ class ResumedSet(FileSet):
         """Take over what an earlier run left, or begin the journal."""
         if begun is None:
             remove(self.hidden)
-            self._add({"schema": SCHEMA, "sources": dict(sources), "plan": plan})
+            self._add({"schema": SCHEMA, "sources": dict(sources), "plan": plan, "run": self._run})
             return
+        if not begun.signed:
+            raise OutputError(
+                f"{self._journal}: is not signed by the key of this user ({key_path()}): it came "
+                "with the folder, or another user wrote it; remove it to begin anew"
+            )
+        self._run = begun.run
         self._compare(begun, sources, plan)
         recover(self._home if self._home.is_dir() else self.hidden.parent)
         self.published = self._settle(begun.moves)
@@ -240,6 +281,10 @@ class ResumedSet(FileSet):
         """Note that a tensor is written."""
         self._worth = True
         self._add({"tensor": name, "crc": kept.crc, "counts": kept.counts})
+
+    def reject(self) -> None:
+        """Have what is staged removed, not continued: it is not what it ought to be."""
+        self._worth = False
 
     def finish(self) -> None:
         """Remove the journal: everything is in place and right."""
@@ -294,8 +339,9 @@ class ResumedSet(FileSet):
     def _make_hidden(self) -> None:
         with suppress(FileExistsError):
             os.mkdir(self.hidden)
-        if not stat.S_ISDIR(os.lstat(self.hidden).st_mode):
-            raise OutputError(f"{self.hidden}: is no folder; remove it")
+        facts = os.lstat(self.hidden)
+        if not stat.S_ISDIR(facts.st_mode) or not owned(facts):
+            raise OutputError(f"{self.hidden}: is no folder of this user; remove it")
         self._staging = self.hidden
 
     def _swap(self, staging: Path, target: Path) -> bool:
@@ -373,6 +419,7 @@ class ResumedSet(FileSet):
     def _add(self, value: Mapping[str, Any]) -> None:
         if self._log is None:
             return
+        value = {**value, "signature": sign(SCHEMA, _payload(value, self._run))}
         left = memoryview(jsonio.dumps(value).encode("utf-8", "surrogateescape") + b"\n")
         with as_output_error(self._journal, "cannot be written"):
             while left:

@@ -96,7 +96,7 @@ def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
         raise FormatError(
             f"{path}: {', '.join(sorted(found.name for found in mixed))} belongs to a set of files "
             "whose writing was interrupted, so old and new files are mixed; write into this "
-            "folder again, which completes it first"
+            "folder again as the same user, which completes it first, or says why it cannot"
         )
 
 

@@ -13,7 +13,7 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -113,14 +113,14 @@ def _stale(name: str, status: os.stat_result) -> bool:
     return time.time() - status.st_mtime > STALE_SECONDS
 
 
-def clean(folder: Path) -> None:
-    """Remove files of ended runs in `folder`; call it after `recover`, which may need them."""
+def clean(folder: Path, needed: Collection[str]) -> None:
+    """Remove files of ended runs in `folder`, but for those that a journal still needs."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
-                if entry.name.endswith(SUFFIX) and _stale(
-                    entry.name, entry.stat(follow_symlinks=False)
-                ):
+                if not entry.name.endswith(SUFFIX) or entry.name in needed:
+                    continue
+                if _stale(entry.name, entry.stat(follow_symlinks=False)):
                     remove(Path(entry.path))
 
 
@@ -137,13 +137,48 @@ def _remove(path: Path, depth: int) -> None:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
-        for name in os.listdir(path):
-            with suppress(OSError):
-                if depth:
-                    _remove(path / name, depth - 1)
-                else:
-                    os.unlink(path / name)
+        folder = _descriptor(path)
+        if folder is not None:
+            _empty(folder, depth)
+        else:
+            for name in os.listdir(path):
+                with suppress(OSError):
+                    if depth:
+                        _remove(path / name, depth - 1)
+                    else:
+                        os.unlink(path / name)
         os.rmdir(path)
+
+
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_BY_DESCRIPTOR = hasattr(os, "O_DIRECTORY") and {os.open, os.unlink, os.rmdir} <= os.supports_dir_fd
+
+
+def _descriptor(path: Path) -> int | None:
+    """Open a folder to be emptied, so that a link which comes in its place is not followed.
+
+    None where the system cannot do that, or has no descriptor left. Raises OSError for a link.
+    """
+    try:
+        return os.open(path, _FOLDER) if _BY_DESCRIPTOR else None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        return None
+
+
+def _empty(folder: int, depth: int) -> None:
+    """Remove what an open folder holds, `depth` folders deep, and close it."""
+    try:
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                if depth and stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+                    _empty(os.open(name, _FOLDER, dir_fd=folder), depth - 1)
+                    os.rmdir(name, dir_fd=folder)
+                else:
+                    os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def sync_folder(folder: Path) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from threading import RLock, Timer
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.child import import_path
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer.child import import_path, start
+from aprfmt.tokenizer.child import start_library_child
 from aprfmt.tokenizer.expense import unbounded, unbounded_parts
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.limits import (
@@ -37,7 +38,7 @@ class IsolatedEngine(HfEngine):
         self._lock = RLock()
         self._memory = ENGINE_MEMORY + ENGINE_MEMORY_EACH * len(text)
         try:
-            self._child = start(_CHILD)
+            self._child = start_library_child(_CHILD)
         except OSError as error:
             raise FormatError(
                 f"{where}: a process for the tokenizer could not start: {error}"

@@ -11,8 +11,9 @@ from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.child import import_path
 from aprfmt.errors import AprfmtError, FormatError, UsageError
-from aprfmt.tokenizer.child import import_path, start
+from aprfmt.tokenizer.child import start_library_child
 from aprfmt.tokenizer.limits import CPU_SECONDS, MEMORY, OUTPUT, REASON, WALL_SECONDS
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _ask(task: str, request: Mapping[str, Any], where: str) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{where}: the messages are not plain JSON data: {error}") from None
     try:
-        child = start(_CHILD)
+        child = start_library_child(_CHILD)
     except OSError as error:
         raise FormatError(
             f"{where}: a process for the chat template could not start: {error}"

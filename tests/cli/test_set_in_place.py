@@ -1,6 +1,8 @@
 """`aprfmt set --in-place`: only the bytes that change are written, and a kill loses nothing."""
 
+import hashlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +16,9 @@ import safetensors
 
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import open_source
-from aprfmt.formats.patched import identity_of, parse_patch, patch, patch_of
+from aprfmt.formats.mapped import identity_of
+from aprfmt.formats.patched import SCHEMA, file_of, parse_patch, patch, patch_of
+from aprfmt.formats.signature import sign
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
 from tests.patience import PATIENCE
@@ -145,8 +149,8 @@ def test_what_is_refused(kind: str, files: dict[str, Path], tmp_path: Path) -> N
     assert said in done.err
 
 
-def kill_before(n: int, path: Path, value: int) -> int:
-    """Change a file in a process that ends at its n-th system call; return its exit code."""
+def kill_before(n: int, path: Path, change: str) -> int:
+    """Change a file in a process that ends at the n-th call of the change; return its exit code."""
     code = f"""
 import itertools, os, signal
 from aprfmt.cli.main import main
@@ -159,10 +163,14 @@ def dying(name, real):
             os.kill(os.getpid(), signal.SIGKILL)
         return real(*args, **kwargs)
     return call
-import aprfmt.conversion.in_place, aprfmt.model, aprfmt.cli.set_, aprfmt.conversion.run
-for name in {CALLS!r}:
-    setattr(os, name, dying(name, getattr(os, name)))
-main(["set", {str(path)!r}, "llama.context_length={value}", "--in-place", "--quiet"])
+import aprfmt.conversion.in_place as in_place
+real = in_place.patch
+def patch(*of):
+    for name in {CALLS!r}:
+        setattr(os, name, dying(name, getattr(os, name)))
+    return real(*of)
+in_place.patch = patch
+main(["set", {str(path)!r}, {change!r}, "--in-place", "--quiet"])
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]
@@ -171,68 +179,123 @@ main(["set", {str(path)!r}, "llama.context_length={value}", "--in-place", "--qui
     ).returncode
 
 
-def test_a_kill_at_any_call_leaves_old_or_new_or_is_completed(files: dict[str, Path]) -> None:
-    path = files["gguf"]
+@pytest.mark.parametrize(
+    ("name", "change"), [("gguf", "llama.context_length=1000001"), ("apr", "note=ABCDEFGH")]
+)
+def test_a_kill_at_any_call_leaves_old_or_new_or_is_completed(
+    name: str, change: str, files: dict[str, Path]
+) -> None:
+    """In the middle of every piece that is written over the old one, too."""
+    path = files[name]
     old = path.read_bytes()
-    assert aprfmt("set", path, "llama.context_length=1000001", "--in-place").code == 0
+    assert aprfmt("set", path, change, "--in-place").code == 0
     new = path.read_bytes()
-    refused = 0
+    refused = mixed = 0
     for n in itertools.count(1):
         path.write_bytes(old)
-        code = kill_before(n, path, 1000001)
+        code = kill_before(n, path, change)
         if code == 0:
             break
         assert code == -signal.SIGKILL
         if patch_of(path).exists():
             refused += 1
+            mixed += path.read_bytes() not in (old, new)
             inspected = aprfmt("inspect", path)
             assert inspected.code == 2 and "a change in place was interrupted" in inspected.err
         else:
             assert path.read_bytes() in (old, new)
-        assert aprfmt("set", path, "llama.context_length=1000001", "--in-place").code == 0
+        assert aprfmt("set", path, change, "--in-place").code == 0
         assert path.read_bytes() == new
         assert not list(path.parent.glob(".*"))
-    assert refused >= 2
+    assert refused >= 2 and mixed >= (name == "apr"), "a header, and the checksum at the end"
 
 
 def test_any_write_into_the_folder_completes_it(files: dict[str, Path], tmp_path: Path) -> None:
     path = files["gguf"]
     old = path.read_bytes()
-    identity = identity_of(path)
-    patch(path, [(4, b"\7")], identity)
+    patch(path, [(4, b"\7")], identity_of(path.stat()))
     path.write_bytes(old)
     record = patch_of(path)
-    record.write_bytes(written_patch(identity))
+    record.write_bytes(written_patch(path))
     assert aprfmt("inspect", path).code == 2
-    assert aprfmt("convert", files["folder"], tmp_path / "z.gguf").code == 0
+    done = aprfmt("convert", files["folder"], tmp_path / "z.gguf")
+    assert done.code == 0
+    assert "an earlier change in place was ended before its end; completed" in done.err
     assert not record.exists()
     assert path.read_bytes() == old[:8] + b"zz" + old[10:]
 
 
-def written_patch(identity: str) -> bytes:
-    import hashlib
-    import json
-
+def written_patch(path: Path, *, file: str = "", signed: bool = True) -> bytes:
+    """Return a patch of two bytes, as a killed run leaves it."""
     head = {
-        "schema": "aprfmt.patch/1",
-        "file": identity,
+        "schema": SCHEMA,
+        "file": file or file_of(path.stat()),
         "pieces": [[8, 2]],
         "sha256": hashlib.sha256(b"zz").hexdigest(),
     }
-    return json.dumps(head).encode() + b"\nzz"
+    payload = json.dumps(head, separators=(",", ":")).encode()
+    return json.dumps(head | {"signature": sign(SCHEMA, payload) if signed else ""}).encode() + (
+        b"\nzz"
+    )
 
 
-@pytest.mark.parametrize("kind", ["another file", "not whole"])
-def test_a_patch_that_came_with_a_folder_is_not_applied(
+@pytest.mark.parametrize("kind", ["another file", "not whole", "a link"])
+def test_a_patch_of_another_file_is_nothing(
     kind: str, files: dict[str, Path], tmp_path: Path
 ) -> None:
     path = files["gguf"]
     old = path.read_bytes()
-    data = written_patch("1:2:3" if kind == "another file" else identity_of(path))
-    patch_of(path).write_bytes(data if kind == "another file" else data[:-1])
+    data = written_patch(path, file="1:2:3" if kind == "another file" else "")
+    record = patch_of(path)
+    if kind == "a link":
+        record.symlink_to(tmp_path / "elsewhere")
+        record = tmp_path / "elsewhere"
+    record.write_bytes(data[:-1] if kind == "not whole" else data)
     assert aprfmt("inspect", path).code == 0
     assert aprfmt("convert", files["folder"], tmp_path / "z.gguf").code == 0
     assert path.read_bytes() == old
+
+
+@pytest.mark.parametrize("kind", ["not signed", "another key", "changed"])
+def test_a_planted_patch_is_never_applied(
+    kind: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is refused, as another user's run may have left it; the patch stays."""
+    path, record = files["gguf"], patch_of(files["gguf"])
+    old = path.read_bytes()
+    with monkeypatch.context() as other:
+        if kind == "another key":
+            other.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+        data = written_patch(path, signed=kind != "not signed")
+    record.write_bytes(data.replace(b"[8, 2]", b"[9, 2]") if kind == "changed" else data)
+    done = aprfmt("inspect", path)
+    assert done.code == 2 and "is not signed by this user's key" in done.err
+    done = aprfmt("convert", files["folder"], tmp_path / "z.gguf")
+    assert done.code == 0 and "is left alone" in done.err and record.name in done.err
+    assert aprfmt("set", path, "llama.context_length=77", "--in-place").code == 2
+    assert path.read_bytes() == old and record.exists()
+
+
+def test_a_change_of_another_run_is_not_mixed_with_ours(files: dict[str, Path]) -> None:
+    """Two runs that read the same bytes: the second is told, and writes nothing."""
+    path = files["gguf"]
+    read = identity_of(path.stat())
+    patch(path, [(8, b"ab")], read)
+    after = path.read_bytes()
+    with pytest.raises(AprfmtError, match="was changed by somebody else meanwhile"):
+        patch(path, [(9, b"cd")], read)
+    assert path.read_bytes() == after
+
+
+def test_without_a_state_folder_a_copy_is_asked_for(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = files["gguf"]
+    old = path.read_bytes()
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
+    done = aprfmt("set", path, "llama.context_length=77", "--in-place")
+    assert done.code == 2 and "XDG_STATE_HOME" in done.err and "write a copy with -o" in done.err
+    assert path.read_bytes() == old and not list(path.parent.glob(".*"))
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,22 @@ from typing import Any
 
 import pytest
 
+from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion import convert
 from aprfmt.conversion import run as conversion_run
 from aprfmt.errors import AprfmtError, OutputError, UsageError
-from aprfmt.formats import open_sink
-from aprfmt.formats.resumed import SUFFIX, ResumedSet, parse_begun, staging_of
+from aprfmt.formats import open_sink, open_source
+from aprfmt.formats.resumed import (
+    SCHEMA,
+    SUFFIX,
+    KeptTensor,
+    ResumedFile,
+    ResumedSet,
+    parse_begun,
+    staging_of,
+)
+from aprfmt.formats.signature import sign
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
 from tests.conversion.resume_driver import SUBJECTS
@@ -200,7 +210,7 @@ def test_a_run_killed_after_it_published_is_verified_and_ended(
 ) -> None:
     dst = tmp_path / "x"
     with monkeypatch.context() as patch:
-        patch.setattr("aprfmt.conversion._verify", lambda *of: 1 / 0)
+        patch.setattr(ResumedSet, "finish", lambda *of: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             convert(source, dst, to="safetensors", resume=True, max_shard_size=60_000)
     before = contents(dst)
@@ -211,19 +221,205 @@ def test_a_run_killed_after_it_published_is_verified_and_ended(
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("kind", ["link", "name", "folder"])
 def test_links_in_place_of_the_growing_file_are_refused(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dst = tmp_path / "x.gguf"
     stopped(source, dst, monkeypatch)
     part = staging_of(dst) / dst.name
     part.unlink()
-    mine = tmp_path / "mine"
+    (tmp_path / "elsewhere").mkdir()
+    mine = tmp_path / "elsewhere" / dst.name
     mine.write_bytes(b"mine")
-    part.symlink_to(mine)
+    if kind == "link":
+        part.symlink_to(mine)
+    elif kind == "name":
+        os.link(mine, part)
+    else:
+        part.parent.rmdir()
+        part.parent.symlink_to(mine.parent)
     with pytest.raises(OutputError):
         convert(source, dst, resume=True)
-    assert mine.read_bytes() == b"mine"
+    assert mine.read_bytes() == b"mine" and not dst.exists()
+
+
+def test_a_folder_that_is_exchanged_for_a_link_while_it_grows_leads_nowhere(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the hidden folder and the first file in it."""
+    dst = tmp_path / "x.gguf"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / dst.name).write_bytes(b"mine")
+    real = ResumedFile.open
+
+    def exchanging(file: ResumedFile, old: os.stat_result | None) -> None:
+        file.temporary.parent.rmdir()
+        file.temporary.parent.symlink_to(elsewhere)
+        real(file, old)
+
+    monkeypatch.setattr(ResumedFile, "open", exchanging)
+    with pytest.raises(OutputError):
+        convert(source, dst, resume=True)
+    assert (elsewhere / dst.name).read_bytes() == b"mine" and not dst.exists()
+
+
+def journal_of(dst: Path) -> Path:
+    return staging_of(dst).with_name(f"{staging_of(dst).name}.jsonl")
+
+
+@pytest.fixture
+def staged(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An output of which all tensors are staged, a bit of the last one wrong.
+
+    The journal, signed, has the checksum of the wrong bytes.
+    """
+    dst = tmp_path / "x.gguf"
+    with monkeypatch.context() as patch:
+        patch.setattr("aprfmt.conversion._verify", lambda *of: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            convert(source, dst, resume=True)
+    part, journal = staging_of(dst) / dst.name, journal_of(dst)
+    with open_source(part) as opened:
+        name, stored = max(opened.tensors.items(), key=lambda item: item[1].info.offset)
+        data = bytearray(stored.raw())
+        at = stored.info.offset
+    data[7] ^= 1
+    whole = bytearray(part.read_bytes())
+    whole[at : at + len(data)] = data
+    part.write_bytes(whole)
+    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
+    for line in lines:
+        del line["signature"]
+        if line.get("tensor") == name:
+            line["crc"] = crc32(bytes(data))
+    write_lines(journal, lines)
+    return dst
+
+
+def write_lines(journal: Path, lines: list[dict[str, Any]]) -> None:
+    run = lines[0]["run"]
+    payloads = [json.dumps([run, line], separators=(",", ":")).encode() for line in lines]
+    signed = [
+        line | {"signature": sign(SCHEMA, data)} for line, data in zip(lines, payloads, strict=True)
+    ]
+    journal.write_text("".join(f"{json.dumps(line)}\n" for line in signed))
+
+
+def test_what_is_staged_is_verified_before_it_is_published(
+    staged: Path, source: Path, tmp_path: Path
+) -> None:
+    """A tensor that has the checksum of the journal, and not the bytes of the source."""
+    done = aprfmt("convert", source, staged, "--resume")
+    assert done.code == 2, done.err
+    assert "differs from the source; nothing is published" in done.err
+    assert done.err.count("\n") == 1
+    assert not staged.exists()
+    assert not list(tmp_path.glob(".*")), "the same command begins anew"
+    assert aprfmt("convert", source, staged, "--resume").code == 0
+    convert(source, tmp_path / "y.gguf")
+    assert staged.read_bytes() == (tmp_path / "y.gguf").read_bytes()
+
+
+def test_an_old_output_stays_where_the_new_one_is_wrong(staged: Path, source: Path) -> None:
+    staged.write_bytes(b"old")
+    assert aprfmt("convert", source, staged, "--resume").code == 2, "it exists"
+    assert staged.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("change", ["unsigned", "another key", "one line", "another run"])
+def test_a_planted_journal_is_refused(
+    change: str, staged: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = journal_of(staged)
+    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
+    if change == "one line":
+        lines[-1]["crc"] ^= 1
+    elif change == "another run":
+        lines[0]["run"] = "0"
+    elif change == "unsigned":
+        for line in lines:
+            del line["signature"]
+    if change == "another key":
+        for line in lines:
+            del line["signature"]
+        with monkeypatch.context() as patch:
+            patch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+            write_lines(journal, lines)
+    else:
+        journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = aprfmt("convert", source, staged, "--resume")
+    assert done.code == 2 and "is not signed by the key of this user" in done.err
+    assert not staged.exists() and staging_of(staged).is_dir()
+
+
+def test_without_a_state_folder_nothing_can_be_continued(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/state")
+    done = aprfmt("convert", source, tmp_path / "x.gguf", "--resume")
+    assert done.code == 2 and "leave --resume out" in done.err
+    assert not list(tmp_path.glob(".x*"))
+
+
+SOURCES = {"a": "1:2:3:4 5", "b": "6:7:8:9 5"}
+
+
+@pytest.mark.parametrize(
+    ("sources", "plan", "said"),
+    [
+        (SOURCES, "plan", None),
+        (dict(reversed(SOURCES.items())), "plan", None),
+        (SOURCES | {"c": "1:2:3:4 5"}, "plan", "its source c has changed"),
+        ({"a": SOURCES["a"]}, "plan", "its source b has changed"),
+        (SOURCES | {"b": "6:7:8:0 5"}, "plan", "its source b has changed"),
+        ({"a": SOURCES["a"], "d": SOURCES["b"]}, "plan", "its source b has changed"),
+        ({}, "plan", "its source a has changed"),
+        (SOURCES, "plam", "other options"),
+    ],
+    ids=["same", "order", "added", "removed", "changed", "renamed", "none", "plan"],
+)
+def test_a_run_goes_on_with_the_same_sources_only(
+    sources: dict[str, str], plan: str, said: str | None, tmp_path: Path
+) -> None:
+    first = ResumedSet(tmp_path / "x.gguf")
+    first.begin(SOURCES, "plan")
+    first.done("t", KeptTensor(7, (0, 0, 0)))
+    first.discard()
+    again = ResumedSet(tmp_path / "x.gguf")
+    if said is None:
+        again.begin(sources, plan)
+        assert again.tensors == {"t": KeptTensor(7, (0, 0, 0))}
+    else:
+        with pytest.raises(OutputError, match=said):
+            again.begin(sources, plan)
+    again.discard()
+    assert journal_of(tmp_path / "x.gguf").exists()
+
+
+def test_a_shard_that_was_added_to_the_source_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, dst = tmp_path / "parts", tmp_path / "x.gguf"
+    convert(source, parts, to="safetensors", max_shard_size=60_000)
+    stopped(parts, dst, monkeypatch)
+    (index,) = parts.glob("*.index.json")
+    table = json.loads(index.read_text())
+    name = next(iter(table["weight_map"]))
+    old = parts / table["weight_map"][name]
+    with open_source(old) as opened:
+        assert name in opened.tensors
+    moved = "model-added.safetensors"
+    (parts / moved).write_bytes(old.read_bytes())
+    shard = table["weight_map"][name]
+    table["weight_map"] = {
+        key: moved if held == shard else held for key, held in table["weight_map"].items()
+    }
+    index.write_text(json.dumps(table))
+    with pytest.raises(OutputError, match=r"its source .* has changed since it was begun"):
+        convert(parts, dst, resume=True)
+    assert not dst.exists()
 
 
 @pytest.mark.parametrize(

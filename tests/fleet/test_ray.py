@@ -70,6 +70,22 @@ def test_two_nodes_give_the_rows_of_this_machine(
     assert sum(row[2] == ERROR for row in plain(tmp_path / "there.jsonl")) == 1
 
 
+def test_no_worker_runs_a_python_file_of_the_working_folder(
+    cluster: Any, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray puts the folder in which a cluster is joined first in every worker's search path."""
+    here, mark = tmp_path / "here", tmp_path / "mark"
+    here.mkdir()
+    mark.mkdir()
+    for name in ("numpy", "aprfmt", "jinja2", "sitecustomize"):
+        code = f"import os\nos.open({str(mark / name)!r}, os.O_WRONLY | os.O_CREAT)\n"
+        (here / f"{name}.py").write_text(code)
+    monkeypatch.chdir(here)
+    report = scan(request(models, tmp_path / "r.jsonl", cluster.address))
+    assert report.found["counts"]["PASS"] > 12
+    assert not os.listdir(mark)
+
+
 def test_a_worker_that_is_killed_and_a_node_that_is_lost_lose_nothing(
     cluster: Any, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Compressed framing: one loader's LZ4 and Zstd, read with bounds, never written."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,33 @@ def test_zstd_is_read_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compressed, "_FREE", 1 << 20)
     with pytest.raises(UnsupportedError, match="the limit for its size"):
         parse(memoryview(bomb), "t.apr")
+
+
+@pytest.mark.parametrize("kind", ["zstd", "lz4", "lz4 that says so"])
+def test_a_bomb_takes_no_more_than_its_limit(kind: str, tmp_path: Path) -> None:
+    """A gigabyte of zeros in some kilobytes. Seen red: no limit, a match that is copied twice."""
+    path, size = tmp_path / "bomb.apr", 1 << 30
+    if kind == "zstd":
+        zstandard = pytest.importorskip("zstandard", reason="NOT-RUN: zstandard is not installed")
+        packer = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+        piece = bytes(4 << 20)
+        body = b"".join(packer.compress(piece) for _ in range(size // len(piece)))
+        path.write_bytes(plain_file(ZSTD)[:64] + body + packer.flush())
+    else:
+        limit = compressed._FREE
+        expanded = size if kind == "lz4 that says so" else limit
+        block = sequence(b"\0", (1, expanded - 6)) + sequence(b"abcde")
+        path.write_bytes(lz4_file(block, expanded, plain_file(LZ4)))
+    limit = compressed._FREE + compressed._RATIO * path.stat().st_size
+    assert limit < size // 8
+    tracemalloc.start()
+    try:
+        with pytest.raises((FormatError, UnsupportedError)):
+            open_source(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.25 * limit + (8 << 20)  # a growing buffer takes an eighth more
 
 
 def test_without_the_package_zstd_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

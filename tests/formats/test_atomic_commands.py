@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.formats.journal import Journal
 from aprfmt.formats.temporary import SUFFIX
 from tests.cli.run import Done, aprfmt
 from tests.conftest import not_run
@@ -246,10 +247,11 @@ def test_a_mixed_set_is_refused_until_a_run_completes_it(model: Path, tmp_path: 
     journal = tmp_path / ".aprfmt-journal-0123456789abcdef.json"
     left = f".{first.name}.1-00000000-00000000{SUFFIX}"
     (tmp_path / left).write_bytes(first.read_bytes())
-    journal.write_text(
-        f'{{"schema":"aprfmt.journal/1","moves":[["{left}","{first.name}"]],"removes":[]}}'
-    )
+    facts = (tmp_path / left).stat()
+    identity = f"{facts.st_ino}:{facts.st_size}:{facts.st_uid}"
+    journal.write_bytes(Journal(journal.name, [(left, first.name)], [], {left: identity}).dumps())
     check_refused(aprfmt("inspect", first), "old and new files are mixed")
-    assert aprfmt(*args, "--force").code == 0
+    done = aprfmt(*args, "--force")
+    assert done.code == 0 and f"completed: {first.name}" in done.err
     assert not journal.exists()
     assert aprfmt("inspect", first).code == 0

@@ -11,7 +11,16 @@ from tests.conftest import ROOT
 
 PUBLISHING = {
     f"aprfmt/formats/{n}.py"
-    for n in ("atomic", "journal", "output", "patched", "positioned", "resumed", "temporary")
+    for n in (
+        "atomic",
+        "journal",
+        "output",
+        "patched",
+        "positioned",
+        "resumed",
+        "signature",
+        "temporary",
+    )
 }
 # (file, call) -> why it writes nothing that a user asked for
 ALLOWED = {

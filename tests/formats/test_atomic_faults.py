@@ -59,6 +59,9 @@ def attempts(
     raise AssertionError(f"more than {MAX_CALLS} calls of os.{call}")
 
 
+pytestmark = pytest.mark.usefixtures("notices")
+
+
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fsync only be counted; what it does cannot be seen without a power cut."""
@@ -171,6 +174,12 @@ def test_a_swallowed_error_is_not_published(
         '{"schema":"aprfmt.journal/1","moves":[["../%s","x"]],"removes":[]}',
         '{"schema":"aprfmt.journal/1","moves":[["%s"]],"removes":[]}',
         '{"schema":"aprfmt.journal/1","moves":[["%s",7]],"removes":[]}',
+        '{"schema":"aprfmt.journal/1","moves":[],"removes":[],"files":[]}',
+        '{"schema":"aprfmt.journal/1","moves":[],"removes":[],"files":{"a":1}}',
+        '{"schema":"aprfmt.journal/1","moves":[],"removes":[],"signature":1}',
+        "a link",
+        "a folder",
+        "a pipe",
     ],
 )
 def test_a_journal_of_somebody_else_reaches_nothing_outside(text: str, tmp_path: Path) -> None:
@@ -180,7 +189,14 @@ def test_a_journal_of_somebody_else_reaches_nothing_outside(text: str, tmp_path:
     for precious in (tmp_path / "precious", folder / temporary):
         precious.write_bytes(b"kept")
     name = folder / ".aprfmt-journal-0123456789abcdef.json"
-    name.write_text(text.replace("%s", temporary))
+    if text == "a link":
+        name.symlink_to(tmp_path / "precious")
+    elif text == "a folder":
+        name.mkdir()
+    elif text == "a pipe":
+        os.mkfifo(name)
+    else:
+        name.write_text(text.replace("%s", temporary))
     for refuse in (recover, pending):
         with pytest.raises(FormatError, match=str(name)):
             refuse(folder)

@@ -59,10 +59,10 @@ def test_everything_is_synced_before_it_is_renamed(
         dirty.discard(inode)
         made.difference_update([path for path in made if os.stat(path.parent).st_ino == inode])
 
-    def opened(path: Path, flags: int, mode: int = 0o777) -> int:
+    def opened(path: Path, flags: int, mode: int = 0o777, **named: Any) -> int:
         if flags & os.O_CREAT:
             made.add(Path(path))
-        return real_open(path, flags, mode)
+        return real_open(path, flags, mode, **named)
 
     def link(old: Path, new: Path, **kwargs: Any) -> None:
         real_link(old, new, **kwargs)

@@ -170,7 +170,7 @@ def test_the_header_is_padded_with_spaces(tmp_path: Path) -> None:
         (info("w", (32,), "Q8_0"), "no dtype for Q8_0"),
         (info("w", (64,), "NF4"), "no dtype for NF4"),
         (info("__metadata__", (1,)), "no room for that name"),
-        (info("\ud800", (1,)), "no room for that name"),
+        (info("\ud800", (1,)), "not UTF-8"),
         (TensorInfo("w", (3,), "F4", 0, 2, None), "end inside a byte"),
         (TensorInfo("w", (3,), "F32", 0, 13, None), "13 bytes are planned"),
         (TensorInfo("w", (1 << 62, 4), "F32", 0, 1 << 66, None), "64 bits"),

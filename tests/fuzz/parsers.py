@@ -175,6 +175,8 @@ def resume(data: bytes) -> None:
     for temporary, final, _ in found.moves if found is not None else ():
         if "/" in temporary + final or final in ("", ".", ".."):
             raise BrokenPromiseError(f"{temporary!r}, {final!r} lead out of the folder")
+    if found is not None and found.signed:
+        raise BrokenPromiseError("a journal that nobody signed is believed")
     for kept in found.tensors.values() if found is not None else ():
         plain([kept.crc, list(kept.counts)])
 
@@ -182,9 +184,11 @@ def resume(data: bytes) -> None:
 def patch(data: bytes) -> None:
     from aprfmt.formats.patched import parse_patch
 
-    identity, pieces = parse_patch(data, "folder/.x.aprfmt-patch")
-    if not isinstance(identity, str) or any(offset < 0 for offset, _ in pieces):
+    found = parse_patch(data, "folder/.x.aprfmt-patch")
+    if not isinstance(found.file, str) or any(offset < 0 for offset, _ in found.pieces):
         raise BrokenPromiseError("a patch before the file")
+    if found.signed:
+        raise BrokenPromiseError("a patch that nobody signed is believed")
 
 
 def journal(data: bytes) -> None:
@@ -192,6 +196,8 @@ def journal(data: bytes) -> None:
 
     value = loads(data, "journal", max_bytes=1 << 20, surrogates=True)
     found = parse_journal(value, Path("folder/journal.json"))
+    if found.is_signed():
+        raise BrokenPromiseError("a journal that nobody signed is believed")
     for name in (*found.removes, *(name for move in found.moves for name in move)):
         if "/" in name or name in ("", ".", ".."):
             raise BrokenPromiseError(f"{name!r} leads out of the folder")

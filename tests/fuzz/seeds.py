@@ -226,7 +226,10 @@ def _model(arch: str, more: Callable[[File], object] = bool, data: bytes = DATA)
 
 
 def resume() -> list[bytes]:
-    head = b'{"schema":"aprfmt.resume/1","sources":{"m.gguf":"1:2:3:4 5"},"plan":"0a"}\n'
+    head = (
+        b'{"schema":"aprfmt.resume/1","sources":{"m.gguf":"1:2:3:4 5"},"plan":"0a","run":"0",'
+        b'"signature":"0"}\n'
+    )
     tensor = b'{"tensor":"t","crc":7,"counts":[0,0,0]}\n'
     return [head, head + tensor, head + tensor + b'{"moves":[["","m.gguf","1:2:3:4"]]}\n']
 
@@ -243,5 +246,6 @@ def journal() -> list[bytes]:
     from aprfmt.formats.journal import Journal
     from aprfmt.formats.temporary import temporary_name
 
-    made = Journal("x", [(temporary_name("m.gguf"), "m.gguf")], ["old.gguf"])
-    return [made.dumps(), b'{"schema":"aprfmt.journal/1","moves":[],"removes":["../x"]}']
+    made = Journal("x", [(temporary_name("m.gguf"), "m.gguf")], ["old.gguf"], {"old.gguf": "1:2:3"})
+    planted = made.dumps().replace(b'"signature":"', b'"signature":"0')
+    return [planted, b'{"schema":"aprfmt.journal/1","moves":[],"removes":["../x"]}']

@@ -12,7 +12,7 @@ from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.apr.layout import BITS, HEADER_SIZE
 
 # Real weights shrink by less than 2. The limit allows for zeros, but stops small hostile files.
-_FREE = 128 << 20
+_FREE = 16 << 20
 _RATIO = 16
 _WINDOW = 1 << 20
 _MAX_ZSTD_WINDOW = 128 << 20  # what the zstd command line accepts without being asked for more
@@ -75,9 +75,12 @@ def _lz4_block(block: memoryview, out: bytearray, end: int) -> None:
         length += 4
         if not 0 < distance <= len(out) - base or len(out) + length > end:
             raise IndexError
-        start = len(out) - distance
-        pattern = out[start : start + length]  # shorter than the match where the two overlap
-        out += (pattern * -(-length // len(pattern)))[:length]
+        while length:  # in pieces, as a whole match would be held three times
+            size = min(length, _WINDOW)
+            start = len(out) - distance
+            pattern = out[start : start + size]  # shorter than the piece where the two overlap
+            out += (pattern * -(-size // len(pattern)))[:size]
+            length -= size
 
 
 def _lz4_length(block: memoryview, at: int, nibble: int) -> tuple[int, int]:

@@ -144,7 +144,9 @@ def _texts(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     for key, value in metadata.items():
         text = value.value if isinstance(value, Typed) else value
-        if not isinstance(text, str) or not _encodable(text) or not _encodable(key):
+        if not _encodable(key):
+            raise ConversionError(f"{where}: metadata key {shorten(key, 80)!r} is not UTF-8")
+        if not isinstance(text, str) or not _encodable(text):
             raise ConversionError(
                 f"{where}: metadata key {shorten(key, 80)!r} holds {type(text).__name__} "
                 f"{shorten(repr(text), 80)}; safetensors metadata holds UTF-8 strings only"
@@ -169,7 +171,9 @@ def _check(info: TensorInfo, where: str) -> None:
         raise ConversionError(
             f"{what}: safetensors has no dtype for {info.encoding}; choose another one"
         )
-    if info.name == layout.METADATA or not _encodable(info.name):
+    if not _encodable(info.name):
+        raise ConversionError(f"{what}: that name is not UTF-8; rename the tensor")
+    if info.name == layout.METADATA:
         raise ConversionError(f"{what}: the format has no room for that name; rename the tensor")
     count = 1
     for dim in info.shape:

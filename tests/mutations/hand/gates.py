@@ -90,8 +90,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "template-environment", "aprfmt/tokenizer/template.py",
-        '            env={}, cwd="/", start_new_session=True,',
-        '            cwd="/", start_new_session=True,',
+        'environment={}, stderr',
+        'stderr',
         "a template's process sees the environment",
     ),
     Row(

@@ -66,14 +66,14 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "mode-of-old-file", "aprfmt/formats/output.py",
-        '        if old is not None and hasattr(os, "fchmod"):',
-        "        if False:",
+        "            take_mode(self._fd, old)\n",
+        "            pass\n",
         "a replaced file loses its mode",
     ),
     Row(
         "mode-of-umask", "aprfmt/formats/output.py",
-        "flags, 0o666)",
-        "flags, 0o600)",
+        "mode = 0o666 if old is None",
+        "mode = 0o600 if old is None",
         "a new file has not the mode of the umask",
     ),
     Row(
@@ -150,14 +150,14 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "mode-set-id", "aprfmt/formats/output.py",
-        "stat.S_IMODE(old.st_mode) & 0o777)",
-        "stat.S_IMODE(old.st_mode))",
+        "    mode = stat.S_IMODE(old.st_mode) & 0o777\n",
+        "    mode = stat.S_IMODE(old.st_mode)\n",
         "set-id bits survive in a file that somebody else wrote",
     ),
     Row(
         "mode-of-programs", "aprfmt/formats/output.py",
-        "stat.S_IMODE(old.st_mode) & 0o777)",
-        "stat.S_IMODE(old.st_mode) & 0o666)",
+        "    mode = stat.S_IMODE(old.st_mode) & 0o777\n",
+        "    mode = stat.S_IMODE(old.st_mode) & 0o666\n",
         "a program's bits are lost",
     ),
     Row(

@@ -1,0 +1,70 @@
+"""The one way a process of ours is started: by path, isolated, and away from the user's folder.
+
+`python -m` and `python -c` put the working folder first in `sys.path`, so that a `numpy.py` that
+lies beside a downloaded model would be run. A child is therefore started with `-I` (no PYTHON*
+variables, no script's or working folder in `sys.path`), in the root folder, and is given the search
+path of this process without the working folder.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_MAIN = Path(__file__).with_name("child_main.py")
+_ROOT = Path(__file__).resolve().parents[2]  # what holds the package
+
+
+def import_path() -> list[str]:
+    """Return `sys.path` for a child: absolute, the package's own place first.
+
+    The working folder is left out, also where an empty entry or PYTHONPATH names it, unless the
+    package itself lies there.
+    """
+    here = _real(os.curdir)
+    found = [str(_ROOT)]
+    for entry in sys.path:
+        if entry and _real(entry) != here and os.path.abspath(entry) not in found:
+            found.append(os.path.abspath(entry))
+    return found
+
+
+def start_module(module: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    """Start a module of ours as a program; standard input and output are pipes.
+
+    The environment is ours, as a worker reads the user's settings and caches.
+    """
+    return start_file(_MAIN, json.dumps(import_path()), module, *arguments)
+
+
+def start_file(
+    script: Path,
+    *arguments: str,
+    flags: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+    stderr: int | None = None,
+    new_session: bool = False,
+) -> "subprocess.Popen[bytes]":
+    """Start a Python file of ours, which imports nothing but what its caller's path names.
+
+    `flags` are Python's own, beside `-I`. Raises OSError where no process can be started.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", *flags, str(script), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=environment,
+        cwd=os.path.abspath(os.sep),
+        start_new_session=new_session,
+    )
+
+
+def _real(path: str) -> str:
+    """Return a path with links resolved; "" for a working folder that was removed."""
+    try:
+        return os.path.realpath(path)
+    except OSError:
+        return ""

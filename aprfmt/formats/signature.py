@@ -1,0 +1,125 @@
+"""Signatures of what a run leaves for the next one, by a key that only this user has.
+
+A journal, a patch or a list of written tensors that came with a downloaded folder looks like ours
+and is not signed. The key is 32 random bytes in `aprfmt/key` of the user's state folder
+(XDG_STATE_HOME, else ~/.local/state), of mode 0600, made when it is first needed. The signature is
+HMAC-SHA256.
+"""
+
+import hashlib
+import hmac
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from aprfmt.formats.temporary import temporary_name
+
+_BYTES = 32
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_keys: dict[Path, bytes] = {}  # by the file that holds it
+
+NO_KEY = (
+    "the user's state folder (XDG_STATE_HOME, else ~/.local/state) cannot be used, and without it "
+    "the next run could not tell what this one left from what somebody planted"
+)
+
+
+def key_path() -> Path | None:
+    """Return where the key lies; None where there is no state folder."""
+    chosen = os.environ.get("XDG_STATE_HOME", "")
+    home = chosen if os.path.isabs(chosen) else os.path.expanduser("~/.local/state")
+    return Path(home, "aprfmt", "key") if os.path.isabs(home) else None
+
+
+def sign(kind: str, data: bytes) -> str:
+    """Return the signature of a record of some kind, as 64 hex digits; "" without a key."""
+    key = _key(make=True)
+    return "" if key is None else _signature(key, kind, data)
+
+
+def is_signed(kind: str, data: bytes, signature: object) -> bool:
+    """Return whether a record's signature was made by `sign` with this user's key."""
+    key = _key(make=False)
+    return (
+        key is not None
+        and isinstance(signature, str)
+        and signature.isascii()
+        and hmac.compare_digest(signature, _signature(key, kind, data))
+    )
+
+
+def owned(facts: os.stat_result) -> bool:
+    """Return whether a file is this user's; True where the system has no owners."""
+    return not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
+
+
+def _signature(key: bytes, kind: str, data: bytes) -> str:
+    return hmac.new(key, kind.encode() + b"\0" + data, hashlib.sha256).hexdigest()
+
+
+def _key(*, make: bool) -> bytes | None:
+    """Return the key; None where there is none, or one that others could read or have made."""
+    path = key_path()
+    if path is None:
+        return None
+    if path not in _keys:
+        with suppress(OSError, ValueError):
+            key = _read(path)
+            if key is None and make and _is_ours(path.parent):
+                _make(path)
+                key = _read(path)
+            if key is not None:
+                _keys[path] = key
+    return _keys.get(path)
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the bytes of a key file that this user alone may read; None for any other."""
+    flags = os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        return None
+    try:
+        facts = os.fstat(fd)
+        private = os.name == "nt" or not stat.S_IMODE(facts.st_mode) & 0o077
+        if not (stat.S_ISREG(facts.st_mode) and owned(facts) and private):
+            return None
+        key = os.read(fd, _BYTES + 1)
+    finally:
+        os.close(fd)
+    return key if len(key) == _BYTES else None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether the first folder of a path that is there is this user's.
+
+    `sudo` may leave HOME as it was: a key of root's there would be of no use to its owner.
+    """
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    return owned(os.stat(folder))
+
+
+def _make(path: Path) -> None:
+    """Make the key file whole, in one step; another run's that is there already stays."""
+    os.makedirs(path.parent, mode=0o700, exist_ok=True)
+    draft = path.parent / temporary_name(path.name)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600)
+    try:
+        try:
+            os.write(fd, os.urandom(_BYTES))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            if not os.path.lexists(path):
+                os.rename(draft, path)
+    finally:
+        with suppress(OSError):
+            os.unlink(draft)
