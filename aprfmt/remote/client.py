@@ -157,7 +157,13 @@ class Client:
                 pause = _asked(answer.headers, _pause(attempt), where)
             if attempt + 1 < ATTEMPTS:
                 self.wait(pause)
-        raise RemoteError(f"{where}: cannot be read: {why}; try again later, or check the address")
+        to = guard.target(url, where)
+        proxy = "".join(
+            f"{name} is set and is not honoured; " for name in proxies.unused(*to.server[:2])
+        )
+        raise RemoteError(
+            f"{where}: cannot be read: {why}; {proxy}try again later, or check the address"
+        )
 
     def close(self) -> None:
         """Close the connections that are kept; those in use are closed when they have been used."""

@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.base.text import shorten
 from aprfmt.errors import RemoteError
 from aprfmt.remote.cache import CACHE
 from aprfmt.remote.paths import RemotePath
@@ -76,8 +77,10 @@ class RemoteObject:
         if not unsure:
             return
         now = self._site.facts(self._inner)
-        if now is None or now.size != self.facts.size or now.tag != self.facts.tag:
-            raise changed(self.where, "what the site says of it", now, self.facts)
+        if now is None or now.size != self.facts.size:
+            raise changed(self.where, "its size", now and now.size, self.facts.size)
+        if now.tag and now.tag != self.facts.tag:  # a list has none
+            raise changed(self.where, "its date", shorten(now.tag, 80), shorten(self.facts.tag, 80))
 
         def again(row: tuple[int, bytes]) -> None:
             start, data = row
