@@ -226,7 +226,7 @@ class Client:
         closed = self._closed
         for _ in range(2):
             kept = self._kept(to)
-            connection = kept or self._connect(to, addresses, where)
+            connection = kept or self._connect(to, addresses)
             timed = cast(TimedSocket, connection.sock)
             try:
                 timed.begin()
@@ -264,15 +264,11 @@ class Client:
             idle = self._idle.get(to.server)
             return idle.pop() if idle else None
 
-    def _connect(
-        self, to: RequestTarget, addresses: Sequence[str], where: str
-    ) -> http.client.HTTPConnection:
+    def _connect(self, to: RequestTarget, addresses: Sequence[str]) -> http.client.HTTPConnection:
         error: OSError | None = None
         context = _tls() if to.scheme == "https" else None
         for name in proxies.unused(to.scheme, to.host):
-            TRAFFIC.tell(
-                f"{where}: {name} is set and is not honoured: {to.host} is asked without a proxy"
-            )
+            TRAFFIC.tell(f"{name} is set and is not honoured: {to.host} is asked without a proxy")
         for address in addresses[:MAX_ADDRESSES]:
             try:
                 sock = self.dialer(address, to.port)

@@ -334,10 +334,15 @@ def found_at(path: RemotePath) -> RemoteObject:
     return known
 
 
-def refuse_changed() -> None:
-    """Raise RemoteError where a file changed whose version nothing proves; asks for each again."""
+def refuse_changed(files: Iterable[Path] | None = None) -> None:
+    """Raise RemoteError where one of `files`, or of all, is not what it was when it was read.
+
+    Only those that lie elsewhere, and whose version nothing proves, are asked for again.
+    """
     with _opening:
         known = list(_objects.values())
+    if files is not None:
+        known = [found_at(path) for path in files if isinstance(path, RemotePath)]
     for each in known:
         each.refuse_changed()
 
