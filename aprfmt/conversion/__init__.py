@@ -18,7 +18,7 @@ from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import MappedFile, MappedSource
 from aprfmt.model import Model, open_model
 from aprfmt.model.hf_folder import ours
-from aprfmt.remote.paths import is_remote, refuse_changed
+from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
     from aprfmt.conversion.accounted import Account
@@ -308,7 +308,10 @@ def refuse_changed_source(model: Model) -> None:
     for shard in model.source.shards if isinstance(model.source, MappedSource) else ():
         if isinstance(shard.file, MappedFile):
             shard.file.refuse_changed()
-    refuse_changed(model.source.files)
+    if any(map(is_remote, model.source.files)):
+        from aprfmt.remote.file import refuse_changed
+
+        refuse_changed(model.source.files)
 
 
 def _write_tensors(

@@ -24,7 +24,7 @@ from aprfmt.model.hf_folder import (
     in_hub_cache,
     read_folder,
 )
-from aprfmt.remote.paths import RemotePath, lists, place, refuse_changed
+from aprfmt.remote.paths import RemotePath, is_remote, lists, place
 from aprfmt.tensors.companions import join
 from aprfmt.tensors.view import View
 
@@ -169,7 +169,9 @@ class Model(Mapping[str, View]):
 
     def __exit__(self, kind: object, *exc: object) -> None:
         try:
-            if kind is None:
+            if kind is None and any(map(is_remote, self.source.files)):
+                from aprfmt.remote.file import refuse_changed
+
                 refuse_changed(self.source.files)
         finally:
             self.close()

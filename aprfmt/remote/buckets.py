@@ -76,7 +76,7 @@ class BucketSite:
 
     def __init__(self, root: Sequence[str]) -> None:
         self._shown = f"{root[0]}//{root[1]}"
-        self._store = _store(root)
+        self._store, self._endpoint = _store(root), _endpoint()
         self._first: dict[str, tuple[FileFacts, bytes] | None] = {}
         self._folders: dict[str, list[str]] = {}
 
@@ -114,7 +114,7 @@ class BucketSite:
         if not is_strong(tag):
             return FileFacts(size, f"{tag} {meta['last_modified']}".strip())
         return FileFacts(
-            size, tag, identity_of("bucket", *_endpoint(), self._where(inner), tag, size)
+            size, tag, identity_of("bucket", self._endpoint, self._where(inner), tag, size)
         )
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
@@ -213,9 +213,10 @@ class BucketSite:
         return memoryview(data)
 
 
-def _endpoint() -> list[str]:
+def _endpoint() -> str:
     """Return what the environment says of where stores are; nothing of it is a key."""
-    return [f"{name}={os.environ[name]}" for name in sorted(os.environ) if _PLACE.fullmatch(name)]
+    names = filter(_PLACE.fullmatch, sorted(os.environ))
+    return "\n".join(f"{name}={os.environ[name]}" for name in names)
 
 
 def _folder(inner: str) -> str:
@@ -226,4 +227,4 @@ def _name(inner: str) -> str:
     return inner.rpartition("/")[2]
 
 
-SITE = SiteSpec(1, BucketSite, _settle)
+SITE = SiteSpec(1, BucketSite, _settle, _endpoint)

@@ -157,7 +157,13 @@ class Client:
                 pause = _asked(answer.headers, _pause(attempt), where)
             if attempt + 1 < ATTEMPTS:
                 self.wait(pause)
-        raise RemoteError(f"{where}: cannot be read: {why}; try again later, or check the address")
+        to = guard.target(url, where)
+        proxy = "".join(
+            f"{name} is set and is not honoured; " for name in proxies.unused(*to.server[:2])
+        )
+        raise RemoteError(
+            f"{where}: cannot be read: {why}; {proxy}try again later, or check the address"
+        )
 
     def close(self) -> None:
         """Close the connections that are kept; those in use are closed when they have been used."""
@@ -220,7 +226,7 @@ class Client:
         closed = self._closed
         for _ in range(2):
             kept = self._kept(to)
-            connection = kept or self._connect(to, addresses, where)
+            connection = kept or self._connect(to, addresses)
             timed = cast(TimedSocket, connection.sock)
             try:
                 timed.begin()
@@ -258,15 +264,11 @@ class Client:
             idle = self._idle.get(to.server)
             return idle.pop() if idle else None
 
-    def _connect(
-        self, to: RequestTarget, addresses: Sequence[str], where: str
-    ) -> http.client.HTTPConnection:
+    def _connect(self, to: RequestTarget, addresses: Sequence[str]) -> http.client.HTTPConnection:
         error: OSError | None = None
         context = _tls() if to.scheme == "https" else None
         for name in proxies.unused(to.scheme, to.host):
-            TRAFFIC.tell(
-                f"{where}: {name} is set and is not honoured: {to.host} is asked without a proxy"
-            )
+            TRAFFIC.tell(f"{name} is set and is not honoured: {to.host} is asked without a proxy")
         for address in addresses[:MAX_ADDRESSES]:
             try:
                 sock = self.dialer(address, to.port)

@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.base.text import shorten
 from aprfmt.errors import RemoteError
 from aprfmt.remote.cache import CACHE
 from aprfmt.remote.paths import RemotePath
@@ -76,8 +77,10 @@ class RemoteObject:
         if not unsure:
             return
         now = self._site.facts(self._inner)
-        if now is None or now.size != self.facts.size or now.tag != self.facts.tag:
-            raise changed(self.where, "what the site says of it", now, self.facts)
+        if now is None or now.size != self.facts.size:
+            raise changed(self.where, "its size", now and now.size, self.facts.size)
+        if now.tag and now.tag != self.facts.tag:  # a list has none
+            raise changed(self.where, "its date", shorten(now.tag, 80), shorten(self.facts.tag, 80))
 
         def again(row: tuple[int, bytes]) -> None:
             start, data = row
@@ -331,10 +334,15 @@ def found_at(path: RemotePath) -> RemoteObject:
     return known
 
 
-def refuse_changed() -> None:
-    """Raise RemoteError where a file changed whose version nothing proves; asks for each again."""
+def refuse_changed(files: Iterable[Path] | None = None) -> None:
+    """Raise RemoteError where one of `files`, or of all, is not what it was when it was read.
+
+    Only those that lie elsewhere, and whose version nothing proves, are asked for again.
+    """
     with _opening:
         known = list(_objects.values())
+    if files is not None:
+        known = [found_at(path) for path in files if isinstance(path, RemotePath)]
     for each in known:
         each.refuse_changed()
 

@@ -314,4 +314,4 @@ def _hexadecimal(found: object, digits: int) -> str:
     return str(found) if right else ""
 
 
-SITE = SiteSpec(2, HubSite, _settle)
+SITE = SiteSpec(2, HubSite, _settle, endpoint)

@@ -8,7 +8,7 @@ that needs a file on this machine gets one line that says so.
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -149,18 +149,6 @@ def is_address(path: Path) -> bool:
 def is_remote(path: Path) -> bool:
     """Say whether a path is an address."""
     return isinstance(path, RemotePath)
-
-
-def refuse_changed(files: Iterable[Path]) -> None:
-    """Raise RemoteError where one of `files` that lies elsewhere is not what it was when read.
-
-    Only what no strong ETag and no digest of the site proves is read again.
-    """
-    for path in files:
-        if isinstance(path, RemotePath):
-            from aprfmt.remote.file import found_at
-
-            found_at(path).refuse_changed()
 
 
 def lists(path: Path) -> bool:

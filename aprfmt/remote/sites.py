@@ -16,12 +16,14 @@ class SiteSpec:
 
     An address begins with `depth` components that name the site: a host, an owner and a name.
     `settle(text)` returns the components of an address, or the path of a copy on this machine; what
-    is secret in the text it keeps for itself.
+    is secret in the text it keeps for itself. `endpoint()` is what the environment says of where
+    the scheme leads: another one is another site.
     """
 
     depth: int
     open: Callable[[Sequence[str]], Site]
     settle: Callable[[str], Sequence[str] | Path]
+    endpoint: Callable[[], str] = str
 
 
 SITES: Registry[SiteSpec] = Registry(
@@ -65,10 +67,11 @@ def site_at(parts: Sequence[str]) -> tuple[Site, str]:
     """Return the open site of an address's components, and the name within it."""
     spec = spec_of(parts[0][:-1])
     root, inner = tuple(parts[: spec.depth + 1]), "/".join(parts[spec.depth + 1 :])
+    key = spec.endpoint(), *root
     with _lock:
-        if root not in _open:
-            _open[root] = spec.open(root)
-        return _open[root], inner
+        if key not in _open:
+            _open[key] = spec.open(root)
+        return _open[key], inner
 
 
 def forget() -> None:

@@ -1,14 +1,16 @@
 """A server of byte ranges with faults, on this machine: what a test lets it do wrong, it does once.
 
 `log` has every request as (path, Range header, headers). A path in `faults` has a list of names of
-FAULTS; each request to it takes the first one.
+FAULTS; each request to it takes the first one. `versions` is how answers say which version of a
+file they are of: by a "strong" or a "weak" ETag, by a "date", or by "none" of these. A path in
+`swaps` has another file after that many answers.
 """
 
 import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha256
+from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -34,6 +36,12 @@ class Handler(BaseHTTPRequestHandler):
             server.log.append((self.path, headers.get("range", ""), headers))
             faults = server.faults.get(path, [])
             fault = faults.pop(0) if faults else ""
+            if path in server.swaps:
+                left, data = server.swaps.pop(path)
+                if left:
+                    server.swaps[path] = left - 1, data
+                else:
+                    server.files[path] = data
         server.arrived.release()
         if server.stuck is not None and not headers.get("range", "").startswith("bytes=0-"):
             server.stuck.wait(PATIENCE)
@@ -65,6 +73,12 @@ class Handler(BaseHTTPRequestHandler):
     def _file(self, data: bytes, fault: str) -> None:
         stated = self.headers.get("Range")
         tag = f'"{sha256(data).hexdigest()[:16]}"'
+        said = {
+            "strong": {"ETag": tag},
+            "weak": {"ETag": f'W/"{len(data)}"'},
+            "date": {"Last-Modified": "Sat, 01 Jan 2000 00:00:00 GMT"},
+            "none": {},
+        }[self.server.versions]
         if fault == "500":
             return self._plain(500, {}, b"broken")
         if fault == "429":
@@ -74,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.close()
             return None
         if stated is None or fault == "whole":
-            return self._plain(200, {"ETag": tag}, data)
+            return self._plain(200, said, data)
         first, _, last = stated.removeprefix("bytes=").partition("-")
         start, stop = int(first), min(int(last) + 1, len(data))
         if start >= len(data):
@@ -88,8 +102,10 @@ class Handler(BaseHTTPRequestHandler):
         headers = {
             "Content-Range": f"bytes {start}-{stop - 1}/{size}",
             "Content-Length": str(len(body)),
-            "ETag": '"other"' if fault == "tag" else tag,
+            **said,
         }
+        if fault == "tag":
+            headers["ETag"] = '"other"'
         if fault == "long":
             headers["Content-Range"] = "bytes \x1b[2J" + "9" * 5000
         if fault == "gzip":
@@ -115,6 +131,8 @@ class RangeServer(ThreadingHTTPServer):
         self.redirect = 302
         self.denied: dict[str, tuple[int, Mapping[str, str], bytes]] = {}
         self.faults: dict[str, list[str]] = {}
+        self.versions = "strong"
+        self.swaps: dict[str, tuple[int, bytes]] = {}
         self.arrived = threading.Semaphore(0)  # released by every request
         self.log: list[tuple[str, str, dict[str, str]]] = []
         self.together: threading.Barrier | None = None
@@ -153,6 +171,7 @@ class RangeServer(ThreadingHTTPServer):
         siblings: list[dict[str, Any]] = []
         for path, data in files.items():
             row: dict[str, Any] = {"rfilename": path, "size": len(data)}
+            row["blobId"] = sha1(b"blob %d\0" % len(data) + data).hexdigest()
             if path in lfs:
                 row["lfs"] = {
                     "sha256": sha256(data).hexdigest(),

@@ -23,9 +23,11 @@ from aprfmt.remote.passing import HELD
 from aprfmt.remote.stream import AHEAD, PART
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder
+from tests.remote.conftest import forget
 from tests.remote.server import RangeServer, serving
 
 COMMIT = "0" * 39 + "1"
+FOOTER = 4  # bytes: an APR file's own checksum, which is looked at by itself
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,58 @@ def test_small_layers_come_once_too(
     done = command(*line.split())
     assert done.code == 0, done.err
     assert server.sent() <= 1.06 * (here / "model.safetensors").stat().st_size
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of small layers in every format, as it is and quantized."""
+    folder = tmp_path_factory.mktemp("kinds")
+    here = llama_folder(folder / "m", "BF16", hidden=384, ffn=1024, layers=12, vocab=1000)
+    (folder / "hf.safetensors").write_bytes((here / "model.safetensors").read_bytes())
+    for name in ("plain.gguf", "plain.apr"):
+        assert command("convert", here, folder / name).code == 0
+    for name in ("q4.gguf", "q4.apr"):
+        assert command("quantize", here, folder / name, "--type", "Q4_0").code == 0
+    return folder
+
+
+@pytest.mark.parametrize("more", [(), ("--no-source-hash",), ("--no-verify",), ("--jobs", "3")],
+                         ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize("to", ["x.gguf", "x.apr"])
+@pytest.mark.parametrize("name", ["plain.gguf", "plain.apr", "q4.gguf", "q4.apr"])
+def test_every_pair_of_formats_comes_once(
+    kinds: Path, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, to: str, more: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Bytes that the server sent; a plan that read norms one by one fetched all of it twice.
+
+    So did the checksum that an APR file carries.
+    """
+    monkeypatch.setenv("APRFMT_CACHE_SIZE", "0")
+    data = (kinds / name).read_bytes()
+    server.files[f"/{name}"] = data
+    done = command("convert", f"{server.url}/{name}", tmp_path / to, *more)
+    assert done.code == 0, done.err
+    assert server.sent() <= len(data) + FOOTER
+    (tmp_path / "here").mkdir()
+    assert command("convert", kinds / name, tmp_path / "here" / to, *more).code == 0
+    assert (tmp_path / to).read_bytes() == (tmp_path / "here" / to).read_bytes()
+
+
+@pytest.mark.parametrize("to", ["x.gguf", "x.apr"])
+def test_a_wrong_checksum_is_said_without_a_second_reading(
+    kinds: Path, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    monkeypatch.setenv("APRFMT_CACHE_SIZE", "0")
+    data = bytearray((kinds / "plain.apr").read_bytes())
+    data[-100] ^= 1
+    server.files["/m.apr"] = bytes(data)
+    for more in ((), ("--no-source-hash",)):
+        forget()
+        server.log.clear()
+        done = command("convert", f"{server.url}/m.apr", tmp_path / to, "--force", *more)
+        assert "the footer's checksum is not that of the bytes before it" in done.err, done.err
+        assert server.sent() <= len(data) + FOOTER
 
 
 def test_of_many_shards_only_those_whose_turn_it_is_are_fetched_ahead(

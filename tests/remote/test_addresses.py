@@ -1,0 +1,151 @@
+"""What an address may be, and what is said of a proxy that is not used: one line for each.
+
+Seen red: `ftp://` and other schemes of fsspec that need a host, brackets without their pair, labels
+of hosts that IDNA refuses, a token with characters that no header holds; a proxy that nobody named.
+"""
+
+import itertools
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from aprfmt.errors import RemoteError
+from aprfmt.remote import client, proxies
+from tests.cli.run import aprfmt as command
+from tests.remote.conftest import forget
+from tests.remote.server import RangeServer
+
+LABEL = "a" * 64
+
+
+@pytest.mark.parametrize(("address", "said"), [
+    ("http://[::1", "is no address; expected https://HOST/FILE"),
+    ("https://[::1/x", "is no address"), ("http://[zz]/x", "is no address"),
+    ("http://]/x", "is no address"), ("https://h:99999/x", "is no address"),
+    ("https://h:abc/x", "is no address"), (f"https://{LABEL}/x", "is no name of a host"),
+    (f"https://{'a.' * 150}com/x", "is no name of a host"), ("https://a..b/x", "no name of a host"),
+    ("http://[fe80::1%25eth0]/x", "is no name of a host"), ("http://a%b/x", "no name of a host"),
+    ("https://\u00fc.example/x", "characters beyond ASCII"), ("http://u:s3cret@[::1", "no address"),
+    ("https://u:s3cret@h:x/y?sig=s3cret", "is no address"), ("https://:80/x", "leads to no whole"),
+    ("foo://h/x", "no file system of fsspec has that name; expected https://"),
+    ("magnet://x/y", "no file system of fsspec has that name"),
+    ("memory://a::file:///etc/passwd", "names no file"), ("ftp://u:s3cret@h/x", "are not taken"),
+    ("ftp://127.0.0.1:1/x.gguf", "ftp:// cannot be read: "),
+    ("reference://a/b", "reference:// cannot be read: "),
+    ("simplecache://a/b", "simplecache:// cannot be read: "),
+    ("github://a/b", "github:// cannot be read: "), ("jupyter://a/b", "jupyter:// cannot be read"),
+    ("memory://nothing/here.gguf", "no such file"),
+])  # fmt: skip
+def test_an_address_that_cannot_be_read_is_one_line(
+    address: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec", reason="NOT-RUN: fsspec is not installed")
+
+    def nobody(host: str, port: int) -> list[str]:
+        raise AssertionError(f"{host} was looked up")
+
+    monkeypatch.setattr(client, "CLIENT", client.Client(resolver=nobody))
+    done = command("inspect", address)
+    assert done.code == 2 and said in done.err, done.err
+    assert done.err.count("\n") == 1 and "bug" not in done.err and "s3cret" not in done.err
+    assert len(done.err) < 600
+
+
+def test_every_file_system_of_fsspec_is_read_or_refused_in_one_line() -> None:
+    """At a host that refuses connections; those that would ask for a file here are left out."""
+    fsspec = pytest.importorskip("fsspec", reason="NOT-RUN: fsspec is not installed")
+    asked = {"ftp", "sftp", "ssh", "webhdfs", "dask", "git", "github", "zip", "tar", "dir",
+             "cached", "blockcache", "filecache", "reference", "generic", "abfs"}  # fmt: skip
+    for scheme in sorted(asked & set(fsspec.available_protocols())):
+        done = command("inspect", f"{scheme}://127.0.0.1:1/x.gguf")
+        assert done.code == 2 and done.err.count("\n") == 1 and "bug" not in done.err, done.err
+
+
+@pytest.mark.parametrize("token", ["hf_\u00fc", "hf_a\nX-Evil: b", "hf_\x00"])
+def test_a_token_that_is_none_is_named_by_its_place(
+    token: str, server: RangeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    if "\x00" not in token:
+        monkeypatch.setenv("HF_TOKEN", token)
+        place = "HF_TOKEN"
+    else:
+        path = tmp_path / "token"
+        path.write_text(token)
+        monkeypatch.setenv("HF_TOKEN_PATH", str(path))
+        place = str(path)
+    done = command("inspect", "hf://someone/m")
+    assert done.code == 2 and f"the token of {place} holds characters" in done.err
+    assert done.err.count("\n") == 1 and "hf_" not in done.err.replace(place, "")
+    assert not server.log
+
+
+# --- proxies ------------------------------------------------------------------------------------
+
+NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.fixture(autouse=True)
+def none_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+def test_a_proxy_that_is_not_used_is_named(
+    name: str, server: RangeServer, made: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "http://me:s3cret@proxy.example:3128")
+    server.files["/x.gguf"] = made["small.gguf"]
+    address = f"{server.url}/x.gguf"
+    done = command("inspect", address)
+    assert done.code == 0, done.err
+    said = f"{name} is set and is not honoured: 127.0.0.1 is asked without a proxy"
+    assert done.err.count(said) == 1 and "s3cret" not in done.err and "3128" not in done.err
+    forget()
+    monkeypatch.setenv("NO_PROXY", "other.example, 127.0.0.1")
+    assert "PROXY" not in command("inspect", address).err.upper()
+
+
+def test_it_is_said_too_where_nothing_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall that lets only the proxy out is why most of these fail."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+
+    def refused(address: str, port: int) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    asked = client.Client(resolver=lambda h, p: ["93.184.216.34"], dialer=refused)  # type: ignore[arg-type]
+    monkeypatch.setattr(client, "CLIENT", asked)
+    done = command("inspect", "https://one.example/x.gguf")
+    assert done.code == 2 and "Connection refused" in done.err
+    assert "HTTPS_PROXY is set and is not honoured" in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_which_variable_counts_is_what_pythons_library_says(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oracle: urllib.request, for every set of variables and some hosts."""
+    values = {"https_proxy": "http://p:1", "HTTP_PROXY": "http://p:2", "all_proxy": "http://p:3",
+              "NO_PROXY": ".b.example,c.example"}  # fmt: skip
+    for count in range(len(values) + 1):
+        for names in itertools.combinations(values, count):
+            for name in values:
+                monkeypatch.delenv(name, raising=False)
+            for name in names:
+                monkeypatch.setenv(name, values[name])
+            known = urllib.request.getproxies_environment()
+            for host in ("a.example", "b.example", "x.b.example", "xb.example", "c.example", "::1"):
+                named = scheme in known or "all" in known
+                passed = urllib.request.proxy_bypass_environment(host)  # type: ignore[attr-defined]
+                assert len(list(proxies.unused(scheme, host))) == (named and not passed)
+    monkeypatch.setenv("NO_PROXY", "*")
+    assert not list(proxies.unused(scheme, "a.example"))
+
+
+def test_an_address_of_a_host_that_is_none_never_reaches_a_resolver() -> None:
+    with pytest.raises(RemoteError, match="is no name of a host"):
+        client.CLIENT.get(f"https://{LABEL}/x", "W", {}, lambda status, headers: 0)
