@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
+from aprfmt.base.shown import short_repr
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff, SideVerdicts
 
@@ -187,6 +188,10 @@ class DiffReport:
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
     generation: tuple[KeyDiff, ...] = ()
     beside: SideVerdicts | None = None  # verdicts on tokenizer, template and generation config
+
+    def __repr__(self) -> str:
+        found = (f"{count} {verdict}" for verdict, count in self.counts.items() if count)
+        return short_repr(self, f"{self.a} and {self.b}", ", ".join(found))
 
     @property
     def counts(self) -> Mapping[str, int]:
