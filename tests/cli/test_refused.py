@@ -38,6 +38,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, inside in folders.items():
         (folder / name).mkdir()
         (folder / name / inside).write_text("{}")
+    (folder / "t.txt").write_text("hello there\n")
+    (folder / "notes.json").write_text("[1, 2]")
     (folder / "dead.gguf").symlink_to("gone.gguf")
     return folder
 
@@ -100,6 +102,22 @@ LINES: tuple[tuple[str, str], ...] = (
     ("quantize hf o.gguf", "give the type: --type Q4_K_M, or Q4_K_M behind DST"),
     ("quantize hf o.gguf Q4_K_M --type Q8_0", "give one of them"),
     ("quantize hf o.gguf Q4_K_X", "--type Q4_K_X: is not known; near names: "),
+    ("inspect t.txt", "t.txt: is text that begins 'hello there'; expected a model file"),
+    ("validate notes.json", "notes.json: is JSON that begins '"),
+    ("diff m.gguf t.txt", "t.txt: is text that begins"),
+    (
+        "quantize hf o.gguf Q4_K_M --imatrix t.txt",
+        "text that begins 'hello there'; expected an imp",
+    ),
+    ("tensors m.gguf --limit abc", "'--limit': 'abc' is no whole number"),
+    ("run m.gguf --ids 1 --temperature hot", "'--temperature': 'hot' is no number"),
+    (
+        "convert hf o.gguf --to onnx",
+        "--to onnx: is no format here; expected apr, gguf, safetensors",
+    ),
+    ("convert hf out --to onnx", "--to onnx: is no format here"),
+    ("logits m.gguf@numpy:float63 --ids 1", "'float63' is no device (cpu, cuda, cuda:N, cuda:all"),
+    ("logits m.gguf@cpu:fp61 --ids 1", "'fp61' is no device"),
     ("help sett", "no command 'sett'; near names: set"),
     ("zzz", "no command 'zzz'; aprfmt --help lists them"),
 )
