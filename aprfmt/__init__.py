@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "convert", "diagnose", "diff", "open", "trace", "validate"]
 
 
+def __dir__() -> list[str]:
+    return sorted([*__all__, "errors"])
+
+
 def open(
     path: "Path | str", *, arch: str | None = None, allow_missing: Sequence[str] = ()
 ) -> "Model":

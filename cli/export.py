@@ -13,7 +13,11 @@ from aprfmt.errors import UsageError
 
 @click.command("export")
 @options.model()
-@click.option("--to", type=click.Choice(["gguf", "safetensors", "apr"]), help="Target format.")
+@click.option(
+    "--to",
+    type=click.Choice(["gguf", "safetensors", "apr"], case_sensitive=False),
+    help="Target format.",
+)
 @click.option("-o", "--output", type=options.NamedPath(),
               help="Default: ./STEM.gguf, or the folder ./STEM-hf/")  # fmt: skip
 @options.encoding

@@ -19,6 +19,13 @@ INTERRUPTED = (
     "aprfmt: interrupted: unfinished output was removed; files that were there are as they were"
 )
 STOPPED = "aprfmt: interrupted: what is written stays; the same command goes on with it"
+# click's words for a number that is none.
+_PLAINER = {
+    "is not a valid integer range": "is no whole number",
+    "is not a valid integer": "is no whole number",
+    "is not a valid float range": "is no number",
+    "is not a valid float": "is no number",
+}  # fmt: skip
 _PATH = re.compile(r"[./\\]")
 
 
@@ -153,7 +160,10 @@ def main(argv: list[str] | None = None) -> None:
 def _usage_line(error: click.ClickException) -> str:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     hint = f" (see {ctx.command_path} --help)" if ctx is not None else ""
-    return error.format_message().rstrip(".") + hint
+    text = error.format_message().rstrip(".")
+    for theirs, ours in _PLAINER.items():
+        text = text.replace(theirs, ours)
+    return text + hint
 
 
 def _error(args: list[str], error: Exception) -> int:

@@ -57,7 +57,7 @@ def command(
         asked = set_edit.parsed(opened, changes, remove, output or opened.source.files[0])
         before = edits.snapshot(opened, asked.keys)
         resolved = set_edit.trouble(opened) is None
-        doubtful = set_edit.doubts(opened) if resolved else {}
+        doubtful = set_edit.doubts(opened, asked.template) if resolved else {}
         form = opened.format
         body: dict[str, object] = {}
         patched = None
@@ -75,7 +75,7 @@ def command(
         if asked.files is not None and written.folder is not None:
             found += asked.files.changes(written.folder.path)
         why = set_edit.trouble(written) if resolved else None
-        new = set_edit.doubts(written) if resolved and why is None else {}
+        new = set_edit.doubts(written, asked.template) if resolved and why is None else {}
     set_edit.warn(output or model, form, asked.unknown, why, set_edit.raised(doubtful, new))
 
     def show() -> None:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 # Checks of stated values; those of vocabularies as a whole would take longer than the change.
 DOUBTS = (
     "architecture", "completeness", "shapes", "hyperparameters", "vocabulary_size", "special_ids",
-    "chat_template", "file_type", "quantization", "dtype",
+    "file_type", "quantization", "dtype",
 )  # fmt: skip
+TEMPLATE = "chat_template"
 SHOWN = 2  # doubtful values of one check that are warned of; a line counts the rest
 WIDEST = 100  # characters of a value in the report
 
@@ -52,6 +53,12 @@ class Request:
     def keys(self) -> list[str]:
         """The keys of the file's own metadata that change."""
         return [*self.values, *self.remove]
+
+    @property
+    def template(self) -> bool:
+        """Whether a chat template changes."""
+        places = self.files.places if self.files is not None else ()
+        return any(TEMPLATE in str(each) for each in (*self.keys, *places))
 
     @property
     def texts(self) -> dict[str, str]:
@@ -136,15 +143,22 @@ def parsed(
     return request
 
 
-def doubts(opened: "Model") -> dict[str, list[str]]:
-    """Return what is wrong with the stated values of a model, by check; no weight is read."""
+def doubts(opened: "Model", template: bool) -> dict[str, list[str]]:
+    """Return what is wrong with the stated values of a model, by check; no weight is read.
+
+    `template` asks the check of the chat template too, which renders it in a process of its own.
+    """
     from aprfmt.checks.asking import ask
     from aprfmt.checks.context import Checked
     from aprfmt.checks.table import file_checks
     from aprfmt.model.resolve import OWN_KEY_USED
 
     context = Checked(opened, opened.forced, None, None)
-    answers = [ask(row, context) for row in file_checks() if row.name in DOUBTS]
+    answers = [
+        ask(row, context)
+        for row in file_checks()
+        if row.name in DOUBTS or (template and row.name == TEMPLATE)
+    ]
     found = {
         answer.name: [
             f"{f.where}: {f.found}; expected {f.expected}".removeprefix(f"{opened.path}: ")

@@ -117,6 +117,13 @@ def parse_run(text: str) -> Choice:
     parts = rest.split(":") if rest else []
     dtype = parts.pop() if parts and dtype_name(parts[-1]) in DTYPES else None
     device = ":".join(part for part in parts if part) or None
+    if device is not None and (name in BACKENDS or name in ENGINES or name in _SHORT):
+        whole = f"{_SHORT[name][1]}:{device}" if name in _SHORT else device
+        if not _DEVICE.fullmatch(whole):
+            raise UsageError(
+                f"run {text!r}: {device!r} is no device (cpu, cuda, cuda:N, cuda:all, auto) and "
+                f"ends in no dtype ({', '.join(DTYPES)})"
+            )
     if name in _SHORT:
         backend, place = _SHORT[name]
         device = f"{place}:{device}" if device else place

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.notebook import ROWS, Card, Table
 from aprfmt.base.protocols import Value
+from aprfmt.base.shown import short_repr
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import POINTS, SLOTS, WHOLE, Instance, key_name, resolve
@@ -45,6 +46,13 @@ class Trace:
     nonfinite: str | None = None
     masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     resolution: float = 0.0
+
+    def __repr__(self) -> str:
+        return short_repr(self, self.run.get("model", ""), f"{len(self.records)} records")
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return the keys of the records."""
+        return list(self.records)
 
     def find(self, key: str) -> Record | None:
         """Return the record of a key or of the key it equals; None where it was not captured.

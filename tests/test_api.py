@@ -172,3 +172,90 @@ def test_a_trace_keeps_what_was_asked_for(demo_model: Path) -> None:
     for ids in wrong:
         with pytest.raises(UsageError, match="token"):
             aprfmt.trace(demo_model, ids=ids)
+
+
+@pytest.mark.parametrize("dtype", [None, np.float32, np.float16, "<f8", np.int8])
+def test_numpy_takes_a_tensor_for_an_array(encoded: Path, dtype: Any) -> None:
+    with aprfmt.open(encoded) as model:
+        tensors = [*model.values(), *model.roles.values()]
+        for tensor in tensors:
+            values = tensor.numpy()
+            for make in (np.asarray, np.array):
+                found = make(tensor, dtype)
+                assert isinstance(found, np.ndarray) and found.shape == tensor.shape
+                np.testing.assert_array_equal(found, values.astype(found.dtype), strict=True)
+                assert dtype is None or found.dtype == np.dtype(dtype)
+                assert found.flags.writeable and not np.shares_memory(found, make(tensor, dtype))
+
+        assert float(np.linalg.norm(tensors[0])) == float(np.linalg.norm(tensors[0].numpy()))
+
+
+def test_no_copy_is_refused_as_the_protocols_ask(encoded: Path) -> None:
+    with aprfmt.open(encoded) as model:
+        for tensor in model.values():
+            with pytest.raises(ValueError, match="copy"):
+                np.array(tensor, copy=False)
+            assert np.array(tensor, copy=True).shape == tensor.shape
+            with pytest.raises(BufferError, match="copy"):
+                np.from_dlpack(tensor, copy=False)
+
+
+def test_dlpack_gives_the_values_to_other_libraries(encoded: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with aprfmt.open(encoded) as model:
+        for tensor in model.values():
+            values = tensor.numpy()
+            assert tensor.__dlpack_device__() == values.__dlpack_device__()
+            for found in (np.from_dlpack(tensor), torch.from_dlpack(tensor).numpy()):
+                np.testing.assert_array_equal(found, values, strict=True)
+
+
+def _completed(what: object) -> list[str]:
+    return [name for name in dir(what) if not name.startswith("_")]
+
+
+def test_dir_shows_what_is_public_and_documented(demo_model: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+    words = set(page.replace("`", " ").replace(".", " ").split())
+    assert set(dir(aprfmt)) == {*aprfmt.__all__, "errors"}
+    with aprfmt.open(demo_model) as model:
+        for what in (model, model["model.norm.weight"], model.roles["L0.attn_q.weight"]):
+            names = _completed(what)
+            assert len(names) < 20 and set(names) <= words
+            for name in names:
+                getattr(what, name)
+            assert {"__repr__", "__getitem__"} <= set(dir(what))
+
+
+def test_completion_of_keys(demo_model: Path) -> None:
+    with aprfmt.open(demo_model) as model:
+        assert model._ipython_key_completions_() == list(model)
+        assert model.hyper._ipython_key_completions_() == list(model.hyper)
+    traced = aprfmt.trace(demo_model, ids=[1, 2], points=["logits"])
+    assert traced._ipython_key_completions_() == ["logits"]
+
+
+def test_objects_show_themselves_in_one_short_line(demo_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m.apr"
+    shown = [repr(aprfmt.convert(demo_model, out)), repr(aprfmt.diff(demo_model, out)),
+             repr(aprfmt.validate(out)), repr(aprfmt.diagnose(demo_model, out)),
+             repr(aprfmt.trace(demo_model, ids=[1, 2]))]  # fmt: skip
+    with aprfmt.open(out) as model:
+        shown += [repr(model), repr(model.hyper), repr(model["model.norm.weight"]),
+                  repr(model.tokenizer), repr(model.roles["token_embd.weight"])]  # fmt: skip
+    for text in shown:
+        assert len(text) < 250 and text.isprintable(), text
+        assert text.startswith("<") and text.endswith(">") and " object at " not in text
+    assert "same" in shown[3] and "PASS" in shown[2] and "SAME_" in shown[1]
+    with aprfmt.open(out) as model:
+        assert repr(model["model.norm.weight"]) == "<View model.norm.weight, [256], BF16>"
+
+
+def test_a_model_of_no_known_architecture_shows_itself_too(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"a\x1b[31m": np.zeros((2, 2), np.float32)}, tmp_path / "x.safetensors")
+    with aprfmt.open(tmp_path / "x.safetensors") as model:
+        assert "architecture not known" in repr(model) and "1 tensors" in repr(model)
+        (tensor,) = model.values()
+        assert "\x1b" not in repr(tensor)

@@ -32,6 +32,7 @@ from aprfmt.arch.vocabulary import SPECIAL_NAMES as SPECIAL_NAMES
 from aprfmt.arch.vocabulary import role_key as role_key
 from aprfmt.arch.vocabulary import split_key as split_key
 from aprfmt.base.protocols import Value
+from aprfmt.base.shown import short_repr
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:
@@ -75,6 +76,13 @@ class HyperParams(Mapping[str, Value]):
                 "and its architecture has no default for it"
             )
         return self._rows[name]
+
+    def __repr__(self) -> str:
+        return short_repr(self, self._subject, f"{len(self)} values")
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return the names of the hyperparameters."""
+        return list(self._rows)
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
@@ -353,6 +361,9 @@ class ArchSpec:
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
     draft_layer: Mapping[str, bool] = field(default_factory=dict)
     section: str = "text_config"
+
+    def __repr__(self) -> str:
+        return short_repr(self, self.name)
 
     def __post_init__(self) -> None:
         if not self.called:

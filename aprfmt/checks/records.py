@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.outcome import Check, Outcome, count_outcomes, exit_code, verdict
+from aprfmt.base.shown import short_repr
 from aprfmt.errors import AprfmtError
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ class CheckReport:
     subject: str
     answers: tuple[Answer, ...]
 
+    def __repr__(self) -> str:
+        return short_repr(self, self.subject, self.outcome, f"{len(self.answers)} rows")
+
     @property
     def outcome(self) -> Outcome:
         """FAIL for any failure, NOT_RUN where nothing passed, else PASS."""
@@ -159,7 +163,7 @@ class Noted:
     finding: Finding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Validation(CheckReport):
     """What `validate` found: one Check a row of the table, and the findings behind them.
 
@@ -199,7 +203,7 @@ class Validation(CheckReport):
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class QaReport(CheckReport):
     """What `qa` found: an answer for each gate.
 

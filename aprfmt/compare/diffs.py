@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
+from aprfmt.base.shown import short_repr
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff, SideVerdicts
 
@@ -207,6 +208,10 @@ class DiffReport:
             # A template, or a generation config, may differ where no fact of the tokenizer does.
             found["tokenizer"] = max(found["tokenizer"], len(self.beside.apart))
         return {name: count for name, count in found.items() if count}
+
+    def __repr__(self) -> str:
+        found = (f"{count} {verdict}" for verdict, count in self.counts.items() if count)
+        return short_repr(self, f"{self.a} and {self.b}", ", ".join(found))
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.protocols import Note
+from aprfmt.base.shown import short_repr
 
 if TYPE_CHECKING:
     from aprfmt.conversion.accounted import Account
@@ -72,6 +73,12 @@ class ConversionReport:
     accounted: "Account | None" = None
     resumed_tensors: int = 0
     estimate: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        checked = "not verified" if self.verified is None else "verified"
+        return short_repr(
+            self, f"{self.source} -> {self.target}", f"{len(self.tensors)} tensors", checked
+        )
 
     def count(self, how: Fidelity) -> int:
         """Count the tensors with one outcome."""

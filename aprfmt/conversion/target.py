@@ -13,6 +13,10 @@ class NoFormatError(UsageError):
 
 def target_format(path: Path, to: str | None) -> FormatSpec:
     """Return the format to write: `to`, else by extension; UsageError if they contradict."""
+    if to is not None:
+        to = to.lower()
+        if to not in FORMATS:
+            raise UsageError(f"--to {to}: is no format here; expected {', '.join(FORMATS)}")
     suffix = path.suffix.lower()
     found = FORMATS.first(lambda spec: suffix in spec.extensions)
     if to is None and found is None:
@@ -31,5 +35,5 @@ def has_extension(path: Path) -> bool:
 def target_of(model: Model, dst: Path, to: str | None) -> FormatSpec:
     """Return the format to write; a folder without `to` keeps the source's."""
     if not has_extension(dst) and (to is not None or dst.is_dir() or model.folder is not None):
-        return FORMATS[to or model.format]
+        return target_format(Path(), to) if to else FORMATS[model.format]
     return target_format(dst, to)

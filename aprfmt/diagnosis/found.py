@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from aprfmt.base.notebook import Card, Table, Tone
+from aprfmt.base.shown import short_repr
 from aprfmt.compare.causes import CAUSES, Level, Verdict
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis.coverage import CoverageText
@@ -121,6 +122,9 @@ class Diagnosis:
     complete: bool | None = None
     remainder: float | None = None  # of the logits, with the confirmed causes taken away
     coverage: CoverageText = field(default_factory=CoverageText)
+
+    def __repr__(self) -> str:
+        return short_repr(self, f"{self.a} and {self.b}", self.verdict, self.cause or "")
 
     @property
     def verdict(self) -> Verdict:

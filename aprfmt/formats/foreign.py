@@ -8,6 +8,8 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from aprfmt.base.text import shorten
+
 _ELSEWHERE = (
     "which is not read here; take the model's safetensors or GGUF, or save it as safetensors with "
     "the program that made it"
@@ -89,6 +91,7 @@ EXTENSIONS: Mapping[str, str] = {
     ".zip": "a zip archive",
     ".7z": "a 7-Zip archive",
 }
+_TEXT = 256  # bytes that are looked at
 _ARCHIVES = ("a tar archive", "a zip archive", "a 7-Zip archive")
 
 
@@ -119,7 +122,24 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
             "an importance matrix (imatrix, the older form), not a model; "
             f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {path} uses it"
         )
-    return _PICKLE if _TEXT_PICKLE.match(head) else named
+    if _TEXT_PICKLE.match(head):
+        return _PICKLE
+    text = text_kind(head)
+    return named or (f"{text}; expected a model file" if text else "")
+
+
+def text_kind(head: bytes) -> str:
+    """Return what text a file begins with, "" where its first bytes are none."""
+    try:
+        text = head[:_TEXT].decode()
+    except UnicodeDecodeError as error:
+        if error.start < min(len(head), _TEXT) - 3:  # no character that was cut
+            return ""
+        text = head[: error.start].decode()
+    if not text.strip() or any(ord(c) < 32 and c not in "\t\r\n\f" for c in text):
+        return ""
+    kind = "JSON" if text.lstrip()[:1] in "{[" else "text"
+    return f"{kind} that begins {shorten(text.strip(), 30)!r}"
 
 
 def foreign_folder(folder: Path) -> str:

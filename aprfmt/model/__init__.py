@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Damage, Note, Source, Typed, Value
+from aprfmt.base.shown import public_dir, short_repr
 from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
 from aprfmt.formats import FORMATS, detect, open_source
 from aprfmt.model.hf_folder import (
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
     from aprfmt.tokenizer.carried import Carried
 
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
+
+
+# What is public of a model (docs/api.md), and `dir` shows.
+PUBLIC = (
+    "close", "config", "damage", "format", "get", "hyper", "items", "keys", "metadata", "notes",
+    "path", "roles", "spec", "tokenizer", "values",
+)  # fmt: skip
 
 
 class Model(Mapping[str, View]):
@@ -293,6 +301,22 @@ class Model(Mapping[str, View]):
             return two_packings(self)
         except FormatError:
             return None  # told where the packing is read
+
+    def __repr__(self) -> str:
+        return short_repr(self, self.path, self.format, self._known(), f"{len(self)} tensors")
+
+    def _known(self) -> str:
+        try:
+            return self.spec.name
+        except AprfmtError:
+            return "architecture not known"
+
+    def __dir__(self) -> list[str]:
+        return public_dir(self, PUBLIC)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """Return what IPython offers behind `model["`."""
+        return list(self._lazy)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: sizes, encodings, the first tensors. Reads none."""

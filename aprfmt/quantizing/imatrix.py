@@ -23,6 +23,7 @@ from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats import open_sink, open_source
 from aprfmt.formats.cursor import Cursor
+from aprfmt.formats.foreign import text_kind
 from aprfmt.formats.gguf.reader import open_buffer
 from aprfmt.formats.mapped import Buffer, open_bytes
 from aprfmt.quantizing.mixture import base_name
@@ -118,6 +119,9 @@ class Collected:
 def read_imatrix(path: Path) -> ImportanceMatrix:
     """Read either container; FormatError (TruncatedError) if it is neither of them, or damaged."""
     with closing(open_bytes(path)) as file:
+        text = text_kind(bytes(file.view[:1024]))
+        if text:
+            raise FormatError(f"{path}: is {text}; expected an importance matrix of llama-imatrix")
         legacy = bytes(file.view[:4]) != _MAGIC
         read = _read_legacy(Cursor(file.view, str(path))) if legacy else None
     if read is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import LazyTensor, Value, damage_of, raw_parts
 from aprfmt.base.shapes import matrix
+from aprfmt.base.shown import public_dir, short_repr
 from aprfmt.errors import ArchError, CodecError, FormatError, UnsupportedError
 from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, element_runs
 
@@ -54,6 +55,13 @@ def decode_rows(
     assert size is not None, f"{encoding}: rows of {columns} cannot be cut"
     raw = data.window(start * size, stop * size)
     return decode(encoding, raw, (stop - start, columns), row_bytes=row_bytes)
+
+
+# What is public of a tensor (docs/api.md), and `dir` shows.
+PUBLIC = (
+    "damage", "encoding", "name", "names", "nbytes", "numpy", "offset", "raw", "role", "shape",
+    "steps", "torch",
+)  # fmt: skip
 
 
 class View:
@@ -144,6 +152,12 @@ class View:
     def damage(self) -> str:
         """Why the bytes it is made of cannot be read; "" where nothing is wrong."""
         return next((found for tensor in self.stored if (found := damage_of(tensor))), "")
+
+    def __repr__(self) -> str:
+        return short_repr(self, self.name, list(self.shape), self.encoding)
+
+    def __dir__(self) -> list[str]:
+        return public_dir(self, PUBLIC)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows."""
@@ -298,6 +312,26 @@ class View:
         if self.data is not None:
             return decode(self.encoding, self.data.window(0, len(self.data)), self.shape)
         return self.undone([decode_tensor(tensor) for tensor in self.stored])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> "NDArray[Any]":
+        """Return the decoded values for `np.asarray`; NumPy's protocol.
+
+        Decoding makes a new array, so `copy=False` raises ValueError, as NumPy asks.
+        """
+        if copy is False:
+            raise ValueError(f"{self.name}: {self.encoding} is decoded to a new array; copy=False")
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def __dlpack__(self, **wishes: Any) -> Any:
+        """Return the decoded values as a DLPack capsule (`torch.from_dlpack`); CPU, new memory."""
+        if wishes.get("copy") is False:
+            raise BufferError(f"{self.name}: {self.encoding} is decoded to new memory; copy=False")
+        return self.numpy().__dlpack__(**wishes)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return where `__dlpack__` puts values: kDLCPU, device 0."""
+        return 1, 0
 
     def undone(self, arrays: "list[NDArray[Any]]") -> "NDArray[Any]":
         """Return this tensor's part of arrays of the stored tensors, the layout steps undone."""

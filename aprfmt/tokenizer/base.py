@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from aprfmt.base.shown import short_repr
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.vocabulary import filler
@@ -56,6 +57,9 @@ class Tokenizer:
     texts: Mapping[str, str]
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     template_origin: str = ""
+
+    def __repr__(self) -> str:
+        return short_repr(self, self.origin, f"{self.vocab_size} tokens")
 
     @property
     def vocab_size(self) -> int:

@@ -1,6 +1,7 @@
 """Names of types, encodings and dtypes as the field spells them, and what is said of wrong ones."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -66,11 +67,12 @@ def test_dtypes_of_torch_and_numpy_are_the_encoding_of_that_dtype() -> None:
     import numpy as np
     import torch
 
+    finfo: Any = ml_dtypes.finfo
     for text in ("half", "float16", "bfloat16", "float", "float32", "double", "float64",
                  "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"):  # fmt: skip
         theirs = torch.finfo(getattr(torch, text))
         for spelled in (text, f"torch.{text}", text.upper()):
-            ours = ml_dtypes.finfo(np.dtype(ENCODINGS[encoding_name(spelled)].numpy))
+            ours: Any = finfo(np.dtype(ENCODINGS[encoding_name(spelled)].numpy))
             assert (ours.bits, float(ours.max), float(ours.eps)) == (
                 theirs.bits, theirs.max, theirs.eps,
             )  # fmt: skip
@@ -107,6 +109,7 @@ def test_every_tensor_type_of_ggml_is_taken_or_said_not_to_be_written(
 @pytest.mark.parametrize("alias", TYPE_ALIASES)
 def test_a_bare_k_quant_is_what_llama_quantize_takes_it_for(alias: str) -> None:
     number = scheme_of(type_name(alias)).file_type
+    assert number is not None
     assert gguf.LlamaFileType(number).name == f"MOSTLY_{TYPE_ALIASES[alias]}"
     assert type_name(TYPE_ALIASES[alias].rpartition("_")[0]) == TYPE_ALIASES[alias]
 
