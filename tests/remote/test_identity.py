@@ -200,6 +200,28 @@ def test_a_mirrors_bytes_are_not_believed_of_the_hub(
         forget()
 
 
+def test_a_mirror_that_lists_the_hubs_digest_is_still_another(
+    server: RangeServer, other: RangeServer, two: tuple[bytes, bytes],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    """What it sent under that digest is kept for it alone."""
+    for hub, data in ((server, two[0]), (other, two[1])):
+        hub.add_repository("someone/m", COMMIT, {"m.safetensors": data}, ("m.safetensors",))
+    path = "/api/models/someone/m/revision/main"
+    (place_there,) = (to for to in other.files if to.startswith("/cdn/"))
+    other.answers[path] = server.answers[path]
+    (tmp_path / "hub.safetensors").write_bytes(two[0])
+    words = ("cat", "hf://someone/m/m.safetensors", "t5", "--limit", "9")
+    found = []
+    for hub in (other, server):
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        found.append(command(*words).out)
+        forget()
+    assert list((tmp_path / "ranges").glob("*/*")) and other.files[place_there] == two[1]
+    right = command("cat", tmp_path / "hub.safetensors", "t5", "--limit", "9").out
+    assert found[1].splitlines()[1:] == right.splitlines()[1:] != found[0].splitlines()[1:]
+
+
 def test_another_hub_in_one_process_is_another_site(
     server: RangeServer, other: RangeServer, two: tuple[bytes, bytes],
     monkeypatch: pytest.MonkeyPatch,
