@@ -33,7 +33,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @click.option("--generic", is_flag=True, help="Copy names and bytes, whatever the architecture.")
 @click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
 @click.option(
-    "--threads", type=click.IntRange(min=1), help="Threads that encode (default: all processors)."
+    "--threads", type=options.WORKERS, help="Threads that encode (default: all processors)."
 )
 @click.option("--dry-run", is_flag=True, help="Say sizes, memory, disk and time; write nothing.")
 @options.writing

@@ -1,5 +1,6 @@
 """Options that several commands share, each once."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
@@ -18,6 +19,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 UNSET = "is empty; is a variable of the shell not set?"
+WORKERS = click.IntRange(1, 4096)  # threads, or workers: more are a misspelt number
+
+
+def no_name(value: object) -> str:
+    """Return why a text names no file of any file system; "" for one that may."""
+    if value == "":
+        return UNSET
+    if not isinstance(value, str):
+        return ""
+    try:
+        return "holds a null byte" if b"\0" in os.fsencode(value) else ""
+    except UnicodeEncodeError as error:
+        return f"character {error.start} is half of one (a surrogate)"
 
 
 class NamedPath(click.Path):
@@ -28,8 +42,9 @@ class NamedPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path; click's UsageError for an empty one."""
-        if value == "":
-            self.fail(UNSET, param, ctx)
+        wrong = no_name(value)
+        if wrong:
+            self.fail(wrong, param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -41,8 +56,9 @@ class ModelRunType(click.types.StringParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the text; click's UsageError for an empty one."""
-        if value == "":
-            self.fail(UNSET, param, ctx)
+        wrong = no_name(value)
+        if wrong:
+            self.fail(wrong, param, ctx)
         return str(super().convert(value, param, ctx))
 
 
@@ -207,9 +223,9 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
     digits = text[:-1] if text[-1:] in factors else text
     try:
         result = int(float(digits) * factor)
-    except ValueError:
+    except (ValueError, OverflowError):
         result = 0
-    if result <= 0:
+    if not 0 < result < 1 << 63:
         raise click.BadParameter(f"{value!r} is no size; expected for example 500M or 2G")
     if result < SMALLEST:
         raise click.BadParameter(
@@ -273,7 +289,7 @@ quantization = group(
 writing = group(arch, force, resume, no_verify, no_carry, no_hash, common)
 jobs = click.option(
     "--jobs",
-    type=click.IntRange(min=1),
+    type=WORKERS,
     default=1,
     show_default=True,
     help="Workers that make and write pieces of tensors; the bytes are the same.",

@@ -37,7 +37,7 @@ class TypesInHelp(click.Command):
               "CPU; --imatrix then names where it is kept.")  # fmt: skip
 @click.option("--chunks", type=click.IntRange(min=1), metavar="N",
               help="Of --calibrate, the first N pieces of 512 tokens (default: all).")  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1), help="Threads (default: all processors).")
+@click.option("--threads", type=options.WORKERS, help="Threads (default: all processors).")
 @click.option("--dry-run", is_flag=True, help="Report every tensor's size; write nothing.")
 @options.writing
 def command(

@@ -31,7 +31,7 @@ def named(names: Sequence[str]) -> str:
 
 # What a run may use of the machine, and what may be missing of the model; see `WithinOptions`.
 within = options.group(
-    click.option("--threads", type=click.IntRange(min=1), help="Threads of the arithmetic."),
+    click.option("--threads", type=options.WORKERS, help="Threads of the arithmetic."),
     click.option("--memory", callback=options.size, metavar="SIZE",
                  help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
     click.option("--deterministic", is_flag=True,
