@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import aprfmt
+from aprfmt.arch.values import same_value
 from aprfmt.base.protocols import Typed
 from aprfmt.base.regexes import matches_start
+from aprfmt.compare import _hyperparameters
 from aprfmt.compare.explain import _with_numbers
 from aprfmt.compare.tokens import ends, listed
 from aprfmt.tokenizer.hf_engine import HfEngine
@@ -170,3 +172,40 @@ def test_bos_twice_is_said_of_the_side_that_has_it_twice(
 def test_a_range_has_both_its_ends(repeats: str, char: str, inside: bool) -> None:
     assert matches_start(f"{repeats}[a-c]x", f"{char}x") == inside
     assert matches_start(f"{repeats}[^a-c]x", f"{char}x") != inside
+
+
+class Hyper(dict[str, Any]):
+    """As much of hyperparameters as comparing them asks."""
+
+    def of(self, name: str) -> Any:
+        return SimpleNamespace(value=self[name], origin="metadata", key=name)
+
+
+def test_a_hyperparameter_that_one_side_alone_reads_is_compared() -> None:
+    def model(**values: Any) -> Any:
+        return SimpleNamespace(spec=SimpleNamespace(name="llama"), hyper=Hyper(values))
+
+    alignment: Any = SimpleNamespace(by_role=True)
+    plain, more = model(n_layers=2), model(n_layers=2, rope_sections=[1, 2])
+    (only_b,) = _hyperparameters(plain, more, alignment)
+    (only_a,) = _hyperparameters(more, plain, alignment)
+    assert (only_b.name, only_b.a, only_b.b) == ("rope_sections", None, [1, 2])
+    assert (only_a.name, only_a.a, only_a.b) == ("rope_sections", [1, 2], None)
+    assert only_a.decisive and only_b.decisive
+    assert _hyperparameters(more, more, alignment) == ()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ({"factor": 4.0}, {"factor": 4.0}, True),
+        ({"factor": 4.0}, {"factor": 4.0, "low_freq_factor": 1.0}, False),
+        ({}, {"factor": 4.0}, False),
+        ({"factor": 4.0}, {"factor": 4.0000001}, True),
+        ({"factor": 4.0}, {"factor": 4.000002}, False),
+        ([1, 2], [1, 2, 3], False),
+        (True, 1, False),
+    ],
+)
+def test_values_are_the_same_from_both_sides(a: Any, b: Any, same: bool) -> None:
+    assert same_value(a, b) == same_value(b, a) == same
