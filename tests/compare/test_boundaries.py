@@ -32,7 +32,7 @@ def test_a_special_id_is_that_of_a_token(
     role: str, beyond: int, outcome: str, demo_gguf: Path, tmp_path: Path
 ) -> None:
     with aprfmt.open(demo_gguf) as model:
-        count = len(model.metadata["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
+        count = len(model.metadata["tokenizer.ggml.tokens"])
     key = f"tokenizer.ggml.{role}_token_id"
     metadata = {key: Typed(count + beyond, "uint32")}
     aprfmt.convert(demo_gguf, tmp_path / "x.gguf", metadata=metadata, verify=False)
@@ -66,7 +66,7 @@ PARTS: Mapping[str, tuple[dict[str, Any], Any]] = {
 def test_every_part_of_a_tokenizer_is_taken_over(name: str) -> None:
     """No BOS stood before a text where the post-processor was lost."""
     part, seen = PARTS[name]
-    data = {
+    data: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
         **dict.fromkeys(PARTS), "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "<s>": 2},
                                           "merges": []},

@@ -37,7 +37,7 @@ PIECES = st.lists(st.text("ab\u2581 é", max_size=4), min_size=1, max_size=8)
 def test_everything_comes_back(pieces: list[str], data: st.DataObject) -> None:
     pieces = [piece if "\u2581" not in piece else piece.replace(" ", "") for piece in pieces]
     floats = st.floats(width=32, allow_nan=False)
-    size = {"min_size": len(pieces), "max_size": len(pieces)}
+    size: dict[str, Any] = {"min_size": len(pieces), "max_size": len(pieces)}
     scores = data.draw(st.lists(floats, **size))
     types = data.draw(st.lists(st.integers(1, 6), **size))
     source = {TOKENS: pieces, SCORES: scores, TYPES: types}
@@ -80,7 +80,7 @@ def test_a_file_keeps_its_types_on_every_way_back(
     at = tmp_path / "source.gguf"
     aprfmt.convert(demo_model, at, verify=False, carry=False)
     with aprfmt.open(at) as opened:
-        types = list(opened.metadata[TYPES])  # type: ignore[arg-type]
+        types = list(opened.metadata[TYPES])
     types[7] = 5
     changed = tmp_path / "changed.gguf"
     metadata = {TYPES: Typed(types, keys.TYPES.type)}
@@ -94,4 +94,4 @@ def test_a_file_keeps_its_types_on_every_way_back(
     aprfmt.convert(at, tmp_path / "back.gguf", verify=False)
     with aprfmt.open(changed) as first, aprfmt.open(tmp_path / "back.gguf") as last:
         for key in (TOKENS, TYPES):
-            assert list(first.metadata[key]) == list(last.metadata[key])  # type: ignore[arg-type]
+            assert list(first.metadata[key]) == list(last.metadata[key])
