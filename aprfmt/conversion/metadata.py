@@ -20,6 +20,8 @@ from aprfmt.base.text import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
 from aprfmt.conversion.dialects import InDialect, claims
+from aprfmt.conversion.gguf_vocabulary import KEY as VOCABULARY_KEY
+from aprfmt.conversion.gguf_vocabulary import restored_vocabulary, vocabulary_record
 from aprfmt.conversion.kept import FOREIGN as GGUF_KEY
 from aprfmt.conversion.kept import config_text, drop_files, own_config
 from aprfmt.conversion.options import Options
@@ -286,6 +288,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     if any(encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
         found["general.quantization_version"] = Typed(2, "uint32")
     found.update(to_gguf(model))
+    found.update(restored_vocabulary(model, found))
     text = config_text(model) if own_config(model) else None
     if text is not None:
         found["aprfmt.hf_config"] = text
@@ -329,6 +332,9 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
         kept = _foreign_gguf(model)
         if kept is not None:
             found[GGUF_KEY] = kept
+    vocabulary = vocabulary_record(model) if model.key_style == "safetensors" else None
+    if vocabulary is not None:  # of a GGUF itself, APR has both lists under keys of its own
+        found[VOCABULARY_KEY] = vocabulary
     found.update(_source_metadata(model))
     return CarriedMetadata(found)
 
@@ -349,6 +355,9 @@ def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
     foreign = _foreign_gguf(model) if model.source.types else model.metadata.get(GGUF_KEY)
     if isinstance(foreign, str):
         metadata[GGUF_KEY] = foreign
+    vocabulary = vocabulary_record(model)
+    if vocabulary is not None:
+        metadata[VOCABULARY_KEY] = vocabulary
     return CarriedMetadata(metadata, texts)
 
 

@@ -154,15 +154,13 @@ def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list
     patterns = [pattern for pattern, _ in options.tensor_encodings]
     every = [name for output in outputs for name in output.spellings]
     named = matchers(patterns, every, str(path)) if patterns else ()
-    matrices = [
-        output
-        for output in outputs
-        if is_linear(
-            name := output.role or leading(output.spellings), *base_name(name)[:2],
-            output.info.shape,
-        )
-        and not any(match(name) for match in named for name in output.spellings)
-    ]  # fmt: skip
+    matrices = []
+    for output in outputs:
+        name = output.role or leading(output.spellings)
+        base, suffix, _ = base_name(name)
+        given = any(match(each) for match in named for each in output.spellings)
+        if is_linear(name, base, suffix, output.info.shape) and not given:
+            matrices.append(output)
     odd = [output for output in matrices if not fits(scheme, output.info.shape)]
     if not odd:
         return []

@@ -6,6 +6,7 @@ tokenizer's comparison ignored.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,7 +166,11 @@ def test_every_section_of_fields_counts_where_it_is_named() -> None:
 @pytest.mark.parametrize("part", ["tokenizer", "template", "generation"])
 def test_what_has_no_fact_of_its_own_counts_too(part: str, verdict: str) -> None:
     """A template may differ where neither side carries a tokenizer, and so no fact is compared."""
-    verdicts = dict.fromkeys(("tokenizer", "template", "generation"), "equal") | {part: verdict}
-    found = replace(report("SAME_BYTES"), beside=SideVerdicts(**verdicts), asked=("tokenizer",))
+    verdicts: dict[str, Any] = dict.fromkeys(("tokenizer", "template", "generation"), "equal")
+    found = replace(
+        report("SAME_BYTES"),
+        beside=SideVerdicts(**verdicts | {part: verdict}),
+        asked=("tokenizer",),
+    )
     assert (found.exit_code(), found.fields_apart) == (1, {"tokenizer": 1})
     assert replace(found, asked=()).exit_code() == 0

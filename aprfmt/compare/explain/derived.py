@@ -188,7 +188,7 @@ def _merged(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[MatrixChange]
 ) -> dict[str, Explanation]:
     """Return the explanation of differences of low rank: of all targets, or of some only."""
-    keys = {change.key for change in low}
+    keys, in_order = {change.key for change in low}, [change.key for change in low]
     roles = {split_key(key)[1] for key in keys}
     targets = {row.key for row in matrices if split_key(row.key)[1] in roles}
     ranks = sorted({change.rank for change in low})
@@ -197,7 +197,7 @@ def _merged(
     size = f"{sizes[0]:.2g} to {sizes[-1]:.2g} of the norm"
     if keys == targets:
         text = (
-            f"B - A has {rank} in every {named(keys)}, {size}, and nothing else of the kind "
+            f"B - A has {rank} in every {named(in_order)}, {size}, and nothing else of the kind "
             "differs: an adapter was merged into one side (or once more than into the other)"
         )
         return {change.key: _derived(change, text, "lora_merge") for change in low}

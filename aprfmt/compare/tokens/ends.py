@@ -76,8 +76,9 @@ def framing(a: Stated, b: Stated) -> Iterator[Difference]:
             continue
         says = f"{role} is {'put' if x else 'not put'} {'before' if at == 0 else 'behind'} a text "
         says += f"in A, {'put' if y else 'not put'} in B"
-        if at == 0 and y and "bos_token" in (b.template or ""):
-            says += "; B's chat template writes it too, so that it stands there twice"
+        for label, side, puts in (("A", a, x), ("B", b, y)):
+            if at == 0 and puts and "bos_token" in (side.template or ""):
+                says += f"; {label}'s chat template writes it too, so that it stands there twice"
         ids = [side.vocabulary.ids.get(role) for side in (a, b)]
         parts = (part, f"role:{role}") if None in ids else (part,)
         unsaid = _unsaid(a, b, part)

@@ -61,7 +61,7 @@ def reread(case: Mismatch) -> Iterator[Change]:
     known = [key for key in keys if key in stored and stored[key].encoding in OTHER_16]
     for key in known:
         yield from _reread(case, (key,))
-    for encoding in {stored[key].encoding for key in known}:
+    for encoding in dict.fromkeys(stored[key].encoding for key in known):
         alike = tuple(key for key in stored if stored[key].encoding == encoding)
         if sum(math.prod(stored[key].shape) for key in alike) <= MOST:
             yield from _reread(case, alike)
