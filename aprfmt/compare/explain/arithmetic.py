@@ -14,6 +14,7 @@ from aprfmt.compare.numbers import wide
 from aprfmt.compare.tensors import in_steps
 from aprfmt.errors import AprfmtError
 from aprfmt.quantizing.rows import encode_rows
+from aprfmt.tensors.norms import dot
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -51,7 +52,8 @@ def scale(case: Unequal) -> Iterator[Guess]:
     if slack > LOOSE:
         return  # values this coarse would fit any factor
     a, b = case.a, case.b
-    factor = float(np.vdot(x, y) / np.vdot(x, x))
+    square = dot(x, x)
+    factor = dot(x, y) / square if square else 1.0
     if _differs(np.array([factor]), slack):
         says = f"B's values are A's times {_told(case, factor)}"
         yield case.guess("scale", (says,), "A", lambda rows: wide(a.take(rows)) * factor, slack)
