@@ -57,6 +57,7 @@ def command(
     if adapter is not None:
         return diff_adapter.run(a, b, adapter, arch)
     only = only or (("tensors",) if patterns else SECTIONS)
+    render.STATUS.doing(f"comparing {a} and {b}")
     with render.ProgressLine("diff") as progress:
         report = diff(
             a, b, tensors=patterns, only=only, arch=arch, base=base, imatrix=imatrix,
