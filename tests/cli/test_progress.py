@@ -124,7 +124,7 @@ def test_a_terminal_sees_what_is_done_before_the_first_result(
     try:
         assert child.stdout.readline() == "opening\n"
         seen = ""
-        while f"{name}: reading {demo_model}"[:79] not in seen:
+        while f"\r{name}: " not in seen:
             seen += os.read(ours, 4096).decode()
         out, _ = child.communicate("shown\n", timeout=PATIENCE)
         assert json.loads(out)["command"] == name
