@@ -6,6 +6,7 @@ from dataclasses import asdict
 import click
 
 from aprfmt.base.protocols import Damage
+from aprfmt.cli import render
 from aprfmt.cli.render import escape
 
 
@@ -23,6 +24,7 @@ def told(damage: Iterable[Damage], *, partial: bool = False) -> tuple[list[dict[
         expected = partial and all(one.kind == "truncated" for one in found)
         code = code if expected else 2
         begin = "warning" if expected else "aprfmt"
+        render.STATUS.clear()
         click.echo(f"{begin}: {escape(sentence(where, found), 1500)}", err=True)
     return [asdict(one) for found in by_file.values() for one in found], code
 

@@ -63,6 +63,7 @@ def command(
         return diff_adapter.run(a, b, adapter, arch)
     if not only and patterns:
         only = ("tensors",)
+    render.STATUS.doing(f"comparing {a} and {b}")
     with render.ProgressLine("diff") as progress:
         report = diff(
             a, b, tensors=patterns, only=only or None, arch=arch, base=base, imatrix=imatrix,

@@ -30,11 +30,11 @@ def _file(opened: Model, full: bool) -> "InspectBody":
     census: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     stored: Counter[str] = Counter()
-    for tensor in opened.values():
-        count = math.prod(tensor.shape)
-        census[tensor.encoding] += 1
-        weights[tensor.encoding] += count
-        stored[tensor.encoding] += tensor.nbytes
+    for tensor in opened.infos:
+        name = tensor.encoding
+        census[name] += 1
+        weights[name] += math.prod(tensor.shape)
+        stored[name] += tensor.nbytes
     source = opened.source
     return {
         "path": str(opened.path),

@@ -118,6 +118,7 @@ common = group(
     click.option("--allow-http", is_flag=True, expose_value=False, is_eager=True,
                  callback=_plain_http,
                  help="Read from http:// addresses of other machines too."),
+    render.announced,
 )  # fmt: skip
 
 

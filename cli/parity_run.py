@@ -129,6 +129,7 @@ def compared(
     from aprfmt.inference.parity.between import parity
     from aprfmt.model import open_model
 
+    render.STATUS.doing(f"running {', '.join(map(str, choices))}")
     if base is None:
         return parity(model, choices, request)
     with open_model(base, arch=asked.arch, allow_missing=asked.allow_missing) as source:
@@ -181,6 +182,7 @@ def measure(
     """Calibrate; exit 1, nothing written, where a point is beyond what a tolerance may excuse."""
     from aprfmt.inference.parity.calibrate import calibrate, save_calibration
 
+    render.STATUS.doing(f"calibrating over {repeats} sequences")
     found = calibrate(model, choices, request, repeats)
     body: dict[str, Any] = {"calibration": found.to_json(), "written": None}
     if not found.beyond:

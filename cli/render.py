@@ -3,11 +3,14 @@
 import json
 import math
 import os
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -16,6 +19,7 @@ from aprfmt.base.text import escape as escape
 from aprfmt.base.text import guard
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[str, object]:
@@ -80,6 +84,7 @@ def emit(
     `written`: it only reports what was written, which --quiet leaves out. Returns the exit code,
     for the command to return. Raises RemoteError where a file changed while it was read.
     """
+    STATUS.end()
     if (fetched := sys.modules.get("aprfmt.remote.file")) is not None:
         fetched.refuse_changed()
     if wanted("json"):
@@ -110,6 +115,7 @@ def from_elsewhere() -> Iterable[str]:
 def line(text: str = "", *, style: str = "") -> None:
     """Print our own words around escaped pieces, guarded once more; styled on a terminal only."""
     text = guard(text)
+    STATUS.clear()
     click.echo(click.style(text, **STYLES[style]) if style and colours() else text)
 
 
@@ -140,6 +146,7 @@ def warn(text: str, key: str) -> None:
     )
     if text not in said:
         said.add(text)
+        STATUS.clear()
         click.echo(f"warning: {escape(text)} (aprfmt explain {key})", err=True)
 
 
@@ -187,6 +194,7 @@ def pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
     """Print `name  value` lines, names padded to one width."""
     listed = [(name, escape(str(value))) for name, value in rows]
     width = max((len(name) for name, _ in listed), default=0)
+    STATUS.clear()
     for name, value in listed:
         click.echo(f"{indent}{escape(name).ljust(width)}  {value}")
 
@@ -240,14 +248,106 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+class StatusLine:
+    """The one line on a terminal's stderr that is written over and erased: what is being done.
+
+    A thread of its own writes it, so that it is there whatever the command waits for. Whoever
+    prints below it erases it first (`clear`), or ends it for good (`end`). Nothing in a pipe.
+    """
+
+    DELAY = 0.5  # seconds before it is first written: a quick command shows nothing
+    EVERY = 1.0  # seconds between two times
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._ended.set()
+        self._what = self._text = ""
+        self._shown = 0  # characters of the line that stands there
+        self._counted = False  # a part that is done was written: that says more
+
+    def begin(self, what: str, doing: str) -> None:
+        """Say after a while that a command (`what`) does something, until `end`."""
+        if not sys.stderr.isatty() or wanted("quiet"):
+            return
+        self._what, self._text, self._counted = what, f"{what}: {doing}", False
+        self._ended = threading.Event()
+        arguments = self._ended, time.monotonic()
+        threading.Thread(target=self._work, args=arguments, name="status", daemon=True).start()
+
+    def doing(self, text: str) -> None:
+        """Say from now on that the command does something else."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._text, self._counted = f"{self._what}: {text}", False
+
+    def counts(self, text: str, done: bool = False) -> None:
+        """Write how far the work is; once it is `done`, what is being done is said again."""
+        with self._lock:
+            self._counted = not done
+            self._write(text)
+
+    def clear(self) -> None:
+        """Erase the line."""
+        with self._lock:
+            if self._shown:
+                sys.stderr.write("\r" + " " * self._shown + "\r")
+                sys.stderr.flush()
+                self._shown = 0
+
+    def end(self) -> None:
+        """Erase the line and write it no more."""
+        with self._lock:
+            self._ended.set()
+            self.clear()
+
+    def _work(self, ended: threading.Event, began: float) -> None:
+        pause = self.DELAY
+        while not ended.wait(pause):
+            pause = self.EVERY
+            with self._lock:
+                if not ended.is_set() and not self._counted:
+                    took = duration_text(time.monotonic() - began)
+                    self._write(f"{escape(self._text)}, {took}")
+
+    def _write(self, text: str) -> None:
+        text = text[: max(20, shutil.get_terminal_size().columns - 1)]
+        sys.stderr.write(f"\r{text.ljust(self._shown)}")
+        sys.stderr.flush()
+        self._shown = len(text)
+
+
+STATUS = StatusLine()
+
+
+def announced(function: F) -> F:
+    """Return a command's function, which says on a terminal what it does while it is at work."""
+
+    @wraps(function)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        context = click.get_current_context()
+        given = [
+            context.params.get(parameter.name or "")
+            for parameter in context.command.params
+            if isinstance(parameter, click.Argument)
+        ]
+        names = [str(value) for value in given if isinstance(value, (str, os.PathLike))]
+        STATUS.begin(context.info_name or "", f"reading {', '.join(names)}" if names else "at work")
+        try:
+            return function(*args, **kwargs)
+        finally:
+            STATUS.end()
+
+    return cast(F, command)
+
+
 class ProgressLine:
-    """A line on stderr, only on a terminal, only after a second; quiet in a pipe."""
+    """How far the work is, on stderr, only on a terminal, only after a second."""
 
     def __init__(self, what: str, unit: str = "") -> None:
         self._what, self._unit = what, unit
         self._on = sys.stderr.isatty() and not wanted("quiet")
         self._began = self._last = time.monotonic()
-        self._shown = 0  # characters of the line that stands there
 
     def __call__(self, done: int, total: int) -> None:
         """Show how far the work is: the part, bytes and rate where it counts them, time left."""
@@ -256,9 +356,7 @@ class ProgressLine:
             return
         self._last = now
         text = f"{self._what} {progress_text(done, total, now - self._began, self._unit)}"
-        sys.stderr.write(f"\r{text.ljust(self._shown)}")
-        sys.stderr.flush()
-        self._shown = len(text)
+        STATUS.counts(text, done >= total)
 
     def say(self, text: str) -> None:
         """Print a line of its own, on a terminal only."""
@@ -269,10 +367,8 @@ class ProgressLine:
 
     def close(self) -> None:
         """Erase the line."""
-        if self._shown:
-            sys.stderr.write("\r" + " " * self._shown + "\r")
-            sys.stderr.flush()
-            self._shown = 0
+        if self._on:
+            STATUS.clear()
 
     def __enter__(self) -> "ProgressLine":
         return self

@@ -72,6 +72,7 @@ class TextWriter:
         self._shown = len(shown)
 
     def _print(self, text: str) -> None:
+        render.STATUS.end()  # what is written stays in its line
         sys.stdout.write(text)
         sys.stdout.flush()
 

@@ -121,6 +121,7 @@ def session(
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why, "fallback")
     with opened(request, tell=warn_of) as run:
+        render.STATUS.doing(f"running {run.model.path} on {run.choice}")
         yield run
 
 

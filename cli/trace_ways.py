@@ -78,6 +78,7 @@ def only_model() -> str:
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "no model here"
         raise UsageError(f"trace: name a MODEL; the current folder has {names}")
+    render.STATUS.clear()
     click.echo(f"using {render.escape(found[0].name)}", err=True)
     return found[0].name
 

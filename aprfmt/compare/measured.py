@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from aprfmt.compare.nonfinite import Census, NonFinite, alike
+from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -68,8 +69,8 @@ def rel_l2(found: ArrayLike, expected: ArrayLike) -> float:
     same = alike(x, y)
     if not (same | (np.isfinite(x) & np.isfinite(y))).all():
         return math.inf
-    norm = float(np.linalg.norm(np.where(np.isfinite(y), y, 0.0)))
-    return share(float(np.linalg.norm(np.where(same, 0.0, x) - np.where(same, 0.0, y))), norm)
+    norm = float(norms.norm(np.where(np.isfinite(y), y, 0.0)))
+    return share(norms.norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)), norm)
 
 
 def share(distance: float, norm: float) -> float:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +12,11 @@ from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.shapes import matrix
 from aprfmt.compare.align import TensorPair
 from aprfmt.compare.beforehand import as_long, same_meaning
-from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit, steps
+from aprfmt.compare.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit
+from aprfmt.compare.bounds import steps as codec_steps
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.inputs import refuse_inputs, refuse_packed
-from aprfmt.compare.nonfinite import alike
-from aprfmt.compare.numbers import CHUNK, PairSums, difference, wide
+from aprfmt.compare.numbers import CHUNK, PairSums, steps_between, wide
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
@@ -23,8 +24,7 @@ from aprfmt.tensors.view import View
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
     from aprfmt.compare.beforehand import First
-
-    Step = Array | float  # of every element, or of all
+    from aprfmt.compare.numbers import Step, Steps
 
 
 def compare_pair(
@@ -106,18 +106,10 @@ def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
     for side in (a, b):
         refuse_inputs(side)
     accumulator = PairSums(a.shape)
-    off: float | None = 0.0
-    beyond = 0
     with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them
-        for x, y, step in chunks(a, b):
-            accumulator.add(x, y)
-            if step is None:
-                off = None
-                continue
-            ratio = steps_between(x, y, step)
-            if off is not None:
-                off = max(off, float(ratio.max(initial=0.0)))
-            beyond += int((ratio > 1.0).sum())
+        for x, y, steps in chunks(a, b):
+            accumulator.add(x, y, steps)
+    off, beyond = accumulator.off if accumulator.known else None, accumulator.beyond
     stats = accumulator.stats()
     diff = replace(diff, stats=stats)
     if not stats.changed:
@@ -171,46 +163,37 @@ def coarser_of(a: str, b: str) -> str:
 def in_steps(a: View, b: View) -> float | None:
     """Return the largest |a-b| of two tensors in steps of both encodings, None where unknown."""
     off = 0.0
-    for x, y, step in chunks(a, b):
+    for x, y, steps in chunks(a, b):
+        step = steps()
         if step is None:
             return None
         off = max(off, float(steps_between(x, y, step).max(initial=0.0)))
     return off
 
 
-def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":
-    """Return |x - y| in steps; infinite where the step is zero, or one side alone is not finite.
+def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, Steps]]":
+    """Yield (values of a, values of b, what returns the steps), in chunks of rows.
 
-    What is not finite and alike on both sides is no step apart.
+    The steps are those of every element, None where they are not known. They are to be asked for
+    before the next chunk.
     """
-    x, y = x.reshape(-1), y.reshape(-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        delta = np.abs(difference(x, y))
-        ratio: Array = delta / step
-    ratio[np.isnan(ratio) | ~np.isfinite(delta)] = np.inf
-    ratio[alike(x, y)] = 0.0
-    return ratio
-
-
-def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, Step | None]]":
-    """Yield (values of a, values of b, step of every element or None), in chunks of rows."""
     rows, columns = matrix(a.shape)
     if len(a.shape) == 1 and all(_by_rows(side) and _plain(side) for side in (a, b)):
         for start in range(0, columns, CHUNK):  # a vector of gigabytes is not decoded whole
             x, y = a[start : start + CHUNK], b[start : start + CHUNK]
-            yield x, y, _steps(a, b, x, y, (0, rows))
+            yield x, y, partial(_steps, a, b, x, y, (0, rows))
             a.drop()
             b.drop()
         return
     if not (_by_rows(a) and _by_rows(b)) or len(a.shape) < 2 or not columns:
         x, y = a.numpy(), b.numpy()
-        yield x, y, _steps(a, b, x, y, (0, rows))
+        yield x, y, partial(_steps, a, b, x, y, (0, rows))
         return
     per_chunk = max(1, CHUNK // columns)
     for start in range(0, rows, per_chunk):
         stop = min(rows, start + per_chunk)
         x, y = a.rows(start, stop), b.rows(start, stop)
-        yield x, y, _steps(a, b, x, y, (start, stop))
+        yield x, y, partial(_steps, a, b, x, y, (start, stop))
         a.drop()
         b.drop()
 
@@ -239,7 +222,7 @@ def _steps(a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> "
         else:
             lattice = side.lattice
             parts = side.raw_rows(*rows) if lattice is None else None
-            found = None if parts is None else steps(name, parts, other.size)
+            found = None if parts is None else codec_steps(name, parts, other.size)
             found = found if lattice is None else lattice.step.reshape(-1)
         if found is None:
             return None

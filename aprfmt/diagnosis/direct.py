@@ -19,6 +19,7 @@ from aprfmt.diagnosis.relations import relation
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
+from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
 OTHER_ROWS = "no row of it is of the same position"
@@ -211,7 +212,7 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     rows = x.reshape(len(x), -1)
     away = y.reshape(rows.shape) - rows
     if point in ("q", "k", "v", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "router"):
-        if len(rows) > 1 and np.linalg.norm(away - away.mean(0)) < 1e-3 * np.linalg.norm(away):
+        if len(rows) > 1 and norm(away - away.mean(0)) < 1e-3 * norm(away):
             return "missing_bias", "the difference is the same vector in every row"
     if point in ("probs",):
         upper = np.triu(np.ones(y.shape[-2:]), 1) > 0

@@ -21,6 +21,7 @@ from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.rounded import ReadAs
 from aprfmt.diagnosis.shadow import Pass, ShadowView, shadow
 from aprfmt.diagnosis.world import MOVES, OPS, World
+from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
 SPAN = 8  # operations before a point from which rounding is measured, not looked up
@@ -209,7 +210,7 @@ def _directed(
         mine, theirs = (np.float64(x) for x in view.seen.both(view.mine, view.axis))
         others = [made.views[view.key].mine for made in moved if view.key in made.views]
         columns = [(view.seen.both(x, view.axis)[0] - mine).reshape(-1) for x in others]
-        columns = [column / np.linalg.norm(column) for column in columns if column.any()]
+        columns = [column / norm(column) for column in columns if column.any()]
         if not columns or view.key not in twin.views:
             continue
         rounded = view.seen.both(twin.views[view.key].mine, view.axis)[0]
@@ -220,14 +221,14 @@ def _directed(
 
 def _left(columns: list[Array], difference: Array) -> float:
     """Return the share of a difference that no sum of the columns makes; 1 where it is endless."""
-    whole = float(np.linalg.norm(difference))
+    whole = norm(difference)
     if not 0 < whole < np.inf:
         return 1.0
     basis = np.stack(columns, 1)
     if not np.isfinite(basis).all():
         return 1.0
     fit, *_ = np.linalg.lstsq(basis, difference, rcond=1e-6)
-    return float(np.linalg.norm(difference - basis @ fit)) / whole
+    return norm(difference - basis @ fit) / whole
 
 
 def _nudged(world: World) -> Iterator[World]:
@@ -281,7 +282,7 @@ def _ratios(view: ShadowView, twin: Pass) -> Iterator[float]:
     for a, b, c in zip(
         *(np.moveaxis(x, view.axis, 0) for x in (mine, theirs, rounded)), strict=True
     ):
-        yield float(np.linalg.norm(b - a) / max(float(np.linalg.norm(c - a)), 1e-30))
+        yield float(norm(b - a) / max(norm(c - a), 1e-30))
 
 
 def _bounds(long: list[ShadowView], twin: Pass, found: Pass, dtype: str) -> Mapping[str, float]:

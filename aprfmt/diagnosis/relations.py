@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.compare.measured import rel_l2
+from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
 
@@ -29,10 +30,8 @@ def relation(mine: Array, theirs: Array, bound: float) -> str:
             return name
     flat, away = x.reshape(len(x), -1), (y - x).reshape(len(x), -1)
     mean = away.mean(0)
-    left = float(np.linalg.norm(away - mean))
-    if len(away) > 1 and left <= min(
-        bound * float(np.linalg.norm(flat)), 0.1 * float(np.linalg.norm(away))
-    ):
+    left = norm(away - mean)
+    if len(away) > 1 and left <= min(bound * norm(flat), 0.1 * norm(away)):
         return "its value with the same vector added to every row, as a bias is"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
     if factor and rel_l2(x * factor, y) <= bound:

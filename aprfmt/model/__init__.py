@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.collector import collector_paused
 from aprfmt.base.protocols import Damage, Note, Source, Typed, Value
 from aprfmt.base.shown import public_dir, short_repr
 from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
@@ -31,6 +32,7 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
+    from aprfmt.base.protocols import TensorInfo
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unread import Unread
     from aprfmt.tensors.restore import Restoration
@@ -155,6 +157,11 @@ class Model(Mapping[str, View]):
 
     def __len__(self) -> int:
         return len(self._lazy)
+
+    @property
+    def infos(self) -> "Iterator[TensorInfo]":
+        """What is said of each tensor, in the order of the file: no `View` is made of any."""
+        return (tensor.info for tensor in self._lazy.values())
 
     def remember(self) -> None:
         """Fetch no byte of files that lie elsewhere twice, where there is room, until close().
@@ -379,6 +386,14 @@ def open_model(
     if path.is_dir():
         named_folder = True
         path = find_weights(path)
+    with collector_paused():  # its walks over a million tensors take longer than all else
+        return _opened(path, named_folder, arch, partial, damaged, allow_missing)
+
+
+def _opened(
+    path: Path, named_folder: bool, arch: str | None, partial: bool, damaged: bool,
+    allow_missing: Sequence[str],
+) -> Model:  # fmt: skip
     source = _open_source(_whole_set(path), partial, damaged)
     folder, wrong = None, None
     try:

@@ -314,6 +314,8 @@ def join(
                 joined.pop(stored, None)  # an APR file has the main part as `WEIGHT@NF4`
             info = TensorInfo(weight, shape, encoding, main.offset, main.nbytes, None)
             joined[weight] = JoinedTensor(info, parts, packed)
+    if joined.keys() == tensors.keys() and not any(tensor.parts for tensor in joined.values()):
+        return joined
     order = {name: i for i, name in enumerate(tensors)}
     first = {
         name: order[tensor.parts[""].info.name] if tensor.parts else order[name]

@@ -16,6 +16,7 @@ from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
 from aprfmt.codecs.credible import check_beside, check_inputs
 from aprfmt.codecs.parallel import cpu_count
+from aprfmt.tensors.norms import dot
 
 if TYPE_CHECKING:
     from aprfmt.codecs.native.moments import Moments
@@ -97,7 +98,7 @@ class Accumulator:
         wide = chunk.astype(np.float64)
         shift = float(wide[0])  # deviations from some value: constants come out exact
         wide -= shift
-        total, squares = float(wide.sum()), float(np.dot(wide, wide))
+        total, squares = float(wide.sum()), dot(wide, wide)
         n = chunk.size
         self._join(n, shift + total / n, max(squares - total * total / n, 0.0))
 

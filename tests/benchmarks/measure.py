@@ -39,10 +39,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Median wall seconds of several runs of a command, and its peak resident set in MiB."""
+    """Of several runs of a command: median wall seconds, peak resident MiB, processor seconds.
+
+    Processor time is that of all threads, user and system: the median too.
+    """
 
     seconds: float
     rss_mib: float
+    processor: float
 
 
 def run_process(
@@ -57,7 +61,7 @@ def run_process(
 
     Raises for an exit code that is not `fine`.
     """
-    times, peaks = [], []
+    times, peaks, processor = [], [], []
     for _ in range(runs):
         if before is not None:
             before()
@@ -73,7 +77,8 @@ def run_process(
         if child.returncode not in fine:
             raise RuntimeError(f"{' '.join(command)}: {error.decode(errors='replace')[-400:]}")
         peaks.append(usage.ru_maxrss / 1024)
-    return Process(statistics.median(times), max(peaks))
+        processor.append(usage.ru_utime + usage.ru_stime)
+    return Process(statistics.median(times), max(peaks), statistics.median(processor))
 
 
 def cpu_name() -> str:

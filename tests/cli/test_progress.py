@@ -4,13 +4,18 @@ Seen red: a line that says a percentage alone, an interrupted conversion that en
 """
 
 import io
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from aprfmt.cli import render
-from tests.cli.run import aprfmt
+from tests.cli.run import ROOT, aprfmt
+from tests.conftest import not_run
+from tests.patience import PATIENCE
 
 
 class Terminal(io.StringIO):
@@ -61,3 +66,101 @@ def test_an_interrupted_conversion_says_what_was_undone(
     (line,) = done.err.split("\n")[1:-1]  # click ends the line of ^C first
     assert "interrupted: unfinished output was removed" in line
     assert list(tmp_path.iterdir()) == []
+
+
+# Opening a model waits until the terminal has shown something: the first result comes after it.
+CHILD = """
+import sys
+import aprfmt.model
+from aprfmt.cli import render
+from aprfmt.cli.main import main
+
+open_source = aprfmt.model._open_source
+render.StatusLine.EVERY = 0.01
+
+def wait(*arguments):
+    print("opening", flush=True)
+    assert sys.stdin.readline() == "shown\\n"
+    render.StatusLine.EVERY = 1000.0  # nobody reads the terminal until the end
+    aprfmt.model._open_source = open_source
+    return open_source(*arguments)
+
+aprfmt.model._open_source = wait
+main(sys.argv[1:])
+"""
+LONG = {"diff": ["MODEL", "MODEL"], "hash": ["MODEL"], "inspect": ["MODEL"], "validate": ["MODEL"]}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_terminal_sees_what_is_done_before_the_first_result(
+    name: str, demo_model: Path, tmp_path: Path
+) -> None:
+    if not hasattr(os, "openpty"):
+        not_run("there are no pseudo terminals here")
+    places = {"MODEL": str(demo_model), "OUT": str(tmp_path / "out.gguf")}
+    command = [places.get(word, word) for word in LONG[name]]
+    ours, theirs = os.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, name, *command, "--json"], cwd=tmp_path, stderr=theirs,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    os.close(theirs)
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        assert child.stdout.readline() == "opening\n"
+        seen = ""
+        while f"\r{name}: " not in seen:
+            seen += os.read(ours, 4096).decode()
+        out, _ = child.communicate("shown\n", timeout=PATIENCE)
+        assert json.loads(out)["command"] == name
+        os.set_blocking(ours, False)
+        try:
+            while piece := os.read(ours, 4096).decode():
+                seen += piece
+        except OSError:  # the other end is closed
+            pass
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+        os.close(ours)
+    assert not seen.split("\r")[-1].strip(), "the line was left on the terminal"
+
+
+def test_every_command_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread begins before the function of the command is called, in all of them."""
+    from importlib import import_module
+
+    import click
+
+    from aprfmt.cli.commands import COMMANDS
+
+    began: list[str] = []
+
+    def begin(self: object, what: str, doing: str) -> None:
+        began.append(what)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(render.StatusLine, "begin", begin)
+    for name, row in COMMANDS.items():
+        command = import_module(f"aprfmt.cli.{row.module}").command
+        given = {each.name: each.get_default(click.Context(command)) for each in command.params}
+        context = click.Context(command, info_name=name)
+        context.params = {key: value for key, value in given.items() if key is not None}
+        exposed = {each.name: given[each.name] for each in command.params if each.expose_value}
+        with pytest.raises(KeyboardInterrupt), context:
+            command.callback(**exposed)
+    assert began == list(COMMANDS)
+
+
+def test_a_pipe_and_quiet_see_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal, quiet in ((False, False), (True, True)):
+        err = Terminal() if terminal else io.StringIO()
+        monkeypatch.setattr(sys, "stderr", err)
+        monkeypatch.setattr(render, "wanted", lambda flag, quiet=quiet: quiet)
+        monkeypatch.setattr(render.StatusLine, "_work", lambda *_: pytest.fail("a thread began"))
+        line = render.StatusLine()
+        line.begin("diff", "reading")
+        line.doing("comparing")
+        line.end()
+        assert err.getvalue() == ""

@@ -16,8 +16,7 @@ import pytest
 
 from aprfmt.compare.measured import measure, rel_l2
 from aprfmt.compare.nonfinite import Census, census
-from aprfmt.compare.numbers import PairSums
-from aprfmt.compare.tensors import steps_between
+from aprfmt.compare.numbers import PairSums, steps_between
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclude import rounding
 from aprfmt.diagnosis.found import CauseFound, PointRow

@@ -88,9 +88,7 @@ def one_of_each(sources: Collection[Source], count: int, seed: int) -> list[Muta
     for key in sorted((key for key in rows if lines[key]), key=toss, reverse=True):
         ranked = sorted(rows[key], key=lambda row: -row[0])
         made = (row for _, row in ranked if _parses(row.applied(texts[key[0]])))
-        mutation = next(made, None)
-        if mutation is not None:
-            found.append(mutation)
+        found += [first] if (first := next(made, None)) is not None else []
         if len(found) == count:
             break
     return found

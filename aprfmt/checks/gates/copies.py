@@ -24,6 +24,7 @@ from aprfmt.inference.loss import cross_entropy, divergence
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
 from aprfmt.model import Model
+from aprfmt.tensors import norms
 
 Numbers = NDArray[Any]
 TOP = 5  # tokens whose order two devices must share, near ties aside
@@ -204,8 +205,8 @@ def _logits(
             check(f"{other}-logits", False, found, f"finite logits, relL2 {within}", FINITE),
             *(not_run(f"{other}-{name}", why) for name in ("cosine", "top", "loss")),
         ], float("inf")
-    norm, distance = float(np.linalg.norm(b)), rel_l2(a, b)
-    cosine = float(np.sum(a * b) / (np.linalg.norm(a) * norm)) if norm and a.any() else 0.0
+    norm, distance = norms.norm(b), rel_l2(a, b)
+    cosine = float(np.sum(a * b) / (norms.norm(a) * norm)) if norm and a.any() else 0.0
     # What the allowed distance makes of it.
     straight = min(thresholds.MIN_COSINE, 1 - bound.rel_l2**2 / 2)
     flipped = _flips(a, b)

@@ -14,6 +14,7 @@ from aprfmt.compare.numbers import wide
 from aprfmt.compare.tensors import in_steps
 from aprfmt.errors import AprfmtError
 from aprfmt.quantizing.rows import encode_rows
+from aprfmt.tensors.norms import dot
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -54,8 +55,8 @@ def scale(case: Unequal) -> Iterator[Guess]:
     a, b = case.a, case.b
     # Free numbers are found on one half of the values, and judged on all or on the other half.
     half_x, half_y = (x[::2], y[::2]) if len(x) > 1 else (x[:, ::2], y[:, ::2])
-    square = float(np.vdot(half_x, half_x))
-    factor = float(np.vdot(half_x, half_y)) / square if square else 1.0
+    square = dot(half_x, half_x)
+    factor = dot(half_x, half_y) / square if square else 1.0
     if _differs(np.array([factor]), slack):
         says = f"B's values are A's times {_told(case, factor)}"
         yield case.guess("scale", (says,), "A", lambda rows: wide(a.take(rows)) * factor, slack)

@@ -15,6 +15,7 @@ from aprfmt.codecs import CODECS
 from aprfmt.compare.explain.guesses import Guess
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.unequal import Unequal
+from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -80,7 +81,7 @@ def _guess(
     if not len(few):
         return None
     x, y = (np.asarray(values, np.float64) for values in (other.take(few), read(few)))
-    away, norm = float(np.linalg.norm(x - y)), float(np.linalg.norm(x))
+    away, norm = norms.norm(x - y), norms.norm(x)
     if not away <= LOOSE * case.slack() * norm or not norm:
         return None
     return case.guess(cause, says, "B" if reader is case.b else "A", read, rows=rows)

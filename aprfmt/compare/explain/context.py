@@ -15,6 +15,7 @@ from aprfmt.compare.explain.reading import KEPT, Reader
 from aprfmt.compare.numbers import wide
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
+from aprfmt.tensors import norms
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class Surroundings:
         if not np.isfinite(line).all() or np.ptp(line) == 0:
             return []
         values = np.where(np.isfinite(shelf.values), shelf.values, 0.0)
-        norm = np.maximum(np.linalg.norm(values, axis=1), np.linalg.norm(line))
+        norm = np.maximum(np.linalg.norm(values, axis=1), norms.norm(line))
         away = np.linalg.norm(values - line, axis=1) / np.where(norm > 0, norm, 1.0)
         limits = np.array([1.5 * noise(reader.encoding, name) for name in shelf.encodings])
         near = np.flatnonzero(away <= limits)

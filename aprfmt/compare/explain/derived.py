@@ -19,6 +19,7 @@ from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.noise import UNIT, noise, noise_of
 from aprfmt.compare.explain.summary import named
 from aprfmt.errors import AprfmtError
+from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -96,23 +97,23 @@ def _change(pair: TensorPair) -> MatrixChange | None:
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
     delta = y - x
-    norm = float(np.linalg.norm(x)) or 1.0
+    norm = norms.norm(x) or 1.0
     if min(np.any(delta, axis=axis).mean() for axis in (0, 1)) < EVERY_ROW:
         return None  # a few rows or columns have a low rank, too
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
-    return MatrixChange(pair.key, _rank(delta, unit * norm), float(np.linalg.norm(delta)) / norm,
+    return MatrixChange(pair.key, _rank(delta, unit * norm), norms.norm(delta) / norm,
                   _correlation(x, y), plain)  # fmt: skip
 
 
 def _correlation(x: "Array", y: "Array") -> float:
-    norm = float(np.linalg.norm(x)) * float(np.linalg.norm(y))
-    return float(np.vdot(x, y)) / norm if norm else 0.0
+    norm = norms.norm(x) * norms.norm(y)
+    return norms.dot(x, y) / norm if norm else 0.0
 
 
 def _rank(delta: "Array", rounding: float) -> int:
     """Return the rank of a difference up to its rounding (`rounding` of ||delta||); 0: not low."""
-    size = float(np.linalg.norm(delta))
+    size = norms.norm(delta)
     limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
     if limit < 1 or not size > 0:
         return 0
@@ -124,7 +125,7 @@ def _rank(delta: "Array", rounding: float) -> int:
         probes = rng.standard_normal((delta.shape[1], tried + PROBES)).astype(np.float32)
         basis, _ = np.linalg.qr(delta @ probes)
         inside = basis.T @ delta
-        missed = float(np.linalg.norm(delta - basis @ inside))
+        missed = norms.norm(delta - basis @ inside)
         if missed <= allowed or missed > FULL * size:
             break
     if missed > allowed:

@@ -14,6 +14,7 @@ from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.unequal import Unequal, row_distances
 from aprfmt.compare.numbers import wide
+from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -97,8 +98,8 @@ def _renamed(case: Unequal, label: str, mine: Reader, key: str, other: Reader) -
 
 def _same_sample(x: Reader, y: Reader) -> bool:
     a, b = sample_line(x), sample_line(y)
-    norm = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
-    return float(np.linalg.norm(a - b)) <= 1.5 * noise(x.encoding, y.encoding) * norm
+    norm = max(norms.norm(a), norms.norm(b))
+    return norms.norm(a - b) <= 1.5 * noise(x.encoding, y.encoding) * norm
 
 
 def renamed(key: str, label: str, context: "Surroundings") -> Explanation | None:

@@ -15,6 +15,7 @@ import numpy as np
 from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.numbers import wide
+from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -159,8 +160,8 @@ def _sizes(values: "Array") -> "Array":
 
 def _correlation(x: "Array", y: "Array") -> float:
     x, y = (v - v.mean() for v in (x, y))
-    norm = float(np.linalg.norm(x) * np.linalg.norm(y))
-    return float(np.vdot(x, y)) / norm if norm else 0.0
+    norm = float(norms.norm(x) * norms.norm(y))
+    return norms.dot(x, y) / norm if norm else 0.0
 
 
 def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
@@ -169,7 +170,7 @@ def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
         return _fingerprint(a) == _fingerprint(b)
     x, y = np.sort(x, axis=None), np.sort(y, axis=None)
     limit = SORTED * noise(a.encoding, b.encoding)
-    return bool(np.linalg.norm(x - y) <= limit * np.linalg.norm(x))
+    return bool(norms.norm(x - y) <= limit * norms.norm(x))
 
 
 def _fingerprint(reader: Reader) -> int:

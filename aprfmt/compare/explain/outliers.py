@@ -10,8 +10,8 @@ from aprfmt.compare.diffs import Explanation
 from aprfmt.compare.explain.noise import noise_of
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.unequal import Unequal
-from aprfmt.compare.numbers import wide
-from aprfmt.compare.tensors import chunks, steps_between
+from aprfmt.compare.numbers import steps_between, wide
+from aprfmt.compare.tensors import chunks
 
 FEW = 64  # most values beyond the bound
 FINE = 0.02  # largest noise of the other encoding for which a restored value proves something
@@ -51,7 +51,8 @@ def _beyond(case: Unequal) -> list[tuple[int, float, float]]:
     """Return (flat index, value of A, of B) beyond one step; empty if there are too many."""
     found: list[tuple[int, float, float]] = []
     start = 0
-    for x, y, step in chunks(case.a.side, case.b.side):
+    for x, y, steps in chunks(case.a.side, case.b.side):
+        step = steps()
         if step is None:
             return []
         at = np.flatnonzero(steps_between(x, y, step) > 1.0)

@@ -13,6 +13,7 @@ from aprfmt.compare.explain.noise import noise
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.numbers import wide
 from aprfmt.errors import AprfmtError
+from aprfmt.tensors import norms
 from aprfmt.tensors.view import View
 from aprfmt.tokenizer import facts
 
@@ -59,8 +60,8 @@ def _padded(context: Surroundings, key: str, a: View, b: View) -> Explanation | 
     for start in range(0, few, step):
         rows = np.arange(start, min(few, start + step))
         x, y = wide(first.take(rows)), wide(second.take(rows))
-        norm = float(max(np.linalg.norm(x), np.linalg.norm(y)))
-        apart = float(np.linalg.norm(x - y)) / norm if norm else 0.0
+        norm = float(max(norms.norm(x), norms.norm(y)))
+        apart = norms.norm(x - y) / norm if norm else 0.0
         if apart > slack or (not slack and not np.array_equal(x, y)):
             return None
         worst = max(worst, apart)

@@ -12,6 +12,7 @@ from aprfmt.compare.explain.noise import UNIT
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.compare.numbers import wide
+from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -78,7 +79,7 @@ def _near(made: "Array", wanted: "Array", slack: float) -> bool:
     """Say whether two samples agree, in norm and value by value."""
     if not np.isfinite(made).all():
         return False
-    norm = max(float(np.linalg.norm(made)), float(np.linalg.norm(wanted)))
+    norm = max(norms.norm(made), norms.norm(wanted))
     away = np.abs(made - wanted)
     usual = norm / max(1, made.size) ** 0.5
     return bool((away <= 4 * slack * np.maximum(np.abs(wanted), usual)).all())

@@ -10,6 +10,7 @@ from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.stored import ANCHOR, STORED, bytes_of, layouts
 from aprfmt.compare.explain.unequal import Unequal
+from aprfmt.tensors import norms
 from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def _flat_shift(case: Unequal) -> int:
         for side, start, stop in ((case.b, middle, middle + some), (case.a, first, last))
     )
     anchor = anchor[:ANCHORED]
-    norm = float(np.linalg.norm(anchor))
+    norm = norms.norm(anchor)
     if not norm or hay.size < anchor.size:
         return 0
     sums = np.convolve(hay * hay, np.ones(anchor.size), "valid")

@@ -9,6 +9,7 @@ from aprfmt.compare.explain.guesses import Guess, Take
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.compare.numbers import wide
+from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -19,8 +20,8 @@ def near(x: "Array", y: "Array", slack: float) -> bool:
     if slack == 0:
         return bool(np.array_equal(x, y, equal_nan=True))
     x, y = wide(x), wide(y)
-    norm = max(float(np.linalg.norm(x)), float(np.linalg.norm(y)))
-    return float(np.linalg.norm(x - y)) <= 2 * slack * norm
+    norm = max(norms.norm(x), norms.norm(y))
+    return norms.norm(x - y) <= 2 * slack * norm
 
 
 def turned_inside(case: Unequal) -> Iterator[Guess]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from aprfmt.diagnosis.hypotheses.attention import known_entries
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.world import Call, World
+from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
 
@@ -98,7 +99,7 @@ def _rows_held(case: Mismatch) -> Array | None:
     ours, theirs = (x.reshape(len(x), -1) for x in (case.view.mine, case.view.theirs))
     rows = np.arange(len(theirs))
     for j, row in enumerate(theirs):
-        size = max(float(np.linalg.norm(row)), 1e-30)
+        size = max(norm(row), 1e-30)
         away = np.linalg.norm(ours - row, axis=1) / size
         if away[j] <= 2 * case.view.tolerance:
             continue
@@ -121,7 +122,7 @@ def _columns_read(case: Mismatch, call: Call) -> Array | None:
         if not column.any():
             rows[j] = -1
             continue
-        away = np.linalg.norm(ours[use] - column[:, None], axis=0) / np.linalg.norm(column)
+        away = np.linalg.norm(ours[use] - column[:, None], axis=0) / norm(column)
         best = j if away[j] <= case.view.tolerance else int(np.argmin(away))
         if away[best] > 2 * case.view.tolerance:
             return None
@@ -144,6 +145,6 @@ def _values_read(case: Mismatch, call: Call) -> Array | None:
     for j, row in enumerate(solved):
         away = np.linalg.norm((v - row).reshape(len(v), -1), axis=1)
         rows[j] = int(np.argmin(away))
-        if np.linalg.norm(row) < 0.5 * away[rows[j]]:
+        if norm(row) < 0.5 * away[rows[j]]:
             rows[j] = -1
     return rows

@@ -17,6 +17,7 @@ from aprfmt.diagnosis.hypotheses.product import (
 )
 from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.world import World
+from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
 
@@ -29,15 +30,15 @@ def bias(case: Mismatch) -> Iterator[Change]:
         return
     away = found.theirs.astype(np.float64) - found.ours
     vector = away.mean(axis=0)
-    size = float(np.linalg.norm(found.theirs))
-    if np.linalg.norm(away - vector) > 3 * case.view.tolerance * size:
+    size = norm(found.theirs)
+    if norm(away - vector) > 3 * case.view.tolerance * size:
         if found.key:
             yield from _coarse_bias(case)
         return
     name = f"{found.role}.bias"
     near = max(1e-3, 10 * case.view.tolerance)
     if found.bias is None:
-        small = np.linalg.norm(vector) * len(away) ** 0.5 <= case.view.tolerance * size
+        small = norm(vector) * len(away) ** 0.5 <= case.view.tolerance * size
         if len(away) > 1 and not small:
             yield Change(
                 "missing_bias",
@@ -140,8 +141,8 @@ def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
             for step in np.ndindex(*(3,) * len(base))
             for i in keys.get(tuple(base + np.asarray(step) - 1), ())
         ]
-        away = [np.linalg.norm(ours[:, i] - column) for i in near]
-        if not near or min(away) > 10 * max(bound, 1e-4) * max(np.linalg.norm(column), scale):
+        away = [norm(ours[:, i] - column) for i in near]
+        if not near or min(away) > 10 * max(bound, 1e-4) * max(norm(column), scale):
             return None
         order[j] = near[int(np.argmin(away))]
     return order

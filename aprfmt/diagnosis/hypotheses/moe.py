@@ -11,6 +11,7 @@ from aprfmt.diagnosis.hypotheses.product import overlaid, zeroed
 from aprfmt.diagnosis.mismatch import Change, Mismatch, hyper_change
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.context import Context, PassFacts
+from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
 STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
@@ -163,10 +164,10 @@ def _mapping(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
         best, answer = np.inf, None
         for guess in itertools.permutations(range(count), len(picked)):
             total = sum(w * outputs[g][token] for g, (_, w) in zip(guess, picked, strict=True))
-            away = float(np.linalg.norm(total - wanted[token]))
+            away = norm(total - wanted[token])
             if away < best:
                 best, answer = away, guess
-        scale = max(float(np.linalg.norm(wanted[token])), 1e-30)
+        scale = max(norm(wanted[token]), 1e-30)
         if answer is not None and best <= 0.01 * scale:
             for g, (e, _) in zip(answer, picked, strict=True):
                 votes[e, g] += 1

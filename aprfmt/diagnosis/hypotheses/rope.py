@@ -23,6 +23,7 @@ from aprfmt.diagnosis.hypotheses.turning import (
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, hyper_change
 from aprfmt.diagnosis.world import World
 from aprfmt.inference.rope import RopeKind, kind_of, make
+from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
 # Bases in use, for traces that show no angles.
@@ -393,4 +394,4 @@ def learned(case: Mismatch) -> Iterator[Change]:
 
 def rel_zero(x: Array, against: Array) -> float:
     """Return the size of x relative to another array."""
-    return float(np.linalg.norm(x)) / max(float(np.linalg.norm(against)), 1e-300)
+    return norm(x) / max(norm(against), 1e-300)

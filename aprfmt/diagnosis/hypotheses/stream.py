@@ -12,6 +12,7 @@ from aprfmt.diagnosis.hypotheses.product import numbers, overlaid
 from aprfmt.diagnosis.hypotheses.steps import side_by_side
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, hyper_change
 from aprfmt.diagnosis.world import Call, World
+from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
 # Point -> the hyperparameter of the factor before it.
@@ -40,7 +41,7 @@ def embedding_rows(case: Mismatch) -> Iterator[Change]:
     for row in theirs[:32]:
         away = np.linalg.norm(table * np.float32(scale) - row.astype(np.float32), axis=1)
         best = int(np.argmin(away))
-        if away[best] > 10 * case.view.tolerance * max(float(np.linalg.norm(row)), 1e-30):
+        if away[best] > 10 * case.view.tolerance * max(norm(row), 1e-30):
             return
         found.append(best)
     ids = np.asarray(case.world.ids)[case.rows][: len(found)]

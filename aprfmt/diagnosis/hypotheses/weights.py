@@ -12,6 +12,7 @@ from aprfmt.diagnosis.hypotheses.product import numbers, overlaid, product_of
 from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.world import World
 from aprfmt.errors import CodecError
+from aprfmt.tensors import norms
 
 MOST = 1 << 28  # values most values of all weights that are reread together
 OTHER_16 = {"BF16": "F16", "F16": "BF16"}
@@ -119,14 +120,14 @@ def one_value(case: Mismatch) -> Iterator[Change]:
     if found is None or values is None or len(found.x) < 3:
         return
     away = found.theirs.astype(np.float64) - found.ours
-    norms = np.linalg.norm(away, axis=0)
-    wrong = np.flatnonzero(norms > 10 * np.median(norms) + 1e-3 * norms.max())
+    lengths = np.linalg.norm(away, axis=0)
+    wrong = np.flatnonzero(lengths > 10 * np.median(lengths) + 1e-3 * lengths.max())
     if len(wrong) != 1:
         return
     row = int(wrong[0])
     delta, inputs = away[:, row], found.x.astype(np.float64)
     factors = inputs.T @ delta / np.maximum(np.sum(inputs**2, 0), 1e-300)
-    missed = np.linalg.norm(delta[:, None] - inputs * factors, axis=0) / np.linalg.norm(delta)
+    missed = np.linalg.norm(delta[:, None] - inputs * factors, axis=0) / norms.norm(delta)
     column = int(np.argmin(missed))
     if missed[column] > 0.01:
         return

@@ -16,8 +16,11 @@ from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import carried, jsonio
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, hold
 from aprfmt.formats.damage import Faults, Structure, label, report_overlap
-from aprfmt.formats.safetensors.layout import FIELDS, METADATA, PREFIX, U64, bits
+from aprfmt.formats.safetensors.layout import FIELDS, INDEX_SUFFIX, METADATA, PREFIX, U64, bits
 
+WINDOW = 1 << 20  # bytes of a header that are copied at a time to look for zeros
+
+_INTEGER = {int}
 _BLANKS = (b" ", b"\t", b"\n", b"\r")  # JSON allows them before the brace, the format does not
 
 
@@ -71,6 +74,12 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     if size < PREFIX:
         raise TruncatedError(f"{where}: has {size} bytes, the header's length alone takes {PREFIX}")
     length = int.from_bytes(buffer[:PREFIX], "little")
+    if MAX_HEADER < length <= size - PREFIX and buffer[PREFIX : PREFIX + 1] == b"{":
+        raise FormatError(
+            f"{where}: its header has {length} bytes, the format allows {MAX_HEADER}. This is a "
+            "limit of the format and no damage: store the tensors in several files, with an "
+            f"index ({INDEX_SUFFIX[1:]})"
+        )
     if length > MAX_HEADER:
         raise FormatError(
             f"{where}: header length at offset 0 is {length}, the format allows {MAX_HEADER}; "
@@ -81,19 +90,24 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
             f"{where}: header length at offset 0 is {length}, {size - PREFIX} bytes follow; "
             "the file is cut or damaged"
         )
-    raw = bytes(hold(buffer, PREFIX + length)[PREFIX : PREFIX + length])
-    header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
+    raw = hold(buffer, PREFIX + length)[PREFIX : PREFIX + length]
+    _refuse_zeros(raw, f"{where}: header at offset {PREFIX}")
+    header = _read_header(bytes(raw), f"{where}: header at offset {PREFIX}", faults)
     twice = header.keys_twice if isinstance(header, jsonio.Doubled) else frozenset()
     metadata = _metadata(header.pop(METADATA, {}), faults)
     parsed = ParsedSafe(where, buffer, size, length, metadata, faults)
     if len(header) > MAX_COUNT:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
+    read = _Entries(parsed.data_offset)
     for name, entry in header.items():
-        parsed.infos[name] = _info(name, entry, parsed)
+        parsed.infos[name] = read.sound(name, entry) or _info(name, entry, parsed)
         if name in twice:
             faults.add(FormatError(f"{where}: {label(name)} stands twice in the header"), name)
-    report_overlap(parsed.sound(), faults)
-    parsed.end = max([parsed.data_offset, *(i.offset + i.nbytes for i in parsed.sound())])
+    end = _end_of_row(parsed)
+    if end is None:
+        report_overlap(parsed.sound(), faults)
+        end = max([parsed.data_offset, *(i.offset + i.nbytes for i in parsed.sound())])
+    parsed.end = end
     _check_end(parsed, partial)
     _check_gaps(parsed)
     if carried.KEY in metadata:
@@ -118,6 +132,67 @@ def _join(parsed: ParsedSafe) -> None:
     names = dict(zip(stored, parsed.infos, strict=True))
     parsed.carried = {name: at for at, name in names.items() if name != at}
     parsed.faults.rename(names)
+
+
+def _refuse_zeros(raw: memoryview, where: str) -> None:
+    """Raise FormatError for a large header that holds a zero byte, before it is copied whole.
+
+    JSON has none: a file whose pages were never written has nothing else. A small header costs
+    little to parse, and the parser says more.
+    """
+    if len(raw) <= WINDOW:
+        return
+    for start in range(0, len(raw), WINDOW):
+        at = bytes(raw[start : start + WINDOW]).find(0)
+        if at >= 0:
+            raise FormatError(
+                f"{where}: byte 0x00 at byte {start + at}; the format wants JSON, which has no "
+                "zero bytes: this part of the file was never written or is damaged"
+            )
+
+
+class _Entries:
+    """Reads entries without a fault, which nearly all are: a header may have a million."""
+
+    def __init__(self, data_offset: int) -> None:
+        self._base = data_offset
+        # dtype and shape -> encoding, shape, bytes, bytes of a row
+        self._known: dict[Any, tuple[str, tuple[int, ...], int, int | None]] = {}
+
+    def sound(self, name: str, entry: Any) -> TensorInfo | None:
+        """Return the tensor of an entry, None where `_info` has to look at it."""
+        if type(entry) is not dict or tuple(entry) != FIELDS:
+            return None
+        dtype, shape, offsets = entry.values()
+        if type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
+            return None
+        start, stop = offsets
+        if type(dtype) is not str or {type(start), type(stop), *map(type, shape)} != _INTEGER:
+            return None
+        key = dtype, *shape
+        found = self._known.get(key) or self._judge(key, entry)
+        if found is None or stop - start != found[2] or not 0 <= start <= stop < U64:
+            return None
+        encoding, sizes, nbytes, row_bytes = found
+        return TensorInfo(name, sizes, encoding, self._base + start, nbytes, row_bytes)
+
+    def _judge(self, key: Any, entry: Any) -> tuple[str, tuple[int, ...], int, int | None] | None:
+        """Remember a dtype and shape that first come with an entry that has no fault."""
+        row, shape, (start, stop), wrong = _judged(entry)
+        if wrong or row is None:
+            return None
+        self._known[key] = row.name, shape, stop - start, row.row_bytes(shape)
+        return self._known[key]
+
+
+def _end_of_row(parsed: ParsedSafe) -> int | None:
+    """Return where tensors end that lie in the header's order without gap or overlap, else None."""
+    at = parsed.data_offset
+    for info in parsed.infos.values():
+        if info.offset != at:
+            return None
+        at += info.nbytes
+    return None if parsed.faults.broken else at
 
 
 def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
@@ -230,8 +305,8 @@ def _is_sizes(value: Any) -> bool:
 def _check_gaps(parsed: ParsedSafe) -> None:
     """Report bytes that belong to no tensor, and empty tensors inside others."""
     faults = parsed.faults
-    if any(one.tensors for one in faults.damage):
-        return  # their bytes would look like gaps
+    if any(one.tensors for one in faults.damage) or _end_of_row(parsed) is not None:
+        return  # bytes of damaged ones would look like gaps
     at, before = parsed.data_offset, "the header"
     for info in sorted(parsed.infos.values(), key=lambda info: (info.offset, info.nbytes)):
         if info.offset != at:

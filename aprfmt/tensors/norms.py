@@ -1,0 +1,26 @@
+"""Sums of products of large arrays, without a call of BLAS.
+
+OpenBLAS wakes all its threads for a product of more than 10,000 elements (`interface/dot.c`), and
+they spin for some milliseconds after each: among other work, that costs several times the product.
+`numpy.dot`, `numpy.vdot` and `numpy.linalg.norm` without an axis call it; `einsum` does not.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def dot(x: ArrayLike, y: ArrayLike) -> float:
+    """Return the sum of the products of real numbers, two arrays of one size, in float64."""
+    one, other = np.ravel(x), np.ravel(y)
+    return float(np.einsum("i,i->", one, other, dtype=np.float64))
+
+
+def norm(x: ArrayLike) -> float:
+    """Return the root of the sum of squared magnitudes, of any shape and dtype, in float64."""
+    values: Any = np.ravel(x)
+    if values.dtype.kind == "c":
+        return math.hypot(norm(values.real), norm(values.imag))
+    return math.sqrt(dot(values, values))
