@@ -18,7 +18,11 @@ def show(report: DiffReport, top: int, code: int) -> None:
     word, style = _VERDICTS[code]
     said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
     of = f", {len(report.tensors)} tensors: {said}" if report.tensors else ""
+    if code == 1 and report.relations and not report.differs:
+        word = "equal values, but not where readers look for them"
     render.line(f"{word}{of}", style=style)
+    for one in report.relations:
+        render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")
     _findings(report.findings)
     _derived(report.tensors)
     layouts: dict[tuple[str, ...], int] = {}

@@ -74,6 +74,7 @@ class ArchFacts(TypedDict, total=False):
     roles: RolesFound
     unclaimed: list[str]
     draft: list[str]
+    towers: list[str]
 
 
 class InspectBody(ArchFacts, total=False):
@@ -91,6 +92,7 @@ class InspectBody(ArchFacts, total=False):
     metadata_names: dict[str, str]
     config: str | None
     tokenizer: dict[str, object]
+    relations: list[dict[str, object]]
     summary: InspectSummary
     damage: list[dict[str, object]]
     checksum: Outcome

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def facts(opened: Model, full: bool = False) -> "InspectBody":
     """Return everything `inspect` says; `full` leaves no array out of the metadata."""
     body: InspectBody = {**_file(opened, full), **_model(opened)}
+    body["relations"] = [relation.to_json() for relation in opened.relations]
+    body["notes"] += [asdict(relation.note(opened.path)) for relation in opened.relations]
     body["tokenizer"] = _tokenizer(opened)
     body["summary"] = summary(opened, body)
     return body
@@ -124,4 +126,5 @@ def resolved(resolution: "Resolution") -> "ArchFacts":
         },
         "unclaimed": [name for name in resolution.unclaimed if name not in codes],
         "draft": list(resolution.draft),
+        "towers": list(resolution.towers),
     }

@@ -65,6 +65,8 @@ def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
     if body["draft"]:
         runs = "; aprfmt eval --draft runs it" if body["level"] == "full" else ""
         render.line(f"draft head: {len(body['draft'])} tensors{runs}")
+    if body["towers"]:
+        render.say(f"tower beside the language model: {len(body['towers'])} tensors")
     if body["unclaimed"]:
         render.say(f"tensors of no role: {', '.join(body['unclaimed'][:6])}")
 

@@ -153,7 +153,10 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
     if scan != "nothing suspicious":
         found.append("suspicious chat template")
-    warnings = sum(note["level"] == "warning" for note in body["notes"])
+    found += [str(relation["says"]) for relation in body["relations"]]
+    warnings = sum(
+        note["level"] == "warning" and note["key"] != "relation" for note in body["notes"]
+    )
     if warnings:
         found.append(f"{warnings} warning{'s' * (warnings > 1)}")
     return found

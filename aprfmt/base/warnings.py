@@ -75,6 +75,9 @@ WARNINGS: Mapping[str, str] = {
     "unread_weights": "config.json names a quantization that is not decoded here, or says nothing "
     "of weights that stand there with their scales. The tensors are "
     "kept byte for byte; what needs their numbers is refused.",
+    "relation": "what the file holds is what its readers look for after one change: other names of "
+    "tensors, another index, other axes, another key. The values are read under that change; the "
+    "command that ends the line writes it back, so that other readers find them too.",
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
     "without it: it was made for another model, or on too little text.",

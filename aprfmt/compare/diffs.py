@@ -1,12 +1,13 @@
 """What comparing two models gives: frozen records with numbers, no sentences."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff, SideVerdicts
+from aprfmt.model.relations import Relation
 
 # Worst first: the order of human output.
 TensorVerdict = Literal[
@@ -170,6 +171,18 @@ class FieldDiff:
     decisive: bool = False  # changes the forward pass or the token ids
 
 
+@dataclass(frozen=True, slots=True)
+class SideRelation:
+    """A change under which one side ("a" or "b") is read, and the other is not."""
+
+    side: str
+    relation: Relation
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data."""
+        return {"side": self.side, **self.relation.to_json()}
+
+
 @dataclass(frozen=True)
 class DiffReport:
     """Everything `diff` found; `to_json` gives all of it but the images."""
@@ -186,6 +199,7 @@ class DiffReport:
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
     generation: tuple[KeyDiff, ...] = ()
+    relations: tuple[SideRelation, ...] = ()  # changes under which one side alone is read
     beside: SideVerdicts | None = None  # verdicts on tokenizer, template and generation config
 
     @property
@@ -219,7 +233,13 @@ class DiffReport:
             return 2
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set())
         decisive = any(f.decisive for f in (*self.hyperparameters, *self.tokenizer))
+        decisive = decisive or bool(self.relations)
         return 1 if decisive or verdicts - fine else 0
+
+    @property
+    def differs(self) -> bool:
+        """True if a value, a hyperparameter or the tokenizer differs under the relations."""
+        return replace(self, relations=()).exit_code() == 1
 
     @property
     def equal(self) -> bool:
@@ -258,6 +278,7 @@ class DiffReport:
             "metadata": [asdict(row) for row in self.metadata],
             "notes": list(self.notes),
             "findings": [asdict(row) for row in self.findings],
+            "relations": [row.to_json() for row in self.relations],
             "tensors": [asdict(row) for row in self.tensors],
             "damage": [asdict(row) for row in self.damage],
             "template": list(self.template),

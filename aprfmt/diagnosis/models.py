@@ -44,6 +44,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
     report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
+    found.stated += _related(report)
     _identity(a, b, report, found)
     if found.reason:
         return found
@@ -59,6 +60,21 @@ def compare_models(a: Model, b: Model) -> Levels:
         if found.unmoved and found.stated:
             found.checked.append(_NO_PASS)
     return found
+
+
+# A relation's kind -> the cause that it is.
+_CAUSE_OF = {"axes": "transpose", "keys": "config_key", "modules": "packing_claim"}
+
+
+def _related(report: DiffReport) -> Iterator[CauseFound]:
+    """Yield the changes under which one side alone is read, each as one finding."""
+    for one in report.relations:
+        side = one.side.upper()
+        cause = _CAUSE_OF.get(one.relation.kind, "tensor_names")
+        yield CauseFound(
+            cause, f"{side}: {one.relation.says}{one.relation.shown}", "tensor",
+            CAUSES[cause].verdict, one.relation.where, True, side=side, next=one.relation.remedy,
+        )  # fmt: skip
 
 
 def _one_file(a: Model, b: Model) -> bool:

@@ -4,6 +4,7 @@
 under role keys (`L3.attn_q.weight`), with the file's layout steps undone on demand.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
+    from aprfmt.model.relations import Relation
+    from aprfmt.model.renames import Rename
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unread import Unread
     from aprfmt.tensors.restore import Restoration
@@ -195,14 +198,30 @@ class Model(Mapping[str, View]):
         """The naming style of the tensors ("hf", "gguf"), or None where neither fits."""
         from aprfmt.arch.bind import detect_style
 
-        return detect_style(self._lazy)
+        found = detect_style(self._lazy)
+        if found is None:
+            try:
+                found = self.resolution.style  # under a relation
+            except AprfmtError:
+                pass
+        return found
 
     @cached_property
     def resolution(self) -> "Resolution":
         """Architecture, hyperparameters and roles together; raises ArchError or FormatError."""
         from aprfmt.model.resolve import resolve
 
-        return resolve(self, self._forced)
+        found = resolve(self, self._forced)
+        if found.relations:
+            self.style = found.style  # under the relation, whatever most names look like
+        return found
+
+    @cached_property
+    def relations(self) -> "tuple[Relation, ...]":
+        """The changes under which alone readers find what is here; empty for most files."""
+        from aprfmt.model.relations import relations
+
+        return relations(self)
 
     @property
     def spec(self) -> "ArchSpec":
@@ -320,13 +339,16 @@ def open_model(
     partial: bool = False,
     damaged: bool = False,
     allow_missing: Sequence[str] = (),
+    rename: "Sequence[Rename]" = (),
 ) -> Model:
     """Open a model file, shard index, Hugging Face folder, `org/name` of the hub cache, or address.
 
     The format is decided by content. config.json and tokenizer files are read from the folder of
     a safetensors file, and from `path` itself if it is a folder. With `damaged`, faults that leave
     the rest readable are collected in `model.damage`, and only reading an affected tensor raises.
-    `allow_missing` are patterns of roles that may be missing. Raises FormatError, UsageError.
+    `allow_missing` are patterns of roles that may be missing. `rename` are rules that give tensors,
+    and the modules that config.json's quantization names, other names. Raises FormatError,
+    UsageError.
     """
     path = place(path)
     named_folder = False
@@ -350,6 +372,8 @@ def open_model(
                 if not damaged:
                     raise
                 folder, wrong = HFFolder(path.parent, None, FolderTexts(path.parent)), error
+        if rename:
+            source, folder = _renamed(source, folder, rename)
         model = Model(source, folder, arch, allow_missing, damaged)
         if wrong is not None:
             model._fault(wrong)
@@ -357,6 +381,21 @@ def open_model(
     except BaseException:
         source.close()
         raise
+
+
+def _renamed(
+    source: Source, folder: HFFolder | None, rules: "Sequence[Rename]"
+) -> tuple[Source, HFFolder | None]:
+    """Return a file with its tensors and modules renamed; UsageError for a rule without effect."""
+    from aprfmt.model.renames import RenamedSource, rename_modules, rename_names
+
+    config = None if folder is None else folder.config
+    made = None if config is None else rename_modules(config, rules)
+    rename_names(source.tensors, rules, source.path, strict=made == config)
+    if folder is not None and made is not None and made != config:
+        texts = {**folder.texts, "config.json": json.dumps(made, indent=2) + "\n"}
+        folder = HFFolder(folder.path, made, texts)
+    return RenamedSource(source, rules), folder
 
 
 def _whole_set(path: Path) -> Path:

@@ -21,7 +21,12 @@ def architecture(ctx: Checked) -> Result:
         found = str(error).removeprefix(f"{ctx.where}: ")
         finding = Finding(ctx.where, found, f"tensors and keys of {name}", "see --arch")
         return Result(name, [finding])
-    return Result(f"{name}, {len(resolution.roles)} roles")
+    findings = [
+        Finding(ctx.where, relation.says + relation.shown, "what readers look for",
+                relation.remedy or "write it again with what made it")
+        for relation in resolution.relations
+    ]  # fmt: skip
+    return Result(f"{name}, {len(resolution.roles)} roles", findings)
 
 
 def completeness(ctx: Checked) -> Result:

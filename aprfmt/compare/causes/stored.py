@@ -28,6 +28,13 @@ STORED = (
         "Undoing the named bits makes the bytes equal.",
     ),
     Cause(
+        "tensor_names", "tensor", "bug",
+        "Tensors stand under other names than readers look for: a prefix, a component, numbers of "
+        "layers, or the names of another container.",
+        "Tensors that the configuration demands miss, and as many of no role are there.",
+        "Under one rename every demanded tensor is there, of its shape.",
+    ),
+    Cause(
         "transpose", "tensor", "bug",
         "A matrix stored or read with rows and columns exchanged.",
         "Equal multiset of values; shapes exchanged, or a square matrix that differs off the "
