@@ -75,6 +75,8 @@ WARNINGS: Mapping[str, str] = {
     "unread_weights": "config.json names a quantization that is not decoded here, or says nothing "
     "of weights that stand there with their scales. The tensors are "
     "kept byte for byte; what needs their numbers is refused.",
+    "index": "a file beside a sharded model holds tensors that its index does not name, so no "
+    "loader reads them; `aprfmt repair --index FOLDER` makes the index anew.",
     "relation": "what the file holds is what its readers look for after one change: other names of "
     "tensors, another index, other axes, another key. The values are read under that change; the "
     "command that ends the line writes it back, so that other readers find them too.",

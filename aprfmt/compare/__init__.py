@@ -125,7 +125,8 @@ def diff_models(
 
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
-    notes += [f"{model.path}: {one.text}" for model in (a, b) for one in of_file(model)]
+    notes += [f"{model.path}: {one.text}" for model in (a, b) for one in of_file(model)
+              if one.kind == "extension"]  # fmt: skip
     notes += input_scale_notes(pairs)
     tokenizer, remarks, verdicts = tokens
     spoken = "tokenizer" in only

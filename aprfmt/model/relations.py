@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from aprfmt.base.protocols import Note
+from aprfmt.base.protocols import Note, Overlay
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import FORMATS
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
@@ -93,7 +93,22 @@ def relations(model: "Model") -> tuple[Relation, ...]:
 
 def of_file(model: "Model") -> tuple[Relation, ...]:
     """Return what the container alone shows: an extension that lies."""
-    return tuple(filter(None, (wrong_extension(model),)))
+    return tuple(filter(None, (wrong_extension(model), wrong_index(model))))
+
+
+def wrong_index(model: "Model") -> Relation | None:
+    """Return how the index of a sharded model does not fit its shards; None where it does."""
+    source = model.source
+    while isinstance(source, Overlay):
+        source = source.beneath
+    faults = getattr(source, "index_faults", ())
+    if not faults:
+        return None
+    says = "; ".join(fault.says for fault in faults)
+    where = tuple(name for fault in faults for name in fault.where)
+    pairs = tuple(pair for fault in faults for pair in fault.examples)
+    remedy = command("repair", "--index", entry(model.path))
+    return Relation("index", says, where, pairs[:SHOWN], remedy)
 
 
 def wrong_extension(model: "Model") -> Relation | None:

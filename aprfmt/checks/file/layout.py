@@ -36,6 +36,7 @@ def layout(ctx: Checked) -> Result:
     findings += [
         Finding(ctx.where, relation.says, "a name that says what the content is", relation.remedy)
         for relation in of_file(ctx.model)
+        if relation.kind == "extension"
     ]
     count = len(ctx.model.source.tensors)
     return Result(f"{count} tensors in {len(ctx.model.source.files)} files", findings)
@@ -151,6 +152,12 @@ def shards(ctx: Checked) -> Result:
         )
         for name in _strays(members, ctx.model.path.parent)
     ]
+    findings += [
+        Finding(ctx.where, relation.says + relation.shown, "an index of what the shards hold",
+                relation.remedy)
+        for relation in of_file(ctx.model)
+        if relation.kind == "index"
+    ]  # fmt: skip
     return Result(f"{len(members)} files", findings)
 
 
