@@ -101,9 +101,10 @@ def _relations(model: Model, options: Options) -> "tuple[Relation, ...]":
     if options.arch == "none" or not options.complete:
         return ()
     try:
-        return model.resolution.relations
+        found = model.resolution.relations
     except ArchError:
-        return ()
+        found = ()
+    return found if model.modules is None else (*found, model.modules)
 
 
 def _turned_names(model: Model, related: "Sequence[Relation]") -> set[str]:
@@ -112,7 +113,7 @@ def _turned_names(model: Model, related: "Sequence[Relation]") -> set[str]:
     Raises ConversionError where names are wrong: a copy gets others with --rename.
     """
     for relation in related:
-        if relation.kind == "names":
+        if relation.kind in ("names", "modules"):
             raise ConversionError(f"{model.path}: {relation.text}")
     return {name for relation in related if relation.kind == "axes" for name in relation.where}
 

@@ -25,14 +25,14 @@ from aprfmt.model.hf_folder import (
     in_hub_cache,
     read_folder,
 )
+from aprfmt.model.relations import Relation, relations, wrong_modules
+from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
 from aprfmt.remote.paths import RemotePath, lists, place
 from aprfmt.tensors.companions import join
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
-    from aprfmt.model.relations import Relation
-    from aprfmt.model.renames import Rename
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unread import Unread
     from aprfmt.tensors.restore import Restoration
@@ -67,6 +67,7 @@ class Model(Mapping[str, View]):
         self._found: list[Damage] = []  # found here, in addition to the reader's
         self._unread: list[AprfmtError] = []  # why packed weights stay as they are stored
         self._remembering: ExitStack | None = None
+        self.modules: Relation | None = None  # of the names that the quantization has for modules
         fault = self._fault if damaged else None
         self._lazy = join(source.tensors, self._packing, fault, self._unread.append)
 
@@ -76,12 +77,14 @@ class Model(Mapping[str, View]):
         from aprfmt.model.packing import packing_config
 
         try:
-            return packing_config(self)
+            said = packing_config(self)
         except FormatError as error:
             if not self._damaged:
                 raise
             self._fault(error)
             return self.config
+        self.modules = wrong_modules(self, said)
+        return said if self.modules is None else rename_modules(said or {}, self.modules.rules)
 
     def _fault(self, error: AprfmtError) -> None:
         text = str(error).removeprefix(f"{self.source.path}: ")
@@ -217,10 +220,8 @@ class Model(Mapping[str, View]):
         return found
 
     @cached_property
-    def relations(self) -> "tuple[Relation, ...]":
+    def relations(self) -> tuple[Relation, ...]:
         """The changes under which alone readers find what is here; empty for most files."""
-        from aprfmt.model.relations import relations
-
         return relations(self)
 
     @property
@@ -339,7 +340,7 @@ def open_model(
     partial: bool = False,
     damaged: bool = False,
     allow_missing: Sequence[str] = (),
-    rename: "Sequence[Rename]" = (),
+    rename: Sequence[Rename] = (),
 ) -> Model:
     """Open a model file, shard index, Hugging Face folder, `org/name` of the hub cache, or address.
 
@@ -384,11 +385,9 @@ def open_model(
 
 
 def _renamed(
-    source: Source, folder: HFFolder | None, rules: "Sequence[Rename]"
+    source: Source, folder: HFFolder | None, rules: Sequence[Rename]
 ) -> tuple[Source, HFFolder | None]:
     """Return a file with its tensors and modules renamed; UsageError for a rule without effect."""
-    from aprfmt.model.renames import RenamedSource, rename_modules, rename_names
-
     config = None if folder is None else folder.config
     made = None if config is None else rename_modules(config, rules)
     rename_names(source.tensors, rules, source.path, strict=made == config)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import ArchError
+from aprfmt.model.relations import Relation, entry
+from aprfmt.model.renames import command
 
 if TYPE_CHECKING:
     from aprfmt.arch.bind import Bound, Group
     from aprfmt.arch.spec import ArchSpec, HyperParams
-    from aprfmt.model.relations import Relation
 
 Shape = tuple[int, ...]
 _LEAST = 2  # tensors that must fit only when turned: one alone may be damaged in another way
@@ -27,24 +28,27 @@ def turned(
 
     `shapes` are the stored shapes by name. Nothing is turned where fewer than two tensors are.
     """
-    from aprfmt.arch.steps import Transposed
+    from aprfmt.arch.steps import Transposed, TransposedEach
 
     made: list[Group] = []
     found: list[tuple[str, Shape]] = []
+    published = "[out, in]"
     for group in bound.groups:
         straight = [shapes.get(name, ()) for name in group.stored]
-        other = replace(
-            group, binding=replace(group.binding, steps=(Transposed(), *group.binding.steps))
-        )
-        if len(straight) == 1 and len(straight[0]) > 1 and not _fits(spec, group, straight, hyper):
+        steps = (TransposedEach(), *group.binding.steps)
+        other = replace(group, binding=replace(group.binding, steps=steps))
+        matrices = all(len(shape) > 1 for shape in straight)
+        if matrices and not _fits(spec, group, straight, hyper):
             if _fits(spec, other, straight, hyper):
-                found.append((group.stored[0], straight[0]))
+                if any(isinstance(step, Transposed) for step in group.binding.steps):
+                    published = "[in, out]"
+                found += zip(group.stored, straight, strict=True)
                 made.append(other)
                 continue
         made.append(group)
     if len(found) < _LEAST:
         return bound, ()
-    return replace(bound, groups=tuple(made)), (_relation(found, path),)
+    return replace(bound, groups=tuple(made)), (_relation(found, published, path),)
 
 
 def _fits(spec: "ArchSpec", group: "Group", stored: list[Shape], hyper: "HyperParams") -> bool:
@@ -62,14 +66,11 @@ def _fits(spec: "ArchSpec", group: "Group", stored: list[Shape], hyper: "HyperPa
         return False
 
 
-def _relation(found: list[tuple[str, Shape]], path: Path) -> "Relation":
-    from aprfmt.model.relations import Relation, entry
-    from aprfmt.model.renames import command
-
+def _relation(found: list[tuple[str, Shape]], published: str, path: Path) -> Relation:
+    other = "[in, out]" if published == "[out, in]" else "[out, in]"
     stacked = any(len(shape) > 2 for _, shape in found)
-    order = "[experts, in, out]" if stacked else "[in, out]"
-    right = "[experts, out, in]" if stacked else "[out, in]"
-    says = f"{len(found)} weights are stored as {order}, readers expect {right}: transposed"
+    right, wrong = (f"[experts, {each[1:]}" if stacked else each for each in (published, other))
+    says = f"{len(found)} weights are stored as {wrong}, readers expect {right}: transposed"
     examples = tuple(
         (f"{name} {list(shape)}", f"{[*shape[:-2], shape[-1], shape[-2]]}") for name, shape in found
     )

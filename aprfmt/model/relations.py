@@ -6,15 +6,16 @@ many items it maps, and the command that writes it back.
 """
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from aprfmt.base.protocols import Note, Overlay
+from aprfmt.base.protocols import Note, Overlay, Value
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import FORMATS
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
-from aprfmt.model.renames import Rename, command
+from aprfmt.model.renames import Rename, command, rule_onto
+from aprfmt.tensors.companions import section_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +94,34 @@ def relations(model: "Model") -> tuple[Relation, ...]:
 
 def of_file(model: "Model") -> tuple[Relation, ...]:
     """Return what the container alone shows: an extension that lies."""
-    return tuple(filter(None, (wrong_extension(model), wrong_index(model))))
+    return tuple(filter(None, (wrong_extension(model), wrong_index(model), model.modules)))
+
+
+def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relation | None:
+    """Return the prefix under which a quantization names modules that are not in the file.
+
+    Loaders find no such module and take what holds for all others. None where each is there, or
+    no one prefix maps the names to modules.
+    """
+    section = section_of(config or {})
+    if section is None:
+        return None
+    own = [key for key, value in section.items()
+           if "." in key and ":" not in key and isinstance(value, (Mapping, bool))]  # fmt: skip
+    if not own:
+        return None
+    there = {name.rpartition(".")[0] for name in model.source.tensors}
+    astray = [key for key in own if key not in there]
+    rule = rule_onto(astray, there)
+    if rule is None:
+        return None
+    pairs = tuple((key, rule(key)) for key in astray)
+    says = (
+        f"{len(astray)} modules that the quantization of config.json speaks of are not in the "
+        f"file, and loaders take what holds for the others: {rule.says}"
+    )
+    remedy = command("convert", entry(model.path), "OUT", "--rename", str(rule))
+    return Relation("modules", says, tuple(astray), pairs[:SHOWN], remedy, (rule,))
 
 
 def wrong_index(model: "Model") -> Relation | None:

@@ -7,7 +7,7 @@ name. `{N}` stands for a number in both, `{N+1}` and `{N-1}` for its neighbours 
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -371,6 +371,26 @@ def rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | None:
         apply = rule.function
         mapped = wanted & {apply(name) for name in left}
         if len(mapped) >= 0.9 * max(len(left), len(wanted)):
+            return rule
+    return None
+
+
+def rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | None:
+    """Return the prefix that maps at least nine of ten names to some that are there; else None."""
+    votes: Counter[Rename] = Counter()
+    ends: dict[str, str] = {}
+    for name in there:
+        for tail in (name, *_tails(name)):
+            ends.setdefault(tail, name)
+    for name in names:
+        for tail in (name, *_tails(name)):
+            if tail in ends and "." in tail:
+                head = ends[tail][: len(ends[tail]) - len(tail)]
+                rule = _shortened(name[: len(name) - len(tail)], head)
+                votes.update([rule] if rule is not None else [])
+                break
+    for rule, _ in votes.most_common(3):
+        if sum(rule(name) in there for name in names) >= 0.9 * len(names):
             return rule
     return None
 

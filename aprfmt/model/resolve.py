@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from aprfmt.arch import ARCHS, find_arch
+from aprfmt.arch.names import detect_style
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
@@ -101,13 +103,12 @@ def find_spec(
 
     `tensors` are the names it is read under, where those are not the file's.
     """
-    from aprfmt.arch import ARCHS, find_arch
-
-    if forced is not None:
-        return ARCHS[forced]
     kind = kind_of(model)
+    if forced is not None and (kind is None or not kind.foreign):
+        return ARCHS[forced]
     if kind is not None:
-        raise ArchError(f"{model.path}: is {kind.says(model)}, no whole model; {kind.todo(model)}")
+        part = "" if kind.foreign else ", no whole model"
+        raise ArchError(f"{model.path}: is {kind.says(model)}{part}; {kind.todo(model)}")
     names = architecture_names(model)
     if not names:
         raise ArchError(
@@ -148,7 +149,6 @@ def read_under(
     """
     from aprfmt.arch.bind import bind, known_shapes, of_packed, without_partial
     from aprfmt.arch.draft import first_head, heads
-    from aprfmt.arch.names import detect_style
     from aprfmt.arch.required import coverage
     from aprfmt.arch.spec import split_key
     from aprfmt.model.axes import turned
