@@ -65,6 +65,7 @@ class ArchFacts(TypedDict, total=False):
 
     architecture: str | None
     architecture_error: str
+    architecture_named: str
     notes: list[dict[str, str]]
     level: str
     hyperparameters: dict[str, HyperRow]

@@ -73,7 +73,12 @@ def _model(opened: Model) -> "ArchFacts":
     try:
         resolution = opened.resolution
     except AprfmtError as error:
-        return {"architecture": None, "architecture_error": str(error), "notes": notes}
+        return {
+            "architecture": None,
+            "architecture_error": str(error),
+            "architecture_named": _named(opened),
+            "notes": notes,
+        }
     where = str(opened.path)
     notes += [asdict(note) for note in resolution.notes]
     notes += [
@@ -81,6 +86,16 @@ def _model(opened: Model) -> "ArchFacts":
         for text in resolution.report.assumed
     ]
     return {**resolved(resolution), "notes": notes}
+
+
+def _named(opened: Model) -> str:
+    """Return the architecture that a file names and that is known here, though it is not read."""
+    from aprfmt.model.resolve import find_spec
+
+    try:
+        return find_spec(opened, opened.forced).name
+    except AprfmtError:
+        return ""
 
 
 def _tokenizer(opened: Model) -> dict[str, object]:

@@ -44,7 +44,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
     report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
-    found.stated += _related(report)
+    found.stated += related_causes(report, {"A": a, "B": b})
     _identity(a, b, report, found)
     if found.reason:
         return found
@@ -63,14 +63,18 @@ def compare_models(a: Model, b: Model) -> Levels:
 
 
 # A relation's kind -> the cause that it is.
-_CAUSE_OF = {"axes": "transpose", "keys": "config_key", "modules": "packing_claim"}
+_CAUSE_OF = {"axes": "transpose", "keys": "config_sizes", "modules": "packing_claim"}
 
 
-def _related(report: DiffReport) -> Iterator[CauseFound]:
+def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[CauseFound]:
     """Yield the changes under which one side alone is read, each as one finding."""
     for one in report.relations:
         side = one.side.upper()
         cause = _CAUSE_OF.get(one.relation.kind, "tensor_names")
+        if one.relation.kind == "keys":
+            read = sides[side].resolution.report.read
+            named = (HYPER_CAUSES.get(read.get(key, "")) for key in one.relation.where)
+            cause = next(filter(None, named), cause)
         yield CauseFound(
             cause, f"{side}: {one.relation.says}{one.relation.shown}", "tensor",
             CAUSES[cause].verdict, one.relation.where, True, side=side, next=one.relation.remedy,

@@ -13,6 +13,7 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.relations import Relation, command, entry, of_names
 from aprfmt.model.renames import Rename, component_rules, numbering_rule, prefix_rules, rename_names
+from aprfmt.model.solve import solved
 from aprfmt.model.towers import has_towers, tower_name, tower_rule
 
 if TYPE_CHECKING:
@@ -26,10 +27,14 @@ _ROUNDS = 3  # kinds of rules that one relation may have, one after the other
 NAMES_OF = {"gguf": ("gguf", "llama.cpp"), "safetensors": ("hf", "Hugging Face")}
 
 
-def related(model: "Model", read: Read, find_spec: "Callable[[], ArchSpec]") -> "Resolution":
+def related(
+    model: "Model", read: Read, find_spec: "Callable[[], ArchSpec]",
+    again: "Callable[[Model], Resolution]",
+) -> "Resolution":  # fmt: skip
     """Return a model's resolution, read under a relation where it is not whole without one.
 
-    `read` reads it under other names, `find_spec` gives its architecture's tables. Raises
+    `read` reads it under other names, `find_spec` gives its architecture's tables, `again`
+    reads one with another value of a key. Raises
     ArchError, that of the file as it stands, where no relation helps.
     """
     found: Resolution | None = None
@@ -39,6 +44,8 @@ def related(model: "Model", read: Read, find_spec: "Callable[[], ArchSpec]") -> 
     except ArchError as problem:
         error = problem
     better = _found_again(model, read, find_spec, found)
+    if better is None and (error is not None or (found is not None and _misfits(found))):
+        better = solved(model, found, error, again)
     if better is None:
         if found is None:
             assert error is not None
@@ -73,6 +80,15 @@ def _found_again(
             relation = of_names(model.path, rules, pairs, len(model))
             return replace(best, relations=(relation, *best.relations))
     return None
+
+
+def _misfits(found: "Resolution") -> bool:
+    """Say whether several shapes are not what the configuration says, or more layers are there.
+
+    Layers behind the last one that come with tensors of no role are a draft head's.
+    """
+    more = _beyond(found) and not found.unclaimed and not found.draft
+    return len(found.coverage.misshapen) > 1 or more
 
 
 def _absent(found: "Resolution") -> tuple[str, ...]:

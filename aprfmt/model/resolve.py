@@ -137,6 +137,7 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
         model,
         lambda names, style: read_under(model, forced, names, style),
         lambda: find_spec(model, forced),
+        lambda made: read_under(made, forced, None),
     )
 
 
