@@ -72,8 +72,8 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[C
         side = one.side.upper()
         cause = _CAUSE_OF.get(one.relation.kind, "tensor_names")
         if one.relation.kind == "keys":
-            read = sides[side].resolution.report.read
-            named = (HYPER_CAUSES.get(read.get(key, "")) for key in one.relation.where)
+            hyper = sides[side].hyper
+            named = (HYPER_CAUSES.get(n) for n in hyper if hyper.of(n).key in one.relation.where)
             cause = next(filter(None, named), cause)
         yield CauseFound(
             cause, f"{side}: {one.relation.says}{one.relation.shown}", "tensor",

@@ -87,7 +87,8 @@ def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> Ca
     value = _at(good.config, path)
     return CauseFound(
         cause, f"{label}'s configuration does not fit its tensors: {key} is {value} in {other} and "
-        f"missing or another in {label}; with {other}'s value it is read" + ", and says the same" * equal,
+        f"missing or another in {label}; with {other}'s value it is read"
+        + ", and says the same" * equal,
         "config", "bug", (cause, name, key), away <= bound, "", 1.0, away,
         f"logits of {other}'s weights under {label}'s configuration; before: there are none, "
         f"counted as 1; after: with {other}'s {key}", {key: {other.lower(): value}},
