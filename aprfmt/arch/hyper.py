@@ -222,7 +222,7 @@ class _Reader:
         stems = {role.removesuffix(".bias") for role in present if role.endswith(".bias")}
         if len(stems) != len(present):
             return False
-        return self.facts.roles.isdisjoint(f"{stem}.weight" for stem in stems)
+        return self.facts.roles.isdisjoint({*present, *(f"{stem}.weight" for stem in stems)})
 
     def _default(self, rule: HyperRule) -> HyperParam | None:
         default = rule.default_in.get(self.facts.style, rule.default)

@@ -92,8 +92,12 @@ def _misfits(found: "Resolution") -> bool:
 
 
 def _absent(found: "Resolution") -> tuple[str, ...]:
-    """Return the required roles that are not there, whoever accepts that."""
-    return (*found.coverage.missing, *found.coverage.accepted)
+    """Return the required roles that are not there, whoever accepts that.
+
+    Those of packed weights that are not decoded here are there.
+    """
+    every = (*found.coverage.missing, *found.coverage.accepted)
+    return tuple(key for key in every if key not in found.unread_roles)
 
 
 def _beyond(found: "Resolution") -> bool:
@@ -138,7 +142,8 @@ def _proposed(
     as_read = {stored: name for name, stored in names.items()}
     unbound = list(as_read) if best is None else best.unclaimed
     left = [as_read[stored] for stored in unbound]
-    left = [name for name in left if not (held and tower_name(name))]
+    codes = {tensor.name for tensor in model.unread.tensors} if model.unread else set()
+    left = [name for name in left if names[name] not in codes and not (held and tower_name(name))]
     nested = style == "hf" and isinstance(config.get(spec.section), Mapping)
     prefixes = prefix_rules(spec, style, left, nested)
     for k in range(1, min(3, len(prefixes)) + 1):
