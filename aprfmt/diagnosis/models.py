@@ -67,7 +67,12 @@ _CAUSE_OF = {"axes": "transpose", "keys": "config_sizes", "modules": "packing_cl
 
 
 def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[CauseFound]:
-    """Yield the changes under which one side alone is read, each as one finding."""
+    """Yield the changes under which one side alone is read, each as one finding.
+
+    It is confirmed by the comparison that was made under it: what one side still lacks is counted.
+    """
+    lacking = sum(row.verdict in ("ONLY_IN_A", "ONLY_IN_B") for row in report.tensors)
+    after = lacking / max(1, len(report.tensors))
     for one in report.relations:
         side = one.side.upper()
         cause = _CAUSE_OF.get(one.relation.kind, "tensor_names")
@@ -77,7 +82,9 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[C
             cause = next(filter(None, named), cause)
         yield CauseFound(
             cause, f"{side}: {one.relation.says}{one.relation.shown}", "tensor",
-            CAUSES[cause].verdict, one.relation.where, True, side=side, next=one.relation.remedy,
+            CAUSES[cause].verdict, one.relation.where, after < 0.5, "", 1.0, after,
+            "share of the tensors that only one side has; before: readers find none of what the "
+            "change maps, counted as 1", side=side, next=one.relation.remedy,
         )  # fmt: skip
 
 
