@@ -35,7 +35,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     counts = Counter(row.verdict for row in report.tensors)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     evidence = [Evidence("tensor", f"{len(report.tensors)} tensors: {said}", apart[:_SHOWN])]
-    evidence += [Evidence("tokenizer", f"{row.name}: A {row.a}, B {row.b}")
+    evidence += [Evidence("config", f"tokenizer, {row.name}: A {row.a}, B {row.b}")
                  for row in report.tokenizer if row.decisive]  # fmt: skip
     why = [f"{label}: {text}" for label, model in (("A", a), ("B", b)) if (text := refused(model))]
     return Diagnosis(

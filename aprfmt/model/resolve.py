@@ -306,7 +306,7 @@ def read_hyperparameters(
     model: "Model",
     spec: "ArchSpec",
     shapes: Mapping[str, tuple[int, ...]],
-    tensors: Collection[str] | None = None,
+    tensors: Mapping[str, View] | None = None,
     style: str | None = None,
 ) -> "tuple[HyperParams, KeyReport, list[Note], dict[str, Value]]":
     """Read every key style the file has and reconcile them, native keys first.
