@@ -1,6 +1,7 @@
 """What the checks of `validate` and the gates of `qa` print, and every other PASS or FAIL."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aprfmt.cli import render
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from aprfmt.checks.records import Finding, QaReport, Validation
 
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
+ALIKE = 3  # findings of one kind that have lines of their own; more are one line
 LINES = 20  # findings printed for one check; --json has more
 
 
@@ -32,8 +34,8 @@ def show_validation(report: "Validation") -> None:
         said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
         render.line(f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=styles[check.outcome])
         noted = [one.finding for one in report.findings if one.check == check.name]
-        for finding in render.first(noted, LINES, " " * 9):
-            render.line("         " + render.escape(_sentence(finding, report.strict), 1000))
+        for text in render.first(_sentences(noted, report.strict), LINES, " " * 9):
+            render.line("         " + render.escape(text, 1000))
     counts = count_outcomes(report.checks)
     verdict = report.outcome.replace("_", "-")
     render.line(
@@ -41,6 +43,21 @@ def show_validation(report: "Validation") -> None:
         f"{counts['NOT_RUN']} not run, {len(report.warnings)} warnings",
         style=styles[report.outcome],
     )
+
+
+def _sentences(findings: "Sequence[Finding]", strict: bool) -> list[str]:
+    """Return a line a finding; more than three of the same kind are one line with their count."""
+    alike: dict[tuple[str, str, str, str], list[Finding]] = {}
+    for one in findings:
+        alike.setdefault((one.level, one.found, one.expected, one.todo), []).append(one)
+    lines = []
+    for group in alike.values():
+        if len(group) <= ALIKE:
+            lines += [_sentence(one, strict) for one in group]
+            continue
+        where = f"{group[0].where}, {group[1].where} and {len(group) - 2} more"
+        lines.append(_sentence(replace(group[0], where=where), strict))
+    return lines
 
 
 def _sentence(finding: "Finding", strict: bool) -> str:

@@ -18,6 +18,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.tensor_encodings
 @options.quantization
 @options.leaving
+@options.rename
 @click.option(
     "--adapter",
     type=options.Place(),
@@ -45,6 +46,7 @@ def command(
 
     Every tensor keeps its encoding and bytes unless the target's rules or a flag say otherwise;
     each such change is listed. What was written is re-opened and compared with the source.
+    --rename gives tensors the names that readers look for, and nothing else is changed by it.
     --generic needs no known architecture: names and bytes go from container to container, and the
     output is marked, so that no loader takes it for a model.
     """

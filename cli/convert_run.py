@@ -12,6 +12,7 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
+    from aprfmt.model.renames import Rename
 
 
 class Wishes(TypedDict, total=False):
@@ -34,6 +35,7 @@ class Wishes(TypedDict, total=False):
     allow_overflow: bool
     allow_inexact: bool
     drop: Sequence[str]
+    rename: "Sequence[Rename]"
     allow_missing: Sequence[str]
     complete: bool
     metadata: Mapping[str, object]

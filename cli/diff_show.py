@@ -14,6 +14,8 @@ LINES = 60  # of a chat template's diff
 def show(report: DiffReport, top: int, code: int) -> None:
     """Print the verdict and the counts behind it, then the worst tensors."""
     render.line(report.headline(code), style="bad" if code else "good")
+    for one in report.relations:
+        render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")
     _findings(report.findings)
     _derived(report.tensors)
     layouts: dict[tuple[str, ...], int] = {}

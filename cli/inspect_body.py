@@ -65,6 +65,7 @@ class ArchFacts(TypedDict, total=False):
 
     architecture: str | None
     architecture_error: str
+    architecture_named: str
     notes: list[dict[str, str]]
     level: str
     hyperparameters: dict[str, HyperRow]
@@ -74,6 +75,7 @@ class ArchFacts(TypedDict, total=False):
     roles: RolesFound
     unclaimed: list[str]
     draft: list[str]
+    towers: list[str]
 
 
 class InspectBody(ArchFacts, total=False):
@@ -91,6 +93,7 @@ class InspectBody(ArchFacts, total=False):
     metadata_names: dict[str, str]
     config: str | None
     tokenizer: dict[str, object]
+    relations: list[dict[str, object]]
     summary: InspectSummary
     damage: list[dict[str, object]]
     checksum: Outcome

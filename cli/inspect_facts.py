@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def facts(opened: Model, full: bool = False) -> "InspectBody":
     """Return everything `inspect` says; `full` leaves no array out of the metadata."""
     body: InspectBody = {**_file(opened, full), **_model(opened)}
+    body["relations"] = [relation.to_json() for relation in opened.relations]
+    body["notes"] += [asdict(relation.note(opened.path)) for relation in opened.relations]
     body["tokenizer"] = _tokenizer(opened)
     body["summary"] = summary(opened, body)
     return body
@@ -71,7 +73,12 @@ def _model(opened: Model) -> "ArchFacts":
     try:
         resolution = opened.resolution
     except AprfmtError as error:
-        return {"architecture": None, "architecture_error": str(error), "notes": notes}
+        return {
+            "architecture": None,
+            "architecture_error": str(error),
+            "architecture_named": _named(opened),
+            "notes": notes,
+        }
     where = str(opened.path)
     notes += [asdict(note) for note in resolution.notes]
     notes += [
@@ -79,6 +86,16 @@ def _model(opened: Model) -> "ArchFacts":
         for text in resolution.report.assumed
     ]
     return {**resolved(resolution), "notes": notes}
+
+
+def _named(opened: Model) -> str:
+    """Return the architecture that a file names and that is known here, though it is not read."""
+    from aprfmt.model.resolve import find_spec
+
+    try:
+        return find_spec(opened, opened.forced).name
+    except AprfmtError:
+        return ""
 
 
 def _tokenizer(opened: Model) -> dict[str, object]:
@@ -124,4 +141,5 @@ def resolved(resolution: "Resolution") -> "ArchFacts":
         },
         "unclaimed": [name for name in resolution.unclaimed if name not in codes],
         "draft": list(resolution.draft),
+        "towers": list(resolution.towers),
     }

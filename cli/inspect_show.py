@@ -16,7 +16,11 @@ def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> N
     render.say(body["summary"]["line"], style="head")
     _file(body)
     if body["architecture"] is None and body["summary"]["kind"] == "model":
-        render.warn(body["architecture_error"], "unknown_architecture")
+        named = body.get("architecture_named")
+        render.warn(
+            f"{named + ': ' if named else ''}{body['architecture_error']}",
+            "unread_configuration" if named else "unknown_architecture",
+        )
     elif body["architecture"] is not None:
         _hyperparameters(body, verbose)
         _warnings(body)
@@ -65,6 +69,8 @@ def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
     if body["draft"]:
         runs = "; aprfmt eval --draft runs it" if body["level"] == "full" else ""
         render.line(f"draft head: {len(body['draft'])} tensors{runs}")
+    if body["towers"]:
+        render.say(f"tower beside the language model: {len(body['towers'])} tensors")
     if body["unclaimed"]:
         render.say(f"tensors of no role: {', '.join(body['unclaimed'][:6])}")
 

@@ -29,6 +29,7 @@ def summary(opened: Model, body: "InspectBody") -> "InspectSummary":
         "says": "" if kind is None else kind.says(opened),
         "next": "" if kind is None else kind.todo(opened),
         "architecture": body["architecture"]
+        or body.get("architecture_named")
         or str(body["metadata"].get("general.architecture", "")),
         "level": body["level"] if known else "tensors",
         "parameters": body["parameters"],
@@ -130,7 +131,13 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         how = f"by {unread.method!r}, not decoded here" if unread.method else "without a claim"
         found.append(f"{len(unread.weights)} weights packed {how}")
     if body["architecture"] is None:
-        found.append("architecture not known here")
+        named, error = body.get("architecture_named"), body["architecture_error"]
+        where = f"{opened.path}: "
+        found.append(
+            f"{named} is not read: {error.removeprefix(where)}"
+            if named
+            else "architecture not known here"
+        )
     stated = body["metadata_names"].get("general.file_type", "")
     base = _PLAIN.match(stated)
     if base and body["encodings"] and base[0] not in body["encodings"]:
@@ -153,7 +160,10 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
     if scan != "nothing suspicious":
         found.append("suspicious chat template")
-    warnings = sum(note["level"] == "warning" for note in body["notes"])
+    found += [str(relation["says"]) for relation in body["relations"]]
+    warnings = sum(
+        note["level"] == "warning" and note["key"] != "relation" for note in body["notes"]
+    )
     if warnings:
         found.append(f"{warnings} warning{'s' * (warnings > 1)}")
     return found

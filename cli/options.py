@@ -15,6 +15,8 @@ from aprfmt.errors import OutputError, UsageError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from aprfmt.model.renames import Rename
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -179,6 +181,24 @@ allow_inexact = click.option(
 drop = click.option(
     "--drop", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
     help="Leave these tensors out of the output.",
+)  # fmt: skip
+
+
+def renames(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> "tuple[Rename, ...]":
+    """Return the rules in OLD=NEW texts."""
+    if not values:
+        return ()
+    from aprfmt.model.renames import parse_rename
+
+    return tuple(map(parse_rename, values))
+
+
+rename = click.option(
+    "--rename", multiple=True, callback=renames, metavar="OLD=NEW",
+    help="Rename tensors: '_orig_mod.=' (a prefix), 'attention=self_attn' (components), "
+    "'layers.{N}.=layers.{N-1}.' (numbers).",
 )  # fmt: skip
 allow_missing = click.option(
     "--allow-missing", multiple=True, metavar="ROLE",

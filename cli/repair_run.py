@@ -18,6 +18,22 @@ PROOFS = {
 }
 
 
+def indexed(folder: Path, output: Path | None, force: bool) -> int:
+    """Make the index of a folder anew, and print what it lists."""
+    from aprfmt.repair.index import write_index
+
+    found = write_index(folder, output, force=force)
+    body = {
+        "broken": str(folder), "output": str(found.path), "size": found.size,
+        "index": {"tensors": found.tensors, "shards": list(found.shards)},
+    }  # fmt: skip
+
+    def show() -> None:
+        render.line(f"wrote {found.path}: {found.tensors} tensors in {len(found.shards)} shards")
+
+    return render.emit(body, 0, show, written=True)
+
+
 def completed(
     broken: Path, copy: Path, output: Path, manifest: Path | None, compare: bool, force: bool
 ) -> int:

@@ -195,6 +195,8 @@ class _Reader:
         if not self.facts.shapes:
             return found
         actual: Value = None
+        if rule.present and self._has_no_part(rule.present):
+            return found
         if rule.present or rule.absent:
             here = self.facts.roles.intersection(rule.present or rule.absent)
             actual = bool(here) is bool(rule.present)
@@ -211,6 +213,16 @@ class _Reader:
         if found is None or wins:
             return HyperParam(actual, "shape", found.key if found else "")
         return found
+
+    def _has_no_part(self, present: Sequence[str]) -> bool:
+        """Say whether biases cannot show anything: the weights beside them are not there at all.
+
+        A model may have no layer of the kind that a flag speaks of.
+        """
+        stems = {role.removesuffix(".bias") for role in present if role.endswith(".bias")}
+        if len(stems) != len(present):
+            return False
+        return self.facts.roles.isdisjoint({*present, *(f"{stem}.weight" for stem in stems)})
 
     def _default(self, rule: HyperRule) -> HyperParam | None:
         default = rule.default_in.get(self.facts.style, rule.default)

@@ -148,6 +148,37 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
+class TransposedEach:
+    """The last two axes of every stored tensor are stored the other way round."""
+
+    permutes: ClassVar[bool] = True
+
+    def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
+        """Return the shapes with the last two axes swapped."""
+        return [Transposed().shapes([shape], hp)[0] for shape in stored]
+
+    def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
+        """Return the shapes with the last two axes swapped."""
+        return self.shapes(logical, hp)
+
+    def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
+        """None: elements change places."""
+        return None
+
+    def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Swap the last two axes."""
+        self.shapes([one.shape for one in stored], hp)
+        return [one.swapaxes(-1, -2) for one in stored]
+
+    def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
+        """Swap the last two axes."""
+        return self.undo(logical, hp)
+
+    def __str__(self) -> str:
+        return "Transposed"
+
+
+@dataclass(frozen=True, slots=True)
 class Oriented(Transposed):
     """The last two axes are written exchanged, but stored either way: the shape tells.
 

@@ -77,6 +77,14 @@ WARNINGS: Mapping[str, str] = {
     "kept byte for byte; what needs their numbers is refused.",
     "partly_packed": "the groups of a layout do not fit some matrices, which stay as they are: the "
     "file is larger than its type says. A type with smaller groups packs more.",
+    "index": "a file beside a sharded model holds tensors that its index does not name, so no "
+    "loader reads them; `aprfmt repair --index FOLDER` makes the index anew.",
+    "unread_configuration": "the architecture is known, but a key of the configuration has "
+    "no value that it can have, or the tensors do not fit; the line says which. Tensors are "
+    "listed and compared by their stored names; what needs the architecture is left out.",
+    "relation": "what the file holds is what its readers look for after one change: other names of "
+    "tensors, another index, other axes, another key. The values are read under that change; the "
+    "command that ends the line writes it back, so that other readers find them too.",
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
     "without it: it was made for another model, or on too little text.",

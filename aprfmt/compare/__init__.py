@@ -21,6 +21,7 @@ from aprfmt.compare.diffs import (
 from aprfmt.compare.texts import SideVerdicts, beside, generation, template_lines
 from aprfmt.errors import UsageError
 from aprfmt.model import Model, open_model
+from aprfmt.model.relations import of_file
 
 if TYPE_CHECKING:
     from aprfmt.compare.requant import Oracle
@@ -127,6 +128,8 @@ def diff_models(
 
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
+    notes += [f"{model.path}: {one.text}" for model in (a, b) for one in of_file(model)
+              if one.kind == "extension"]  # fmt: skip
     notes += input_scale_notes(pairs)
     tokenizer, remarks, verdicts = tokens
     spoken = "tokenizer" in only
@@ -145,6 +148,7 @@ def diff_models(
         tuple(dict.fromkeys((*a.damage, *b.damage))),
         template_lines(a, b) if spoken else (),
         generation(a, b) if spoken else (),
+        alignment.relations,
         verdicts,
         asked,
         tuple(undone),

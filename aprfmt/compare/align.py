@@ -3,8 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from aprfmt.compare.diffs import SideRelation
 from aprfmt.errors import ArchError
 from aprfmt.model import Model
+from aprfmt.model.relations import between
+from aprfmt.model.renames import Rename, rule_between
+from aprfmt.model.towers import has_towers, tower_name
 from aprfmt.tensors.runs import published_equal
 from aprfmt.tensors.view import View
 
@@ -87,6 +91,7 @@ class Alignment:
     pairs: tuple[TensorPair, ...]
     by_role: bool
     notes: tuple[str, ...] = ()
+    relations: tuple[SideRelation, ...] = ()
 
 
 def align(a: Model, b: Model) -> Alignment:
@@ -94,20 +99,70 @@ def align(a: Model, b: Model) -> Alignment:
     try:
         roles_a, roles_b = a.roles, b.roles
     except ArchError as error:
-        pairs = [TensorPair(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))]
-        return Alignment(tuple(pairs), False, (f"paired by stored name: {error}",))
+        pairs, between = _by_name(a, b, tuple(a), tuple(b))
+        related = (*_relations(a, b), *between)
+        return Alignment(tuple(pairs), False, (f"paired by stored name: {error}",), related)
     pairs = []
     for key in dict.fromkeys((*roles_a, *roles_b)):
         pairs.append(TensorPair(key, roles_a.get(key), roles_b.get(key)))
     pairs = [_tied(pair, a, b) for pair in pairs]
-    extra_a, extra_b = _unclaimed(a), _unclaimed(b)
-    for name in dict.fromkeys((*extra_a, *extra_b)):
+    more, between = _by_name(a, b, _unclaimed(a), _unclaimed(b))
+    return Alignment((*pairs, *more), True, (), (*_relations(a, b), *between))
+
+
+def _by_name(
+    a: Model, b: Model, names_a: Sequence[str], names_b: Sequence[str]
+) -> tuple[list[TensorPair], tuple[SideRelation, ...]]:
+    """Pair tensors by the names they are read under, a tower's in either of its two layouts.
+
+    Where nearly all names of both sides differ by one prefix, they are paired without it.
+    """
+    here, there = _read_names(a, names_a), _read_names(b, names_b)
+    alone = [name for name in there if name not in here]
+    rule = rule_between(alone, [name for name in here if name not in there])
+    found: tuple[SideRelation, ...] = ()
+    if rule is not None:
+        apply = rule.function
+        there = {apply(name) if name in alone else name: stored for name, stored in there.items()}
+        found = (SideRelation("b", between(b.path, alone, rule, len(b))),)
+    pairs = []
+    for name in dict.fromkeys((*here, *there)):
+        mine, other = here.get(name), there.get(name)
+        key = mine or other or name
         pairs.append(
-            TensorPair(
-                name, a[name] if name in extra_a else None, b[name] if name in extra_b else None
-            )
+            TensorPair(key, None if mine is None else a[mine], None if other is None else b[other])
         )
-    return Alignment(tuple(pairs), True)
+    return pairs, found
+
+
+def _read_names(model: Model, names: Sequence[str]) -> dict[str, str]:
+    """Return the names that tensors of no role are paired by -> as stored."""
+    rules = [rule.function for rule in _rules(model)]
+    found: dict[str, str] = {}
+    for stored in names:
+        name = stored
+        for apply in rules:
+            name = apply(name)
+        if has_towers(model.config):
+            name = tower_name(name) or name
+        found[name if name not in found else stored] = stored
+    return found
+
+
+def _rules(model: Model) -> Sequence[Rename]:
+    return tuple(rule for relation in model.relations for rule in relation.rules)
+
+
+def _relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
+    """Return the relations under which one side is read and the other is not."""
+    same = {(one.kind, one.rules, one.where) for one in a.relations}
+    same &= {(one.kind, one.rules, one.where) for one in b.relations}
+    return tuple(
+        SideRelation(side, one)
+        for side, model in (("a", a), ("b", b))
+        for one in model.relations
+        if one.kind != "extension" and (one.kind, one.rules, one.where) not in same
+    )
 
 
 def _tied(pair: TensorPair, a: Model, b: Model) -> TensorPair:

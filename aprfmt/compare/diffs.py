@@ -1,13 +1,14 @@
 """What comparing two models gives: frozen records with numbers, no sentences."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.base.shown import short_repr
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff, SideVerdicts
+from aprfmt.model.relations import Relation
 
 # Worst first: the order of human output.
 TensorVerdict = Literal[
@@ -171,6 +172,18 @@ class FieldDiff:
     decisive: bool = False  # changes the forward pass or the token ids
 
 
+@dataclass(frozen=True, slots=True)
+class SideRelation:
+    """A change under which one side ("a" or "b") is read, and the other is not."""
+
+    side: str
+    relation: Relation
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data."""
+        return {"side": self.side, **self.relation.to_json()}
+
+
 @dataclass(frozen=True)
 class DiffReport:
     """Everything `diff` found; `to_json` gives all of it but the images.
@@ -192,6 +205,7 @@ class DiffReport:
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
     generation: tuple[KeyDiff, ...] = ()
+    relations: tuple[SideRelation, ...] = ()  # changes under which one side alone is read
     beside: SideVerdicts | None = None  # verdicts on tokenizer, template and generation config
     asked: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
@@ -244,7 +258,7 @@ class DiffReport:
         if "UNREADABLE" in verdicts or self.damage:
             return 2
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set())
-        if self.fields_apart or verdicts - fine:
+        if self.fields_apart or self.relations or verdicts - fine:
             return 1
         return 2 if self.not_compared else 0
 
@@ -256,11 +270,18 @@ class DiffReport:
         words = {0: "equal", 1: "different", 2: "damaged or unreadable"}[code]
         if code == 2 and not self.damage and not self.counts["UNREADABLE"]:
             words = "not compared"
+        if code == 1 and self.relations and not self.differs:
+            words = "equal values, but not where readers look for them"
         said = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
         tensors = f", {len(self.tensors)} tensors: {said}" if self.tensors else ""
         apart = "; ".join(f"{name}: {count}" for name, count in self.fields_apart.items())
         fields = f", fields that differ: {apart}" if apart and self.asked else ""
         return f"{words}{tensors}{fields}"
+
+    @property
+    def differs(self) -> bool:
+        """True if a value, a hyperparameter or the tokenizer differs under the relations."""
+        return replace(self, relations=()).exit_code() == 1
 
     @property
     def equal(self) -> bool:
@@ -298,6 +319,7 @@ class DiffReport:
             "metadata": [asdict(row) for row in self.metadata],
             "notes": list(self.notes),
             "findings": [asdict(row) for row in self.findings],
+            "relations": [row.to_json() for row in self.relations],
             "tensors": [asdict(row) for row in self.tensors],
             "damage": [asdict(row) for row in self.damage],
             "template": list(self.template),

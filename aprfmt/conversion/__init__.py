@@ -49,7 +49,9 @@ def convert(
     if options.generic:
         options = replace(options, arch="none")
     arch = None if options.arch == "none" else options.arch
-    with open_model(src, arch=arch, allow_missing=options.allow_missing) as model:
+    with open_model(
+        src, arch=arch, allow_missing=options.allow_missing, rename=options.rename
+    ) as model:
         return convert_model(model, Path(dst), to, options)
 
 

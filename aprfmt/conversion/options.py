@@ -3,10 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.protocols import Typed, Value
+
+if TYPE_CHECKING:
+    from aprfmt.model.renames import Rename
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -26,7 +29,8 @@ class Options:
     with companions. `arch="none"` copies tensors and metadata under their own names and uses no
     architecture; `generic` is that with every byte kept, and marks the output, so that no loader
     takes it for a model of an architecture. `allow_inexact` accepts that values of
-    packed weights change when they are repacked. `drop` are patterns of tensors to leave out.
+    packed weights change when they are repacked. `drop` are patterns of tensors to leave out,
+    `rename` rules that give the source's tensors other names before anything else is done.
     `metadata` overrides single keys of the output, `remove` leaves keys out; `texts` are the new
     content of text files beside the weights. `allow_missing` are
     patterns of required roles that may be missing in the source, which the output records;
@@ -55,6 +59,7 @@ class Options:
     allow_overflow: bool = False
     allow_inexact: bool = False
     drop: Sequence[str] = ()
+    rename: "Sequence[Rename]" = ()
     allow_missing: Sequence[str] = ()
     complete: bool = True
     metadata: Mapping[str, Value | Typed] = field(default_factory=dict)

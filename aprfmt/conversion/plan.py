@@ -5,6 +5,7 @@ Otherwise every role is taken through the source's layout steps and back through
 these only move rows, the plan is a list of byte runs and nothing is decoded.
 """
 
+import shlex
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from aprfmt.conversion.outputs import Plan as Plan
 from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.quantized import check_fit, check_requantization
 from aprfmt.conversion.repacking import Repacking, Substitute, check_exact, find, numbers_beside
-from aprfmt.conversion.stored import packed_names, stored_joined, stored_output
+from aprfmt.conversion.stored import packed_names, stored_joined, stored_output, turned_output
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped import MemoryTensor
@@ -39,12 +40,14 @@ from aprfmt.model import Model
 from aprfmt.model.packing import packing_said
 from aprfmt.model.patterns import matchers
 from aprfmt.model.resolve import spellings_by_name
+from aprfmt.model.towers import tower_root
 from aprfmt.tensors.restore import Restoration, restore_bits
 from aprfmt.tensors.runs import ByteRun, element_runs
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+    from aprfmt.model.relations import Relation
 
 
 def build(model: Model, target: FormatSpec, options: Options) -> Plan:
@@ -52,7 +55,14 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     passthrough = options.arch == "none" or model.style in (None, target.style)
     if model.format == target.name:
         passthrough = True
+    related = _relations(model, options)
+    turned: set[str] = set()
+    if passthrough:
+        passthrough = not any(relation.kind == "container" for relation in related)
+        turned = _turned_names(model, related)
+        passthrough = passthrough and not (turned and _wants_encoding(options))
     plan = Plan([], model.style if passthrough else target.style, [], Restoration())
+    plan.notes += [relation.note(model.path) for relation in related]
     drops = _drops(model, options)
     copied = passthrough and not _wants_encoding(options)
     check_complete(model, options, drops, known=model.format != target.name, copied=copied)
@@ -61,6 +71,8 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
         names = packed_names(model, target)
         plan.outputs = [
             stored_output(tensor, names.get(name, name))
+            if name not in turned
+            else turned_output(tensor)
             for name, tensor in model.source.tensors.items()
         ]
         if _wants_encoding(options) or target.vectors_f32:
@@ -83,6 +95,28 @@ def build(model: Model, target: FormatSpec, options: Options) -> Plan:
     plan.outputs = in_parts(plan.outputs, model, target, options)
     _check_names(plan.outputs, target)
     return plan
+
+
+def _relations(model: Model, options: Options) -> "tuple[Relation, ...]":
+    """Return the relations under which the source is read; none for a plain copy."""
+    if options.arch == "none" or not options.complete:
+        return ()
+    try:
+        found = model.resolution.relations
+    except ArchError:
+        found = ()
+    return found if model.modules is None else (*found, model.modules)
+
+
+def _turned_names(model: Model, related: "Sequence[Relation]") -> set[str]:
+    """Return the weights of a copy that are written with their last two axes exchanged.
+
+    Raises ConversionError where names are wrong: a copy gets others with --rename.
+    """
+    for relation in related:
+        if relation.kind in ("names", "modules"):
+            raise ConversionError(f"{model.path}: {relation.text}")
+    return {name for relation in related if relation.kind == "axes" for name in relation.where}
 
 
 def _drops(model: Model, options: Options) -> Drops:
@@ -177,6 +211,15 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
     """Raise ConversionError for tensors without a role, unless --drop names them."""
     derived = {row.name(model.style or "") for row in model.spec.derived}
     left = [name for name in model.resolution.unbound if name not in derived]
+    towers = [name for name in model.resolution.towers if not any(m(name) for m in drops)]
+    if towers:
+        roots = dict.fromkeys(tower_root(name) for name in towers)
+        options = " ".join(f"--drop {shlex.quote(root)}" for root in roots)
+        raise ConversionError(
+            f"{model.path}: {len(towers)} tensors belong to a tower beside the language model "
+            f"({towers[0]}, ...), and a {target.name} of {model.spec.name} has no name for them; "
+            f"write the language model with {options}, and the tower into a file of its own"
+        )
     for name in left:
         if any(match(name) for match in drops):
             plan.notes.append(_dropped(name))

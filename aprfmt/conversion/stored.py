@@ -3,10 +3,11 @@
 from dataclasses import replace
 from functools import partial
 
+from aprfmt.arch.steps import Transposed
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.conversion.options import Options
-from aprfmt.conversion.outputs import Output
+from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.conversion.packed import has_companions
 from aprfmt.conversion.repacking import Repacking
 from aprfmt.formats import FormatSpec
@@ -32,6 +33,21 @@ def stored_output(tensor: LazyTensor, name: str = "") -> Output:
         (name, info.name),
         sources=(tensor,),
         decodes=tensor.packed,
+    )
+
+
+def turned_output(tensor: LazyTensor) -> Output:
+    """Write one stored tensor with its last two axes exchanged, in its own encoding."""
+    info = tensor.info
+    shape = (*info.shape[:-2], info.shape[-1], info.shape[-2])
+    return Output(
+        make_info(info.name, shape, info.encoding),
+        info.encoding,
+        None,
+        lambda: decode_tensor(tensor).swapaxes(-1, -2),
+        (info.name,),
+        steps=(str(Transposed()),),
+        sources=(tensor,),
     )
 
 

@@ -10,8 +10,9 @@ from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.packing import examine
 from aprfmt.diagnosis.passes import Told
 from aprfmt.diagnosis.sides import open_side
+from aprfmt.diagnosis.stored_names import compare_by_name
 from aprfmt.diagnosis.walk import Walk
-from aprfmt.errors import AprfmtError, CodecError, UsageError
+from aprfmt.errors import AprfmtError, ArchError, CodecError, UsageError
 from aprfmt.inference.backends.blas import few_threads
 from aprfmt.model import open_model
 from aprfmt.model.completeness import ANY
@@ -67,7 +68,17 @@ def diagnose(
             tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
         if tokens == ():
             raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
-        return Walk(first, second, stack, reference, tokens, memory, Told(progress, notice)).run()
+        walk = Walk(first, second, stack, reference, tokens, memory, Told(progress, notice))
+        try:
+            return walk.run()
+        except ArchError:
+            if (
+                first.model is None
+                or second.model is None
+                or {first.kind, second.kind} != {"model"}
+            ):
+                raise
+            return compare_by_name((a, b), first.model, second.model)
 
 
 def _unpacked(

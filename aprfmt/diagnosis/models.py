@@ -44,6 +44,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
     report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
+    found.stated += related_causes(report, {"A": a, "B": b})
     _identity(a, b, report, found)
     if found.reason:
         return found
@@ -59,6 +60,32 @@ def compare_models(a: Model, b: Model) -> Levels:
         if found.unmoved and found.stated:
             found.checked.append(_NO_PASS)
     return found
+
+
+# A relation's kind -> the cause that it is.
+_CAUSE_OF = {"axes": "transpose", "keys": "config_sizes", "modules": "packing_claim"}
+
+
+def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[CauseFound]:
+    """Yield the changes under which one side alone is read, each as one finding.
+
+    It is confirmed by the comparison that was made under it: what one side still lacks is counted.
+    """
+    lacking = sum(row.verdict in ("ONLY_IN_A", "ONLY_IN_B") for row in report.tensors)
+    after = lacking / max(1, len(report.tensors))
+    for one in report.relations:
+        side = one.side.upper()
+        cause = _CAUSE_OF.get(one.relation.kind, "tensor_names")
+        if one.relation.kind == "keys":
+            hyper = sides[side].hyper
+            named = (HYPER_CAUSES.get(n) for n in hyper if hyper.of(n).key in one.relation.where)
+            cause = next(filter(None, named), cause)
+        yield CauseFound(
+            cause, f"{side}: {one.relation.says}{one.relation.shown}", "tensor",
+            CAUSES[cause].verdict, one.relation.where, after < 0.5, "", 1.0, after,
+            "share of the tensors that only one side has; before: readers find none of what the "
+            "change maps, counted as 1", side=side, next=one.relation.remedy,
+        )  # fmt: skip
 
 
 def _one_file(a: Model, b: Model) -> bool:

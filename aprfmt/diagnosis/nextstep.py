@@ -164,7 +164,9 @@ def with_next(
 ) -> list[CauseFound]:
     """Return findings with their next steps; `lengths` are tokens that reach one, by its number."""
     return [
-        replace(finding, next=step(StepParts(a, b, ids, lengths.get(i, 0)), finding))
+        replace(
+            finding, next=finding.next or step(StepParts(a, b, ids, lengths.get(i, 0)), finding)
+        )
         for i, finding in enumerate(findings)
     ]
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from aprfmt.errors import FormatError
 from aprfmt.inference.device import Choice
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.running import RunRequest, requested, traced
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
+from aprfmt.model.relations import of_file
 
 SideKind = Literal["model", "run", "trace"]
 
@@ -42,10 +44,22 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
     request = requested(text, arch=arch, allow_missing=ANY)
-    model = stack.enter_context(open_model(request.model, arch=arch, allow_missing=ANY))
+    model = stack.enter_context(_opened(request.model, arch))
     model.remember()
     kind: SideKind = "model" if str(request.model) == text else "run"
     return Side(label, text, kind, Path(request.model), model, request)
+
+
+def _opened(path: Path | str, arch: str | None) -> Model:
+    """Open a model, also one whose index alone is wrong: its tensors are where they are."""
+    try:
+        return open_model(path, arch=arch, allow_missing=ANY)
+    except FormatError:
+        model = open_model(path, arch=arch, allow_missing=ANY, damaged=True)
+        if model.damage or not any(one.kind == "index" for one in of_file(model)):
+            model.close()
+            raise
+        return model
 
 
 def trace_of(

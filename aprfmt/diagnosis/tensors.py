@@ -37,7 +37,7 @@ def compare_tensors(
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
     _missing(a, b, missing, found)
     done: set[str] = set()
-    for finding, part in _findings(report, explained):
+    for finding, part in explained_findings(report, explained):
         found.add(_another(a, b, finding, part, found), part)
         done |= set(part.keys)
         if finding.verdict == "not_comparable":
@@ -173,7 +173,9 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
         )
 
 
-def _findings(report: DiffReport, explained: set[str]) -> Iterator[tuple[CauseFound, Touched]]:
+def explained_findings(
+    report: DiffReport, explained: set[str]
+) -> Iterator[tuple[CauseFound, Touched]]:
     """Yield one finding per explanation of compare.explain, with all its tensors."""
     by_key = {row.key: row for row in report.tensors}
     for group in report.findings:

@@ -24,8 +24,8 @@ def restored(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Ev
 
     None where both can be read, where `good` cannot, or where no single key makes `bad` readable.
     """
-    error = refused(bad)
-    if not error or refused(good) or good.config is None or bad.folder is None:
+    error = refused(bad) or unfit(bad)
+    if not error or refused(good) or unfit(good) or good.config is None or bad.folder is None:
         return None
     if bad.folder.config is None:
         return None
@@ -36,7 +36,7 @@ def restored(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Ev
             allow_missing=bad.allow_missing,
         )
         cause = _cause(good, path)
-        if cause and not refused(made):
+        if cause and not refused(made) and not unfit(made):
             return made, _finding(good, made, path, cause, label), Evidence("config", error)
     return None
 
@@ -58,6 +58,24 @@ def refused(model: Model) -> str:
     return ""
 
 
+def unfit(model: Model) -> str:
+    """Return that a model's tensors have other shapes than its configuration gives, "" if not.
+
+    Several have: one alone may be damaged.
+    """
+    try:
+        wrong = model.resolution.coverage.misshapen
+    except ArchError:
+        return ""
+    if len(wrong) < 2:
+        return ""
+    key, has, wanted = wrong[0]
+    return (
+        f"{model.path}: {len(wrong)} tensors have other shapes than the configuration gives, such "
+        f"as {key}: {list(has)} for {list(wanted)}"
+    )
+
+
 def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> CauseFound:
     equal = all(
         name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
@@ -68,8 +86,9 @@ def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> Ca
     other = "A" if label == "B" else "B"
     value = _at(good.config, path)
     return CauseFound(
-        cause, f"{label}'s configuration cannot be read: {key} is {value} in {other} and missing "
-        f"or another in {label}; with {other}'s value it is read" + ", and says the same" * equal,
+        cause, f"{label}'s configuration does not fit its tensors: {key} is {value} in {other} and "
+        f"missing or another in {label}; with {other}'s value it is read"
+        + ", and says the same" * equal,
         "config", "bug", (cause, name, key), away <= bound, "", 1.0, away,
         f"logits of {other}'s weights under {label}'s configuration; before: there are none, "
         f"counted as 1; after: with {other}'s {key}", {key: {other.lower(): value}},

@@ -4,6 +4,7 @@
 under role keys (`L3.attn_q.weight`), with the file's layout steps undone on demand.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ from aprfmt.model.hf_folder import (
     in_hub_cache,
     read_folder,
 )
+from aprfmt.model.relations import Relation, relations, wrong_modules
+from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
 from aprfmt.remote.paths import RemotePath, is_remote, lists, place
 from aprfmt.tensors.companions import join
 from aprfmt.tensors.view import View
@@ -74,6 +77,7 @@ class Model(Mapping[str, View]):
         self._found: list[Damage] = []  # found here, in addition to the reader's
         self._unread: list[AprfmtError] = []  # why packed weights stay as they are stored
         self._remembering: ExitStack | None = None
+        self.modules: Relation | None = None  # of the names that the quantization has for modules
         fault = self._fault if damaged else None
         self._lazy = join(source.tensors, self._packing, fault, self._unread.append)
 
@@ -83,12 +87,14 @@ class Model(Mapping[str, View]):
         from aprfmt.model.packing import packing_config
 
         try:
-            return packing_config(self)
+            said = packing_config(self)
         except FormatError as error:
             if not self._damaged:
                 raise
             self._fault(error)
             return self.config
+        self.modules = wrong_modules(self, said)
+        return said if self.modules is None else rename_modules(said or {}, self.modules.rules)
 
     def _fault(self, error: AprfmtError) -> None:
         text = str(error).removeprefix(f"{self.source.path}: ")
@@ -216,14 +222,28 @@ class Model(Mapping[str, View]):
         """The naming style of the tensors ("hf", "gguf"), or None where neither fits."""
         from aprfmt.arch.bind import detect_style
 
-        return detect_style(self._lazy)
+        found = detect_style(self._lazy)
+        if found is None:
+            try:
+                found = self.resolution.style  # under a relation
+            except AprfmtError:
+                pass
+        return found
 
     @cached_property
     def resolution(self) -> "Resolution":
         """Architecture, hyperparameters and roles together; raises ArchError or FormatError."""
         from aprfmt.model.resolve import resolve
 
-        return resolve(self, self._forced)
+        found = resolve(self, self._forced)
+        if found.relations:
+            self.style = found.style  # under the relation, whatever most names look like
+        return found
+
+    @cached_property
+    def relations(self) -> tuple[Relation, ...]:
+        """The changes under which alone readers find what is here; empty for most files."""
+        return relations(self)
 
     @property
     def spec(self) -> "ArchSpec":
@@ -357,14 +377,16 @@ def open_model(
     partial: bool = False,
     damaged: bool = False,
     allow_missing: Sequence[str] = (),
+    rename: Sequence[Rename] = (),
 ) -> Model:
     """Open a model file, shard index, Hugging Face folder, `org/name` of the hub cache, or address.
 
     The format is decided by content. config.json and tokenizer files are read from the folder of
     a safetensors file, and from `path` itself if it is a folder. With `damaged`, faults that leave
     the rest readable are collected in `model.damage`, and only reading an affected tensor raises.
-    `allow_missing` are patterns of roles that may be missing. Raises FormatError, UsageError,
-    ArchError for an unknown `arch`.
+    `allow_missing` are patterns of roles that may be missing. `rename` are rules that give tensors,
+    and the modules that config.json's quantization names, other names. Raises FormatError,
+    UsageError, ArchError for an unknown `arch`.
     """
     if path == "":
         raise UsageError("the path of the model is empty; is a variable of the shell not set?")
@@ -404,6 +426,8 @@ def _opened(
                 if not damaged:
                     raise
                 folder, wrong = HFFolder(path.parent, None, FolderTexts(path.parent)), error
+        if rename:
+            source, folder = _renamed(source, folder, rename)
         model = Model(source, folder, arch, allow_missing, damaged)
         if wrong is not None:
             model._fault(wrong)
@@ -411,6 +435,19 @@ def _opened(
     except BaseException:
         source.close()
         raise
+
+
+def _renamed(
+    source: Source, folder: HFFolder | None, rules: Sequence[Rename]
+) -> tuple[Source, HFFolder | None]:
+    """Return a file with its tensors and modules renamed; UsageError for a rule without effect."""
+    config = None if folder is None else folder.config
+    made = None if config is None else rename_modules(config, rules)
+    rename_names(source.tensors, rules, source.path, strict=made == config)
+    if folder is not None and made is not None and made != config:
+        texts = {**folder.texts, "config.json": json.dumps(made, indent=2) + "\n"}
+        folder = HFFolder(folder.path, made, texts)
+    return RenamedSource(source, rules), folder
 
 
 def _whole_set(path: Path) -> Path:

@@ -42,6 +42,12 @@ COMPANION_FILES: tuple[str, ...] = (
 )
 TEXT_FILES: tuple[str, ...] = ("config.json", "tokenizer.json", *COMPANION_FILES)
 POOLING = "1_Pooling/config.json"
+PIPELINE = "model_index.json"  # of diffusers: class and library of every part
+# Parts of a pipeline that have weights, by diffusers' names; others are schedulers and tokenizers.
+_WEIGHTED = frozenset(
+    "unet transformer transformer_2 vae text_encoder text_encoder_2 text_encoder_3 image_encoder "
+    "prior decoder controlnet safety_checker vocoder".split()
+)
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 MAX_CONFIG = 16 << 20  # the largest real config.json has some hundred kB
@@ -145,6 +151,8 @@ def find_weights(folder: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
+        if (folder / PIPELINE).is_file():
+            raise UsageError(_pipeline(folder))
         snapshot = of_cache(folder)
         if snapshot is not None:
             return find_weights(snapshot)
@@ -168,6 +176,22 @@ def find_weights(folder: Path) -> Path:
         )
     names = ", ".join(path.name for path in found)
     raise UsageError(f"{folder}: holds several models ({names}); name one of them")
+
+
+def _pipeline(folder: Path) -> str:
+    """Return what a pipeline's folder is, and its parts that are models."""
+    index = parse_config(read_text(folder / PIPELINE, MAX_CONFIG).encode(), folder / PIPELINE)
+    name = index.get("_class_name", "")
+    named = [key for key, value in index.items() if isinstance(value, list)]
+    every = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    parts = [name for name in every if candidates(folder / name)]
+    lacking = [key for key in named if key in every and key not in parts and key in _WEIGHTED]
+    lacking += [key for key in named if key not in every and key in _WEIGHTED]
+    shown = ", ".join(str(folder / part) for part in parts) or "none of them is here"
+    return (
+        f"{folder}: is a pipeline ({name or PIPELINE}), not one model; its parts are models, name "
+        f"one of them: {shown}" + (f"; without weights: {', '.join(lacking)}" if lacking else "")
+    )
 
 
 def candidates(folder: Path) -> list[Path]:

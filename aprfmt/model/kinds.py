@@ -26,6 +26,7 @@ class Kind:
     is_one: "Callable[[Model], bool]"
     says: "Callable[[Model], str]"
     todo: "Callable[[Model], str]"
+    foreign: bool = False  # a whole model that is not read here, whatever --arch says
 
 
 def kind_of(model: "Model") -> Kind | None:
@@ -117,6 +118,24 @@ def _vocabulary(model: "Model") -> str:
     return f"a vocabulary of {len(tokens)} tokens without weights"
 
 
+# Names of attention and MLP in Meta's and Mistral's own checkpoints, whose q and k have the rows of
+# a rotated pair side by side. Sources: mistral-inference, and transformers' scripts
+# convert_mistral_weights_to_hf.py and convert_llama_weights_to_hf.py, which rename and permute.
+_OWN = ("layers.0.attention.wq.weight", "layers.0.feed_forward.w1.weight", "tok_embeddings.weight")
+
+
+def _is_own_format(model: "Model") -> bool:
+    return model.format == "safetensors" and sum(name in model for name in _OWN) > 1
+
+
+def _own_format(model: "Model") -> str:
+    beside = " with params.json" if model.path.with_name("params.json").is_file() else ""
+    return (
+        f"a model in Mistral's (and Meta's) own format{beside}: names like {_OWN[0]}, rows of q "
+        "and k in adjacent pairs"
+    )
+
+
 KINDS: tuple[Kind, ...] = (
     Kind("adapter", _is_adapter, _adapter, lambda model: (
         f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path}), or write it in "
@@ -127,4 +146,7 @@ KINDS: tuple[Kind, ...] = (
         f"the language model is in another file; aprfmt tensors {model.path} lists this one")),
     Kind("vocabulary", _is_vocabulary, _vocabulary, lambda model: (
         f"aprfmt tokenize {model.path} TEXT uses it")),
+    Kind("own_format", _is_own_format, _own_format, lambda model: (
+        "convert it to Hugging Face's first, with transformers' convert_mistral_weights_to_hf.py "
+        "(convert_llama_weights_to_hf.py for Llama), and open that folder"), foreign=True),
 )  # fmt: skip

@@ -6,10 +6,12 @@ says wins over a carried config.json; where both say the same up to float32 roun
 exact value is kept.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from aprfmt.arch import ARCHS, find_arch
+from aprfmt.arch.names import detect_style
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
@@ -24,12 +26,17 @@ if TYPE_CHECKING:
     from aprfmt.arch.required import Coverage
     from aprfmt.arch.spec import ArchSpec, HyperParam, HyperParams
     from aprfmt.model import Model
+    from aprfmt.model.relations import Relation
+    from aprfmt.model.renames import Rename
     from aprfmt.model.unread import Unread
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """A file read through an architecture's tables."""
+    """A file read through an architecture's tables.
+
+    All names in it are the file's own, also where `relations` say that it is read under others.
+    """
 
     spec: "ArchSpec"
     hyper: "HyperParams"
@@ -42,11 +49,20 @@ class Resolution:
     unread_roles: frozenset[str] = frozenset()  # the missing roles that those are
     buffers: tuple[str, ...] = ()  # stored tensors that loaders compute themselves
     draft: tuple[str, ...] = ()  # the stored tensors of draft heads
+    style: str = ""  # the naming style by which the roles were found
+    towers: tuple[str, ...] = ()  # stored tensors of towers that the configuration describes
+    relations: "tuple[Relation, ...]" = ()  # changes under which alone the file is read
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Stored tensors that belong neither to the model nor to its draft head."""
-        return tuple(name for name in self.unbound if name not in {*self.draft})
+        """Stored tensors of neither the model, nor its draft head, nor a tower beside it."""
+        others = {*self.draft, *self.towers}
+        return tuple(name for name in self.unbound if name not in others)
+
+    @property
+    def rules(self) -> "tuple[Rename, ...]":
+        """The renames under which the file is read."""
+        return tuple(rule for relation in self.relations for rule in relation.rules)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -80,15 +96,19 @@ def architecture_names(model: "Model") -> list[tuple[str, str]]:
     return found
 
 
-def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
-    """Return the architecture's tables; raises ArchError if the file does not name a known one."""
-    from aprfmt.arch import ARCHS, find_arch
+def find_spec(
+    model: "Model", forced: str | None, tensors: "Collection[str] | None" = None
+) -> "ArchSpec":
+    """Return the architecture's tables; raises ArchError if the file does not name a known one.
 
-    if forced is not None:
-        return ARCHS[forced]
+    `tensors` are the names it is read under, where those are not the file's.
+    """
     kind = kind_of(model)
+    if forced is not None and (kind is None or not kind.foreign):
+        return ARCHS[forced]
     if kind is not None:
-        raise ArchError(f"{model.path}: is {kind.says(model)}, no whole model; {kind.todo(model)}")
+        part = "" if kind.foreign else ", no whole model"
+        raise ArchError(f"{model.path}: is {kind.says(model)}{part}; {kind.todo(model)}")
     names = architecture_names(model)
     if not names:
         raise ArchError(
@@ -96,9 +116,10 @@ def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
             "name it with --arch"
         )
     error: ArchError | None = None
+    held = tuple(model) if tensors is None else tuple(tensors)
     for style, name in names:
         try:
-            return find_arch(style, name, roles=tuple(model), values=model.config or model.metadata)
+            return find_arch(style, name, roles=held, values=model.config or model.metadata)
         except ArchError as problem:
             error = error or problem
     assert error is not None
@@ -106,47 +127,77 @@ def find_spec(model: "Model", forced: str | None) -> "ArchSpec":
 
 
 def resolve(model: "Model", forced: str | None) -> Resolution:
-    """Bind roles, read hyperparameters, judge completeness; raises ArchError."""
+    """Bind roles, read hyperparameters, judge completeness; raises ArchError.
+
+    Where tensors miss and others are left over, one relation between them is looked for.
+    """
+    from aprfmt.model.relate import related
+
+    return related(
+        model,
+        lambda names, style: read_under(model, forced, names, style),
+        lambda: find_spec(model, forced),
+        lambda made: read_under(made, forced, None),
+    )
+
+
+def read_under(
+    model: "Model", forced: str | None, names: Mapping[str, str] | None, style: str | None = None
+) -> Resolution:
+    """Read a model with its tensors under other names (name -> as stored), None: its own.
+
+    `style` is the naming style, None: that of most names. Raises ArchError.
+    """
     from aprfmt.arch.bind import bind, known_shapes, of_packed, without_partial
     from aprfmt.arch.draft import first_head, heads
     from aprfmt.arch.required import coverage
     from aprfmt.arch.spec import split_key
+    from aprfmt.model.axes import turned
     from aprfmt.model.completeness import accepts
+    from aprfmt.model.towers import towers_of
 
-    spec = find_spec(model, forced)
-    style = model.style
+    tensors: Mapping[str, View] = model
+    if names is not None:
+        tensors = {name: model[stored] for name, stored in names.items()}
+    spec = find_spec(model, forced, tensors)
+    style = style or detect_style(tensors)
     if style is None:
         raise ArchError(
             f"{model.path}: tensor names fit neither naming style of {spec.name}; "
             f"the first is {next(iter(model), 'none at all')!r}"
         )
-    packed = {name for name, tensor in model.items() if tensor.parts}
+    packed = {name for name, tensor in tensors.items() if tensor.parts}
     unread = model.unread
     codes = {tensor.name for tensor in unread.tensors} if unread else set()
-    named = bind(spec, style, tuple(name for name in model if name not in codes))
+    named = bind(spec, style, tuple(name for name in tensors if name not in codes))
     loose = {*named.unbound, *codes}
-    named = replace(named, unbound=tuple(name for name in model if name in loose))
+    named = replace(named, unbound=tuple(name for name in tensors if name in loose))
     bound = of_packed(named, packed)
     said = {
-        name: tensor.shape for name, tensor in model.items() if shape_is_known(tensor.stored[0])
+        name: tensor.shape for name, tensor in tensors.items() if shape_is_known(tensor.stored[0])
     }
     shapes = known_shapes(bound, said)
-    first = first_head(spec, style, model)
+    first = first_head(spec, style, tensors)
     if first is not None:  # its block is no layer of the model
         shapes = {key: each for key, each in shapes.items() if (split_key(key)[0] or 0) < first}
-    hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes)
-    drafts = heads(spec, style, hyper, [name for name in model if name not in codes], packed)
+    hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes, tensors, style)
+    drafts = heads(spec, style, hyper, [name for name in tensors if name not in codes], packed)
     end = int(hyper["n_layers"]) if style in spec.draft else None
-    bound, draft = _apart(without_partial(bound, hyper), drafts, tuple(model), end)
-    roles = _roles(model, bound, hyper)
+    bound, draft = _apart(without_partial(bound, hyper), drafts, tuple(tensors), end)
+    bound, axes = turned(spec, bound, said, hyper, model.path)
+    roles = _roles(tensors, model, bound, hyper)
     logical = {key: role.shape for key, role in roles.items()}
     for head in drafts:
-        roles |= _roles(model, head.bound, head.hyper)
+        roles |= _roles(tensors, model, head.bound, head.hyper)
     found = coverage(spec, hyper, logical, demanded, accepts(model, spec))
     left = unread.roles(spec, style, hyper, found.missing) if unread else frozenset()
+    unbound, buffers, draft, towers = (
+        tuple(name if names is None else names[name] for name in each)
+        for each in (bound.unbound, bound.buffers, draft, towers_of(model, bound.unbound))
+    )
     return Resolution(
-        spec, hyper, roles, report, bound.unbound, found, tuple(notes), unread, left, bound.buffers,
-        draft,
+        spec, hyper, roles, report, unbound, found, tuple(notes), unread, left, buffers, draft,
+        style, towers, axes,
     )  # fmt: skip
 
 
@@ -175,12 +226,14 @@ def _apart(
     ), tuple(name for name in names if name in every)
 
 
-def _roles(model: "Model", bound: "Bound", hyper: "HyperParams") -> dict[str, View]:
+def _roles(
+    tensors: Mapping[str, View], model: "Model", bound: "Bound", hyper: "HyperParams"
+) -> dict[str, View]:
     """Return the logical tensors of a model, or of its draft head, by role key."""
     records = model.records
     roles: dict[str, View] = {}
     for group in bound.groups:
-        stored = [model[name].stored[0] for name in group.stored]
+        stored = [tensors[name].stored[0] for name in group.stored]
         for key in group.roles:
             record = None
             if key in records.encodings:
@@ -250,10 +303,15 @@ def one_tensor(model: "Model", name: str) -> "tuple[str, View]":
 
 
 def read_hyperparameters(
-    model: "Model", spec: "ArchSpec", shapes: Mapping[str, tuple[int, ...]]
+    model: "Model",
+    spec: "ArchSpec",
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, View] | None = None,
+    style: str | None = None,
 ) -> "tuple[HyperParams, KeyReport, list[Note], dict[str, Value]]":
     """Read every key style the file has and reconcile them, native keys first.
 
+    `tensors` and `style` are the names it is read under, None: its own.
     The last item says, for parts whose presence the tensors show (biases, say), whether the keys,
     or else the tables, require them.
     """
@@ -262,10 +320,12 @@ def read_hyperparameters(
 
     subject = str(model.path)
     config = model.config
+    tensors = model if tensors is None else tensors
+    style = (model.style if style is None else style) or ""
     carried = None
     if config is not None:
         beside = pooling_file(model.folder)
-        facts = Facts("hf", {**config, **beside}, shapes, names=model.style or "")
+        facts = Facts("hf", {**config, **beside}, shapes, names=style)
         carried = read_hyper(spec, facts, subject)
     if model.key_style not in _ARCH_KEYS:
         if carried is None:
@@ -275,7 +335,7 @@ def read_hyperparameters(
             )
         return *carried, [], _demanded(carried[1])
     arch_key = model.metadata.get("general.architecture", "")
-    facts = Facts(model.key_style, model.metadata, shapes, str(arch_key), model, model.style or "")
+    facts = Facts(model.key_style, model.metadata, shapes, str(arch_key), tensors, style)
     native = read_hyper(spec, facts, subject, complete=carried is None)
     if carried is None:
         return *native, [], _demanded(native[1])

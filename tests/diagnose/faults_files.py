@@ -41,6 +41,15 @@ def plain_rope(config: dict[str, Any]) -> None:
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 5000.0}
 
 
+def compiled(rows: files.Rows) -> None:
+    for name in list(rows):
+        rows[f"_orig_mod.{name}"] = rows.pop(name)
+
+
+def twice_the_size(config: dict[str, Any]) -> None:
+    config["intermediate_size"] *= 2
+
+
 def whole_rotary(config: dict[str, Any]) -> None:
     config["partial_rotary_factor"] = config["rope_parameters"]["partial_rotary_factor"] = 1.0
 
@@ -251,6 +260,10 @@ FILE_FAULTS: tuple[Fault, ...] = (
     damaged("head-count-key", "llama-square", "2 heads of 24 for 4 of 12", "gqa_mapping",
             "n_heads", config={"num_attention_heads": 2, "num_key_value_heads": 2,
                                "head_dim": 24}),
+    damaged("names-of-a-compiled", "llama", "every name begins with _orig_mod.", "tensor_names",
+            "_orig_mod.model.layers.0.mlp.up_proj.weight", tensors=compiled),
+    damaged("mlp-size-key", "llama", "an MLP of twice the size", "config_sizes",
+            "intermediate_size", config=twice_the_size),
     damaged("key-and-tensors", "llama", "eps, a factor and a bit at once",
             ("norm_eps", "bit_rot", "scale"), "norm_eps", config={"rms_norm_eps": 1e-5},
             tensors=two_edits),

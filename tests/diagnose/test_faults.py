@@ -82,6 +82,8 @@ def test_tables_name_causes_of_the_one_table() -> None:
         "permuted_heads",
         "permuted_experts",
         "equal_quantities",
+        "tensor_names",
+        "config_sizes",
         *(row.name for row in (*MOVED, *PACKED)),
     }
     proposed = {"gqa_mapping", "rope_pairing", "layer_order", "rounding", "capture_rows"}

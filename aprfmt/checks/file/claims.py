@@ -134,7 +134,11 @@ def quantization(ctx: Checked) -> Result:
         finding = Finding(where, found, f"{' or '.join(sorted(claimed))} weights", todo)
         return Result("", [finding])
     count = sum(name in packed for name in held)
-    return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights")
+    astray = ctx.model.modules
+    findings = [] if astray is None else [
+        Finding(where, astray.says + astray.shown, "names of modules that are there", astray.remedy)
+    ]  # fmt: skip
+    return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
 
 
 # What only packed weights have, as bitsandbytes, GPTQ and AWQ name it.

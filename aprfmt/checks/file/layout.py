@@ -12,6 +12,7 @@ from aprfmt.formats.apr.layout import ALIGNMENT
 from aprfmt.formats.mapped import Shard
 from aprfmt.model import manifest
 from aprfmt.model.manifest import between
+from aprfmt.model.relations import of_file
 
 
 def _parsed(source: Any) -> list[Any]:
@@ -31,6 +32,11 @@ def layout(ctx: Checked) -> Result:
         Finding(note.where, note.text, "a file as its own writer makes it", level="warning")
         for note in notes
         if note.level == "warning"
+    ]
+    findings += [
+        Finding(ctx.where, relation.says, "a name that says what the content is", relation.remedy)
+        for relation in of_file(ctx.model)
+        if relation.kind == "extension"
     ]
     count = len(ctx.model.source.tensors)
     return Result(f"{count} tensors in {len(ctx.model.source.files)} files", findings)
@@ -146,6 +152,12 @@ def shards(ctx: Checked) -> Result:
         )
         for name in _strays(members, ctx.model.path.parent)
     ]
+    findings += [
+        Finding(ctx.where, relation.says + relation.shown, "an index of what the shards hold",
+                relation.remedy)
+        for relation in of_file(ctx.model)
+        if relation.kind == "index"
+    ]  # fmt: skip
     return Result(f"{len(members)} files", findings)
 
 

@@ -7,6 +7,7 @@ from aprfmt.checks.context import Checked
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
 from aprfmt.model.draft import draft_head
+from aprfmt.model.kinds import kind_of
 from aprfmt.model.resolve import Resolution
 from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
@@ -14,6 +15,10 @@ from aprfmt.tensors.view import View
 
 def architecture(ctx: Checked) -> Result:
     """Check that names and keys fit the tables of the architecture the file names."""
+    kind = kind_of(ctx.model)
+    if kind is not None and kind.foreign:
+        found = f"is {kind.says(ctx.model)}"
+        return Result("", [Finding(ctx.where, found, "Hugging Face's", kind.todo(ctx.model))])
     name = ctx.spec.name
     try:
         resolution = ctx.model.resolution
@@ -21,7 +26,12 @@ def architecture(ctx: Checked) -> Result:
         found = str(error).removeprefix(f"{ctx.where}: ")
         finding = Finding(ctx.where, found, f"tensors and keys of {name}", "see --arch")
         return Result(name, [finding])
-    return Result(f"{name}, {len(resolution.roles)} roles")
+    findings = [
+        Finding(ctx.where, relation.says + relation.shown, "what readers look for",
+                relation.remedy or "write it again with what made it")
+        for relation in resolution.relations
+    ]  # fmt: skip
+    return Result(f"{name}, {len(resolution.roles)} roles", findings)
 
 
 def completeness(ctx: Checked) -> Result:

@@ -24,6 +24,7 @@ def tensor_contract(subject: Subject) -> Result:
         *retold(subject, "completeness", "tensors-complete", strict=False),
         *retold(subject, "shapes", "tensors-shaped"),
         *retold(subject, "unexpected", "tensors-claimed"),
+        *retold(subject, "architecture", "names-fit"),
         _head(model),
         _presence(subject),
         _decodable(model),

@@ -28,6 +28,19 @@ STORED = (
         "Undoing the named bits makes the bytes equal.",
     ),
     Cause(
+        "tensor_names", "tensor", "bug",
+        "Tensors stand under other names than readers look for: a prefix, a component, numbers of "
+        "layers, or the names of another container.",
+        "Tensors that the configuration demands miss, and as many of no role are there.",
+        "Under one rename every demanded tensor is there, of its shape.",
+    ),
+    Cause(
+        "config_sizes", "config", "bug",
+        "A key of the configuration says another size than the tensors have.",
+        "Many tensors have other shapes than the configuration gives, or none can be read by it.",
+        "With the one value that is solved from the tensors every shape is right.",
+    ),
+    Cause(
         "transpose", "tensor", "bug",
         "A matrix stored or read with rows and columns exchanged.",
         "Equal multiset of values; shapes exchanged, or a square matrix that differs off the "

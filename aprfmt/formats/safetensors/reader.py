@@ -11,6 +11,7 @@ from aprfmt.formats import mapped
 from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.jsonio import loads
 from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
+from aprfmt.formats.safetensors.index import IndexFault, check_map, stale_for, unlisted
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import ParsedSafe, merge_metadata, parse
 from aprfmt.remote.paths import each, place
@@ -26,7 +27,8 @@ class SafetensorsSource(mapped.MappedSource[SafeShard]):
     """An open safetensors model: one file, or all shards of an index.
 
     `metadata` is `__metadata__` (strings only), merged over the shards of a sharded model.
-    `index_metadata` is that of the index, {} without an index. The format has no version.
+    `index_metadata` is that of the index, {} without an index; `index_faults` are where the index
+    does not fit the shards, in a set opened with `damaged`. The format has no version.
     """
 
     format = "safetensors"
@@ -40,12 +42,14 @@ class SafetensorsSource(mapped.MappedSource[SafeShard]):
         tensors: Mapping[str, LazyTensor],
         index_metadata: Mapping[str, Value],
         notes: Sequence[Note] = (),
+        index_faults: Sequence[IndexFault] = (),
     ) -> None:
         merged, more = merge_metadata(
             {str(shard.file.path): shard.parsed.metadata for shard in shards}
         )
         super().__init__(path, shards, [*notes, *more])
         self.tensors = tensors
+        self.index_faults = tuple(index_faults)
         self.index_metadata = index_metadata
         self.metadata: Mapping[str, Value] = merged
 
@@ -90,7 +94,9 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     """Open every shard that a `*.safetensors.index.json` names, as one model.
 
     Index and shards must agree on every tensor. `partial` allows missing and truncated shards; what
-    is missing is said in `notes`. `damaged` is for the shards as in `open_source`. Raises
+    is missing is said in `notes`. `damaged` is for the shards as in `open_source`, and collects
+    what the index has wrong in `index_faults`: tensors are then taken from where they are, and an
+    index that names no file that is there gives way to a whole set of shards beside it. Raises
     FormatError.
     """
     from aprfmt.formats.shardset import MAX_INDEX, refuse_mixed, require, union
@@ -101,7 +107,11 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     homes = members(path, weight_map)
     refuse_mixed(path, list(homes.values()))
     notes: list[Note] = []
-    if partial:
+    faults: list[IndexFault] | None = [] if damaged else None
+    others = stale_for(path, homes, faults)
+    if others is not None:
+        homes = others
+    elif partial:
         for file_name, shard_path in homes.items():
             if not shard_path.exists():
                 notes.append(Note("warning", str(path), f"{file_name} is missing", "missing_shard"))
@@ -119,14 +129,23 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
 
         shards = dict(zip(homes, each(list(homes.values()), read), strict=True))
         tensors = union([(s.file.path, s.tensors) for s in shards.values()], str(path))
-        _check_map(path, weight_map, shards)
+        stored = {name: _stored(shard) for name, shard in shards.items()}
+        if others is None:
+            check_map(path, weight_map, stored, faults)
+        loose = list(unlisted(path, stored))
+        if faults is not None:
+            faults += loose
+        else:
+            notes += [Note("warning", str(path), fault.says, "index") for fault in loose]
         total = metadata.get("total_size")
         found = sum(tensor.info.nbytes for tensor in tensors.values())
         sound = not any(shard.parsed.faults.damage for shard in shards.values())
-        if total is not None and total != found and not notes and sound:
+        if total is not None and total != found and not notes and sound and not faults:
             text = f"total_size is {total!r}, the tensors of all shards take {found} bytes"
             notes.append(Note("warning", str(path), text, "index_size"))
-        source = SafetensorsSource(path, list(shards.values()), tensors, metadata, notes)
+        source = SafetensorsSource(
+            path, list(shards.values()), tensors, metadata, notes, faults or ()
+        )
         stack.pop_all()
         return source
 
@@ -163,23 +182,6 @@ def members(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
             home = member(path.parent, name, str(path))
             homes[name] = home
     return dict(sorted(homes.items()))
-
-
-def _check_map(path: Path, weight_map: Mapping[str, str], shards: Mapping[str, SafeShard]) -> None:
-    stored = {file_name: _stored(shard) for file_name, shard in shards.items()}
-    for name, file_name in weight_map.items():
-        if file_name in shards and name not in stored[file_name]:
-            raise FormatError(
-                f"{path}: tensor {name!r} is said to be in {file_name}, which does not hold it; "
-                "index and shards are not of one model"
-            )
-    for file_name in shards:
-        for name in stored[file_name]:
-            if weight_map.get(name) != file_name:
-                raise FormatError(
-                    f"{path}: {file_name} holds tensor {name!r}, which the index does not list for "
-                    "it; index and shards are not of one model"
-                )
 
 
 def _stored(shard: SafeShard) -> set[str]:

@@ -1,0 +1,59 @@
+"""Two models of which one has no architecture that is read: compared by the names of tensors.
+
+What needs roles, hyperparameters or a pass is left out and said; what `diff` knows is the answer.
+"""
+
+from collections import Counter
+
+from aprfmt.compare import diff_models
+from aprfmt.compare.diffs import EQUAL, DiffReport
+from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence
+from aprfmt.diagnosis.models import related_causes
+from aprfmt.diagnosis.tensors import explained_findings
+from aprfmt.diagnosis.unread import refused
+from aprfmt.model import Model
+
+_SHOWN = 12
+
+
+def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
+    """Return what comparing stored tensors gives, and what could not be asked, with what lets it.
+
+    Without a difference the reason says what was equal: exit 2, since the rest was not compared.
+    """
+    report = diff_models(a, b, only=("tensors", "tokenizer"))
+    findings = list(related_causes(report, {"A": a, "B": b}))
+    findings += [finding for finding, _ in explained_findings(report, set())]
+    named = {key for finding in findings for key in finding.where}
+    apart = tuple(row.key for row in report.tensors if row.verdict not in EQUAL)
+    left = tuple(key for key in apart if key not in named)
+    if left:
+        shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+        findings.append(
+            CauseFound("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
+        )
+    counts = Counter(row.verdict for row in report.tensors)
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    evidence = [Evidence("tensor", f"{len(report.tensors)} tensors: {said}", apart[:_SHOWN])]
+    evidence += [Evidence("config", f"tokenizer, {row.name}: A {row.a}, B {row.b}")
+                 for row in report.tokenizer if row.decisive]  # fmt: skip
+    why = [f"{label}: {text}" for label, model in (("A", a), ("B", b)) if (text := refused(model))]
+    return Diagnosis(
+        *texts, tuple(findings), tuple(evidence),
+        ("tensors: by their stored names", "tokenizer: as diff compares it"),
+        (*why, "hyperparameters and forward pass: they need the architecture of both; name it with "
+         "--arch, or correct what its line says"),
+        "" if findings else _reason(report),
+    )  # fmt: skip
+
+
+def _reason(report: DiffReport) -> str:
+    apart = [row.name for row in report.tokenizer if row.decisive]
+    if apart:
+        return (
+            f"the tensors are equal, the tokenizers differ ({', '.join(apart)}); no pass was made"
+        )
+    return (
+        f"equal in what was compared: {len(report.tensors)} tensors by their stored names, and the "
+        "tokenizer; not compared: hyperparameters and forward pass"
+    )

@@ -1,0 +1,78 @@
+"""Weights whose last two axes are stored the other way round, as the shapes show.
+
+Trainers and exporters write stacked experts as [experts, in, out] and matrices as [in, out]. Where
+the two sizes are equal no shape tells; then only a comparison of values does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.errors import ArchError
+from aprfmt.model.relations import Relation, entry
+from aprfmt.model.renames import command
+
+if TYPE_CHECKING:
+    from aprfmt.arch.bind import Bound, Group
+    from aprfmt.arch.spec import ArchSpec, HyperParams
+
+Shape = tuple[int, ...]
+_LEAST = 2  # tensors that must fit only when turned: one alone may be damaged in another way
+
+
+def turned(
+    spec: "ArchSpec", bound: "Bound", shapes: Mapping[str, Shape], hyper: "HyperParams", path: Path
+) -> "tuple[Bound, tuple[Relation, ...]]":
+    """Return `bound` with the groups turned that fit only then, and the relation that says so.
+
+    `shapes` are the stored shapes by name. Nothing is turned where fewer than two tensors are.
+    """
+    from aprfmt.arch.steps import Transposed, TransposedEach
+
+    made: list[Group] = []
+    found: list[tuple[str, Shape]] = []
+    published = "[out, in]"
+    for group in bound.groups:
+        straight = [shapes.get(name, ()) for name in group.stored]
+        steps = (TransposedEach(), *group.binding.steps)
+        other = replace(group, binding=replace(group.binding, steps=steps))
+        matrices = all(len(shape) > 1 for shape in straight)
+        if matrices and not _fits(spec, group, straight, hyper):
+            if _fits(spec, other, straight, hyper):
+                if any(isinstance(step, Transposed) for step in group.binding.steps):
+                    published = "[in, out]"
+                found += zip(group.stored, straight, strict=True)
+                made.append(other)
+                continue
+        made.append(group)
+    if len(found) < _LEAST:
+        return bound, ()
+    return replace(bound, groups=tuple(made)), (_relation(found, published, path),)
+
+
+def _fits(spec: "ArchSpec", group: "Group", stored: list[Shape], hyper: "HyperParams") -> bool:
+    """Say whether stored shapes give every role of a group the shape the configuration asks for."""
+    from aprfmt.arch.bind import logical_shapes
+    from aprfmt.arch.required import logical_shape
+
+    try:
+        logical = logical_shapes(group.binding, stored, hyper)
+        return all(
+            tuple(shape) == logical_shape(spec, key, hyper)
+            for key, shape in zip(group.roles, logical, strict=True)
+        )
+    except (ArchError, KeyError):
+        return False
+
+
+def _relation(found: list[tuple[str, Shape]], published: str, path: Path) -> Relation:
+    other = "[in, out]" if published == "[out, in]" else "[out, in]"
+    stacked = any(len(shape) > 2 for _, shape in found)
+    right, wrong = (f"[experts, {each[1:]}" if stacked else each for each in (published, other))
+    says = f"{len(found)} weights are stored as {wrong}, readers expect {right}: transposed"
+    examples = tuple(
+        (f"{name} {list(shape)}", f"{[*shape[:-2], shape[-1], shape[-2]]}") for name, shape in found
+    )
+    where = tuple(name for name, _ in found)
+    return Relation("axes", says, where, examples, command("convert", entry(path), "OUT"))

@@ -1,0 +1,216 @@
+"""The search for the one relation under which a model's tensors are all there.
+
+It runs only where something misses or no name fits, and what it proposes is judged by reading the
+model again: it must bring back at least half of what missed, and leave no name twice.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.model.relations import Relation, entry, of_names
+from aprfmt.model.renames import Rename, component_rules, numbering_rule, prefix_rules, rename_names
+from aprfmt.model.solve import solved
+from aprfmt.model.towers import has_towers, tower_name, tower_rule
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import ArchSpec
+    from aprfmt.model import Model
+    from aprfmt.model.resolve import Resolution
+
+Read = Callable[[Mapping[str, str] | None, str | None], "Resolution"]
+_ROUNDS = 3  # kinds of rules that one relation may have, one after the other
+# The names that every reader of a format looks for; APR's know both styles.
+NAMES_OF = {"gguf": ("gguf", "llama.cpp"), "safetensors": ("hf", "Hugging Face")}
+
+
+def related(
+    model: "Model", read: Read, find_spec: "Callable[[], ArchSpec]",
+    again: "Callable[[Model], Resolution]",
+) -> "Resolution":  # fmt: skip
+    """Return a model's resolution, read under a relation where it is not whole without one.
+
+    `read` reads it under other names, `find_spec` gives its architecture's tables, `again`
+    reads one with another value of a key. Raises
+    ArchError, that of the file as it stands, where no relation helps.
+    """
+    found: Resolution | None = None
+    error: ArchError | None = None
+    try:
+        found = read(None, None)
+    except ArchError as problem:
+        error = problem
+    better = _found_again(model, read, find_spec, found)
+    if better is None and (error is not None or (found is not None and _misfits(found))):
+        better = solved(model, found, error, again)
+    if better is None:
+        if found is None:
+            assert error is not None
+            raise error
+        better = _towers_found(model, read, found)
+    return _in_container(model, better)
+
+
+def _found_again(
+    model: "Model", read: Read, find_spec: "Callable[[], ArchSpec]", found: "Resolution | None"
+) -> "Resolution | None":  # fmt: skip
+    """Return the resolution under renames that bring missing tensors back; None if none do."""
+    if found is not None and not (_absent(found) and (found.unclaimed or _beyond(found))):
+        return None
+    try:
+        spec = find_spec() if found is None else found.spec
+    except ArchError:
+        return None
+    styles = tuple(spec.bindings) if found is None else (found.style, *spec.bindings)
+    for style in dict.fromkeys(styles):
+        best, rules = found, list[Rename]()
+        for _ in range(_ROUNDS):
+            step = _one_step(model, spec, style, read, best, rules)
+            if step is None:
+                break
+            best, rules = step
+            if not _absent(best):
+                break
+        if rules and best is not None:
+            names = rename_names(model, rules, model.path, strict=False)
+            pairs = [(stored, name) for name, stored in names.items()]
+            relation = of_names(model.path, rules, pairs, len(model))
+            return replace(best, relations=(relation, *best.relations))
+    return None
+
+
+def _misfits(found: "Resolution") -> bool:
+    """Say whether several shapes are not what the configuration says, or more layers are there.
+
+    Layers behind the last one that come with tensors of no role are a draft head's.
+    """
+    more = _beyond(found) and not found.unclaimed and not found.draft
+    return len(found.coverage.misshapen) > 1 or more
+
+
+def _absent(found: "Resolution") -> tuple[str, ...]:
+    """Return the required roles that are not there, whoever accepts that.
+
+    Those of packed weights that are not decoded here are there.
+    """
+    every = (*found.coverage.missing, *found.coverage.accepted)
+    return tuple(key for key in every if key not in found.unread_roles)
+
+
+def _beyond(found: "Resolution") -> bool:
+    """Say whether layers are there that the configuration does not count."""
+    count = int(found.hyper["n_layers"])
+    return any((split_key(key)[0] or 0) >= count for key in found.roles)
+
+
+def _one_step(
+    model: "Model", spec: "ArchSpec", style: str, read: Read, best: "Resolution | None",
+    rules: Sequence[Rename],
+) -> "tuple[Resolution, list[Rename]] | None":  # fmt: skip
+    """Return the resolution under more rules, and all rules; None where none makes it better."""
+    names = rename_names(model, rules, model.path, strict=False)
+    for more in _proposed(model, spec, style, names, best):
+        every = [*rules, *more]
+        try:
+            under = rename_names(model, every, model.path, strict=False)
+            made = read(under, style)
+        except AprfmtError:
+            continue
+        if _is_better(made, best):
+            return made, every
+    return None
+
+
+def _is_better(made: "Resolution", best: "Resolution | None") -> bool:
+    """Say whether a reading brings back half of what missed, and no tensor of a wrong shape."""
+    before = len(made.coverage.required) if best is None else len(_absent(best))
+    wrong = 0 if best is None else len(best.coverage.misshapen)
+    gained = before - len(_absent(made))
+    return gained >= max(1, before / 2) and len(made.coverage.misshapen) <= wrong
+
+
+def _proposed(
+    model: "Model", spec: "ArchSpec", style: str, names: Mapping[str, str],
+    best: "Resolution | None",
+) -> Iterator[list[Rename]]:  # fmt: skip
+    """Yield sets of rules, the simplest first."""
+    config = model.config or {}
+    held = has_towers(config)
+    as_read = {stored: name for name, stored in names.items()}
+    unbound = list(as_read) if best is None else best.unclaimed
+    left = [as_read[stored] for stored in unbound]
+    codes = {tensor.name for tensor in model.unread.tensors} if model.unread else set()
+    left = [name for name in left if names[name] not in codes and not (held and tower_name(name))]
+    nested = style == "hf" and isinstance(config.get(spec.section), Mapping)
+    prefixes = prefix_rules(spec, style, left, nested)
+    for k in range(1, min(3, len(prefixes)) + 1):
+        yield prefixes[:k]
+    if best is None:
+        return
+    rule = numbering_rule(spec, style, names, int(best.hyper["n_layers"]))
+    if rule is not None:
+        yield [rule]
+    sizes = {name: math.prod(model[names[name]].shape) for name in left}
+    parts = component_rules(style, sizes, _missing_names(best, spec, style))
+    for k in range(1, len(parts) + 1):
+        yield parts[:k]
+    if len(parts) > 1:
+        yield from ([part] for part in parts[1:])
+
+
+def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[str, int]:
+    """Return the stored names of missing roles, each with its number of elements, 0: not known."""
+    from aprfmt.arch.draft import stored_groups
+    from aprfmt.arch.required import logical_shape
+
+    names: dict[str, int] = {}
+    for key in _absent(found):
+        try:
+            groups = stored_groups(spec, style, [key], found.hyper)
+            size = math.prod(logical_shape(spec, key, found.hyper))
+        except ArchError:
+            continue
+        for group in groups:
+            alone = len(group.stored) == len(group.roles) == 1
+            names.update(dict.fromkeys(group.stored, size if alone else 0))
+    return names
+
+
+def _towers_found(model: "Model", read: Read, found: "Resolution") -> "Resolution":
+    """Return a resolution with its tower under the names that loaders look for."""
+    if not has_towers(model.config) or not found.unclaimed:
+        return found
+    rule = tower_rule(model, found.unclaimed)
+    if rule is None:
+        return found
+    try:
+        names = rename_names(model, [rule], model.path, strict=False)
+        made = read(names, found.style)
+    except AprfmtError:
+        return found
+    if len(made.unclaimed) >= len(found.unclaimed):
+        return found
+    pairs = [(stored, name) for name, stored in names.items()]
+    relation = of_names(model.path, [rule], pairs, len(model))
+    return replace(made, relations=(relation, *made.relations))
+
+
+def _in_container(model: "Model", found: "Resolution") -> "Resolution":
+    """Return a resolution that says so where the names are those of another container."""
+    wanted = NAMES_OF.get(model.format)
+    if wanted is None or found.style == wanted[0] or not found.roles:
+        return found
+    theirs = {style: name for style, name in NAMES_OF.values()}.get(found.style, found.style)
+    held = {name for view in found.roles.values() for name in view.names}
+    says = (
+        f"{len(held)} of {len(model)} tensors have the names of {theirs} in a {model.format} file, "
+        f"where no loader looks for them (it looks for those of {wanted[1]})"
+    )
+    examples = tuple((view.names[0], key) for key, view in found.roles.items())[:2]
+    out = "OUT.gguf" if model.format == "gguf" else "OUT"
+    relation = Relation("container", says, tuple(sorted(held)), examples,
+                        command("convert", entry(model.path), out))  # fmt: skip
+    return replace(found, relations=(*found.relations, relation))

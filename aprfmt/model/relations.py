@@ -1,0 +1,195 @@
+"""One relation between what a file holds and what its readers look for, before many findings.
+
+Where many items miss and others are left over, one change usually maps what is left onto what
+misses: a prefix, a component, a shift of numbers, an index, a key. A `Relation` says which, how
+many items it maps, and the command that writes it back.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from aprfmt.base.protocols import Note, Overlay, Value
+from aprfmt.errors import AprfmtError
+from aprfmt.formats import FORMATS
+from aprfmt.model.hf_folder import INDEX, WEIGHTS
+from aprfmt.model.renames import Rename, command, rule_onto
+from aprfmt.tensors.companions import section_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aprfmt.model import Model
+
+RelationKind = Literal["names", "container", "extension", "index", "axes", "keys", "modules"]
+SHOWN = 2  # examples in a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What one change explains, in the file's own names.
+
+    `says` is the sentence without the place, `where` are all items it maps, `examples` are the
+    first of them (as stored, as read), `remedy` is the command that writes it back, "" where none
+    does. `rules` are renames of tensors, `values` keys of the configuration with their value.
+    """
+
+    kind: RelationKind
+    says: str
+    where: tuple[str, ...]
+    examples: tuple[tuple[str, str], ...] = ()
+    remedy: str = ""
+    rules: tuple[Rename, ...] = ()
+    values: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many items it maps."""
+        return len(self.where)
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data: every item, and the command."""
+        return {
+            "kind": self.kind,
+            "says": self.says,
+            "count": self.count,
+            "where": list(self.where),
+            "examples": [list(pair) for pair in self.examples],
+            "rules": [str(rule) for rule in self.rules],
+            "values": {key: value for key, value in self.values},
+            "remedy": self.remedy,
+        }
+
+    @property
+    def text(self) -> str:
+        """The sentence, its examples, and the command."""
+        return self.says + self.shown + self.todo
+
+    @property
+    def shown(self) -> str:
+        """The examples in brackets, "" without any."""
+        shown = ", ".join(f"{stored} for {read}" for stored, read in self.examples[:SHOWN])
+        return f" ({shown})" if shown else ""
+
+    @property
+    def todo(self) -> str:
+        """The command as the end of a sentence, "" where there is none."""
+        return f"; {self.remedy}" if self.remedy else ""
+
+    def note(self, where: object) -> Note:
+        """Return it as a remark for a listing."""
+        return Note("warning", str(where), self.text, "relation")
+
+
+def relations(model: "Model") -> tuple[Relation, ...]:
+    """Return every relation under which a model is read; empty for a file as readers expect it."""
+    found = [*of_file(model)]
+    try:
+        found += model.resolution.relations
+    except AprfmtError:
+        pass  # said where the architecture is asked for
+    return tuple(found)
+
+
+def of_file(model: "Model") -> tuple[Relation, ...]:
+    """Return what the container alone shows: an extension that lies."""
+    return tuple(filter(None, (wrong_extension(model), wrong_index(model), model.modules)))
+
+
+def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relation | None:
+    """Return the prefix under which a quantization names modules that are not in the file.
+
+    Loaders find no such module and take what holds for all others. None where each is there, or
+    no one prefix maps the names to modules.
+    """
+    section = section_of(config or {})
+    if section is None:
+        return None
+    own = [key for key, value in section.items()
+           if "." in key and ":" not in key and isinstance(value, (Mapping, bool))]  # fmt: skip
+    if not own:
+        return None
+    there = {name.rpartition(".")[0] for name in model.source.tensors}
+    astray = [key for key in own if key not in there]
+    rule = rule_onto(astray, there)
+    if rule is None:
+        return None
+    pairs = tuple((key, rule(key)) for key in astray)
+    says = (
+        f"{len(astray)} modules that the quantization of config.json speaks of are not in the "
+        f"file, and loaders take what holds for the others: {rule.says}"
+    )
+    remedy = command("convert", entry(model.path), "OUT", "--rename", str(rule))
+    return Relation("modules", says, tuple(astray), pairs[:SHOWN], remedy, (rule,))
+
+
+def wrong_index(model: "Model") -> Relation | None:
+    """Return how the index of a sharded model does not fit its shards; None where it does."""
+    source = model.source
+    while isinstance(source, Overlay):
+        source = source.beneath
+    faults = getattr(source, "index_faults", ())
+    if not faults:
+        return None
+    says = "; ".join(fault.says for fault in faults)
+    where = tuple(name for fault in faults for name in fault.where)
+    pairs = tuple(pair for fault in faults for pair in fault.examples)
+    remedy = command("repair", "--index", entry(model.path))
+    return Relation("index", says, where, pairs[:SHOWN], remedy)
+
+
+def wrong_extension(model: "Model") -> Relation | None:
+    """Return that a file's extension names another format than its content has; None if not."""
+    path, held = model.path, model.source.format
+    if path.suffix in FORMATS[held].extensions:
+        return None
+    claimed = next((name for name, spec in FORMATS.items() if path.suffix in spec.extensions), "")
+    if not claimed:
+        return None
+    right = path.with_suffix(FORMATS[held].extensions[0])
+    says = (
+        f"the name says {claimed}, the content is {held}: loaders that go by the name do not open "
+        "it; give it the name of its content, or convert it"
+    )
+    remedy = shlex.join(("mv", str(path), str(right)))
+    return Relation("extension", says, (path.name,), ((path.name, right.name),), remedy)
+
+
+def of_names(
+    path: "Path", rules: Sequence[Rename], pairs: Iterable[tuple[str, str]], total: int
+) -> Relation:
+    """Return the relation of renamed tensors; `pairs` are (as stored, as read)."""
+    changed = [(stored, read) for stored, read in pairs if stored != read]
+    known = [why for rule in rules if (why := rule.origin)]
+    of = f" ({', '.join(dict.fromkeys(known))})" if known else ""
+    many = "all" if len(changed) == total else f"{len(changed)} of"
+    says = (
+        f"{many} {total} tensors stand under other names than readers look for: "
+        f"{' and '.join(rule.says for rule in rules)}{of}"
+    )
+    options = [part for rule in rules for part in ("--rename", str(rule))]
+    remedy = command("convert", entry(path), "OUT", *options)
+    where = tuple(stored for stored, _ in changed)
+    return Relation("names", says, where, tuple(changed[:SHOWN]), remedy, tuple(rules))
+
+
+def between(path: "Path", names: Sequence[str], rule: Rename, total: int) -> Relation:
+    """Return the relation of B's names (at `path`) to A's; which are right is not known."""
+    apply = rule.function
+    pairs = tuple((name, apply(name)) for name in names if apply(name) != name)
+    what = (
+        f"{rule.old} in B stands for {rule.new} in A"
+        if rule.old and rule.new
+        else f"B has the prefix {rule.old}, A has not"
+        if rule.old
+        else f"A has the prefix {rule.new}, B has not"
+    )
+    says = f"{len(pairs)} of {total} tensors have other names in B: {what}"
+    remedy = command("convert", entry(path), "OUT", "--rename", str(rule))
+    return Relation("names", says, tuple(n for n, _ in pairs), pairs[:SHOWN], remedy, (rule,))
+
+
+def entry(path: "Path") -> "Path":
+    """Return what a user names to open a model: the folder for the weights of a folder."""
+    return path.parent if path.name in (INDEX, WEIGHTS) else path

@@ -1,0 +1,400 @@
+"""Renames of tensors: the rule OLD=NEW, and the search for the one that makes a model whole.
+
+A rule is a prefix (`OLD` ends with a dot, or is empty) or a run of whole components anywhere in a
+name. `{N}` stands for a number in both, `{N+1}` and `{N-1}` for its neighbours in NEW.
+"""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any, cast
+
+from aprfmt.arch.names import NameIndex, core
+from aprfmt.errors import UsageError
+from aprfmt.tensors.companions import SECTIONS
+
+if TYPE_CHECKING:
+    from aprfmt.arch.spec import ArchSpec
+    from aprfmt.base.protocols import Damage, LazyTensor, Source, Value
+
+_NUMBER = re.compile(r"\{N(?:([+-])(\d{1,6}))?\}")
+_DEPTH = 8  # components before a name's own part that are tried
+_MOST = 8  # components that one relation may rename (q, k, v, o and the three of an MLP)
+# Modules that wrap a model when it is saved -> what puts them there. Sources: torch's
+# OptimizedModule and DistributedDataParallel, FSDP, PEFT's PeftModel, Lightning's state_dict.
+WRAPPERS: Mapping[str, str] = {
+    "_orig_mod": "torch.compile",
+    "module": "DistributedDataParallel",
+    "_fsdp_wrapped_module": "FSDP",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+    "base_model": "PEFT",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """A rule for names of tensors; calling it gives a name as the rule makes it."""
+
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.old}={self.new}"
+
+    @property
+    def says(self) -> str:
+        """The rule in words."""
+        if not self.old:
+            return f"the prefix {self.new} is missing"
+        if not self.new:
+            return f"{'the prefix ' if self.old.endswith('.') else ''}{self.old} has to go"
+        return f"{self.old} stands for {self.new}"
+
+    @property
+    def origin(self) -> str:
+        """What puts such components into names, "" where nobody is known to."""
+        return ", ".join(WRAPPERS[part] for part in self.old.split(".") if part in WRAPPERS)
+
+    @property
+    def function(self) -> Callable[[str], str]:
+        """The rule compiled, for many names."""
+        numbers = iter(f"n{i}" for i in range(_DEPTH))
+        body = "".join(
+            f"(?P<{next(numbers)}>[0-9]{{1,6}})" if part == "{N}" else re.escape(part)
+            for part in re.split(r"(\{N\})", self.old)
+        )
+        prefix = not self.old or self.old.endswith(".")
+        pattern = re.compile(f"^{body}" if prefix else rf"(?:^|(?<=\.)){body}(?=\.|$)")
+        return lambda name: self._applied(pattern, name)
+
+    def _applied(self, pattern: re.Pattern[str], name: str) -> str:
+        found = pattern.search(name)
+        if found is None:
+            return name
+        groups = iter(found.groups())
+
+        def number(mark: re.Match[str]) -> str:
+            step = int(f"{mark[1]}{mark[2]}") if mark[1] else 0
+            return str(int(next(groups, "0")) + step)
+
+        made = name[: found.start()] + _NUMBER.sub(number, self.new) + name[found.end() :]
+        return re.sub(r"\.{2,}", ".", made).strip(".")
+
+    def __call__(self, name: str) -> str:
+        """Return a name as the rule makes it."""
+        return self.function(name)
+
+
+def parse_rename(text: str) -> Rename:
+    """Return the rule in `OLD=NEW`; UsageError where it is none."""
+    old, sign, new = text.partition("=")
+    marks = [len(re.findall(r"\{[^}]*\}", part)) for part in (old, new)]
+    wrong = not sign or (not old and not new) or old == new
+    if wrong or marks[0] != old.count("{N}") or marks[1] not in (0, marks[0]):
+        raise UsageError(
+            f"--rename {text!r}: expected OLD=NEW, for example '_orig_mod.=' (a prefix ends with a "
+            "dot), 'attention=self_attn' (whole components) or 'layers.{N}.=layers.{N-1}.'"
+        )
+    if (not old or old.endswith(".")) and new and not new.endswith("."):
+        new = f"{new}."
+    return Rename(old, new)
+
+
+def rename_names(
+    names: Iterable[str], rules: Sequence[Rename], where: object, *, strict: bool = True
+) -> dict[str, str]:
+    """Return the names as the rules make them -> as stored, in order.
+
+    Raises UsageError where two names become one, with `strict` also for a rule that changes none.
+    """
+    every = list(names)
+    made = list(every)
+    for rule in rules:
+        apply = rule.function
+        now = [apply(name) for name in made]
+        if strict and now == made:
+            from aprfmt.model.patterns import near
+
+            raise UsageError(
+                f"{where}: --rename {str(rule)!r} changes no name; near names: "
+                f"{', '.join(near(rule.old, made)) or 'none'}"
+            )
+        made = now
+    found: dict[str, str] = {}
+    for name, stored in zip(made, every, strict=True):
+        if not name:
+            raise UsageError(f"{where}: --rename leaves nothing of the name {stored!r}")
+        if name in found:
+            raise UsageError(
+                f"{where}: --rename makes {found[name]!r} and {stored!r} the same name {name!r}"
+            )
+        found[name] = stored
+    return found
+
+
+class RenamedSource:
+    """An open file whose tensors have other names; everything else is the file's."""
+
+    def __init__(self, source: "Source", rules: Sequence[Rename]) -> None:
+        self._source = source
+        names = rename_names(source.tensors, rules, source.path, strict=False)
+        self.tensors: Mapping[str, LazyTensor] = {
+            name: _under_name(source.tensors[stored], name) for name, stored in names.items()
+        }
+        self.metadata, self.types = source.metadata, source.types
+        self.format, self.path, self.files = source.format, source.path, source.files
+        self.version, self.notes = source.version, source.notes
+
+    @property
+    def beneath(self) -> "Source":
+        """The open file."""
+        return self._source
+
+    @property
+    def damage(self) -> "Sequence[Damage]":
+        """What is wrong with the file."""
+        return self._source.damage
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    def __enter__(self) -> "RenamedSource":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _under_name(tensor: "LazyTensor", name: str) -> "LazyTensor":
+    """Return the same stored bytes under another name."""
+    if tensor.info.name == name:
+        return tensor
+    found = copy(tensor)
+    cast("Any", found).info = replace(tensor.info, name=name)
+    return found
+
+
+# Keys of a quantization section that list modules which are left as they are. Sources:
+# transformers' quantization configs (bitsandbytes, FP8, compressed-tensors, AWQ), ModelOpt.
+_MODULE_LISTS = (
+    "ignore", "modules_to_not_convert", "llm_int8_skip_modules", "exclude_modules",
+    "ignored_layers",
+)  # fmt: skip
+
+
+def rename_modules(config: "Mapping[str, Value]", rules: Sequence[Rename]) -> "dict[str, Value]":
+    """Return config.json with the modules that its quantization names renamed as the tensors are.
+
+    Those are keys with a dot whose value is an object or a flag, and the lists of modules that are
+    left as they are; patterns (`re:...`) stay.
+    """
+    apply = [rule.function for rule in rules]
+
+    def module(name: str) -> str:
+        made = f"{name}.weight"
+        for each in apply:
+            made = each(made)
+        return made.removesuffix(".weight")
+
+    def section(value: "Value") -> "Value":
+        if not isinstance(value, Mapping):
+            return value
+        made: dict[str, Value] = {}
+        for key, one in value.items():
+            if key in _MODULE_LISTS and isinstance(one, list):
+                one = [module(n) if isinstance(n, str) and "re:" not in n else n for n in one]
+            named = "." in key and isinstance(one, (Mapping, bool)) and ":" not in key
+            made[module(key) if named else key] = one
+        return made
+
+    return {key: section(value) if key in SECTIONS else value for key, value in config.items()}
+
+
+def command(*parts: object) -> str:
+    """Return an `aprfmt` command line, quoted for a shell."""
+    return " ".join(["aprfmt", *(shlex.quote(str(part)) for part in parts)])
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+def prefix_rules(spec: "ArchSpec", style: str, names: Iterable[str], nested: bool) -> list[Rename]:
+    """Return rules that take a prefix off names, or put the right one there, the likeliest first.
+
+    `names` are those that no table knows. `nested` says that the configuration describes several
+    modules, so that the language model stands below one of its own.
+    """
+    index = _templates(spec, style)
+    votes: Counter[Rename] = Counter()
+    for name in names:
+        rule = _prefix_rule(index, style, name, nested)
+        if rule is not None:
+            votes[rule] += 1
+    return [rule for rule, _ in votes.most_common()]
+
+
+def _templates(spec: "ArchSpec", style: str) -> NameIndex[str]:
+    rows = {name: name for row in spec.bindings.get(style, ()) for name in row.stored}
+    return NameIndex(style, list(rows.items()))
+
+
+def _prefix_rule(index: NameIndex[str], style: str, name: str, nested: bool) -> Rename | None:
+    parts = name.split(".")
+    for k in range(min(len(parts), _DEPTH)):
+        tail = ".".join(parts[k:])
+        found = index.find(tail)
+        if found is None:
+            continue
+        own, template = core(tail, style), found.value
+        official = template[: len(template) - len(core(template, style))]
+        right = (official,) if not nested else ("model.language_model.", "language_model.model.")
+        if not official:
+            right = ("", "language_model.") if nested else ("",)
+        stands = tail[: len(tail) - len(own)]
+        head = name[: len(name) - len(own)]
+        return _shortened(head, stands if stands in right else right[0])
+    return None
+
+
+def _shortened(old: str, new: str) -> Rename | None:
+    """Return the rule without the components that both sides end in; None where nothing is left."""
+    before, after = old.split(".")[:-1], new.split(".")[:-1]
+    while before and after and before[-1] == after[-1]:
+        before, after = before[:-1], after[:-1]
+    if before == after:
+        return None
+    return Rename("".join(f"{part}." for part in before), "".join(f"{part}." for part in after))
+
+
+def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: int) -> Rename | None:
+    """Return the rule that moves `count` layers to the numbers 0, 1, 2 ...; None if they are."""
+    index = _templates(spec, style)
+    layers: dict[str, set[int]] = {}
+    for name in names:
+        found = index.find(name)
+        if found is None or found.layer is None or "{L}" not in found.value:
+            continue
+        before = core(found.value, style).partition("{L}")[0]
+        own = core(name, style)
+        stands = name[: len(name) - len(own)] + before
+        layers.setdefault(stands, set()).add(found.layer)
+    if len(layers) != 1:
+        return None
+    stands, there = next(iter(layers.items()))
+    first = min(there)
+    if not first or len(there) != count or max(there) - first != count - 1:
+        return None
+    return Rename(f"{stands}{{N}}.", f"{stands}{{N-{first}}}.")
+
+
+def component_rules(
+    style: str, left: Mapping[str, int], missing: Mapping[str, int]
+) -> list[Rename]:
+    """Return the rules that rename components of names that are left to those that are missing.
+
+    Both map names to their number of elements. A rule is only made where one component, or a run
+    of two, differs; where several would do, sizes and then the likeness of words decide.
+    """
+    wanted: dict[tuple[str, ...], list[tuple[list[str], int]]] = {}
+    for name, size in missing.items():
+        parts = core(name, style).split(".")
+        wanted.setdefault(_numbers(parts), []).append((parts, size))
+    votes: dict[str, Counter[str]] = {}
+    for name, size in left.items():
+        parts = core(name, style).split(".")
+        for other, there in wanted.get(_numbers(parts), ()):
+            pair = _one_run(parts, other)
+            if pair is not None and (not size or not there or size == there):
+                votes.setdefault(pair[0], Counter())[pair[1]] += 1
+    return _chosen(votes)
+
+
+def _chosen(votes: Mapping[str, Counter[str]]) -> list[Rename]:
+    """Return for each old component the new one most names ask for; each new one once."""
+    ranked = sorted(
+        ((count, SequenceMatcher(None, old, new).ratio(), old, new)
+         for old, found in votes.items() for new, count in found.items()),
+        key=lambda row: (-row[0], -row[1], row[2]),
+    )  # fmt: skip
+    rules: dict[str, str] = {}
+    for _, _, old, new in ranked:
+        if old not in rules and new not in rules.values() and len(rules) < _MOST:
+            rules[old] = new
+    return [Rename(old, new) for old, new in rules.items()]
+
+
+def _numbers(parts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(part for part in parts if part.isdigit())
+
+
+def _one_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
+    """Return the one run of at most two components that differs, or None."""
+    shorter = min(len(parts), len(other))
+    start = 0
+    while start < shorter and parts[start] == other[start]:
+        start += 1
+    end = 0
+    while end < shorter - start and parts[-1 - end] == other[-1 - end]:
+        end += 1
+    mine, theirs = parts[start : len(parts) - end], other[start : len(other) - end]
+    if not mine or len(mine) > 2 or len(theirs) > 2 or any(map(str.isdigit, (*mine, *theirs))):
+        return None
+    return ".".join(mine), ".".join(theirs)
+
+
+def rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | None:
+    """Return the prefix that maps nearly all names of one file that are left to the other's.
+
+    `theirs` are the names only one file has, `ours` those only the other has. None where fewer
+    than nine of ten on both sides are mapped.
+    """
+    left, wanted = list(theirs), set(ours)
+    if not left or not wanted:
+        return None
+    votes: Counter[Rename] = Counter()
+    ends = {tail: name for name in wanted for tail in _tails(name)}
+    for name in left:
+        for tail in (name, *_tails(name)):
+            if tail in wanted:
+                votes[Rename(name[: len(name) - len(tail)], "")] += 1
+                break
+            if tail in ends:
+                rule = _shortened(name[: len(name) - len(tail)], ends[tail][: -len(tail)])
+                votes.update([rule] if rule is not None else [])
+                break
+    for rule, _ in votes.most_common(3):
+        apply = rule.function
+        mapped = wanted & {apply(name) for name in left}
+        if len(mapped) >= 0.9 * max(len(left), len(wanted)):
+            return rule
+    return None
+
+
+def rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | None:
+    """Return the prefix that maps at least nine of ten names to some that are there; else None."""
+    votes: Counter[Rename] = Counter()
+    ends: dict[str, str] = {}
+    for name in there:
+        for tail in (name, *_tails(name)):
+            ends.setdefault(tail, name)
+    for name in names:
+        for tail in (name, *_tails(name)):
+            if tail in ends and "." in tail:
+                head = ends[tail][: len(ends[tail]) - len(tail)]
+                rule = _shortened(name[: len(name) - len(tail)], head)
+                votes.update([rule] if rule is not None else [])
+                break
+    for rule, _ in votes.most_common(3):
+        if sum(rule(name) in there for name in names) >= 0.9 * len(names):
+            return rule
+    return None
+
+
+def _tails(name: str) -> Iterable[str]:
+    parts = name.split(".")
+    return (".".join(parts[k:]) for k in range(1, min(len(parts), _DEPTH + 1)))

@@ -1,0 +1,150 @@
+"""Keys of a configuration that say other sizes than the tensors have, solved from the tensors.
+
+One wrong key makes many wrong shapes. A shape in an architecture's table is a product of
+hyperparameters, so a dimension that is there gives the value of each factor, the others as they
+stand; what makes every shape right is the value that was lost.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.base.protocols import Value
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.model.relations import Relation, entry
+from aprfmt.model.renames import RenamedSource, command
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+    from aprfmt.model.resolve import Resolution
+
+Read = Callable[["Model"], "Resolution"]
+Keyed = tuple[str, int]
+_TRIED = 48  # values that are tried
+_SAYS = re.compile(r"(?:^|: )(?:metadata )?([\w.]+): is |nothing says [^;]*; expected ([\w.]+)")
+
+
+def solved(
+    model: "Model", found: "Resolution | None", error: ArchError | None, read: Read
+) -> "Resolution | None":
+    """Return a model's resolution with the one key that makes all shapes right; None without one.
+
+    `found` is the resolution with wrong shapes, or `error` why there is none; `read` gives that of
+    a model with another value of a key.
+    """
+    answers: dict[Keyed, Resolution] = {}
+    tries = _proposed(found) if found is not None else _guessed(model, error)
+    for key, value in list(dict.fromkeys(tries))[:_TRIED]:
+        try:
+            made = read(with_key(model, key, value))
+        except AprfmtError:
+            continue
+        if is_whole(made):
+            answers[key, value] = made
+    if len(answers) != 1:
+        return None
+    (((key, value), made),) = answers.items()
+    wrong = 0 if found is None else len(found.coverage.misshapen)
+    before = at(model, key)
+    many = f"{wrong} tensors have other shapes than it gives" if wrong else "it cannot be read"
+    if found is not None and not wrong:
+        many = f"tensors of {value} layers are there"
+    says = f"{key} is {'not there' if before is None else before}, the tensors say {value}: {many}"
+    remedy = command("set", entry(model.path), f"{key}={value}", "--in-place")
+    relation = Relation("keys", says, (key,), (), remedy, (), ((key, value),))
+    return replace(made, relations=(relation, *made.relations))
+
+
+def is_whole(found: "Resolution") -> bool:
+    """Say whether every tensor is there, has its shape, and belongs to a layer that is counted."""
+    layers = {layer for key in found.roles if (layer := split_key(key)[0]) is not None}
+    count = int(found.hyper["n_layers"])
+    coverage = found.coverage
+    fits = not coverage.misshapen and not coverage.missing and not coverage.accepted
+    return fits and layers <= {*range(count)}
+
+
+def with_key(model: "Model", key: str, value: Value) -> "Model":
+    """Return a model that reads the same files with one key of its configuration changed."""
+    from aprfmt.model import Model
+
+    source, folder = model.source, model.folder
+    if folder is not None and folder.config is not None:
+        folder = replace(folder, config=_changed(folder.config, key.split("."), value))
+    else:
+        keyed = RenamedSource(source, ())
+        keyed.metadata = {**source.metadata, key: value}
+        source = keyed
+    return Model(source, folder, model.forced, model.allow_missing)
+
+
+def at(model: "Model", key: str) -> Value:
+    """Return the value of a configuration's key, None where it has none."""
+    if model.folder is None or model.folder.config is None:
+        return model.metadata.get(key)
+    found: Any = model.folder.config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _changed(config: Mapping[str, Value], path: list[str], value: Value) -> dict[str, Value]:
+    inner = config.get(path[0])
+    below = inner if isinstance(inner, Mapping) else {}
+    return {**config, path[0]: value if len(path) == 1 else _changed(below, path[1:], value)}
+
+
+def _proposed(found: "Resolution") -> Iterator[Keyed]:
+    """Yield the values that would make a wrong dimension right, the most asked for first."""
+    rules = {rule.role: rule for rule in found.spec.tensors}
+    votes: Counter[Keyed] = Counter()
+    for key, shape, _ in found.coverage.misshapen:
+        rule = rules.get(split_key(key)[1])
+        if rule is None or len(rule.shape) != len(shape):
+            continue
+        for expression, size in zip(rule.shape, shape, strict=True):
+            votes.update(_factors(found, expression, size))
+    layers = {layer for key in found.roles if (layer := split_key(key)[0]) is not None}
+    row = found.hyper.of("n_layers")
+    if row.key and layers == {*range(len(layers))} and len(layers) > int(row.value):
+        yield row.key, len(layers)
+    yield from (keyed for keyed, _ in votes.most_common())
+
+
+def _factors(found: "Resolution", expression: str, size: int) -> Iterator[Keyed]:
+    """Yield the value of each factor of a product, the others as they stand."""
+    hyper = found.hyper
+    names = expression.split("*")
+    if not all(name.isdecimal() or name in hyper for name in names):
+        return
+    for name in (name for name in names if not name.isdecimal()):
+        rest = 1
+        for other in names:
+            if other != name:
+                rest *= int(other) if other.isdecimal() else int(hyper[other])
+        if not rest or size % rest or size // rest == hyper[name]:
+            continue
+        row = hyper.of(name)
+        if row.key:
+            yield row.key, size // rest
+        elif name in ("head_dim", "value_head_dim") and hyper.of("n_heads").key:
+            if size // rest and int(hyper["hidden_size"]) % (size // rest) == 0:
+                yield hyper.of("n_heads").key, int(hyper["hidden_size"]) // (size // rest)
+
+
+def _guessed(model: "Model", error: ArchError | None) -> Iterator[Keyed]:
+    """Yield values for the key that an error names: sizes of the tensors, and their divisors."""
+    named = _SAYS.search(str(error).removeprefix(f"{model.path}: "))
+    if named is None:
+        return
+    sizes: Counter[int] = Counter()
+    for view in model.values():
+        sizes.update(size for size in view.shape if size > 1)
+    common = [size for size, _ in sizes.most_common(8)]
+    key = named[1] or named[2]
+    yield from ((key, size) for size in common)
+    width = common[0] if common else 0
+    yield from ((key, n) for n in range(1, min(width, 257)) if width % n == 0)

@@ -1,0 +1,68 @@
+"""Towers of multimodal checkpoints: the tensors beside the language model, and their two layouts.
+
+transformers writes them at the top (`vision_tower.`) or below `model.` and reads both. Source: the
+key mappings of its multimodal classes (gemma3, llava, qwen2_vl, qwen2_5_vl, mistral3 and others),
+which put `model.` before these modules, and the one that takes `vision_model.` out of a tower.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import Value
+from aprfmt.model.renames import Rename
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+MODULES = frozenset(
+    "visual vision_tower vision_model vision_encoder vision_embed_tokens audio_tower audio_model "
+    "audio_encoder multi_modal_projector multi_modality_projector image_newline embed_vision "
+    "embed_audio mm_projector connector vqmodel image_projection".split()
+)
+_SECTIONS = ("vision_config", "audio_config", "vision_tower_config", "image_config")
+
+
+def has_towers(config: Mapping[str, Value] | None) -> bool:
+    """Say whether a configuration describes a tower beside its language model."""
+    return config is not None and any(config.get(key) for key in _SECTIONS)
+
+
+def tower_name(name: str) -> str:
+    """Return a tower's tensor by the one name that both official layouts have; "" for others."""
+    short = name.removeprefix("model.")
+    module, dot, rest = short.partition(".")
+    if module not in MODULES:
+        return ""
+    return f"{module}{dot}{rest.removeprefix('vision_model.')}"
+
+
+def tower_root(name: str) -> str:
+    """Return a tower's tensor down to the tower's module: a pattern of all its tensors."""
+    parts = name.split(".")
+    at = next((i for i, part in enumerate(parts) if part in MODULES), 0)
+    return ".".join(parts[: at + 1])
+
+
+def tower_rule(names: Iterable[str], unbound: Iterable[str]) -> Rename | None:
+    """Return the rule that puts a tower to where loaders look for it; None if it is there.
+
+    `names` are all of the file, `unbound` those of no role.
+    """
+    below = any(name.startswith("model.language_model.") for name in names)
+    found: dict[tuple[str, ...], int] = {}
+    for name in unbound:
+        parts = name.split(".")
+        at = next((i for i, part in enumerate(parts[:-1]) if part in MODULES), None)
+        if at is not None and not tower_name(name):
+            found[tuple(parts[: at + 1])] = found.get(tuple(parts[: at + 1]), 0) + 1
+    if not found:
+        return None
+    most = max(found, key=lambda each: found[each])
+    return Rename(".".join(most) + ".", ("model." if below else "") + most[-1] + ".")
+
+
+def towers_of(model: "Model", names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the names that belong to a tower that the configuration describes."""
+    if not has_towers(model.config):
+        return ()
+    return tuple(name for name in names if tower_name(name))

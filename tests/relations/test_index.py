@@ -1,0 +1,165 @@
+"""An index that does not fit the shards beside it, and the one that `repair --index` makes.
+
+Seen red: misplaced tensors called missing, a stale index called a missing shard, an extra file
+passed over, a shard of a set missing while the index is made.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import aprfmt
+from aprfmt.model import open_model
+from tests.cli.run import aprfmt as command
+
+INDEX = "model.safetensors.index.json"
+Edit = Callable[[Path, dict[str, str]], None]
+
+
+def shard(number: int, count: int = 3) -> str:
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+@pytest.fixture
+def good(demo_model: Path, tmp_path: Path) -> Path:
+    """The demo model in three shards with their index."""
+    folder = tmp_path / "good"
+    shutil.copytree(demo_model, folder)
+    held = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(held)
+    homes = {name: shard(min(i // 20, 2) + 1) for i, name in enumerate(names)}
+    for number in (1, 2, 3):
+        mine = {name: held[name] for name in names if homes[name] == shard(number)}
+        save_file(mine, folder / shard(number), metadata={"format": "pt"})
+    total = sum(tensor.nbytes for tensor in held.values())
+    index = {"metadata": {"total_size": total, "made_by": "x"}, "weight_map": homes}
+    (folder / INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def misplaced(folder: Path, homes: dict[str, str]) -> None:
+    for name in [name for name in homes if homes[name] == shard(1)][:2]:
+        homes[name] = shard(2)
+
+
+def phantom(folder: Path, homes: dict[str, str]) -> None:
+    homes["mtp.fc.weight"] = shard(3)
+
+
+def forgotten(folder: Path, homes: dict[str, str]) -> None:
+    del homes["model.norm.weight"]
+
+
+def stale(folder: Path, homes: dict[str, str]) -> None:
+    homes.update({name: shard(i % 30 + 1, 30) for i, name in enumerate(homes)})
+
+
+def renamed(folder: Path, homes: dict[str, str]) -> None:
+    homes.update({name: home.replace("of-00003", "of-00004") for name, home in homes.items()})
+
+
+def everything_in_one(folder: Path, homes: dict[str, str]) -> None:
+    homes.update(dict.fromkeys(homes, shard(1)))
+
+
+FAULTS: dict[str, tuple[Edit, str]] = {
+    "misplaced": (misplaced, "names another shard than the one that holds it for 2 tensors"),
+    "phantom": (phantom, "names 1 tensor that no shard holds ('mtp.fc.weight'"),
+    "forgotten": (forgotten, "does not name 1 tensor that its shards hold"),
+    "stale": (stale, "none of the 30 shards it names is there"),
+    "in one": (everything_in_one, "names another shard than the one that holds it for 30 tensors"),
+    "renamed": (renamed, "none of the 3 shards it names is there"),
+}
+
+
+def written(good: Path, target: Path, edit: Edit) -> Path:
+    shutil.copytree(good, target)
+    index = json.loads((target / INDEX).read_text())
+    edit(target, index["weight_map"])
+    (target / INDEX).write_text(json.dumps(index))
+    return target
+
+
+@pytest.mark.parametrize("label", FAULTS)
+def test_a_wrong_index_is_one_finding_and_is_made_anew(
+    label: str, good: Path, tmp_path: Path
+) -> None:
+    edit, says = FAULTS[label]
+    bad = written(good, tmp_path / "bad", edit)
+    with open_model(bad, damaged=True) as model:
+        (relation,) = model.relations
+        assert relation.kind == "index" and says in relation.says
+        assert len(model) == 50 and not model.damage and not model.resolution.missing
+    report = aprfmt.diff(good, bad)
+    assert (report.counts["SAME_BYTES"], report.exit_code()) == (50, 1)
+    assert command("inspect", bad).code == 0
+    failed = [r["name"] for r in command("validate", bad, "--json").json["checks"]
+              if r["outcome"] == "FAIL"]  # fmt: skip
+    assert failed == ["shards"]
+    found = command("diagnose", good, bad, "--json").json
+    assert [one["cause"] for one in found["causes"]] == ["tensor_names"]
+    refused = command("convert", bad, tmp_path / "x")
+    assert refused.code == 2 and "repair --index" in refused.err
+    assert command(*relation.remedy.split()[1:]).code == 0
+    assert command("diagnose", good, bad, "--json").json["verdict"] == "same"
+    assert aprfmt.diff(good, bad).equal
+    made = json.loads((bad / INDEX).read_text())
+    assert made == json.loads((good / INDEX).read_text())
+
+
+def test_a_file_that_no_index_names_is_said(good: Path, tmp_path: Path) -> None:
+    extra = good / "model-mtp-of-00003.safetensors"
+    save_file({"mtp.fc.weight": torch.ones(2), "mtp.norm.weight": torch.ones(2)}, extra)
+    with open_model(good, damaged=True) as model:
+        (relation,) = model.relations
+        assert (
+            relation.where == ("mtp.fc.weight", "mtp.norm.weight") and extra.name in relation.says
+        )
+    assert command("validate", good).code == 1
+    assert extra.name in command("convert", good, tmp_path / "x").err
+    assert command("repair", "--index", good, "--json").json["index"]["tensors"] == 52
+    with open_model(good) as model:
+        assert "mtp.fc.weight" in model and not model.relations
+
+
+def test_copies_and_strangers_beside_a_set_are_innocent(good: Path, demo_model: Path) -> None:
+    shutil.copy(demo_model / "model.safetensors", good / "model.safetensors")
+    save_file({"x.lora": torch.ones(2)}, good / "adapter_model.safetensors")
+    with open_model(good, damaged=True) as model:
+        assert model.relations == ()
+
+
+def test_an_index_hides_no_missing_shard(good: Path) -> None:
+    before = (good / INDEX).read_bytes()
+    (good / shard(2)).unlink()
+    done = command("repair", "--index", good)
+    assert done.code == 2 and "shard 2 of 3 is missing" in done.err
+    assert (good / INDEX).read_bytes() == before
+
+
+def test_an_index_is_not_made_of_two_models(good: Path) -> None:
+    shutil.copy(good / shard(1), good / "model-copy.safetensors")
+    done: Any = command("repair", "--index", good)
+    assert done.code == 2 and "stands in" in done.err
+
+
+@pytest.mark.parametrize(
+    "words", [("--partial",), ("--from", "x"), ("--manifest", "x"), ("--compare",)]
+)
+def test_an_index_is_made_from_shards_alone(words: tuple[str, ...], good: Path) -> None:
+    assert command("repair", "--index", good, *words).code == 2
+
+
+def test_a_folder_without_shards_is_refused(demo_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(demo_model, tmp_path / "one")
+    done = command("repair", "--index", tmp_path / "one")
+    assert done.code == 2 and "holds no shards" in done.err
+    done = command("repair", "--index", tmp_path / "nowhere")
+    assert done.code == 2 and "no such" in done.err

@@ -1,0 +1,142 @@
+"""Keys of a configuration that say other sizes than the tensors have, and readings that go on.
+
+Seen red: a wrong size that ended every reading, a file without its last layers called a wrong key,
+the tensors of an architecture that is not read compared with nothing.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aprfmt
+from aprfmt.model import open_model
+from tests.cli.run import aprfmt as command
+from tests.models import save_tiny
+from tests.relations.edits import edited, same
+
+Keys = dict[str, Any]
+GONE = object()
+
+
+def with_keys(source: Path, target: Path, keys: Keys) -> Path:
+    """Return a copy of a folder whose config.json has other values, GONE: no such key."""
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text()) | keys
+    config = {key: value for key, value in config.items() if value is not GONE}
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+WRONG: dict[str, tuple[str, Any]] = {
+    "zero width": ("hidden_size", 0),
+    "twice the width": ("hidden_size", 512),
+    "text for a width": ("hidden_size", "x"),
+    "no heads": ("num_attention_heads", 0),
+    "heads lost": ("num_attention_heads", GONE),
+    "another MLP": ("intermediate_size", 1024),
+    "a layer too few": ("num_hidden_layers", 3),
+}
+
+
+@pytest.mark.parametrize("label", WRONG)
+def test_a_wrong_size_is_solved_from_the_tensors(
+    label: str, demo_model: Path, tmp_path: Path
+) -> None:
+    key, value = WRONG[label]
+    right = json.loads((demo_model / "config.json").read_text())[key]
+    bad = with_keys(demo_model, tmp_path / "bad", {key: value})
+    with open_model(bad) as model:
+        (relation,) = model.relations
+        assert (relation.kind, relation.values) == ("keys", ((key, right),))
+        assert f"{key}={right}" in shlex.split(relation.remedy)
+        assert not model.resolution.missing and not model.resolution.coverage.misshapen
+    report = aprfmt.diff(demo_model, bad)
+    assert report.exit_code() == 1 and not report.differs
+    found = command("diagnose", demo_model, bad, "--json").json
+    assert len(found["causes"]) == 1 and found["causes"][0]["where"] == [key]
+    failed = [r["name"] for r in command("validate", bad, "--json").json["checks"]
+              if r["outcome"] == "FAIL"]  # fmt: skip
+    assert failed == ["architecture"]
+    shutil.rmtree(bad)
+    same(demo_model, with_keys(demo_model, bad, dict(relation.values)))
+
+
+GGUF = {
+    "embedding_length": (0, 256), "attention.head_count": (3, 4), "block_count": (0, 4),
+    "feed_forward_length": (7, 512),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", GGUF)
+def test_a_gguf_is_mended_by_the_command_that_is_printed(
+    key: str, demo_model: Path, tmp_path: Path
+) -> None:
+    good, bad = tmp_path / "good.gguf", tmp_path / "bad.gguf"
+    assert command("convert", demo_model, good, "--no-carry", "--quiet").code == 0
+    wrong, right = GGUF[key]
+    assert command("set", good, f"qwen2.{key}={wrong}", "-o", bad, "--quiet").code == 0
+    with open_model(bad) as model:
+        (relation,) = model.relations
+        assert relation.values == ((f"qwen2.{key}", right),)
+    assert len(command("diagnose", good, bad, "--json").json["causes"]) == 1
+    assert command(*shlex.split(relation.remedy)[1:]).code == 0
+    same(good, bad)
+
+
+def test_two_answers_are_none_until_the_other_side_decides(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    bad = with_keys(demo_model, tmp_path / "bad", {"num_attention_heads": 8})
+    with open_model(bad) as model:
+        assert model.relations == () and len(model.resolution.coverage.misshapen) > 1
+    (found,) = command("diagnose", demo_model, bad, "--json").json["causes"]
+    assert (found["cause"], found["confidence"]) == ("gqa_mapping", "confirmed")
+    assert "num_attention_heads" in found["where"]
+
+
+def test_missing_layers_are_no_wrong_key(demo_model: Path, tmp_path: Path) -> None:
+    bad = edited(
+        demo_model, tmp_path / "bad",
+        lambda held: {n: t for n, t in held.items() if ".layers.3." not in n},
+    )  # fmt: skip
+    with open_model(bad, allow_missing=("*",)) as model:
+        assert model.relations == ()
+    done = command("validate", bad)
+    lines = [line for line in done.out.splitlines() if ": missing" in line]
+    assert len(lines) == 1 and re.search(r"and \d+ more: missing", lines[0])
+    rows = [row for row in command("validate", bad, "--json").json["checks"]
+            if row["name"] == "completeness"]  # fmt: skip
+    assert rows[0]["outcome"] == "FAIL"
+
+
+@pytest.mark.parametrize("arch", ["llama", "mixtral", "gpt2", "deepseek_v2", "qwen3_next", "bloom"])
+def test_healthy_models_have_no_relation(arch: str, tmp_path: Path) -> None:
+    save_tiny(arch, tmp_path / "m")
+    gguf = tmp_path / "m.gguf"
+    written = command("convert", tmp_path / "m", gguf, "--quiet").code == 0
+    for path in (tmp_path / "m", *([gguf] if written else [])):
+        with open_model(path, damaged=True) as model:
+            assert model.relations == ()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"hidden_size": 0, "num_hidden_layers": "x"}, {"model_type": "none", "architectures": []}],
+)
+def test_what_needs_no_architecture_goes_on(keys: Keys, demo_model: Path, tmp_path: Path) -> None:
+    bad = with_keys(demo_model, tmp_path / "bad", keys)
+    told = command("inspect", bad)
+    if "model_type" not in keys:
+        assert "qwen2 is not read" in told.out and "not known" not in told.out
+    done = command("diagnose", demo_model, bad, "--json")
+    assert done.code == 2 and done.json["reason"].startswith("equal in what was compared: 50")
+    assert any("--arch" in line for line in done.json["not_checked"])
+    name = "model.norm.weight"
+    other = edited(bad, tmp_path / "other", lambda held: held | {name: held[name] * 2})
+    done = command("diagnose", demo_model, other, "--json")
+    assert done.code == 1 and name in done.json["where"]
