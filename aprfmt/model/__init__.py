@@ -409,12 +409,12 @@ def open_model(
         named_folder = True
         path = find_weights(path)
     with collector_paused():  # its walks over a million tensors take longer than all else
-        return _opened(path, named_folder, arch, partial, damaged, allow_missing)
+        return _opened(path, named_folder, arch, partial, damaged, allow_missing, rename)
 
 
 def _opened(
     path: Path, named_folder: bool, arch: str | None, partial: bool, damaged: bool,
-    allow_missing: Sequence[str],
+    allow_missing: Sequence[str], rename: Sequence[Rename],
 ) -> Model:  # fmt: skip
     source = _open_source(_whole_set(path), partial, damaged)
     folder, wrong = None, None
