@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.relations import Relation, entry, of_names
-from aprfmt.model.renames import Rename, component_rules, numbering_rule, prefix_rules, rename_names
+from aprfmt.model.renames import (
+    Rename,
+    command,
+    component_rules,
+    numbering_rule,
+    prefix_rules,
+    rename_names,
+)
 from aprfmt.model.solve import solved
 from aprfmt.model.towers import has_towers, tower_name, tower_rule
 
