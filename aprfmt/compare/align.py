@@ -133,10 +133,15 @@ def _as_stored(
         found.add(side)
         plain = {pair.key: model[getattr(pair, side).names[0]] for pair in mine}
         pairs = [
-            replace(pair, **{side: plain[pair.key]}) if pair.key in plain else pair
+            _with_side(pair, side, plain[pair.key]) if pair.key in plain else pair
             for pair in pairs
         ]
     return pairs, frozenset(found)
+
+
+def _with_side(pair: TensorPair, side: str, view: View) -> TensorPair:
+    """Return a pair with another view of one side."""
+    return replace(pair, a=view) if side == "a" else replace(pair, b=view)
 
 
 def _same_bytes(pair: TensorPair) -> bool:
