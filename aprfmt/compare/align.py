@@ -133,8 +133,7 @@ def _as_stored(
         found.add(side)
         plain = {pair.key: model[getattr(pair, side).names[0]] for pair in mine}
         pairs = [
-            _with_side(pair, side, plain[pair.key]) if pair.key in plain else pair
-            for pair in pairs
+            _with_side(pair, side, plain[pair.key]) if pair.key in plain else pair for pair in pairs
         ]
     return pairs, frozenset(found)
 
