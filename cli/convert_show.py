@@ -16,6 +16,7 @@ STEPS: Mapping[str, str] = {
     "Added": "norm weights +1 in GGUF",
     "RowsPermuted": "q and k rows in the rope order of GGUF",
     "Transposed": "matrices transposed",
+    "TransposedEach": "matrices transposed",
     "Oriented": "matrices transposed where they are stored so",
     "Reshaped": "reshaped",
     "Split": "fused tensors apart or together",

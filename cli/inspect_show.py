@@ -17,10 +17,10 @@ def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> N
     _file(body)
     if body["architecture"] is None and body["summary"]["kind"] == "model":
         named = body.get("architecture_named")
-        render.warn(
-            f"{named + ': ' if named else ''}{body['architecture_error']}",
-            "unread_configuration" if named else "unknown_architecture",
-        )
+        if named:
+            render.warn(f"{named}: {body['architecture_error']}", "unread_configuration")
+        else:
+            render.warn(body["architecture_error"], "unknown_architecture")
     elif body["architecture"] is not None:
         _hyperparameters(body, verbose)
         _warnings(body)

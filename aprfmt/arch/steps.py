@@ -175,7 +175,7 @@ class TransposedEach:
         return self.undo(logical, hp)
 
     def __str__(self) -> str:
-        return "Transposed"
+        return "TransposedEach"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Pairing: the union of both files' tensors by role; the unmatched stay in the denominator."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aprfmt.compare.diffs import SideRelation
 from aprfmt.errors import ArchError
@@ -106,8 +106,50 @@ def align(a: Model, b: Model) -> Alignment:
     for key in dict.fromkeys((*roles_a, *roles_b)):
         pairs.append(TensorPair(key, roles_a.get(key), roles_b.get(key)))
     pairs = [_tied(pair, a, b) for pair in pairs]
+    pairs, mislabelled = _as_stored(pairs, a, b)
     more, between = _by_name(a, b, _unclaimed(a), _unclaimed(b))
-    return Alignment((*pairs, *more), True, (), (*_relations(a, b), *between))
+    related = tuple(
+        one
+        for one in _relations(a, b)
+        if one.relation.kind != "axes" or one.side not in mislabelled
+    )
+    return Alignment((*pairs, *more), True, (), (*related, *between))
+
+
+def _as_stored(
+    pairs: list[TensorPair], a: Model, b: Model
+) -> tuple[list[TensorPair], frozenset[str]]:
+    """Return the pairs with a side's turned weights as stored where only their shapes are turned.
+
+    The shapes of one file do not tell that from turned values: equal bytes on both sides do. The
+    second item are the sides, "a" or "b", of which this is so.
+    """
+    found: set[str] = set()
+    for side, model in (("a", a), ("b", b)):
+        names = {n for one in model.relations if one.kind == "axes" for n in one.where}
+        mine = [p for p in pairs if (v := getattr(p, side)) is not None and names & {*v.names}]
+        if not mine or not _same_bytes(mine[0]):
+            continue
+        found.add(side)
+        plain = {pair.key: model[getattr(pair, side).names[0]] for pair in mine}
+        pairs = [
+            _with_side(pair, side, plain[pair.key]) if pair.key in plain else pair for pair in pairs
+        ]
+    return pairs, frozenset(found)
+
+
+def _with_side(pair: TensorPair, side: str, view: View) -> TensorPair:
+    """Return a pair with another view of one side."""
+    return replace(pair, a=view) if side == "a" else replace(pair, b=view)
+
+
+def _same_bytes(pair: TensorPair) -> bool:
+    """Say whether both sides of a pair are one stored tensor of the same bytes."""
+    sides = [side for side in (pair.a, pair.b) if side is not None and len(side.stored) == 1]
+    if len(sides) != 2 or any(side.stored[0].parts for side in sides):
+        return False
+    one, other = (side.stored[0] for side in sides)
+    return one.info.nbytes == other.info.nbytes and one.raw() == other.raw()
 
 
 def _by_name(

@@ -184,7 +184,9 @@ def read_under(
     drafts = heads(spec, style, hyper, [name for name in tensors if name not in codes], packed)
     end = int(hyper["n_layers"]) if style in spec.draft else None
     bound, draft = _apart(without_partial(bound, hyper), drafts, tuple(tensors), end)
-    bound, axes = turned(spec, bound, said, hyper, model.path)
+    axes: tuple[Relation, ...] = ()
+    if model.format == "safetensors":  # APR and GGUF writers turn shapes by hand: values may stand
+        bound, axes = turned(spec, bound, said, hyper, model.path)
     roles = _roles(tensors, model, bound, hyper)
     logical = {key: role.shape for key, role in roles.items()}
     for head in drafts:

@@ -69,8 +69,6 @@ def is_whole(found: "Resolution") -> bool:
 
 def with_key(model: "Model", key: str, value: Value) -> "Model":
     """Return a model that reads the same files with one key of its configuration changed."""
-    from aprfmt.model import Model
-
     source, folder = model.source, model.folder
     if folder is not None and folder.config is not None:
         folder = replace(folder, config=_changed(folder.config, key.split("."), value))
@@ -78,7 +76,7 @@ def with_key(model: "Model", key: str, value: Value) -> "Model":
         keyed = RenamedSource(source, ())
         keyed.metadata = {**source.metadata, key: value}
         source = keyed
-    return Model(source, folder, model.forced, model.allow_missing)
+    return type(model)(source, folder, model.forced, model.allow_missing)
 
 
 def at(model: "Model", key: str) -> Value:

@@ -55,6 +55,18 @@ def test_turned_weights_are_one_cause_and_are_turned_back(label: str, tmp_path: 
     assert not open_model(tmp_path / "f16").relations
 
 
+def test_shapes_turned_without_their_values_are_not_called_transposed(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "good")
+    bad = edited(
+        tmp_path / "good", tmp_path / "bad",
+        lambda held: {n: t.reshape(t.shape[::-1]) if ".mlp." in n else t for n, t in held.items()},
+    )  # fmt: skip
+    report = aprfmt.diff(tmp_path / "good", bad)
+    assert report.relations == () and report.exit_code() == 1
+    (finding,) = report.findings
+    assert finding.cause == "transpose" and "only the shape" in finding.text
+
+
 def test_one_turned_matrix_is_no_relation(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path / "good")
     one = "model.layers.0.mlp.up_proj.weight"

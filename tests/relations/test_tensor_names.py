@@ -1,7 +1,7 @@
 """Names of tensors that one rename maps to those readers look for.
 
-Seen red: the prefix search left out, components compared without their numbers, a relation on both
-sides counted as a difference, the rename not applied to the modules that a quantization names.
+Seen red: the prefix search left out, a relation on both sides counted as a difference, the rename
+not applied to the modules that a quantization names.
 """
 
 import json

@@ -11,10 +11,16 @@ from aprfmt.formats import mapped
 from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.jsonio import loads
 from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
-from aprfmt.formats.safetensors.index import IndexFault, check_map, stale_for, unlisted
+from aprfmt.formats.safetensors.index import (
+    IndexFault,
+    check_map,
+    complete_set,
+    stale_for,
+    unlisted,
+)
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import ParsedSafe, merge_metadata, parse
-from aprfmt.remote.paths import each, place
+from aprfmt.remote.paths import each, is_remote, place
 
 
 class SafeShard(mapped.Shard[ParsedSafe]):
@@ -111,6 +117,8 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     others = stale_for(path, homes, faults)
     if others is not None:
         homes = others
+    elif faults is not None and not is_remote(path) and {*homes} < {*complete_set(path)}:
+        homes = complete_set(path)  # a part of a whole set is named: the rest is its, too
     elif partial:
         for file_name, shard_path in homes.items():
             if not shard_path.exists():
