@@ -13,22 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.codecs.dialect import OF_INPUTS
-from aprfmt.conversion.kept import (
-    KEYS,
-    TEMPLATE,
-    VOCABULARY,
-    file_names,
-    foreign,
-    kept,
-    kind_of,
-    template,
-)
+from aprfmt.conversion.kept import KEYS, TEMPLATE, VOCABULARY, file_names, kept, template
 from aprfmt.conversion.options import Drops
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY, json_object
+from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.resolve import spellings_by_name
+from aprfmt.model.sidecar_files import companion_kind
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -121,7 +113,7 @@ def _record(model: Model) -> Mapping[str, Any]:
 def files(source: Model, fate: Callable[[str, str], Entry]) -> Iterator[Entry]:
     """Yield an entry for every companion file of a source; `fate(name, kind)` makes it."""
     for name in file_names(source):
-        kind = kind_of(name)
+        kind = companion_kind(name)
         if kind:
             yield fate(name, kind)
 

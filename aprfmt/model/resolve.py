@@ -42,6 +42,7 @@ class Resolution:
     unread_roles: frozenset[str] = frozenset()  # the missing roles that those are
     buffers: tuple[str, ...] = ()  # stored tensors that loaders compute themselves
     draft: tuple[str, ...] = ()  # the stored tensors of draft heads
+    native: "KeyReport | None" = None  # of the container's own keys, where config.json is carried
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
@@ -134,7 +135,8 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
     first = first_head(spec, style, model)
     if first is not None:  # its block is no layer of the model
         shapes = {key: each for key, each in shapes.items() if (split_key(key)[0] or 0) < first}
-    hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes)
+    hyper, reports, notes, demanded = read_hyperparameters(model, spec, shapes)
+    report, native = reports
     drafts = heads(spec, style, hyper, [name for name in model if name not in codes], packed)
     end = int(hyper["n_layers"]) if style in spec.draft else None
     bound, draft = _apart(without_partial(bound, hyper), drafts, tuple(model), end)
@@ -146,7 +148,7 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
     left = unread.roles(spec, style, hyper, found.missing) if unread else frozenset()
     return Resolution(
         spec, hyper, roles, report, bound.unbound, found, tuple(notes), unread, left, bound.buffers,
-        draft,
+        draft, native,
     )  # fmt: skip
 
 
@@ -251,11 +253,12 @@ def one_tensor(model: "Model", name: str) -> "tuple[str, View]":
 
 def read_hyperparameters(
     model: "Model", spec: "ArchSpec", shapes: Mapping[str, tuple[int, ...]]
-) -> "tuple[HyperParams, KeyReport, list[Note], dict[str, Value]]":
+) -> "tuple[HyperParams, tuple[KeyReport, KeyReport | None], list[Note], dict[str, Value]]":
     """Read every key style the file has and reconcile them, native keys first.
 
-    The last item says, for parts whose presence the tensors show (biases, say), whether the keys,
-    or else the tables, require them.
+    The reports are that of config.json where there is one, else of the container's keys; and that
+    of the container's keys where both are there. The last item says, for parts whose presence the
+    tensors show (biases, say), whether the keys, or else the tables, require them.
     """
     from aprfmt.arch.hyper import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
@@ -273,15 +276,15 @@ def read_hyperparameters(
                 f"{subject}: no config.json beside the weights, so eps, theta and the head counts "
                 "are not known; put the model's config.json there"
             )
-        return *carried, [], _demanded(carried[1])
+        return carried[0], (carried[1], None), [], _demanded(carried[1])
     arch_key = model.metadata.get("general.architecture", "")
     facts = Facts(model.key_style, model.metadata, shapes, str(arch_key), model, model.style or "")
     native = read_hyper(spec, facts, subject, complete=carried is None)
     if carried is None:
-        return *native, [], _demanded(native[1])
+        return native[0], (native[1], None), [], _demanded(native[1])
     rows, notes = reconcile(native[0], carried[0], subject)
     demanded = _demanded(carried[1]) | _demanded(native[1], stated=True)
-    return HyperParams(rows, subject), carried[1], notes, demanded
+    return HyperParams(rows, subject), (carried[1], native[1]), notes, demanded
 
 
 def _demanded(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:

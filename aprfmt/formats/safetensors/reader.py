@@ -26,7 +26,8 @@ class SafetensorsSource(mapped.MappedSource[SafeShard]):
     """An open safetensors model: one file, or all shards of an index.
 
     `metadata` is `__metadata__` (strings only), merged over the shards of a sharded model.
-    `index_metadata` is that of the index, {} without an index. The format has no version.
+    `index_metadata` is that of the index, `weight_map` its entries (tensor -> file); both are {}
+    without an index. The format has no version.
     """
 
     format = "safetensors"
@@ -40,6 +41,7 @@ class SafetensorsSource(mapped.MappedSource[SafeShard]):
         tensors: Mapping[str, LazyTensor],
         index_metadata: Mapping[str, Value],
         notes: Sequence[Note] = (),
+        weight_map: Mapping[str, str] | None = None,
     ) -> None:
         merged, more = merge_metadata(
             {str(shard.file.path): shard.parsed.metadata for shard in shards}
@@ -47,6 +49,7 @@ class SafetensorsSource(mapped.MappedSource[SafeShard]):
         super().__init__(path, shards, [*notes, *more])
         self.tensors = tensors
         self.index_metadata = index_metadata
+        self.weight_map: Mapping[str, str] = weight_map or {}
         self.metadata: Mapping[str, Value] = merged
 
     @property
@@ -126,7 +129,9 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
         if total is not None and total != found and not notes and sound:
             text = f"total_size is {total!r}, the tensors of all shards take {found} bytes"
             notes.append(Note("warning", str(path), text, "index_size"))
-        source = SafetensorsSource(path, list(shards.values()), tensors, metadata, notes)
+        source = SafetensorsSource(
+            path, list(shards.values()), tensors, metadata, notes, weight_map
+        )
         stack.pop_all()
         return source
 
