@@ -1,12 +1,13 @@
 """What comparing two models gives: frozen records with numbers, no sentences."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff, SideVerdicts
+from aprfmt.model.ledger import Compared, Ledger, NotCompared, Pronounced, Words, pronounce
 
 # Worst first: the order of human output.
 TensorVerdict = Literal[
@@ -23,6 +24,8 @@ VERDICTS: tuple[TensorVerdict, ...] = get_args(TensorVerdict)
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 EQUAL: frozenset[TensorVerdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
+_ONE_SIDED = ("ONLY_IN_A", "ONLY_IN_B")
+WORDS = Words("equal", "different", "not decided")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,9 @@ class DiffReport:
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
     generation: tuple[KeyDiff, ...] = ()
     beside: SideVerdicts | None = None  # verdicts on tokenizer, template and generation config
+    not_compared: tuple[NotCompared, ...] = ()  # items that no comparison by meaning covers
+    ledgers: tuple[Ledger, Ledger] | None = None
+    compared: Mapping[str, int] = field(default_factory=dict)  # things of the other sections
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -209,17 +215,31 @@ class DiffReport:
         )
         return ranked[:count]
 
-    def exit_code(self, accept: Sequence[str] = ()) -> int:
-        """0 equal, 1 different (WITHIN too unless accepted), 2 if a file is damaged or unreadable.
+    def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
+        """Return the verdict over both ledgers and what was compared.
 
-        Damage is 2 also where all other tensors are equal.
+        `accept`: "within" takes WITHIN for equal, `unread:PATTERN` items that were not compared.
         """
-        verdicts = {tensor.verdict for tensor in self.tensors}
-        if "UNREADABLE" in verdicts or self.damage:
-            return 2
-        fine = EQUAL | ({"WITHIN"} if "within" in accept else set())
+        fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
         decisive = any(f.decisive for f in (*self.hyperparameters, *self.tokenizer))
-        return 1 if decisive or verdicts - fine else 0
+        differs = decisive or any(tensor.verdict not in fine for tensor in self.tensors)
+        done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
+        counts = {"tensors": (done, len(self.tensors))}
+        if not self.tensors:
+            counts = {name: (count, count) for name, count in self.compared.items()}
+        unreadable = [
+            NotCompared("tensor", tensor.key, "unreadable")
+            for tensor in self.tensors
+            if tensor.verdict == "UNREADABLE"
+        ]
+        broken = [NotCompared("file", one.where, "unreadable", one.text) for one in self.damage]
+        detail = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
+        left = (*self.not_compared, *unreadable, *broken)
+        return pronounce(WORDS, Compared(differs, counts, left, detail), accept)
+
+    def exit_code(self, accept: Collection[str] = ()) -> int:
+        """0 equal, 1 different (WITHIN too unless accepted), 2 if that could not be decided."""
+        return self.pronounced(accept).exit
 
     @property
     def equal(self) -> bool:
@@ -230,13 +250,12 @@ class DiffReport:
         """Return what a notebook shows: the verdict, the findings, the worst tensors."""
         from aprfmt.base.notebook import ROWS, Card, Table
 
-        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items() if count)
-        words = {0: "equal", 1: "different", 2: "damaged or unreadable"}[self.exit_code()]
+        found = self.pronounced()
         within = self.exit_code(["within"]) == 0
         apart = [one for one in self.worst() if one.verdict not in EQUAL]
         fields = [row for row in (*self.hyperparameters, *self.tokenizer) if row.decisive]
         return Card(
-            f"{self.a} | {self.b}", f"{words}: {counts or 'no tensor compared'}",
+            f"{self.a} | {self.b}", found.says,
             "good" if self.equal else "warn" if within else "bad", (),
             [Table(("finding", ""), [(one.cause, one.text) for one in self.findings],
                    len(self.findings)),
@@ -248,10 +267,15 @@ class DiffReport:
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `--json`."""
+        found = self.pronounced()
+        ledgers = zip("ab", self.ledgers or (), strict=False)
         return {
             "a": self.a,
             "b": self.b,
             "equal": self.equal,
+            "says": found.says,
+            "not_compared": [asdict(row) for row in found.not_compared],
+            "ledger": {side: each.to_json() for side, each in ledgers},
             "counts": dict(self.counts),
             "hyperparameters": [asdict(row) for row in self.hyperparameters],
             "tokenizer": [asdict(row) for row in self.tokenizer],
