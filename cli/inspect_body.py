@@ -1,6 +1,6 @@
 """What `aprfmt inspect` says of a file, key by key."""
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from aprfmt.base.outcome import Outcome
 from aprfmt.base.protocols import Value
@@ -73,6 +73,7 @@ class ArchFacts(TypedDict, total=False):
     conflicts: list[str]
     roles: RolesFound
     unclaimed: list[str]
+    towers: dict[str, int]
     draft: list[str]
 
 
@@ -91,7 +92,9 @@ class InspectBody(ArchFacts, total=False):
     metadata_names: dict[str, str]
     config: str | None
     tokenizer: dict[str, object]
+    unread: list[str]
     summary: InspectSummary
     damage: list[dict[str, object]]
+    account: dict[str, Any]
     checksum: Outcome
     html: str
