@@ -1,0 +1,64 @@
+"""What no table lists is unread, and no command says equal over it.
+
+Seen red: a kind of item that the ledger leaves out, a namespace taken for known as a whole, unread
+items left out of the verdict, one on one side only taken for equal.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from aprfmt.checks import validate
+from aprfmt.model import open_model
+from aprfmt.model.ledger import READINGS, ledger
+from tests.cli.run import aprfmt as command
+from tests.ledger.planted import CASES, MANY
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fifty_planted_are_fifty_unread(case: str, tmp_path: Path) -> None:
+    make, plant, kind = CASES[case]
+    clean = make(tmp_path / "clean")
+    with open_model(clean) as model:
+        before = ledger(model)
+    assert before.unread == () and before.unreadable == ()
+    a, same, other = (make(tmp_path / name) for name in ("a", "b", "c"))
+    for path, seed in ((a, 1), (same, 1), (other, 2)):
+        plant(path, seed)
+    with open_model(a) as model:
+        found = ledger(model)
+    assert [item.kind for item in found.unread] == [kind] * MANY
+    assert sum(found.counts.values()) == len(found.items) == len({*map(repr, found.items)})
+    assert len(found.items) >= len(before.items) + MANY
+
+    done = command("diff", a, same, "--json")
+    assert (done.code, done.json["equal"]) == (0, True), done.json["says"]
+    if kind != "tensor":  # those are compared one by one, as any other tensor
+        states = [row["state"] for row in done.json["not_compared"]]
+        assert states == ["equal"] * MANY and "not read here" in done.json["says"]
+    for left, right in ((a, clean), (clean, a), (a, other)):
+        done = command("diff", left, right, "--json")
+        assert (done.code, done.json["equal"]) == (1, False), done.json["says"]
+    if kind != "tensor":
+        states = [row["state"] for row in done.json["not_compared"]]
+        assert states == ["unequal"] * MANY
+        assert command("diff", a, clean, "--accept", "unread:re:planted").code == 0
+        assert command("diff", a, clean, "--accept", "unread:nothing*").code == 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_inspect_and_validate_name_them(case: str, tmp_path: Path) -> None:
+    make, plant, kind = CASES[case]
+    path = make(tmp_path / "m")
+    plant(path, 1)
+    done = command("inspect", path, "--account", "--json")
+    account = done.json["account"]
+    assert len(account["unread"]) == account["counts"]["unread"] == MANY
+    assert account["kinds"][kind]["unread"] == MANY
+    assert set(account["counts"]) == set(READINGS)
+    shown = command("inspect", path, "--account").out
+    assert shown.count("  unread: ") == MANY
+    report = validate(path)
+    checked = [one for one in report.warnings if one.check in ("unread", "unexpected")]
+    assert len(checked) == MANY and "not read here" in report.pronounced().says
+    assert validate(path, strict=True).exit_code == 1
