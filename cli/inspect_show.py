@@ -105,12 +105,7 @@ def _encodings(body: "InspectBody") -> None:
 def _account(account: Mapping[str, Any]) -> None:
     """Print how many items are read how, by kind, and every one that is not."""
     render.line("account", style="head")
-    rows = [
-        (reading, kind, str(counts[reading]))
-        for reading in account["counts"]
-        for kind, counts in account["kinds"].items()
-        if reading in counts
-    ]
+    rows = [(row["reading"], row["kind"], str(row["items"])) for row in account["kinds"]]
     render.table([*rows, ("all", "", str(account["items"]))], ("reading", "kind", "items"), "llr")
     for title in ("contradicted", "unread"):
         for one in account[title]:

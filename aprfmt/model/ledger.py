@@ -121,27 +121,19 @@ class Ledger:
         """Return the items of a kind by name."""
         return {item.name: item for item in self.items if item.kind == kind}
 
-    def table(self) -> list[tuple[str, str, int, str]]:
-        """Return (reading, kind, how many, the first names) of every pair that has items."""
-        found: dict[tuple[str, str], list[str]] = {}
-        for item in self.items:
-            found.setdefault((item.reading, item.kind), []).append(item.name)
-        rows = [(reading, kind) for reading in READINGS for kind in KINDS]
-        return [
-            (*row, len(found[row]), ", ".join(found[row][:_SHOWN])) for row in rows if row in found
-        ]
-
     def to_json(self) -> dict[str, Any]:
         """Return plain data: counts by reading and by kind, the unread and the contradicted."""
-        kinds: dict[str, dict[str, int]] = {}
-        for item in self.items:
-            row = kinds.setdefault(item.kind, {})
-            row[item.reading] = row.get(item.reading, 0) + 1
+        kinds = Counter((item.reading, item.kind) for item in self.items)
+        rows = [(reading, kind) for reading in READINGS for kind in KINDS]
         listed = ("unread", "contradicted")
         return {
             "items": len(self.items),
             "counts": dict(self.counts),
-            "kinds": kinds,
+            "kinds": [
+                {"reading": reading, "kind": kind, "items": kinds[reading, kind]}
+                for reading, kind in rows
+                if kinds[reading, kind]
+            ],
             **{
                 name: [
                     {"kind": item.kind, "name": item.name, "why": item.of}
@@ -804,8 +796,9 @@ def pronounce(words: Words, compared: Compared, accept: Collection[str] = ()) ->
     counted = sum(done for done, _ in compared.counts.values())
     known = [row for row in equal if row.state == "equal"]
     if unreadable or not (counted or known or passed):
-        rest = _listed("; could not be compared", unreadable) or "; nothing was compared"
-        return Pronounced(words.undecided, f"{words.undecided}{of}{rest}", 2, left)
+        rest = _listed("; could not be compared", unreadable)
+        nothing = "" if rest or compared.scope else "; nothing was compared"
+        return Pronounced(words.undecided, f"{words.undecided}{plain}{rest}{nothing}", 2, left)
     if passed:
         rest = _listed("; accepted, not compared", passed) + _listed("; not read here", equal)
         return Pronounced(words.yes, f"{words.yes} in what was compared{of}{rest}", 0, left)

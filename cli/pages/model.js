@@ -241,9 +241,7 @@ if (found.hyperparameters) tablePart("Hyperparameters", "Each with the place its
 if (data.metadata.length) tablePart("Metadata", "", ["key", "value"], data.metadata);
 const account = found.account;
 if (account) {
-  const counted = Object.keys(account.counts).flatMap((reading) => Object.entries(account.kinds)
-    .filter(([, counts]) => counts[reading]).map(([kind, counts]) =>
-      [reading, kind, counts[reading], ""]));
+  const counted = account.kinds.map((row) => [row.reading, row.kind, row.items, ""]);
   const named = ["contradicted", "unread"].flatMap((reading) => account[reading]
     .map((one) => [reading, one.kind, one.name, one.why]));
   tablePart("Account", `${plural(account.items, "item")}: everything the model is made of, by how ` +
