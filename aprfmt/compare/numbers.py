@@ -48,6 +48,8 @@ class PairSums:
             return
         wide_x, wide_y = wide(x), wide(y)
         error = wide_x - wide_y
+        if x.dtype == y.dtype and x.dtype.kind in "iu" and x.dtype.itemsize == 8:
+            error = _exact(x, y)
         if np.isfinite(error).all():  # so are both: nothing has to be left out
             self._add_finite(x, y, wide_x, wide_y, error, base)
             return
@@ -114,6 +116,15 @@ class PairSums:
             self.nan_a, self.nan_b, self.inf_a, self.inf_b, math.sqrt(self.aa), math.sqrt(self.bb),
             self.odd.result(self.shape),
         )  # fmt: skip
+
+
+def _exact(x: "Array", y: "Array") -> "Array":
+    """Return x - y of 64-bit integers, of which float64 does not hold every one."""
+    above, below = x.view(np.uint64), y.view(np.uint64)
+    larger = x >= y
+    size = np.where(larger, above - below, below - above).astype(np.float64)
+    signed: Array = np.where(larger, size, -size)
+    return signed
 
 
 def _ulp(x: "Array", y: "Array") -> int:
