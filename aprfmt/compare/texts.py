@@ -104,12 +104,12 @@ def beside(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
 
 
 def lacking_tokenizer(a: "Model", b: "Model", tokens: "TokensReport") -> tuple[NotCompared, ...]:
-    """Return the tokenizer as an item that was not compared; () where it was, or there is none.
+    """Return what of the tokenizers was not compared: all, where one cannot be read or is lacking.
 
     One of a kind that is not read here is held together by its bytes.
     """
     if tokens.checked or not tokens.carried:
-        return ()
+        return tokens.left
     if len(tokens.carried) == 1:
         state: State = "only in A" if tokens.carried == "A" else "only in B"
         return (NotCompared("part", "tokenizer", state),)

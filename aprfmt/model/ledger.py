@@ -60,7 +60,9 @@ class Item:
         return self.reading == "unread"
 
 
-State = Literal["equal", "unequal", "only in A", "only in B", "unreadable", "unread"]
+State = Literal[
+    "equal", "unequal", "only in A", "only in B", "unreadable", "unread", "no counterpart"
+]
 OPEN: frozenset[State] = frozenset({"unreadable"})  # nothing is known
 APART: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})
 
@@ -70,7 +72,8 @@ class NotCompared:
     """An item that was not compared by its meaning: what is known of it all the same.
 
     `state`: its bytes are equal or unequal on both sides, it is on one side only, it cannot be
-    read; `unread` where there is one model only.
+    read; `unread` where there is one model only; `no counterpart` where the other side's format
+    has no place for it, by the convention of its writers.
     """
 
     kind: str
@@ -380,9 +383,10 @@ class _Maker:
                 said = self._of_tower(path) or said
             if said is None:
                 bare = path.removeprefix(f"{inner}.") if inner else path
-                row = known.get(bare) or known.get(bare.partition(".")[0])
-                said = ("unread", "") if row is None else (row.reading, row.source)
-            yield Item("config key", path, *said, value)
+                known_row = known.get(bare) or known.get(bare.partition(".")[0])
+                unknown: tuple[Reading, str] = ("unread", "")
+                said = unknown if known_row is None else (known_row.reading, known_row.source)
+            yield Item("config key", path, said[0], said[1], value)
 
     def _of_tower(self, path: str) -> tuple[Reading, str] | None:
         """Return what a key is in a tower's section; None where it stands in none."""
@@ -667,7 +671,7 @@ def same_content(x: Value, y: Value) -> bool:
     x, y = (each() if isinstance(each, partial) else each for each in (x, y))
     if isinstance(x, Path) and isinstance(y, Path):
         return _same_file(x, y)
-    return _plain(x) == _plain(y)
+    return bool(_plain(x) == _plain(y))
 
 
 def _same_file(x: Path, y: Path) -> bool:
@@ -782,25 +786,26 @@ def pronounce(words: Words, compared: Compared, accept: Collection[str] = ()) ->
     apart = [row for row in left if row.state in APART]
     unreadable = [row for row in left if row.state in OPEN]
     equal = [row for row in left if row.state in ("equal", "unread")]
+    outside = _listed("; not compared", [row for row in left if row.state == "no counterpart"])
     scope = compared.says
     of = f": {scope}" if scope else ""
     plain = f", {scope}" if scope else ""
     plain += f": {compared.detail}" if compared.detail else ""
     plain = compared.scope or plain
-    if compared.differs:
-        rest = _listed("; not compared", [*apart, *unreadable])
-        return Pronounced(words.no, f"{words.no}{plain}{rest}", 1, left)
-    if apart:
-        rest = _listed("; not compared", [*apart, *unreadable])
-        return Pronounced(words.no, f"{words.yes} in what was compared{of}{rest}", 1, left)
     counted = sum(done for done, _ in compared.counts.values())
+    if compared.differs or apart:
+        rest = _listed("; not compared", [*apart, *unreadable]) + outside
+        held = f"{words.yes} in what was compared{of}" if counted else words.no
+        begin = f"{words.no}{plain}" if compared.differs else held
+        return Pronounced(words.no, f"{begin}{rest}", 1, left)
     known = [row for row in equal if row.state == "equal"]
     if unreadable or not (counted or known or passed):
         rest = _listed("; could not be compared", unreadable)
         nothing = "" if rest or compared.scope else "; nothing was compared"
         return Pronounced(words.undecided, f"{words.undecided}{plain}{rest}{nothing}", 2, left)
-    if passed:
+    if passed or outside:
         rest = _listed("; accepted, not compared", passed) + _listed("; not read here", equal)
+        rest += outside
         return Pronounced(words.yes, f"{words.yes} in what was compared{of}{rest}", 0, left)
     return Pronounced(words.yes, f"{words.yes}{plain}{_listed('; not read here', equal)}", 0, left)
 

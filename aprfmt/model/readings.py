@@ -252,7 +252,7 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
             _GENERATION,
         ),
         KeyPattern(
-            r"(max|min)(_new)?_(length|tokens)|max_time|early_stopping|do_sample|num_beams|"
+            r"(max|min)(_new)?_(length|tokens)|max_cache_len|max_time|early_stopping|do_sample|num_beams|"
             r"num_beam_groups|penalty_alpha|dola_layers|use_cache|use_mtp|cache_\w+|"
             r"temperature|top_[khp]|min_p|typical_p|epsilon_cutoff|eta_cutoff|"
             r"diversity_penalty|(encoder_)?repetition_penalty|length_penalty|"
