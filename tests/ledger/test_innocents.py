@@ -18,7 +18,9 @@ from aprfmt.model import open_model
 from aprfmt.model.ledger import ledger
 from aprfmt.model.readings import FILES, METADATA, pattern_of
 from aprfmt.model.sidecar_files import ROWS as FILE_ROWS
+from tests.arch.listed import LISTED
 from tests.cli.run import aprfmt as command
+from tests.conversion.folders import tensors_of, write_mixed
 from tests.models import IN_GGUF, MAKERS, save_tiny
 
 ONE_EACH = sorted({prefix: name for name, (prefix, _) in MAKERS.items()}.values())
@@ -79,3 +81,33 @@ def test_the_demo_models_files_are_read(demo_model: Path, tmp_path: Path) -> Non
         done = command("diff", demo_model, tmp_path / name, "--json")
         assert (done.code, done.json["not_compared"]) == (0, [])
         assert json.loads(json.dumps(found.to_json())) == found.to_json()
+
+
+TOWERS = ("gemma3_vision", "qwen2_5_vl_vision", "qwen3_vl_vision")
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_tower_is_read_where_loaders_read_it(name: str, tmp_path: Path) -> None:
+    """Below the language model's prefix no loader looks for it."""
+    pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    import transformers
+
+    auto: Any = transformers
+    _, kind, loader, values = LISTED[name]
+    model = getattr(auto, loader).from_config(auto.AutoConfig.for_model(kind, **values))
+    model.save_pretrained(tmp_path / "m")
+    rows = dict(tensors_of(tmp_path / "m"))
+    with open_model(tmp_path / "m") as opened:
+        found = [item for item in ledger(opened).items if item.kind == "tensor"]
+    towers = {item.name for item in found if item.of == f"tower {name}"}
+    assert towers and [item for item in found if item.unread] == []
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "config.json").write_bytes((tmp_path / "m" / "config.json").read_bytes())
+    moved = {f"language_model.{key}" if key in towers else key: row for key, row in rows.items()}
+    write_mixed(tmp_path / "moved" / "model.safetensors", moved)
+    with open_model(tmp_path / "moved") as opened:
+        unread = {item.name for item in ledger(opened).unread if item.kind == "tensor"}
+    assert unread == {f"language_model.{key}" for key in towers}
+    shown = command("inspect", tmp_path / "moved").out.partition("\n")[0]
+    assert f"{len(towers)} tensors of no role" in shown
+    assert "of no role" not in command("inspect", tmp_path / "m").out.partition("\n")[0]
