@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from aprfmt.conversion import convert
@@ -140,3 +141,14 @@ def test_integers_that_differ_are_different(
     (row,) = done.json["tensors"]
     assert (row["verdict"], row["stats"]["changed"], done.code) == ("DIFFERENT", 1, 1)
     assert row["stats"]["max_abs_diff"] == {"U8": 16, "BOOL": 1, "I32": 16 << 16, "I64": 1}[kind]
+
+
+def test_arrays_of_which_none_maps_are_no_trace(demo_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "logprobs.npy", np.zeros(11, np.float32))
+    saved = tmp_path / "trace.safetensors"
+    args = ("trace", demo_model, "--map", tmp_path / "arrays", "--ids", "1417,362,258")
+    done = command(*args, "-o", saved)
+    assert done.code == 2 and "none of its 1 arrays is a point" in done.err
+    assert "logprobs [11]" in done.err and not saved.exists()
+    assert (tmp_path / "trace.map.json").is_file()  # the proposal, to be corrected
