@@ -485,7 +485,8 @@ def folder_files(model: "Model") -> list[Path]:
     folder = model.folder
     if folder is None:
         return []
-    if is_remote(folder.path) or model.path.name not in (INDEX, WEIGHTS):
+    whole = model.path.name in (INDEX, WEIGHTS) and not is_remote(folder.path)
+    if not whole or not folder.path.is_dir():  # one that is only planned is not there yet
         return [folder.path / name for name in folder.texts]
     return sorted(folder.path.iterdir())
 

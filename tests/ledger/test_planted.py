@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.checks import validate
+from aprfmt.conversion import convert
 from aprfmt.model import open_model
 from aprfmt.model.ledger import READINGS, ledger
 from tests.cli.run import aprfmt as command
@@ -62,3 +63,21 @@ def test_inspect_and_validate_name_them(case: str, tmp_path: Path) -> None:
     checked = [one for one in report.warnings if one.check in ("unread", "unexpected")]
     assert len(checked) == MANY and "not read here" in report.pronounced().says
     assert validate(path, strict=True).exit_code == 1
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "files" in case or "keys" in case])
+def test_a_conversion_accounts_for_what_nothing_reads(case: str, tmp_path: Path) -> None:
+    """A key that the other container has a place for is kept; a file that nothing reads is not."""
+    make, plant, kind = CASES[case]
+    path = make(tmp_path / "m")
+    plant(path, 1)
+    for name in ("copy.gguf", "copy.apr"):
+        done = convert(path, tmp_path / name)
+        assert done.accounted is not None
+        entries = [one for one in done.accounted.entries if one.kind == f"unread {kind}"]
+        assert len(entries) == MANY
+        told = command("diff", path, tmp_path / name, "--json")
+        fates = {one.fate for one in entries}
+        assert told.code == (0 if fates == {"copied"} else 1), (fates, told.json["says"])
+        if kind == "file":
+            assert fates == {"dropped"}
