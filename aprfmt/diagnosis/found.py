@@ -132,6 +132,7 @@ class Diagnosis:
     coverage: CoverageText = field(default_factory=CoverageText)
     left: tuple[NotCompared, ...] = ()  # of two models: what was not compared by its meaning
     ledgers: tuple[Ledger, Ledger] | None = None
+    accept: tuple[str, ...] = ()  # `unread:PATTERN`s: items that count as equal all the same
 
     @property
     def verdict(self) -> Verdict:
@@ -155,7 +156,8 @@ class Diagnosis:
         differs = found not in ("same", "precision")
         # That nothing at all was compared is `reason`: where it is "", something was.
         compared = Compared(differs, {"levels": (max(1, len(self.checked)),) * 2}, self.left)
-        return pronounce(Words("same" if differs else found, KINDS[found]), compared)
+        words = Words("same" if differs else found, KINDS[found])
+        return pronounce(words, compared, self.accept)
 
     @property
     def lead(self) -> CauseFound | None:
@@ -236,7 +238,9 @@ class Diagnosis:
 
     def _not_compared(self) -> str:
         """Return the words about what was not compared; "" where all was."""
-        return listed_items(self.left)
+        left = self.pronounced.not_compared
+        taken = [row for row in self.left if row not in left]
+        return listed_items(left) + listed_items(taken, "; accepted, not compared")
 
     @property
     def proven(self) -> str:

@@ -811,11 +811,11 @@ def pronounce(words: Words, compared: Compared, accept: Collection[str] = ()) ->
     return Pronounced(words.yes, f"{words.yes}{plain}{_listed('; not read here', equal)}", 0, left)
 
 
-def listed_items(rows: Sequence[NotCompared]) -> str:
+def listed_items(rows: Sequence[NotCompared], begin: str = "; not compared") -> str:
     """Return what a sentence ends with about items that were not compared; "" without any."""
     equal = [row for row in rows if row.state == "equal"]
     others = [row for row in rows if row.state != "equal"]
-    return _listed("; not compared", others) + _listed("; not read here, and equal", equal)
+    return _listed(begin, others) + _listed("; not read here, and equal", equal)
 
 
 def _listed(begin: str, rows: Sequence[NotCompared]) -> str:

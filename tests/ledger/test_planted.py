@@ -47,6 +47,22 @@ def test_fifty_planted_are_fifty_unread(case: str, tmp_path: Path) -> None:
         assert command("diff", a, clean, "--accept", "unread:nothing*").code == 1
 
 
+@pytest.mark.parametrize("case", ["folder files", "folder config", "folder generation"])
+def test_diagnose_says_same_of_what_it_compared(case: str, tmp_path: Path) -> None:
+    make, plant, _ = CASES[case]
+    a, same, clean = (make(tmp_path / name) for name in "abc")
+    for path in (a, same):
+        plant(path, 1)
+    done = command("diagnose", a, same, "--json")
+    assert (done.code, done.json["verdict"]) == (0, "same")
+    done = command("diagnose", a, clean, "--json")
+    assert (done.code, done.json["class"], done.json["cause"]) == (1, "not_exercised", None)
+    assert len(done.json["not_compared"]) == done.json["ledger"]["a"]["counts"]["unread"] == MANY
+    assert "same in what was compared; not compared: " in done.json["sentence"]
+    done = command("diagnose", a, clean, "--accept", "unread:*planted*")
+    assert done.code == 0 and "accepted, not compared" in done.out
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_inspect_and_validate_name_them(case: str, tmp_path: Path) -> None:
     make, plant, kind = CASES[case]
