@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
+from aprfmt.base.text import shorten
 from aprfmt.cli import render, running
 from aprfmt.errors import FormatError, UsageError
 
@@ -70,8 +71,6 @@ def _nothing_mapped(
     arrays: Path, captures: "Captures", model: "Model", written: Path | None
 ) -> FormatError:
     """Return the error for arrays of which none is a point: an empty trace says nothing."""
-    from aprfmt.base.text import shorten
-
     named = [f"{shorten(name, 60)} {list(shape)}" for name, shape in captures.shapes.items()]
     shown = ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
     there = f"name them in {written}" if written else "save a mapping with -o and correct it"
