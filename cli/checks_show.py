@@ -25,8 +25,6 @@ def show_checks(checks: "Iterable[Check]") -> None:
 
 def show_validation(report: "Validation") -> None:
     """Print a line a check, its findings under it, and the verdict."""
-    from aprfmt.base.outcome import count_outcomes
-
     styles = STYLES | {"NOT_RUN": "dim"}  # what is not asked of this format is no warning
     width = max(len(check.name) for check in report.checks)
     for check in report.checks:
@@ -36,13 +34,7 @@ def show_validation(report: "Validation") -> None:
         noted = [one.finding for one in report.findings if one.check == check.name]
         for text in render.first(_sentences(noted, report.strict), LINES, " " * 9):
             render.line("         " + render.escape(text, 1000))
-    counts = count_outcomes(report.checks)
-    verdict = report.outcome.replace("_", "-")
-    render.line(
-        f"{verdict}: {counts['PASS']} passed, {counts['FAIL']} failed, "
-        f"{counts['NOT_RUN']} not run, {len(report.warnings)} warnings",
-        style=styles[report.outcome],
-    )
+    render.say(report.pronounced().says, style=styles[report.outcome])
 
 
 def _sentences(findings: "Sequence[Finding]", strict: bool) -> list[str]:

@@ -1,5 +1,6 @@
 """`aprfmt diagnose`: where two models, traces or runs first differ, and why."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -18,13 +19,14 @@ from aprfmt.cli.html import add_page
 @click.option(
     "--memory", callback=options.size, metavar="SIZE", help="Budget for decoded weights (2G)."
 )
+@options.accept()
 @options.html("Write a page: the chain of evidence, a map of all points.")
 @options.arch
 @options.force
 @options.common
 def command(
     a: str, b: str, model: str | None, ids: str | None, prompt: str | None, memory: int | None,
-    html: Path | None, arch: str | None, force: bool,
+    accept: tuple[str, ...], html: Path | None, arch: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Find where A and B first differ, and why.
 
@@ -32,8 +34,9 @@ def command(
     traces. The first line is the class with cause and place; then evidence, coverage (what was
     run, compared without a run, not reached) and the next step as a command.
 
-    Exit 0: the same, or precision; 1: a bug, a difference that no probe reached, or a derived
-    model (fine-tuned, merged); 2: they cannot be compared.
+    Exit 0: the same, or precision; 1: a bug, a difference that no probe reached, a derived model
+    (fine-tuned, merged), or something that nothing reads on one side only; 2: they cannot be
+    compared, or not in all that counts.
     """
     from aprfmt.cli.running import parse_ids
     from aprfmt.diagnosis import diagnose
@@ -44,6 +47,7 @@ def command(
             a, b, model=model, ids=None if ids is None else parse_ids(ids), prompt=prompt,
             arch=arch, memory=memory, progress=progress, notice=progress.say,
         )  # fmt: skip
+    result = replace(result, accept=accept)
     body = result.to_json()
     add_page(body, html, force, lambda: render_page(body))
     return render.emit(body, result.exit_code, lambda: diagnose_show.show(result))

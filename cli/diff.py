@@ -24,8 +24,7 @@ from aprfmt.errors import UsageError
 )
 @click.option("--top", type=click.IntRange(min=0), default=10, show_default=True,
               help="Show the worst N tensors.")  # fmt: skip
-@click.option("--accept", type=click.Choice(["within"]), multiple=True,
-              help="Count WITHIN (rounding of the coarser encoding) as equal.")  # fmt: skip
+@options.accept(within=True)
 @click.option("--base", type=options.Place(), metavar="SRC", help="The float source: "
               "say which quantized tensors derive from it byte for byte.")  # fmt: skip
 @click.option("--adapter", type=options.Place(), metavar="DIR", help="Say whether B is A "
@@ -49,9 +48,9 @@ def command(
 ) -> int:  # fmt: skip
     """Compare two models in any formats, tensor by tensor, by what they mean.
 
-    Exit 0: equal (layout-only differences are named), 1: different, 2: a file is damaged, or a
-    tensor could not be read; the others are compared. --sample exits 1 where a range differs, and 2
-    where none does: equality cannot be shown by ranges.
+    Exit 0: equal (layout-only differences are named), 1: different, or something that can carry
+    meaning is on one side only; 2: nothing differs, but something could not be compared. --sample
+    exits 1 where a range differs, and 2 where none does: equality cannot be shown by ranges.
     """
     from aprfmt.cli import diff_adapter, diff_html, diff_sampled, diff_show
 
@@ -69,10 +68,11 @@ def command(
             a, b, tensors=patterns, only=only or None, arch=arch, base=base, imatrix=imatrix,
             explain=explain, images=0 if html is None else diff_html.IMAGES, progress=progress,
         )  # fmt: skip
-    code = report.exit_code(accept)
+    found = report.pronounced(accept)
+    code = found.exit
     for note in report.notes:
         render.warn(note, "comparison")
     body = report.to_json()
     add_page(body, html, force, lambda: diff_html.render_page(report, code))
     told(report.damage)
-    return render.emit(body, code, lambda: diff_show.show(report, top, code))
+    return render.emit(body, code, lambda: diff_show.show(report, top, found))

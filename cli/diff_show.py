@@ -6,14 +6,18 @@ from aprfmt.base.named import meaning
 from aprfmt.cli import render
 from aprfmt.compare import DiffReport
 from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
+from aprfmt.model.ledger import Pronounced
 
 FINDINGS = 12  # causes shown
 LINES = 60  # of a chat template's diff
+LEFT = 8  # items shown that were not compared
+_STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
 
 
-def show(report: DiffReport, top: int, code: int) -> None:
-    """Print the verdict and the counts behind it, then the worst tensors."""
-    render.line(report.headline(code), style="bad" if code else "good")
+def show(report: DiffReport, top: int, found: Pronounced) -> None:
+    """Print the verdict and what it stands on, then the worst tensors."""
+    render.say(found.says, style=_STYLES[found.exit])
+    _not_compared(found)
     for one in report.relations:
         render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")
     _findings(report.findings)
@@ -42,6 +46,16 @@ def show(report: DiffReport, top: int, code: int) -> None:
     left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
+
+
+def _not_compared(found: Pronounced) -> None:
+    """List what was not compared by its meaning, and is not equal byte for byte."""
+    rows = [row for row in found.not_compared if row.state != "equal"]
+    if len(rows) < 2:
+        return
+    render.line("not compared", style="head")
+    for row in render.first(rows, LEFT, "  ", "more (--json)"):
+        render.say(f"  {row.says}", style="warn")
 
 
 def _findings(findings: Sequence[CauseGroup]) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
               help="All hyperparameters and their keys, tokenizer, notes.")  # fmt: skip
 @click.option("--metadata", "all_metadata", is_flag=True, help="Print every metadata key.")
 @click.option("--full", is_flag=True, help="With --metadata: arrays and long texts whole.")
+@click.option("--account", is_flag=True,
+              help="Everything the model is made of, by how it is read.")  # fmt: skip
 @click.option("--partial", is_flag=True, help="A cut file, or a missing one of a set, is no error.")
 @click.option("--verify", is_flag=True, help="Read every byte and check the file's own checksum.")
 @options.html("Write a page: where the bytes are, tensors, metadata, tokenizer, checks.")
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 @options.force
 @options.common
 def command(
-    model: Path, verbose: bool, all_metadata: bool, full: bool, partial: bool, verify: bool,
-    arch: str | None, paged: Paged,
+    model: Path, verbose: bool, all_metadata: bool, full: bool, account: bool, partial: bool,
+    verify: bool, arch: str | None, paged: Paged,
 ) -> int:  # fmt: skip
     """Say what a file is: in one line, then by part.
 
@@ -48,6 +50,10 @@ def command(
     with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
         body = inspect_facts.facts(opened, full)
         body["damage"], code = told(opened.damage, partial=partial)
+        if account or paged.html is not None:
+            from aprfmt.model.ledger import ledger
+
+            body["account"] = ledger(opened).to_json()
         if paged.html is not None:
             write(opened, body, paged)
         if verify:

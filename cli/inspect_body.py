@@ -1,6 +1,6 @@
 """What `aprfmt inspect` says of a file, key by key."""
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from aprfmt.base.outcome import Outcome
 from aprfmt.base.protocols import Value
@@ -74,8 +74,8 @@ class ArchFacts(TypedDict, total=False):
     conflicts: list[str]
     roles: RolesFound
     unclaimed: list[str]
+    towers: dict[str, int]
     draft: list[str]
-    towers: list[str]
 
 
 class InspectBody(ArchFacts, total=False):
@@ -94,7 +94,9 @@ class InspectBody(ArchFacts, total=False):
     config: str | None
     tokenizer: dict[str, object]
     relations: list[dict[str, object]]
+    unread: list[str]
     summary: InspectSummary
     damage: list[dict[str, object]]
+    account: dict[str, Any]
     checksum: Outcome
     html: str

@@ -21,6 +21,7 @@ def facts(opened: Model, full: bool = False) -> "InspectBody":
     body["relations"] = [relation.to_json() for relation in opened.relations]
     body["notes"] += [asdict(relation.note(opened.path)) for relation in opened.relations]
     body["tokenizer"] = _tokenizer(opened)
+    body["unread"] = _unread(opened)
     body["summary"] = summary(opened, body)
     return body
 
@@ -62,6 +63,18 @@ def _file(opened: Model, full: bool) -> "InspectBody":
     }
 
 
+def _unread(opened: Model) -> list[str]:
+    """Return the files and the keys that no table lists, each in words.
+
+    The tokenizer's files are parsed for --account alone; keys of a configuration of no known
+    architecture say nothing that its name has not said.
+    """
+    from aprfmt.model.ledger import ledger
+
+    found = ledger(opened, ("file", "index entry", "metadata key"))
+    return [f"{item.kind} {item.name}" + f" ({item.of})" * bool(item.of) for item in found.unread]
+
+
 def _whole(value: object) -> object:
     """Return a metadata value whole, arrays as lists."""
     return value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
@@ -85,7 +98,16 @@ def _model(opened: Model) -> "ArchFacts":
         {"level": "note", "where": where, "text": text, "key": "assumed"}
         for text in resolution.report.assumed
     ]
-    return {**resolved(resolution), "notes": notes}
+    from aprfmt.model.ledger import towers
+
+    found = {spec.name: names for spec, names in towers(opened)}
+    facts: ArchFacts = {**resolved(resolution), "notes": notes}
+    claimed = {name for names in found.values() for name in names}
+    facts["unclaimed"] = [name for name in facts["unclaimed"] if name not in claimed]
+    facts["towers"] = {name: len(names) for name, names in found.items()}
+    if others := [name for name in resolution.towers if name not in claimed]:
+        facts["towers"]["not read here"] = len(others)
+    return facts
 
 
 def _named(opened: Model) -> str:
@@ -141,5 +163,4 @@ def resolved(resolution: "Resolution") -> "ArchFacts":
         },
         "unclaimed": [name for name in resolution.unclaimed if name not in codes],
         "draft": list(resolution.draft),
-        "towers": list(resolution.towers),
     }

@@ -1,6 +1,7 @@
 """What `aprfmt inspect` prints: the answer first, then what it is made of."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.cli import render
 from aprfmt.cli.inspect_summary import absent
@@ -30,6 +31,8 @@ def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> N
         render.pairs(sorted(body["tokenizer"].items()) or [("none", "carries no tokenizer")])
     if metadata:
         _metadata(body, full)
+    if "account" in body:
+        _account(body["account"])
     for note in body["notes"]:
         if note["level"] == "warning" or note["key"] == "remark":
             render.warn(f"{note['where']}: {note['text']}", note["key"])
@@ -69,8 +72,9 @@ def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
     if body["draft"]:
         runs = "; aprfmt eval --draft runs it" if body["level"] == "full" else ""
         render.line(f"draft head: {len(body['draft'])} tensors{runs}")
-    if body["towers"]:
-        render.say(f"tower beside the language model: {len(body['towers'])} tensors")
+    for name, count in body["towers"].items():
+        todo = "" if " " in name else f"; aprfmt convert --arch {name} takes it out"
+        render.line(f"tower: {count} tensors, {name}{todo}")
     if body["unclaimed"]:
         render.say(f"tensors of no role: {', '.join(body['unclaimed'][:6])}")
 
@@ -101,6 +105,19 @@ def _encodings(body: "InspectBody") -> None:
         ("encoding", "tensors", "parameters", "bytes"),
         "lrrr",
     )
+
+
+def _account(account: Mapping[str, Any]) -> None:
+    """Print how many items are read how, by kind, and every one that is not."""
+    render.line("account", style="head")
+    rows = [(row["reading"], row["kind"], str(row["items"])) for row in account["kinds"]]
+    render.table([*rows, ("all", "", str(account["items"]))], ("reading", "kind", "items"), "llr")
+    for title in ("contradicted", "unread"):
+        for one in account[title]:
+            why = f": {one['why']}" if one["why"] else ""
+            render.say(f"  {title}: {one['kind']} {one['name']}{why}", style="warn")
+    for one in account["unreadable"]:
+        render.say(f"  cannot be read: {one['kind']} {one['name']}: {one['why']}", style="bad")
 
 
 def _metadata(body: "InspectBody", full: bool) -> None:

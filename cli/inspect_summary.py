@@ -157,6 +157,10 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         ):
             if rows:
                 found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
+    files = [one for one in body["unread"] if one.startswith("file ")]
+    if files:
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        found.append(f"{files[0]}{more}, which nothing reads")
     scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
     if scan != "nothing suspicious":
         found.append("suspicious chat template")

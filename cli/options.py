@@ -283,6 +283,29 @@ def first_equals(
     return tuple(pairs)
 
 
+def _accepting(words: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
+    def check(
+        ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        for value in values:
+            if value not in words and not value.startswith("unread:"):
+                known = " or ".join((*words, "unread:PATTERN"))
+                raise click.BadParameter(f"{value!r}: expected {known}")
+        return values
+
+    return check
+
+
+def accept(*, within: bool = False) -> Callable[[F], F]:
+    """Add --accept: what counts as agreeing all the same."""
+    rounding = "within: rounding of the coarser encoding; " if within else ""
+    return click.option(
+        "--accept", multiple=True, metavar="WHAT",
+        callback=_accepting(("within",) if within else ()),
+        help=f"Count as equal: {rounding}unread:PATTERN: items that were not compared, by name.",
+    )  # fmt: skip
+
+
 max_shard_size = click.option(
     "--max-shard-size", callback=size, metavar="SIZE", help="Split into shards of this size (2G)."
 )

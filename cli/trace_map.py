@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
+from aprfmt.base.text import shorten
 from aprfmt.cli import render, running
-from aprfmt.errors import UsageError
+from aprfmt.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.inference.engines.captures import Captures
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
 
+_SHOWN = 3
 STYLES = {"certain": "good", "likely": "", "possible": "warn", "": "dim"}
 
 
@@ -54,6 +56,8 @@ def mapped(
         if save is not None:
             written = save.with_name(f"{save.name.removesuffix('.safetensors')}.map.json")
             given = _written(given, captures, written, force)
+    if not any(row is not None for row in given.names.values()):
+        raise _nothing_mapped(dumped.arrays, captures, run.model, written)
     trace = stack.enter_context(mapped_trace(captures, given, ids, run.model))
     rows = [
         {"name": name, "shape": list(captures.shapes[name]),
@@ -61,6 +65,20 @@ def mapped(
         for name, row in given.names.items()
     ]  # fmt: skip
     return run.model, trace, {"file": None if written is None else str(written), "names": rows}
+
+
+def _nothing_mapped(
+    arrays: Path, captures: "Captures", model: "Model", written: Path | None
+) -> FormatError:
+    """Return the error for arrays of which none is a point: an empty trace says nothing."""
+    named = [f"{shorten(name, 60)} {list(shape)}" for name, shape in captures.shapes.items()]
+    shown = ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
+    there = f"name them in {written}" if written else "save a mapping with -o and correct it"
+    return FormatError(
+        f"{arrays}: none of its {len(named)} arrays is a point of {model.path}: {shown}; expected "
+        "outputs of its layers, or logits [tokens, vocabulary], of these token ids; "
+        f"{there}, then --mapping it"
+    )
 
 
 def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":

@@ -103,7 +103,9 @@ def _joined(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None
 
 def is_aprt(path: Path) -> bool:
     """Say whether a path is a folder of APRT files."""
-    return path.is_dir() and (any(path.glob("layer-*/*.bin")) or any(path.glob("*.bin")))
+    if not path.is_dir() or (path / "config.json").is_file():  # pytorch_model.bin is no stage
+        return False
+    return any(path.glob("layer-*/*.bin")) or any(path.glob("*.bin"))
 
 
 def load_aprt(folder: Path) -> Trace:

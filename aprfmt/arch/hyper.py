@@ -51,7 +51,7 @@ class KeyReport:
     `unknown`: the rest. `conflicts` are sentences; so are `assumed`,
     which say what a foreign file leaves to its readers' rules. `demanded`: for parts whose
     presence tensors show (biases, norms), whether keys or table defaults require them; whether
-    they are present is in the hyperparameters.
+    they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
     """
 
     read: Mapping[str, str]
@@ -61,6 +61,7 @@ class KeyReport:
     conflicts: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     demanded: Mapping[str, HyperParam] = field(default_factory=dict)
+    contradicted: Mapping[str, str] = field(default_factory=dict)
 
 
 def checked(rule: HyperRule, value: Value, key: str) -> Value:
@@ -120,6 +121,7 @@ class _Reader:
     defaulted: list[str] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
     demanded: dict[str, HyperParam] = field(default_factory=dict)
+    contradicted: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         inner = (
@@ -206,10 +208,11 @@ class _Reader:
             return found
         wins = bool(rule.present or rule.absent or rule.shape_wins)
         if found is not None:
-            self.conflicts.append(
-                f"{found.key} says {rule.name} = {found.value!r}, the tensors say {actual!r}; "
-                f"{'the tensors are' if wins else 'the key is'} believed"
-            )
+            believed = "the tensors are" if wins else "the key is"
+            said = f"the tensors say {actual!r}; {believed} believed"
+            self.conflicts.append(f"{found.key} says {rule.name} = {found.value!r}, {said}")
+            if found.key:
+                self.contradicted[found.key] = said
         if found is None or wins:
             return HyperParam(actual, "shape", found.key if found else "")
         return found
@@ -258,6 +261,7 @@ class _Reader:
             tuple(self.conflicts),
             tuple(self._assumptions()),
             self.demanded,
+            self.contradicted,
         )
 
     def _assumptions(self) -> Iterator[str]:

@@ -5,7 +5,7 @@ A key that is neither read by a rule nor listed here is reported as unknown, nev
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from aprfmt.base.protocols import Value
 
@@ -66,32 +66,80 @@ KNOWN: Mapping[str, KeyStyle] = {
     ),
 }
 
-# Keys known not to change the forward pass of any architecture: training, generation, tokens,
-# bookkeeping; and the parts of multimodal configs that concern other modalities.
-IGNORED: Mapping[str, frozenset[str]] = {
-    "hf": frozenset(
-        """_name_or_path _attn_implementation_autoset architectures model_type auto_map
-        transformers_version torch_dtype dtype torchscript use_bfloat16 tf_legacy_loss pruned_heads
-        use_cache pretraining_tp initializer_range initializer_factor init_std
-        attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop embedding_dropout
-        residual_dropout classifier_dropout hidden_dropout_prob embed_pdrop
-        bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id
-        decoder_start_token_id forced_bos_token_id forced_eos_token_id suppress_tokens
-        begin_suppress_tokens bad_words_ids prefix tokenizer_class
-        chunk_size_feed_forward output_attentions output_hidden_states output_scores
-        return_dict return_dict_in_generate keys_to_ignore_at_inference problem_type
-        is_decoder is_encoder_decoder is_llama_config cross_attention_hidden_size
-        add_cross_attention tie_encoder_decoder finetuning_task task_specific_params
-        id2label label2id num_labels
-        max_length min_length do_sample early_stopping num_beams num_beam_groups
-        diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
-        no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences remove_invalid_values
-        exponential_decay_length_penalty cache_implementation
-        output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux
-        quantization_config rope_ratio unsloth_version unsloth_fixed
-        vision_config audio_config mm_tokens_per_image boi_token_index eoi_token_index
-        image_token_index image_token_id boi_token_id eoi_token_id""".split()
+# What a key is that no rule reads (`KeyRow.reading`).
+KeyReading = Literal["setting", "text", "tokenizer part", "part of", "without effect"]
+
+
+@dataclass(frozen=True)
+class KeyRow:
+    """Keys that no rule reads, what they are, and where that is known from."""
+
+    reading: KeyReading
+    source: str
+    keys: str
+
+
+_GENERATION = "transformers' GenerationConfig took these over; generate() reads them, no forward"
+# Keys that change the forward pass of no architecture. Keys of towers (`vision_config`) are those
+# of another table: the ledger reads them by it.
+ROWS: Mapping[str, tuple[KeyRow, ...]] = {
+    "hf": (
+        KeyRow(
+            "text", "transformers' PreTrainedConfig writes them, its models read none",
+            """_name_or_path architectures model_type auto_map transformers_version finetuning_task
+            task_specific_params problem_type id2label label2id num_labels prefix unsloth_version
+            unsloth_fixed""",
+        ),
+        KeyRow(
+            "setting", "transformers: how a model is loaded and what a call returns",
+            """_attn_implementation_autoset torch_dtype dtype torchscript use_bfloat16 use_cache
+            pretraining_tp chunk_size_feed_forward output_attentions output_hidden_states
+            output_scores output_router_logits return_dict return_dict_in_generate
+            keys_to_ignore_at_inference cache_implementation pruned_heads tf_legacy_loss""",
+        ),
+        KeyRow(
+            "without effect",
+            "transformers' models: of initialisation, dropout and losses, which only training has",
+            """initializer_range initializer_factor init_std attention_dropout hidden_dropout
+            resid_pdrop embd_pdrop attn_pdrop embedding_dropout residual_dropout classifier_dropout
+            hidden_dropout_prob embed_pdrop router_aux_loss_coef router_jitter_noise aux_loss_alpha
+            seq_aux""",
+        ),
+        KeyRow(
+            "tokenizer part", "ids and classes that tokenizers and processors read",
+            """bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id
+            decoder_start_token_id tokenizer_class boi_token_index eoi_token_index
+            image_token_index image_token_id boi_token_id eoi_token_id mm_tokens_per_image""",
+        ),
+        KeyRow(
+            "setting", _GENERATION,
+            """forced_bos_token_id forced_eos_token_id suppress_tokens begin_suppress_tokens
+            bad_words_ids max_length min_length do_sample early_stopping num_beams num_beam_groups
+            diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
+            no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
+            remove_invalid_values exponential_decay_length_penalty""",
+        ),
+        KeyRow(
+            "without effect", "transformers' models of this kind have neither mode",
+            """is_decoder is_encoder_decoder is_llama_config cross_attention_hidden_size
+            add_cross_attention tie_encoder_decoder rope_ratio""",
+        ),
+        KeyRow("part of", "what the codecs of packed weights read", "quantization_config"),
+        KeyRow("part of", "the section of a tower", "vision_config audio_config"),
     ),
-    "gguf": frozenset({"attention.causal", "rope.scaling.finetuned", "tensor_data_layout"}),
-    "apr": frozenset(),
-}
+    "gguf": (
+        KeyRow(
+            "without effect", "llama.cpp reads them of other architectures, or not at all",
+            "attention.causal rope.scaling.finetuned tensor_data_layout",
+        ),
+    ),
+    "apr": (),
+}  # fmt: skip
+
+
+def known_rows(style: str) -> Mapping[str, KeyRow]:
+    """Return the row of every key of a style that no rule reads."""
+    return {key: row for row in ROWS.get(style, ()) for key in row.keys.split()}
+
+
+IGNORED: Mapping[str, frozenset[str]] = {style: frozenset(known_rows(style)) for style in ROWS}

@@ -101,4 +101,4 @@ def validate_model(
         else answered(row, Result(), UNREAD)
         for row in file_checks(source=source is not None)
     )
-    return Validation(str(model.path), answers, model.format, strict)
+    return Validation(str(model.path), answers, model.format, strict, context.ledger)

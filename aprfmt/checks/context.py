@@ -10,6 +10,7 @@ from aprfmt.checks.file.words import Words, read_words
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
+from aprfmt.model.ledger import Ledger, ledger
 from aprfmt.model.resolve import Resolution, find_spec
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
@@ -33,6 +34,11 @@ class Checked:
     def census(self) -> Mapping[str, SeenTensor]:
         """What one pass over every stored tensor found, by stored name."""
         return take(self.model, self.progress)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Everything the model is made of, each item with its reading."""
+        return ledger(self.model)
 
     @cached_property
     def spec(self) -> ArchSpec:

@@ -1,6 +1,6 @@
 """What checks give: findings, results, an answer for each row, and a report of all of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -8,6 +8,7 @@ from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.outcome import Check, Outcome, count_outcomes, exit_code, verdict
 from aprfmt.base.shown import short_repr
 from aprfmt.errors import AprfmtError
+from aprfmt.model.ledger import Compared, Ledger, NotCompared, Pronounced, Words, pronounce
 
 if TYPE_CHECKING:
     from aprfmt.inference.device import Choice
@@ -163,6 +164,9 @@ class Noted:
     finding: Finding
 
 
+_WORDS = Words("PASS", "FAIL", "NOT-RUN")
+
+
 @dataclass(frozen=True, repr=False)
 class Validation(CheckReport):
     """What `validate` found: one Check a row of the table, and the findings behind them.
@@ -172,6 +176,22 @@ class Validation(CheckReport):
 
     format: str = ""
     strict: bool = False
+    ledger: Ledger | None = None
+
+    def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
+        """Return the verdict over the ledger and what the checks said.
+
+        What no table lists is named by it, and fails nothing.
+        """
+        counts = self.counts
+        items = () if self.ledger is None else self.ledger.unread
+        left = tuple(NotCompared(item.kind, item.name, "unread", item.of) for item in items)
+        scope = (
+            f": {counts['PASS']} passed, {counts['FAIL']} failed, {counts['NOT_RUN']} not run, "
+            f"{len(self.warnings)} warnings"
+        )
+        ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
+        return pronounce(_WORDS, Compared(self.outcome == "FAIL", ran, left, scope=scope), accept)
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -197,6 +217,8 @@ class Validation(CheckReport):
             "checks": [asdict(check) for check in self.checks],
             "format": self.format,
             "strict": self.strict,
+            "says": self.pronounced().says,
+            "ledger": None if self.ledger is None else self.ledger.to_json(),
             "findings": [
                 {"check": noted.check, **asdict(noted.finding)} for noted in self.findings
             ],

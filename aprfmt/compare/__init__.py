@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,10 @@ from aprfmt.compare.diffs import (
     Image,
     TensorDiff,
 )
-from aprfmt.compare.texts import SideVerdicts, beside, generation, template_lines
+from aprfmt.compare.texts import SideVerdicts, beside, generation, lacking_tokenizer, template_lines
 from aprfmt.errors import UsageError
 from aprfmt.model import Model, open_model
+from aprfmt.model.ledger import Kind, NotCompared, ledger, not_compared
 from aprfmt.model.relations import of_file
 
 if TYPE_CHECKING:
@@ -39,6 +41,13 @@ __all__ = [
 
 # Verdicts that the hypotheses are asked about.
 EXPLAINED = ("DIFFERENT", "SHAPE_DIFFERS", "ONLY_IN_A", "ONLY_IN_B")
+# What each section of a report compares of the ledgers; tensors are compared one by one.
+_KINDS: Mapping[str, tuple[Kind, ...]] = {
+    "tensors": ("file", "index entry"),
+    "hyperparameters": ("config key", "metadata key"),
+    "tokenizer": ("tokenizer part", "generation setting"),
+    "metadata": ("metadata key",),
+}
 # Metadata that every file has its own value of; listed, never counted as a difference.
 _OWN_KEYS = ("aprfmt.", "split.", "general.name")
 
@@ -99,7 +108,7 @@ def diff_models(
 ) -> DiffReport:
     """Compare two open models; see `diff`."""
     from aprfmt.codecs.parallel import cpu_count
-    from aprfmt.compare.inputs import input_scale_notes
+    from aprfmt.compare.inputs import input_scales
     from aprfmt.compare.tensors import compare_pair
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
@@ -109,7 +118,7 @@ def diff_models(
     pairs = pairs if "tensors" in only else []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
-    tokens: tuple[tuple[FieldDiff, ...], tuple[str, ...], SideVerdicts | None] = (), (), None
+    tokens = _Tokens()
     with Beforehand(pairs, cpu_count()) as bytes_of:
         if "tokenizer" in only:
             tokens = _tokenizer(a, b)
@@ -130,41 +139,63 @@ def diff_models(
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     notes += [f"{model.path}: {one.text}" for model in (a, b) for one in of_file(model)
               if one.kind == "extension"]  # fmt: skip
-    notes += input_scale_notes(pairs)
-    tokenizer, remarks, verdicts = tokens
+    notes += tokens.remarks
+    kinds: set[Kind] = set()
+    if not tensors:
+        kinds = {kind for section in only for kind in _KINDS[section]}
+    of_tensors: set[Kind] = {"tensor"} if "tensors" in only else set()
+    ledgers = ledger(a, kinds | of_tensors), ledger(b, kinds | of_tensors)
+    undone = [row for row in _sections_left(a, b, alignment, tokens) if row.name in asked]
+    left = (*not_compared(*ledgers, kinds), *tokens.left, *input_scales(pairs), *undone)
     spoken = "tokenizer" in only
-    undone = {name: why for name, why in _not_compared(a, b, alignment, verdicts) if name in asked}
-    notes += [f"{name}: not compared: {why}" for name, why in undone.items()]
     return DiffReport(
         str(a.path),
         str(b.path),
         tuple(results),
         _hyperparameters(a, b, alignment) if "hyperparameters" in only else (),
-        tokenizer,
+        tokens.rows,
         _metadata(a, b) if "metadata" in only else (),
-        (*alignment.notes, *notes, *remarks),
+        (*alignment.notes, *notes),
         found,
         pictures,
         tuple(dict.fromkeys((*a.damage, *b.damage))),
         template_lines(a, b) if spoken else (),
         generation(a, b) if spoken else (),
         alignment.relations,
-        verdicts,
+        tokens.verdicts,
         asked,
-        tuple(undone),
+        left,
+        ledgers,
+        _counted(a, b, alignment, only, tokens),
     )
 
 
-def _not_compared(
-    a: Model, b: Model, alignment: Alignment, verdicts: SideVerdicts | None
-) -> Iterator[tuple[str, str]]:
+def _sections_left(
+    a: Model, b: Model, alignment: Alignment, tokens: "_Tokens"
+) -> Iterator[NotCompared]:
     """Yield the sections of fields that two models give no way to compare, and why."""
     if not alignment.by_role:
-        yield "hyperparameters", "the architecture of one is not known"
-    if verdicts is not None and verdicts.tokenizer == "not compared":
-        yield "tokenizer", "one could not be read"
+        why = "the architecture of one is not known"
+        yield NotCompared("config key", "hyperparameters", "unreadable", why)
+    if tokens.verdicts is not None and tokens.verdicts.tokenizer == "not compared":
+        yield NotCompared("tokenizer part", "tokenizer", "unreadable", "one could not be read")
     if a.format != b.format:
-        yield "metadata", f"A is {a.format}, B is {b.format}, and each format has its own keys"
+        why = f"A is {a.format}, B is {b.format}, and each format has its own keys"
+        yield NotCompared("metadata key", "metadata", "unreadable", why)
+
+
+def _counted(
+    a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_Tokens"
+) -> Mapping[str, int]:
+    """Return how many things each section but the tensors compared."""
+    found = {}
+    if "hyperparameters" in only and alignment.by_role:
+        found["hyperparameters"] = len(dict.fromkeys((*a.hyper, *b.hyper)))
+    if tokens.both:
+        found["tokenizers"] = 2
+    if "metadata" in only and a.format == b.format:
+        found["metadata keys"] = len(dict.fromkeys((*a.metadata, *b.metadata)))
+    return found
 
 
 def _explained(
@@ -227,18 +258,27 @@ def _hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDif
     return tuple(rows)
 
 
-def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ...], SideVerdicts]:
-    """List what differs of the tokenizers, decisive where it counts; and what was not compared.
+@dataclass(frozen=True)
+class _Tokens:
+    """What comparing two tokenizers gave: rows, remarks, verdicts, and what was not compared."""
 
-    The last is the verdict on them, the chat templates and the generation configs.
-    """
+    rows: tuple[FieldDiff, ...] = ()
+    remarks: tuple[str, ...] = ()
+    verdicts: SideVerdicts | None = None
+    left: tuple[NotCompared, ...] = ()
+    both: bool = False
+
+
+def _tokenizer(a: Model, b: Model) -> _Tokens:
+    """List what differs of the tokenizers, decisive where it counts; and what was not compared."""
     from aprfmt.compare.tokens import compare_tokens
 
     report = compare_tokens(a, b)
     verdicts = beside(a, b, report)
+    lacking = lacking_tokenizer(a, b, report)
     if len(report.carried) == 1:  # ids cannot be compared
-        said = ("present", "absent") if "A" in report.carried else ("absent", "present")
-        return (FieldDiff("tokenizer", *said),), (), verdicts
+        said = ("present", "absent") if report.carried == "A" else ("absent", "present")
+        return _Tokens((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
     rows = []
     for found in report.findings:
         one = found.difference
@@ -246,8 +286,11 @@ def _tokenizer(a: Model, b: Model) -> tuple[tuple[FieldDiff, ...], tuple[str, ..
         if found.example:
             rows.append(FieldDiff(f"{one.name}: shown by", found.example[0], found.example[-1]))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
-    missing = report.not_checked if report.carried else ()
-    return tuple(rows), (*report.remarks, *missing), verdicts
+    if not report.carried:
+        return _Tokens(tuple(rows), report.remarks, verdicts)
+    return _Tokens(
+        tuple(rows), (*report.remarks, *report.not_checked), verdicts, lacking, bool(report.checked)
+    )
 
 
 def _metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:

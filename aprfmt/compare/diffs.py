@@ -1,13 +1,14 @@
 """What comparing two models gives: frozen records with numbers, no sentences."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.base.shown import short_repr
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff, SideVerdicts
+from aprfmt.model.ledger import Compared, Ledger, NotCompared, Pronounced, Words, pronounce
 from aprfmt.model.relations import Relation
 
 # Worst first: the order of human output.
@@ -25,6 +26,9 @@ VERDICTS: tuple[TensorVerdict, ...] = get_args(TensorVerdict)
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 EQUAL: frozenset[TensorVerdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
+_ONE_SIDED = ("ONLY_IN_A", "ONLY_IN_B")
+WORDS = Words("equal", "different", "not decided")
+_ELSEWHERE = Words("equal", "equal values, but not where readers look for them", "not decided")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +194,7 @@ class DiffReport:
 
     `asked` are the sections that the user named: there every difference counts, since nothing else
     was asked. Where none is named, all are looked at, and those of fields count that change the
-    output. `not_compared` are named sections that could not be compared.
+    output.
     """
 
     a: str
@@ -208,7 +212,9 @@ class DiffReport:
     relations: tuple[SideRelation, ...] = ()  # changes under which one side alone is read
     beside: SideVerdicts | None = None  # verdicts on tokenizer, template and generation config
     asked: tuple[str, ...] = ()
-    not_compared: tuple[str, ...] = ()
+    not_compared: tuple[NotCompared, ...] = ()  # items that no comparison by meaning covers
+    ledgers: tuple[Ledger, Ledger] | None = None
+    compared: Mapping[str, int] = field(default_factory=dict)  # things of the other sections
 
     @property
     def fields_apart(self) -> Mapping[str, int]:
@@ -248,35 +254,36 @@ class DiffReport:
         )
         return ranked[:count]
 
-    def exit_code(self, accept: Sequence[str] = ()) -> int:
-        """0 equal, 1 different (WITHIN too unless accepted), 2 if a file is damaged or unreadable.
+    def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
+        """Return the verdict over both ledgers and what was compared.
 
-        Damage is 2 also where all other tensors are equal. 2 also where nothing differs, but a
-        section that was named could not be compared.
+        `accept`: "within" takes WITHIN for equal, `unread:PATTERN` items that were not compared.
         """
-        verdicts = {tensor.verdict for tensor in self.tensors}
-        if "UNREADABLE" in verdicts or self.damage:
-            return 2
-        fine = EQUAL | ({"WITHIN"} if "within" in accept else set())
-        if self.fields_apart or self.relations or verdicts - fine:
-            return 1
-        return 2 if self.not_compared else 0
+        fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
+        apart = self.fields_apart
+        values = bool(apart) or any(tensor.verdict not in fine for tensor in self.tensors)
+        done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
+        counts = {"tensors": (done, len(self.tensors))}
+        if not self.tensors:
+            counts = {name: (count, count) for name, count in self.compared.items()}
+        unreadable = [
+            NotCompared("tensor", tensor.key, "unreadable")
+            for tensor in self.tensors
+            if tensor.verdict == "UNREADABLE"
+        ]
+        broken = [NotCompared("file", one.where, "unreadable", one.text) for one in self.damage]
+        said = [f"{count} {verdict}" for verdict, count in self.counts.items() if count]
+        if apart and self.asked:
+            fields = "; ".join(f"{name}: {count}" for name, count in apart.items())
+            said.append(f"fields that differ: {fields}")
+        left = (*self.not_compared, *unreadable, *broken)
+        words = WORDS if values or not self.relations else _ELSEWHERE
+        differs = values or bool(self.relations)
+        return pronounce(words, Compared(differs, counts, left, ", ".join(said)), accept)
 
-    def headline(self, code: int) -> str:
-        """Return the verdict of an exit code with the counts behind it, for people.
-
-        `code` is what `exit_code` gave. It is the worst of all sections that were asked for.
-        """
-        words = {0: "equal", 1: "different", 2: "damaged or unreadable"}[code]
-        if code == 2 and not self.damage and not self.counts["UNREADABLE"]:
-            words = "not compared"
-        if code == 1 and self.relations and not self.differs:
-            words = "equal values, but not where readers look for them"
-        said = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items() if count)
-        tensors = f", {len(self.tensors)} tensors: {said}" if self.tensors else ""
-        apart = "; ".join(f"{name}: {count}" for name, count in self.fields_apart.items())
-        fields = f", fields that differ: {apart}" if apart and self.asked else ""
-        return f"{words}{tensors}{fields}"
+    def exit_code(self, accept: Collection[str] = ()) -> int:
+        """0 equal, 1 different (WITHIN too unless accepted), 2 if that could not be decided."""
+        return self.pronounced(accept).exit
 
     @property
     def differs(self) -> bool:
@@ -292,12 +299,13 @@ class DiffReport:
         """Return what a notebook shows: the verdict, the findings, the worst tensors."""
         from aprfmt.base.notebook import ROWS, Card, Table
 
+        found = self.pronounced()
         within = self.exit_code(["within"]) == 0
         apart = [one for one in self.worst() if one.verdict not in EQUAL]
         rows = (*self.hyperparameters, *self.tokenizer, *self.metadata)
         fields = [row for row in rows if row.decisive or self.asked]
         return Card(
-            f"{self.a} | {self.b}", self.headline(self.exit_code()),
+            f"{self.a} | {self.b}", found.says,
             "good" if self.equal else "warn" if within else "bad", (),
             [Table(("finding", ""), [(one.cause, one.text) for one in self.findings],
                    len(self.findings)),
@@ -309,10 +317,15 @@ class DiffReport:
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `--json`."""
+        found = self.pronounced()
+        ledgers = zip("ab", self.ledgers or (), strict=False)
         return {
             "a": self.a,
             "b": self.b,
             "equal": self.equal,
+            "says": found.says,
+            "not_compared": [asdict(row) for row in found.not_compared],
+            "ledger": {side: each.to_json() for side, each in ledgers},
             "counts": dict(self.counts),
             "hyperparameters": [asdict(row) for row in self.hyperparameters],
             "tokenizer": [asdict(row) for row in self.tokenizer],
@@ -325,5 +338,4 @@ class DiffReport:
             "template": list(self.template),
             "generation": [asdict(row) for row in self.generation],
             **({} if self.beside is None else {"beside": asdict(self.beside)}),
-            **({"not_compared": list(self.not_compared)} if self.not_compared else {}),
         }

@@ -10,28 +10,26 @@ from aprfmt.codecs.credible import check_inputs
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.compare.align import TensorPair
 from aprfmt.errors import CodecError
+from aprfmt.model.ledger import NotCompared, State
 from aprfmt.tensors.view import View
 
-_SHOWN = 3
 
-
-def input_scale_notes(pairs: Sequence[TensorPair]) -> Iterator[str]:
-    """Yield a remark on packed weights whose scales of activations differ, or are on one side."""
-    found: dict[str, list[str]] = {}
+def input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
+    """Yield the scales of activations that differ beside packed weights, or are on one side."""
     for pair in pairs:
         if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
             continue
         a, b = _scales(pair.a), _scales(pair.b)
-        if a != b:
-            how = "differ beside" if a and b else f"are only in {'A' if a else 'B'}, beside"
-            found.setdefault(how, []).append(pair.key)
-    for how, keys in found.items():
-        more = ", ..." if len(keys) > _SHOWN else ""
-        yield (
-            f"scales of activations {how} {len(keys)} weights: "
-            f"{', '.join(keys[:_SHOWN])}{more}; no weight's value depends on them, but what an "
-            "engine computes does"
-        )
+        for name in dict.fromkeys((*a, *b)):
+            if a.get(name) == b.get(name):
+                continue
+            one_sided: State = "only in A" if name in a else "only in B"
+            state: State = "unequal" if name in a and name in b else one_sided
+            weight = (pair.b if state == "only in B" else pair.a).names[0]
+            yield NotCompared(
+                "scale of activations", f"{pair.key}: {name[1:]}", state,
+                f"beside {weight}; engines take 1.0 where there is none" * (state != "unequal"),
+            )  # fmt: skip
 
 
 def refuse_inputs(view: View) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
+from aprfmt.model.ledger import NotCompared, State
 
 if TYPE_CHECKING:
     from aprfmt.compare.tokens import TokensReport
@@ -111,6 +112,36 @@ def beside(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
         ("different" if keys else "equal") if mine and theirs else _one_sided(mine, theirs),
         {name: count for name, count in counts.items() if count},
     )
+
+
+def lacking_tokenizer(a: "Model", b: "Model", tokens: "TokensReport") -> tuple[NotCompared, ...]:
+    """Return what of the tokenizers was not compared: all, where one cannot be read or is lacking.
+
+    One of a kind that is not read here is held together by its bytes.
+    """
+    if tokens.checked or not tokens.carried:
+        return tokens.left
+    if len(tokens.carried) == 1:
+        state: State = "only in A" if tokens.carried == "A" else "only in B"
+        return (NotCompared("part", "tokenizer", state),)
+    why = "; ".join(tokens.not_checked).removeprefix("tokenizer: ")
+    x, y = _stored_tokenizer(a), _stored_tokenizer(b)
+    return (NotCompared("part", "tokenizer", "equal" if x and x == y else "unreadable", why),)
+
+
+def _stored_tokenizer(model: "Model") -> Mapping[str, object]:
+    """Return what a model stores of its tokenizer, file by file and key by key."""
+    try:
+        files = {name: model.carried.files[name] for name in model.carried.files
+                 if "token" in name or name.startswith(("vocab", "merges"))}  # fmt: skip
+    except AprfmtError:
+        return {}
+    keys = {
+        key: getattr(value, "tolist", lambda value=value: value)()
+        for key, value in model.metadata.items()
+        if key.startswith("tokenizer.")
+    }
+    return {**files, **keys}
 
 
 def _one_sided(a: bool, b: bool) -> str:

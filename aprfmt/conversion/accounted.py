@@ -13,22 +13,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.codecs.dialect import OF_INPUTS
-from aprfmt.conversion.kept import (
-    KEYS,
-    TEMPLATE,
-    VOCABULARY,
-    file_names,
-    foreign,
-    kept,
-    kind_of,
-    template,
-)
+from aprfmt.conversion.kept import KEYS, TEMPLATE, VOCABULARY, file_names, kept, template
 from aprfmt.conversion.options import Drops
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY, json_object
+from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
+from aprfmt.model.ledger import Kind, State, ledger, not_compared
 from aprfmt.model.resolve import spellings_by_name
+from aprfmt.model.sidecar_files import companion_kind
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -40,6 +33,7 @@ RECORD = "aprfmt.dropped"  # JSON {name in the source: the flag that left it out
 REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; not recorded
 ALONE = "--arch none, --generic"  # the flags that copy a container without its companions
 _SHOWN = 5
+_UNREAD_KINDS: tuple[Kind, ...] = ("file", "metadata key", "config key")
 _INPUTS_GONE = "of activations, which a weight of the copy has not"
 
 # What a tensor beside the layers is, by the beginning of its name.
@@ -104,7 +98,7 @@ def account(copy: Model, source: Model, excused: Callable[[str], str]) -> Accoun
     """
     both = _Both(copy, source, excused)
     said = files(source, both.file)
-    return Account((*both.tensors(), *both.head(), *both.keys(), *said))
+    return Account((*both.tensors(), *both.head(), *both.keys(), *said, *both.unread()))
 
 
 def recorded(copy: Model) -> Callable[[str], str]:
@@ -121,7 +115,7 @@ def _record(model: Model) -> Mapping[str, Any]:
 def files(source: Model, fate: Callable[[str, str], Entry]) -> Iterator[Entry]:
     """Yield an entry for every companion file of a source; `fate(name, kind)` makes it."""
     for name in file_names(source):
-        kind = kind_of(name)
+        kind = companion_kind(name)
         if kind:
             yield fate(name, kind)
 
@@ -253,6 +247,27 @@ class _Both:
             else:
                 why = self.excused(name)
                 yield Entry(name, kind, "dropped" if why else "lost", why or "the copy has none")
+
+    # --- what nothing reads -------------------------------------------------------------------
+
+    def unread(self) -> Iterator[Entry]:
+        """Yield an entry for every file and key of the source that no table lists.
+
+        A copy holds the keys for which its format has a place, and no such file.
+        """
+        fates: Mapping[State, tuple[Fate, str]] = {
+            "equal": ("copied", ""),
+            "unequal": ("transformed", "another value"),
+            "only in A": ("dropped", "nothing reads it, and the copy has no place for it"),
+        }
+        mine, copied = (ledger(each, _UNREAD_KINDS) for each in (self.source, self.copy))
+        left = not_compared(mine, copied, _UNREAD_KINDS)
+        states = {(row.kind, row.name): row.state for row in left}
+        for item in mine.unread:
+            if item.kind == "file" and companion_kind(item.name):
+                continue  # it has its entry by what it is
+            fate, how = fates.get(states.get((item.kind, item.name), "equal"), ("copied", ""))
+            yield Entry(item.name, f"unread {item.kind}", fate, self.excused(item.name) or how)
 
     # --- files --------------------------------------------------------------------------------
 

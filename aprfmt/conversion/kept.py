@@ -1,40 +1,18 @@
 """What a source has beside its tensors: files of its folder, or what a file keeps in its keys."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY, json_object
+from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
+from aprfmt.model.sidecar_files import companion_kind
 from aprfmt.remote.paths import is_remote
 
 VOCABULARY, TEMPLATE = "vocabulary", "chat template"  # in a file's keys
 KEYS = {VOCABULARY: "tokenizer.", TEMPLATE: "tokenizer.chat_template"}
-FOREIGN = "aprfmt.gguf.metadata"  # JSON {key: [type, value]} of a GGUF, in other formats
-
-# Files beside the weights that belong to a model: what each is, by its name.
-COMPANIONS: tuple[tuple[str, str], ...] = (
-    (r"config\.json", "configuration"),
-    (r"hf_quant_config\.json", "configuration"),
-    (r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|"
-     r"merges\.txt|tokenizer\.model|spiece\.model|.*\.tiktoken", "tokenizer"),
-    (r"chat_template\.(json|jinja)", "template"),
-    (r"generation_config\.json", "generation config"),
-    (r"((image_|video_)?preprocessor|processor)_config\.json", "preprocessor"),
-    (r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)(\.(txt|md))?", "licence"),
-    (r"adapter_config\.json|adapter_model.*\.(safetensors|bin|gguf)", "adapter"),
-    (r".*imatrix.*\.(gguf|dat)|.*\.imatrix", "imatrix"),
-    (r"mmproj.*\.gguf", "tower"),
-    (r"(mtp|.*draft).*\.(safetensors|gguf)", "draft head"),
-)  # fmt: skip
-
-
-def kind_of(name: str) -> str:
-    """Return what a file beside the weights is by its name; "" where it is nothing of the model."""
-    return next((kind for form, kind in COMPANIONS if re.fullmatch(form, name)), "")
 
 
 def file_names(source: Model) -> Sequence[str]:
@@ -47,7 +25,7 @@ def file_names(source: Model) -> Sequence[str]:
     names = set(source.folder.texts)
     if not is_remote(source.folder.path):
         beside = (path.name for path in source.folder.path.iterdir() if path.is_file())
-        names.update(filter(kind_of, beside))
+        names.update(filter(companion_kind, beside))
     return sorted(names - {path.name for path in source.source.files})
 
 
@@ -84,12 +62,6 @@ def template(model: Model) -> str | None:
         return model.carried.chat_template()
     except AprfmtError:
         return None
-
-
-def foreign(model: Model) -> Mapping[str, Any]:
-    """Return the keys of a GGUF that a file in another format keeps, each with type and value."""
-    text = model.metadata.get(FOREIGN)
-    return json_object(text, f"{model.path}: {FOREIGN}") if isinstance(text, str) else {}
 
 
 def config_text(model: Model) -> str | None:

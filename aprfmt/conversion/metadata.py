@@ -22,7 +22,6 @@ from aprfmt.codecs import codec
 from aprfmt.conversion.dialects import InDialect, claims
 from aprfmt.conversion.gguf_vocabulary import KEY as VOCABULARY_KEY
 from aprfmt.conversion.gguf_vocabulary import restored_vocabulary, vocabulary_record
-from aprfmt.conversion.kept import FOREIGN as GGUF_KEY
 from aprfmt.conversion.kept import config_text, drop_files, own_config
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
@@ -30,14 +29,15 @@ from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY, json_object
-from aprfmt.model.packing import MODELOPT_FILE, SAFETENSORS, without_described, without_packing
+from aprfmt.model.carried_files import BARE as BARE_KEY
+from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object
+from aprfmt.model.carried_files import FOREIGN as GGUF_KEY
+from aprfmt.model.packing import MODELOPT_FILE, without_described, without_packing
 from aprfmt.quantizing.mixture import Mixture, quantized
 from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
 
-BARE_KEY = "aprfmt.metadata"  # JSON {key: value}: values without a type in the target
 # An output of --generic: its architecture, and where the source's own name for it is kept.
 GENERIC, GENERIC_KEY = "aprfmt-generic", "aprfmt.generic"
 ARCH_KEY_OF = {"gguf": "general.architecture", "apr": "architecture"}

@@ -9,6 +9,15 @@ from aprfmt.base.shown import short_repr
 from aprfmt.compare.causes import CAUSES, Level, Verdict
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis.coverage import CoverageText
+from aprfmt.model.ledger import (
+    Compared,
+    Ledger,
+    NotCompared,
+    Pronounced,
+    Words,
+    listed_items,
+    pronounce,
+)
 
 Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
 # Whether passes reached a difference: beyond the bound, inside it, not at all; "": not measured.
@@ -122,17 +131,37 @@ class Diagnosis:
     complete: bool | None = None
     remainder: float | None = None  # of the logits, with the confirmed causes taken away
     coverage: CoverageText = field(default_factory=CoverageText)
+    left: tuple[NotCompared, ...] = ()  # of two models: what was not compared by its meaning
+    ledgers: tuple[Ledger, Ledger] | None = None
+    accept: tuple[str, ...] = ()  # `unread:PATTERN`s: items that count as equal all the same
 
     def __repr__(self) -> str:
         return short_repr(self, f"{self.a} and {self.b}", self.verdict, self.cause or "")
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of the findings; `same` without findings."""
+        """The worst verdict of the findings; without one that counts, what the ledgers allow."""
         if self.reason:
             return "not_comparable"
+        exit_code = self.pronounced.exit
+        if self._of_findings in ("same", "precision") and exit_code:
+            return "bug" if exit_code == 1 else "not_comparable"
+        return self._of_findings
+
+    @property
+    def _of_findings(self) -> Verdict:
         verdicts = {finding.verdict for finding in self.findings}
         return next((verdict for verdict in _WORST if verdict in verdicts), "same")
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over both ledgers and what was compared."""
+        found = self._of_findings
+        differs = found not in ("same", "precision")
+        # That nothing at all was compared is `reason`: where it is "", something was.
+        compared = Compared(differs, {"levels": (max(1, len(self.checked)),) * 2}, self.left)
+        words = Words("same" if differs else found, KINDS[found])
+        return pronounce(words, compared, self.accept)
 
     @property
     def lead(self) -> CauseFound | None:
@@ -155,7 +184,7 @@ class Diagnosis:
         """The first cause; "none" for equal sides, None if the cause is not known."""
         if self.lead is not None:
             return self.lead.cause or None
-        return None if self.reason else "none"
+        return None if self.reason or self.verdict != "same" else "none"
 
     @property
     def first(self) -> str | None:
@@ -167,7 +196,9 @@ class Diagnosis:
     @property
     def confidence(self) -> Confidence:
         """The confidence of the first cause; without a difference, of what was compared."""
-        return "confirmed" if self.lead is None else self.lead.confidence
+        if self.lead is None:
+            return "confirmed" if self.verdict in ("same", "not_comparable") else "unconfirmed"
+        return self.lead.confidence
 
     @property
     def kind(self) -> DivergenceKind:
@@ -176,6 +207,8 @@ class Diagnosis:
             derived = self.lead is not None and self.lead.cause in DERIVED
             said = not self.reason or self.reason.startswith(KINDS["derived"])
             return "derived" if derived and said else "not_comparable"
+        if self.verdict == "bug" and self._of_findings != "bug":
+            return "not_exercised"
         bugs = [finding for finding in self.findings if finding.verdict == "bug"]
         if bugs and all(finding.exercised == "not_exercised" for finding in bugs):
             return "not_exercised"
@@ -198,9 +231,12 @@ class Diagnosis:
         if self.reason:
             reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
             return f"{KINDS[self.kind]}: {reason}"
+        if lead is None and self.verdict != "same":
+            held = self._of_findings
+            return f"{KINDS[self.kind]}: {held} in what was compared{self._not_compared()}"
         if lead is None:
             proof = "" if not self.proven else f"; {self.proven}"
-            return f"same: nothing that was compared differs{proof}"
+            return f"same: nothing that was compared differs{proof}{self._not_compared()}"
         words = {
             "precision": "precision: the same computation in other rounding",
             "same": "same: the same computation",
@@ -213,6 +249,12 @@ class Diagnosis:
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
         return f"{words}: {name}{known} - {says}{at}{also}{others}{self._left()}"
+
+    def _not_compared(self) -> str:
+        """Return the words about what was not compared; "" where all was."""
+        left = self.pronounced.not_compared
+        taken = [row for row in self.left if row not in left]
+        return listed_items(left) + listed_items(taken, "; accepted, not compared")
 
     @property
     def proven(self) -> str:
@@ -262,6 +304,10 @@ class Diagnosis:
             "complete": self.complete,
             "remainder": self.remainder,
             "coverage": self.coverage.to_json(),
+            "not_compared": [asdict(row) for row in self.left],
+            "ledger": {
+                side: each.to_json() for side, each in zip("ab", self.ledgers or (), strict=False)
+            },
             "next": list(self.next),
             "a": self.a,
             "b": self.b,

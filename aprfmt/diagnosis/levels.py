@@ -7,6 +7,7 @@ from aprfmt.diagnosis.coverage import CoverageText
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.parts import Touched
 from aprfmt.model import Model
+from aprfmt.model.ledger import NotCompared
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Levels:
     made: dict[str, Model] = field(default_factory=dict)  # sides as they are once they are read
     added: tuple[int, ...] = ()  # ids of special and added tokens, which probes are to hold
     ended: bool = False  # packed weights do not decode, and it is known why: no pass can be made
+    left: tuple[NotCompared, ...] = ()  # of the tokenizers, where they cannot be read
     complete: bool | None = None
     remainder: float | None = None
 

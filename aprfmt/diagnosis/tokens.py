@@ -1,5 +1,6 @@
 """Level one: the tokenizers, chat templates and generation settings of two models."""
 
+from aprfmt.compare.texts import lacking_tokenizer
 from aprfmt.compare.tokens import TokenFinding, compare_tokens
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
@@ -25,6 +26,7 @@ def tokenizers(a: Model, b: Model, found: Levels) -> None:
     found.added = report.added
     found.checked += report.checked
     found.not_checked += report.not_checked
+    found.left = lacking_tokenizer(a, b, report)
 
 
 def _cause(row: TokenFinding) -> CauseFound:

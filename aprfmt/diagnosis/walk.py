@@ -32,6 +32,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.inference.capture import instances
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
+from aprfmt.model.ledger import Kind, Ledger, NotCompared, joined_ledgers, ledger, not_compared
 
 
 @dataclass
@@ -59,14 +60,28 @@ class Walk:
         levels = self.levels
         levels.close()
         lengths = {} if self.both is None else self.both.lengths()
+        left, ledgers = self._left()
         return Diagnosis(
             self.a.text, self.b.text,
             tuple(with_next(self.a, self.b, self.ids or (), levels.findings, lengths)),
             tuple(dict.fromkeys(levels.evidence)),
             tuple(levels.checked), tuple(dict.fromkeys(levels.not_checked)),
             reason or levels.reason, self.ids or (), tuple(self.points), self.facts(),
-            levels.complete, levels.remainder, levels.coverage,
+            levels.complete, levels.remainder, levels.coverage, left, ledgers,
         )  # fmt: skip
+
+    def _left(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
+        """Return what two models hold that was not compared, and their ledgers."""
+        a, b = self.a.model, self.b.model
+        report = self.levels.report
+        if a is None or b is None or report is None:
+            return (), None
+        kinds: tuple[Kind, ...] = ("tokenizer part", "generation setting")
+        sides = ledger(a, kinds), ledger(b, kinds)
+        left = (*report.not_compared, *self.levels.left, *not_compared(*sides, kinds))
+        whole = report.ledgers or ()
+        joined = [joined_ledgers(one, more) for one, more in zip(whole, sides, strict=False)]
+        return left, (joined[0], joined[1]) if joined else None
 
     def facts(self) -> dict[str, Any]:
         """Return facts about both sides: kinds, architectures, backends."""

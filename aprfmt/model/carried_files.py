@@ -1,5 +1,6 @@
-"""Small text files of a model folder, carried in the metadata of our GGUF and APR files."""
+"""What our files carry of their source: a folder's small text files, and another format's keys."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import FormatError
@@ -9,6 +10,35 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 FILES_KEY = "aprfmt.files"  # JSON {file name: text}: the folder's small files, verbatim
+
+FOREIGN = "aprfmt.gguf.metadata"  # JSON {key: [type, value]} of a GGUF, in other formats
+FOREIGN_TOKENIZER = "aprfmt.gguf.tokenizer"  # likewise, of its tokenizer
+SAFETENSORS = "aprfmt.source.metadata"  # JSON: the `__metadata__` of a file that was converted
+BARE = "aprfmt.metadata"  # JSON {key: value}: values without a type in the target
+
+
+def foreign(model: "Model") -> Mapping[str, Any]:
+    """Return the keys of a GGUF that a file in another format keeps, each with type and value."""
+    text = model.metadata.get(FOREIGN)
+    return json_object(text, f"{model.path}: {FOREIGN}") if isinstance(text, str) else {}
+
+
+def foreign_keys(model: "Model") -> Mapping[str, Any]:
+    """Return all keys of another format that a file of ours keeps, by name, each with its value.
+
+    Raises FormatError for a record that is no JSON object.
+    """
+    found = {
+        key: row[1] if isinstance(row, list) and len(row) == 2 else row
+        for record in (FOREIGN, FOREIGN_TOKENIZER)
+        for key, row in _record(model, record).items()
+    }
+    return {**found, **_record(model, SAFETENSORS), **_record(model, BARE)}
+
+
+def _record(model: "Model", key: str) -> Mapping[str, Any]:
+    text = model.metadata.get(key)
+    return json_object(text, f"{model.path}: {key}") if isinstance(text, str) else {}
 
 
 def read_texts(model: "Model") -> dict[str, str]:

@@ -35,22 +35,23 @@ def kind_of(model: "Model") -> Kind | None:
 
 
 # Name endings of the two factors of a LoRA: PEFT's, llama.cpp's, kohya's.
-_LORA = (
+FACTORS = (
     ".lora_A.weight", ".lora_B.weight", ".lora_a", ".lora_b", ".lora_down.weight",
-    ".lora_up.weight",
+    ".lora_up.weight", ".lora_embedding_A", ".lora_embedding_B",
 )  # fmt: skip
+FACTOR_PARTS = (".alpha", ".lora_magnitude_vector", ".lora_magnitude_vector.weight", ".dora_scale")
 
 
 def _is_adapter(model: "Model") -> bool:
     if _type(model) == "adapter":
         return True
-    return model.format != "gguf" and any(name.endswith(_LORA) for name in model)
+    return model.format != "gguf" and any(name.endswith(FACTORS) for name in model)
 
 
 def _adapter(model: "Model") -> str:
     """Return what an adapter is: its rank, its alpha, and what it belongs to."""
     config = peft_config(model)
-    ranks = {min(model[name].shape) for name in model if name.endswith(_LORA)}
+    ranks = {min(model[name].shape) for name in model if name.endswith(FACTORS)}
     rank = " of rank " + " or ".join(map(str, sorted(ranks)[:3])) if ranks else ""
     alpha = config.get("lora_alpha", model.metadata.get("adapter.lora.alpha"))
     scale = f", alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Note, Value
 from aprfmt.errors import FormatError
-from aprfmt.model.carried_files import FILES_KEY, json_object, read_texts
+from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object, read_texts
 from aprfmt.tensors.companions import SECTIONS, section_of
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-SAFETENSORS = "aprfmt.source.metadata"  # JSON: the `__metadata__` of a file that was converted
 _TORCHAO = "tensor_names"  # JSON list: the weights that the metadata describe
 TENSORS = "tensors"  # of torchao's section: what is said of each weight
 _SIZE = "group_size"

@@ -52,6 +52,7 @@ class Resolution:
     style: str = ""  # the naming style by which the roles were found
     towers: tuple[str, ...] = ()  # stored tensors of towers that the configuration describes
     relations: "tuple[Relation, ...]" = ()  # changes under which alone the file is read
+    native: "KeyReport | None" = None  # of the container's own keys, where config.json is carried
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
@@ -180,7 +181,8 @@ def read_under(
     first = first_head(spec, style, tensors)
     if first is not None:  # its block is no layer of the model
         shapes = {key: each for key, each in shapes.items() if (split_key(key)[0] or 0) < first}
-    hyper, report, notes, demanded = read_hyperparameters(model, spec, shapes, tensors, style)
+    hyper, reports, notes, demanded = read_hyperparameters(model, spec, shapes, tensors, style)
+    report, native = reports
     drafts = heads(spec, style, hyper, [name for name in tensors if name not in codes], packed)
     end = int(hyper["n_layers"]) if style in spec.draft else None
     bound, draft = _apart(without_partial(bound, hyper), drafts, tuple(tensors), end)
@@ -199,7 +201,7 @@ def read_under(
     )
     return Resolution(
         spec, hyper, roles, report, unbound, found, tuple(notes), unread, left, buffers, draft,
-        style, towers, axes,
+        style, towers, axes, native,
     )  # fmt: skip
 
 
@@ -310,12 +312,13 @@ def read_hyperparameters(
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Mapping[str, View] | None = None,
     style: str | None = None,
-) -> "tuple[HyperParams, KeyReport, list[Note], dict[str, Value]]":
+) -> "tuple[HyperParams, tuple[KeyReport, KeyReport | None], list[Note], dict[str, Value]]":
     """Read every key style the file has and reconcile them, native keys first.
 
-    `tensors` and `style` are the names it is read under, None: its own.
-    The last item says, for parts whose presence the tensors show (biases, say), whether the keys,
-    or else the tables, require them.
+    `tensors` and `style` are the names it is read under, None: its own. The reports are that of
+    config.json where there is one, else of the container's keys; and that of the container's keys
+    where both are there. The last item says, for parts whose presence the tensors show (biases,
+    say), whether the keys, or else the tables, require them.
     """
     from aprfmt.arch.hyper import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
@@ -335,15 +338,15 @@ def read_hyperparameters(
                 f"{subject}: no config.json beside the weights, so eps, theta and the head counts "
                 "are not known; put the model's config.json there"
             )
-        return *carried, [], _demanded(carried[1])
+        return carried[0], (carried[1], None), [], _demanded(carried[1])
     arch_key = model.metadata.get("general.architecture", "")
     facts = Facts(model.key_style, model.metadata, shapes, str(arch_key), tensors, style)
     native = read_hyper(spec, facts, subject, complete=carried is None)
     if carried is None:
-        return *native, [], _demanded(native[1])
+        return native[0], (native[1], None), [], _demanded(native[1])
     rows, notes = reconcile(native[0], carried[0], subject)
     demanded = _demanded(carried[1]) | _demanded(native[1], stated=True)
-    return HyperParams(rows, subject), carried[1], notes, demanded
+    return HyperParams(rows, subject), (carried[1], native[1]), notes, demanded
 
 
 def _demanded(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:

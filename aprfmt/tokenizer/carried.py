@@ -39,6 +39,7 @@ class Carried:
     model: "Model"
     kept: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     _parsed: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    _beside: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def where(self) -> str:
@@ -156,7 +157,21 @@ class Carried:
         which are made from it, are.
         """
         text = self.tokenizer_json()
-        return None if text is None else self._object(text, self.origin, MAX_JSON)
+        if text is None:
+            return None
+        found = self._object(text, self.origin, MAX_JSON)
+        for key, value in found.items():
+            self._beside[key] = None if key in ("model", "added_tokens") else value
+        return found
+
+    def beside_vocabulary(self) -> Mapping[str, Any]:
+        """Return the keys of tokenizer.json, the vocabulary's without their values.
+
+        {} without the file. It is not parsed a second time. Raises FormatError.
+        """
+        if not self._beside:
+            self.parse_tokenizer_json()
+        return self._beside
 
     def _object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
         from aprfmt.formats.jsonio import loads

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aprfmt.model.carried_files import FOREIGN_TOKENIZER
+
 HF_JSON = "tokenizer.huggingface.json"  # the verbatim tokenizer.json, in GGUF and in APR
 CHAT_TEMPLATE = "tokenizer.chat_template"  # variants: tokenizer.chat_template.NAME
 APR_CHAT_TEMPLATE = "chat_template"
-APR_GGUF = "aprfmt.gguf.tokenizer"  # JSON {key: [type, value or null]}: the way back to GGUF
+APR_GGUF = FOREIGN_TOKENIZER  # JSON {key: [type, value or null]}: the way back to GGUF
 
 # GGUF token types (llama.cpp `llama_token_type`).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

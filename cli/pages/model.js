@@ -239,6 +239,15 @@ if (found.hyperparameters) tablePart("Hyperparameters", "Each with the place its
   ["name", "value", "from", "key"], Object.entries(found.hyperparameters)
     .map(([name, { value, origin, key }]) => [name, shortly(value), origin, key]));
 if (data.metadata.length) tablePart("Metadata", "", ["key", "value"], data.metadata);
+const account = found.account;
+if (account) {
+  const counted = account.kinds.map((row) => [row.reading, row.kind, row.items, ""]);
+  const named = ["contradicted", "unread"].flatMap((reading) => account[reading]
+    .map((one) => [reading, one.kind, one.name, one.why]));
+  tablePart("Account", `${plural(account.items, "item")}: everything the model is made of, by how ` +
+    "it is read. What no table lists is unread, and named.",
+  ["reading", "kind", "items or name", "why"], [...named, ...counted], 2);
+}
 drawTokenizer();
 drawTemplate();
 const notes = (found.notes ?? []).map((note) => [note.level, note.where, note.text]);

@@ -76,6 +76,7 @@ def test_the_page_loads_nothing_and_says_the_verdict_first(
         "Checks",
         "Hyperparameters",
         "Metadata",
+        "Account",
         "Tokenizer",
         "Chat template",
     ]

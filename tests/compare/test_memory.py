@@ -107,7 +107,7 @@ def test_decoded_chunks_leave_nothing_behind(
     seen: list[int] = []
     with open_model(differing[0]) as a, open_model(differing[1]) as b:
 
-        def watched(self: PairSums, x: Array, y: Array, steps: object) -> None:
+        def watched(self: PairSums, x: Array, y: Array, steps: Any) -> None:
             seen.append(resident(a, b))
             add(self, x, y, steps)
 

@@ -16,8 +16,8 @@ from aprfmt.base.protocols import Typed
 from aprfmt.checks import validate
 from aprfmt.conversion import plan as plans
 from aprfmt.conversion.accounted import account, recorded
-from aprfmt.conversion.kept import COMPANIONS
 from aprfmt.errors import ConversionError, UsageError
+from aprfmt.model.sidecar_files import ROWS as FILE_ROWS
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_folders import of_inputs, write_folder
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
@@ -218,7 +218,7 @@ def test_a_scale_that_is_lost_fails(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_file_is_one_of_the_table() -> None:
-    assert {kind for _, kind in COMPANIONS} >= {
+    assert {row.companion for row in FILE_ROWS} >= {
         "tokenizer", "template", "generation config", "preprocessor", "licence", "adapter",
         "imatrix", "tower", "draft head", "configuration",
     }  # fmt: skip

@@ -70,7 +70,7 @@ def test_the_example_notebook_shows_what_it_holds(tmp_path: Path) -> None:
     for number, (cell, outputs) in enumerate(zip(cells, shown, strict=True), 1):
         assert numberless(cell["outputs"]) == numberless(outputs), f"cell {number}"
     text = json.dumps(shown)
-    for word in ("rope_theta", "WITHIN", "torch.bfloat16", "equal: ", "0 FAIL"):
+    for word in ("rope_theta", "WITHIN", "torch.bfloat16", "equal, ", "0 FAIL"):
         assert word in text, word
 
 
@@ -118,8 +118,8 @@ def files(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 CARDS: dict[str, tuple[Callable[[dict[str, Path]], Any], tuple[str, ...]]] = {
-    "diff": (lambda f: aprfmt.diff(f["demo"], f["q4"]), ("different: 29 WITHIN", "L1.attn_v")),
-    "equal": (lambda f: aprfmt.diff(f["demo"], f["demo"]), ("equal: 50 SAME_BYTES",)),
+    "diff": (lambda f: aprfmt.diff(f["demo"], f["q4"]), ("tensors: 29 WITHIN", "L1.attn_v")),
+    "equal": (lambda f: aprfmt.diff(f["demo"], f["demo"]), ("equal, 50 tensors: 50 SAME_BYTES",)),
     "trace": (lambda f: aprfmt.trace(f["demo"], ids=[1, 2, 3], points=["out"]),
               ("Trace of", "qwen2", "L3.out", "[3, 256]")),
     "diagnosis": (lambda f: aprfmt.diagnose(f["demo"], f["q4"], ids=[5, 80, 300]),

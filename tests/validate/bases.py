@@ -51,12 +51,27 @@ def small_apr(folder: Path) -> Path:
     return path
 
 
+def nvfp4(folder: Path) -> Path:
+    """Write the demo model in NVFP4, each weight with a scale of activations beside it."""
+    made = _converted("nvfp4", to="safetensors", quantize="MODELOPT-NVFP4")(folder)
+    rows = tensors_of(made)
+    scales = [name for name in rows if name.endswith(".weight_scale_2")]
+    for name in scales:
+        rows[name.replace("weight_scale_2", "input_scale")] = ("F32", (), struct.pack("<f", 0.006))
+    write_mixed(made / "model.safetensors", rows)
+    for name in ("config.json", "hf_quant_config.json"):
+        said = (made / name).read_text()
+        (made / name).write_text(said.replace("W4A16_NVFP4", "NVFP4"))
+    return made
+
+
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "hf": hf,
     "gguf": _converted("m.gguf"),
     "q8": _converted("q.gguf", quantize="Q8_0"),
     "apr": _converted("m.apr"),
     "nf4": _converted("nf4", to="safetensors", quantize="NF4"),
+    "nvfp4": nvfp4,
     "shards": _converted("shards", to="safetensors", max_shard_size=2_000_000),
     "small": small_apr,
 }

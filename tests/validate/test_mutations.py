@@ -17,18 +17,23 @@ from tests.formats.apr_files import AprFile, Tensor, sealed
 from tests.validate import bases
 from tests.validate.bases import MAKERS, element, hf, patch, sealed_swap, swap, text
 
+_SCALE = "model.layers.2.mlp.up_proj.input_scale"
 NORM = "model.layers.0.input_layernorm.weight"
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A good file, what is done to it, and the one check that fails (a warning if `strict`)."""
+    """A good file, what is done to it, and the one check that fails (a warning if `strict`).
+
+    `also` are checks to which the same fault is one: what nothing reads is unread, too.
+    """
 
     check: str
     base: str
     change: Callable[[Path], object]
     says: str
     strict: bool = False
+    also: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.check}-{self.says.replace(' ', '_')[:24]}"
@@ -139,10 +144,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("padding", "gguf", _gap, "byte 0x01", True),
     Mutation("padding", "apr", _sealed_gap, "byte 0x01", True),
     Mutation("alignment", "small", _unaligned, "1 of 2 tensors", True),
-    Mutation("shards", "shards", _stray_shard, "no index or count", True),
+    Mutation("shards", "shards", _stray_shard, "no index or count", True, ("unread",)),
     Mutation("shards", "shards", _total_size, "total_size is 1"),
     Mutation("names", "gguf", lambda p: swap(p, b"aprfmt.writer", b"aprfmt.writ\x1bm"),
-             "key 'aprfmt.writ\\x1bm'", True),
+             "key 'aprfmt.writ\\x1bm'", True, ("unread",)),
     Mutation("writer", "gguf", lambda p: swap(p, b"tokenizer.ggml.pre", b"tokenizer.ggml.prx"),
              "pull request 6920"),
     Mutation("values", "gguf", lambda p: element(p, "blk.1.ffn_up.weight", 77, b"\xc0\x7f", 2),
@@ -151,6 +156,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("block_scales", "q8", lambda p: element(p, "blk.1.ffn_up.weight", 6, b"\x00\x7c", 34),
              "block 6 has d that is NaN or infinite"),
     Mutation("packed", "nf4", _state, "expected"),
+    Mutation("activation_scales", "nvfp4", lambda p: bases.without(p, _SCALE), "1 of 28", True),
+    Mutation("unread", "hf", _key("planted", {"deep": 1}), "in no table", True),
+    Mutation("unread", "hf", lambda p: (p / "model-mtp.safetensors").write_bytes(b""),
+             "no index names it", True),
+    Mutation("unread", "gguf", lambda p: swap(p, b"aprfmt.writer", b"aprfmt.wroter"),
+             "in no table", True),
     Mutation("architecture", "hf", _key("num_attention_heads", "many"), "num_attention_heads"),
     Mutation("completeness", "hf", lambda p: bases.without(p, NORM), "missing"),
     Mutation("shapes", "hf", _key("intermediate_size", 500), "shape [512, 256]"),
@@ -224,7 +235,7 @@ def test_exactly_one_check_fails(
     mutation.change(path)
     report = validate(path, strict=mutation.strict)
     failed = [check for check in report.checks if check.outcome == "FAIL"]
-    assert [check.name for check in failed] == [mutation.check]
+    assert [check.name for check in failed] == [mutation.check, *mutation.also]
     said = " ".join(
         f"{n.finding.found} {n.finding.expected}"
         for n in report.findings

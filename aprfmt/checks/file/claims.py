@@ -8,7 +8,8 @@ from typing import Any
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.checks.context import Checked
-from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.checks.records import Finding, NotRun, Result, listed
+from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -161,6 +162,31 @@ def _claimed(section: Mapping[str, Any]) -> set[str]:
 _DTYPES: Mapping[str, str] = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64",
 }  # fmt: skip
+
+
+def activation_scales(ctx: Checked) -> Result:
+    """Look for packed weights without the scale of activations that others packed alike have."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    for name, view in ctx.model.items():
+        if view.stored[0].packed is not None:
+            scaled = any(OF_INPUTS.search(suffix) for suffix in view.parts)
+            found.setdefault(view.encoding, ([], []))[0 if scaled else 1].append(name)
+    if not found:
+        raise NotRun("no weight is packed by a dialect")
+    findings = [
+        Finding(
+            lacking[0],
+            f"{len(lacking)} of {len(lacking) + len(having)} {encoding} weights have no scale of "
+            f"activations: {listed(lacking)}",
+            "one beside each, as beside the others, or none",
+            "engines take 1.0 where there is none: quantize those layers again, or name them in "
+            "the claim as ones whose activations are not quantized",
+            "warning",
+        )
+        for encoding, (having, lacking) in found.items()
+        if having and lacking
+    ]
+    return Result(f"{sum(len(having) for having, _ in found.values())} scales", findings)
 
 
 def dtype(ctx: Checked) -> Result:

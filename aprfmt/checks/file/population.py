@@ -8,6 +8,7 @@ from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
 from aprfmt.model.draft import draft_head
 from aprfmt.model.kinds import kind_of
+from aprfmt.model.ledger import OF_TENSORS
 from aprfmt.model.resolve import Resolution
 from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
@@ -67,10 +68,11 @@ def shapes(ctx: Checked) -> Result:
 
 def unexpected(ctx: Checked) -> Result:
     """Look for tensors that the architecture has no place for, and at its draft head's."""
+    of_no_role = [item.name for item in ctx.ledger.unread if item.kind == "tensor"]
     findings = [
         Finding(name, "a tensor of no role", f"tensors of {ctx.spec.name} only",
                 "is it another model, or a part of another?", "warning")
-        for name in ctx.resolution.unclaimed
+        for name in of_no_role
     ]  # fmt: skip
     head = ctx.resolution.draft
     if head:
@@ -80,6 +82,26 @@ def unexpected(ctx: Checked) -> Result:
             says = str(error).removeprefix(f"{ctx.where}: ")
             findings.append(Finding(head[0], says, "a draft head that runs", level="warning"))
     return Result(f"none, and a draft head of {len(head)} tensors" if head else "none", findings)
+
+
+def unread(ctx: Checked) -> Result:
+    """Look for files, index entries and keys that no table lists: nothing here reads them."""
+    others = [item for item in ctx.ledger.unread if item.kind not in OF_TENSORS]
+    findings = [
+        Finding(f"{item.kind} {item.name}", item.of or "is in no table", "something that is read",
+                "is it of another model, or of a newer writer?", "warning")
+        for item in others
+    ]  # fmt: skip
+    findings += [
+        Finding(f"index entry {item.name}", item.of, "a tensor of that file", "make the index anew")
+        for item in ctx.ledger.items
+        if item.kind == "index entry" and item.reading == "contradicted"
+    ]
+    findings += [
+        Finding(f"{row.kind} {row.name}", row.why, "something that can be read", level="warning")
+        for row in ctx.ledger.unreadable
+    ]
+    return Result(f"{len(ctx.ledger.items)} items", findings)
 
 
 def disagreements(resolution: Resolution, where: str) -> list[Finding]:

@@ -17,6 +17,7 @@ from aprfmt.compare.tokens.parts import TokenizerParts, parts_of, without_merges
 from aprfmt.compare.tokens.probes import piece_texts, plain_text, special_texts_of, texts_for
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
+from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.conversations import lacking
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.isolated import engine_of_text
@@ -26,9 +27,9 @@ from aprfmt.tokenizer.stated import Stated, stated
 # In the order in which findings are named. Where the kind or the whole vocabulary is another one,
 # it stands for the rows behind it whose parts it holds.
 _LISTED = (
-    split.kind, listed.pieces, listed.added, listed.types, split.pre_tokenizer, split.metaspace,
-    split.prefix, split.normalizer, listed.merges, listed.scores, split.options, ends.roles,
-    ends.framing, ends.template, ends.generation, ends.configured,
+    split.kind, listed.pieces, listed.beyond, listed.added, listed.types, split.pre_tokenizer,
+    split.metaspace, split.prefix, split.normalizer, listed.merges, listed.scores, split.options,
+    ends.roles, ends.framing, ends.template, ends.generation, ends.configured,
 )  # fmt: skip
 _BY_PIECES = {"pre_tokenizer", "normalizer", "merges", "scores", "options"}
 COMPARED = (
@@ -70,6 +71,7 @@ class TokensReport:
     carried: str = "AB"
     added: tuple[int, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)  # of tokens and merges that differ
+    left: tuple[NotCompared, ...] = ()  # tokens for which the other format has no place
 
 
 def compare_tokens(a: Model, b: Model) -> TokensReport:
@@ -94,9 +96,30 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         if own is not None and carried_otherwise(mine, a) is None:
             report = _joined(report, own)
         vocabularies = mine.vocabulary, theirs.vocabulary
-        return replace(report, added=_added(mine, theirs), counts=counts(*vocabularies))
+        return replace(
+            report,
+            added=_added(mine, theirs),
+            counts=counts(*vocabularies),
+            left=tuple(_without_counterpart(mine, theirs)),
+        )
     except AprfmtError as error:
         return TokensReport(not_checked=(f"tokenizer: not compared: {error}",))
+
+
+def _without_counterpart(a: Stated, b: Stated) -> Iterator[NotCompared]:
+    """Yield the tokens without a row of each side, where the other side has lists.
+
+    A GGUF's lists are as long as the embedding: its writers leave such tokens out.
+    """
+    for label, side, other in (("A", a, b), ("B", b, a)):
+        rowless = listed.without_row(side)
+        if not rowless or not other.lists:
+            continue
+        first = next(iter(rowless.items()))
+        yield NotCompared(
+            "tokenizer part", f"{len(rowless)} tokens without a row", "no counterpart",
+            f"the first is {first[0]} {listed.said(first[1])}; lists end with the embedding", label,
+        )  # fmt: skip
 
 
 def _added(*sides: Stated) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aprfmt.base.protocols import Value
 from aprfmt.base.text import shorten
 from aprfmt.compare.tokens.places import place
+from aprfmt.tokenizer.hf_json import stored_vocab
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import BLANK
@@ -102,6 +103,41 @@ def pieces(a: Stated, b: Stated) -> Iterator[Difference]:
         "tokens", "tokenizer_pieces", parts,
         (*place(b, "tokens"), f"id {first}", *place(a, "tokens")), says,
         f"{first}: {mine[first]}", f"{first}: {theirs[first]}",
+    )  # fmt: skip
+
+
+def without_row(side: Stated) -> Mapping[int, str]:
+    """Return the tokens of a tokenizer.json for which the embedding has no row, by id.
+
+    Loaders that clip the vocabulary to the rows drop them; others fail when a text has one.
+    """
+    if side.data is None:
+        return {}
+    vocab, _ = stored_vocab(side.data["model"], side.carried.origin)
+    rows = len(side.vocabulary.tokens)
+    found = {i: token for token, i in vocab.items() if i >= rows}
+    found |= {row["id"]: row["content"] for row in side.added if row["id"] >= rows}
+    return dict(sorted(found.items()))
+
+
+def beyond(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the tokens without a row, of two tokenizer.json."""
+    if a.lists or b.lists:
+        return
+    stated = {row["content"] for row in (*a.added, *b.added)}  # `added` compares those
+    left, right = (
+        {i: token for i, token in without_row(side).items() if token not in stated}
+        for side in (a, b)
+    )
+    if left == right:
+        return
+    first = next(i for i in (*left, *right) if left.get(i) != right.get(i))
+    yield Difference(
+        "tokens_without_row", "tokenizer_pieces", ("pieces",),
+        (*place(b, "tokens"), f"id {first}", *place(a, "tokens")),
+        f"tokens without a row of the embedding differ: {len(left)} in A, {len(right)} in B; the "
+        f"first at id {first}: A {said(left.get(first))}, B {said(right.get(first))}",
+        len(left), len(right),
     )  # fmt: skip
 
 

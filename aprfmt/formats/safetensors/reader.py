@@ -33,8 +33,9 @@ class SafetensorsSource(mapped.MappedSource[SafeShard]):
     """An open safetensors model: one file, or all shards of an index.
 
     `metadata` is `__metadata__` (strings only), merged over the shards of a sharded model.
-    `index_metadata` is that of the index, {} without an index; `index_faults` are where the index
-    does not fit the shards, in a set opened with `damaged`. The format has no version.
+    `index_metadata` is that of the index, `weight_map` its entries (tensor -> file); both are {}
+    without an index. `index_faults` are where the index does not fit the shards, in a set opened
+    with `damaged`. The format has no version.
     """
 
     format = "safetensors"
@@ -49,6 +50,7 @@ class SafetensorsSource(mapped.MappedSource[SafeShard]):
         index_metadata: Mapping[str, Value],
         notes: Sequence[Note] = (),
         index_faults: Sequence[IndexFault] = (),
+        weight_map: Mapping[str, str] | None = None,
     ) -> None:
         merged, more = merge_metadata(
             {str(shard.file.path): shard.parsed.metadata for shard in shards}
@@ -57,6 +59,7 @@ class SafetensorsSource(mapped.MappedSource[SafeShard]):
         self.tensors = tensors
         self.index_faults = tuple(index_faults)
         self.index_metadata = index_metadata
+        self.weight_map: Mapping[str, str] = weight_map or {}
         self.metadata: Mapping[str, Value] = merged
 
     @property
@@ -152,7 +155,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
             text = f"total_size is {total!r}, the tensors of all shards take {found} bytes"
             notes.append(Note("warning", str(path), text, "index_size"))
         source = SafetensorsSource(
-            path, list(shards.values()), tensors, metadata, notes, faults or ()
+            path, list(shards.values()), tensors, metadata, notes, faults or (), weight_map
         )
         stack.pop_all()
         return source

@@ -1,0 +1,827 @@
+"""The ledger of a model: one inventory of all it is made of, each item with exactly one reading.
+
+Every command takes its denominators from here, and `pronounce` alone says equal, same, PASS,
+verified or complete. Nothing is read before the ledger is asked for, and no tensor then.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from aprfmt.base.protocols import Value
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.model.hf_folder import INDEX, WEIGHTS
+from aprfmt.model.readings import FILES, METADATA, KeyPattern, Reading, pattern_of
+from aprfmt.model.sidecar_files import FOLDER, file_row
+from aprfmt.remote.paths import is_remote
+from aprfmt.tensors.companions import SECTIONS
+
+if TYPE_CHECKING:
+    from aprfmt.arch.hyper import KeyReport
+    from aprfmt.arch.spec import ArchSpec
+    from aprfmt.model import Model
+
+Kind = Literal[
+    "file", "index entry", "tensor", "adapter tensor", "metadata key", "config key",
+    "tokenizer part", "generation setting", "captured array", "batch array",
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+READINGS: tuple[Reading, ...] = get_args(Reading)
+# Kinds whose items are compared with the tensors, one by one.
+OF_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor", "index entry")
+_SHOWN = 3
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing a model is made of.
+
+    `of` says what the reading is: the role, the hyperparameter, the weight it is a part of, where
+    it is known from that it has no effect, what contradicts it. `holds` is its value, what reads
+    it, or the path of a file; a tensor's is not kept. `as_stored`: two of them are compared by what
+    they say.
+    """
+
+    kind: Kind
+    name: str
+    reading: Reading
+    of: str = ""
+    holds: Any = field(default=None, compare=False, repr=False)
+    as_stored: bool = field(default=False, compare=False, repr=False)
+
+    @property
+    def unread(self) -> bool:
+        """Say whether no table lists it."""
+        return self.reading == "unread"
+
+
+State = Literal[
+    "equal", "unequal", "only in A", "only in B", "unreadable", "unread", "no counterpart"
+]
+OPEN: frozenset[State] = frozenset({"unreadable"})  # nothing is known
+APART: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompared:
+    """An item that was not compared by its meaning: what is known of it all the same.
+
+    `state`: its bytes are equal or unequal on both sides, it is on one side only, it cannot be
+    read; `unread` where there is one model only; `no counterpart` where the other side's format
+    has no place for it, by the convention of its writers.
+    """
+
+    kind: str
+    name: str
+    state: State
+    why: str = ""
+    side: str = ""
+
+    @property
+    def says(self) -> str:
+        """The item in a few words."""
+        place = self.state if self.state in APART else ""
+        side = f" of {self.side}" if self.side and not place else ""
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.kind} {self.name}{side}{f' {place}' if place else ''}{why}"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The items of a model, in the order of KINDS, and the parts of it that cannot be read.
+
+    `read_carried` returns the keys of another format that the file keeps under one of its own.
+    Where a ledger of some kinds was asked for, the others are not in it.
+    """
+
+    where: str
+    items: tuple[Item, ...]
+    unreadable: tuple[NotCompared, ...] = ()
+    read_carried: Callable[[], Mapping[str, Value]] = field(default=dict, repr=False)
+
+    @cached_property
+    def carried(self) -> Mapping[str, Value]:
+        """The keys of another format that the file keeps, by name; while the model is open."""
+        return self.read_carried()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Items by reading; every reading is named."""
+        found = Counter(item.reading for item in self.items)
+        return {reading: found[reading] for reading in READINGS}
+
+    @cached_property
+    def unread(self) -> tuple[Item, ...]:
+        """The items that no table lists."""
+        return tuple(item for item in self.items if item.unread)
+
+    def of_kind(self, kind: Kind) -> Mapping[str, Item]:
+        """Return the items of a kind by name."""
+        return {item.name: item for item in self.items if item.kind == kind}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data: counts by reading and by kind, the unread and the contradicted."""
+        kinds = Counter((item.reading, item.kind) for item in self.items)
+        rows = [(reading, kind) for reading in READINGS for kind in KINDS]
+        listed = ("unread", "contradicted")
+        return {
+            "items": len(self.items),
+            "counts": dict(self.counts),
+            "kinds": [
+                {"reading": reading, "kind": kind, "items": kinds[reading, kind]}
+                for reading, kind in rows
+                if kinds[reading, kind]
+            ],
+            **{
+                name: [
+                    {"kind": item.kind, "name": item.name, "why": item.of}
+                    for item in self.items
+                    if item.reading == name
+                ]
+                for name in listed
+            },
+            "unreadable": [asdict(row) for row in self.unreadable],
+        }
+
+
+# --- making one -------------------------------------------------------------------------------
+
+
+def ledger(model: "Model", kinds: Collection[Kind] = KINDS) -> Ledger:
+    """Return the ledger of an open model; what cannot be read is in it, nothing raises.
+
+    Of other kinds than these nothing is read, and no item is in it.
+    """
+    return _Maker(model).made(kinds)
+
+
+def joined_ledgers(first: Ledger, second: Ledger) -> Ledger:
+    """Return one ledger of two of one model, made of different kinds."""
+    unreadable = dict.fromkeys((*first.unreadable, *second.unreadable))
+    items = (*first.items, *second.items)
+    return Ledger(first.where, items, tuple(unreadable), first.read_carried)
+
+
+class _Maker:
+    """One making of a ledger."""
+
+    def __init__(self, model: "Model") -> None:
+        self.model = model
+        self.unreadable: list[NotCompared] = []
+        self.spec: ArchSpec | None = None
+        self.native: KeyReport | None = None  # of the container's own keys
+        self.of_config: KeyReport | None = None
+        try:
+            found = model.resolution
+            self.spec = found.spec
+            own = model.config is None and model.key_style != "safetensors"
+            self.native = found.report if own else found.native
+            self.of_config = None if own else found.report
+        except AprfmtError:
+            pass
+        self.towers = tuple(towers(model))
+
+    def made(self, kinds: Collection[Kind]) -> Ledger:
+        """Return it."""
+        makers: tuple[tuple[Callable[[], Iterator[Item]], tuple[Kind, ...]], ...] = (
+            (self.files, ("file",)),
+            (self.index, ("index entry",)),
+            (self.tensors, ("tensor", "adapter tensor")),
+            (self.metadata, ("metadata key",)),
+            (self.config, ("config key",)),
+            (self.texts, ("tokenizer part",)),
+            (self.generation, ("generation setting",)),
+        )
+        items = [
+            item
+            for make, made in makers
+            if not set(made).isdisjoint(kinds)
+            for item in self._guarded(make)
+        ]
+        return Ledger(str(self.model.path), tuple(items), tuple(self.unreadable), self._carried)
+
+    def _guarded(self, make: Callable[[], Iterator[Item]]) -> Iterator[Item]:
+        try:
+            yield from make()
+        except AprfmtError as error:
+            self._cannot("section", make.__name__, error)
+
+    def _cannot(self, kind: str, name: str, error: AprfmtError) -> None:
+        why = str(error).removeprefix(f"{self.model.path}: ")
+        self.unreadable.append(NotCompared(kind, name, "unreadable", why))
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def files(self) -> Iterator[Item]:
+        """Yield the files of the model, and of its folder where the folder is the model's."""
+        model, source = self.model, self.model.source
+        weights = {path.name for path in source.files}
+        for path in source.files:
+            yield Item("file", path.name, "role", "weights", path)
+        if source.path not in source.files:
+            yield Item("file", source.path.name, "part of", "the index of the weights", source.path)
+            weights.add(source.path.name)
+        if model.folder is None:
+            return
+        for path in folder_files(model):
+            if path.name in weights:
+                continue
+            yield self._file(path)
+
+    def _file(self, path: Path) -> Item:
+        row = FOLDER if path.is_dir() else file_row(path.name)
+        reading, of = row.reading, row.source
+        if path.is_dir() and path.name in self._modules:
+            return self._module(path)
+        if reading == "tokenizer part" and path.name in self.model.carried.unread():
+            if self.model.carried.origin:
+                reading, of = "without effect", "transformers' fast tokenizers take tokenizer.json"
+            else:
+                reading, of = "unread", "there is no tokenizer.json, which is read here"
+        if reading == "unread" and not of:
+            of = _contents(path)
+        return Item("file", path.name, reading, of, path)  # type: ignore[arg-type]
+
+    @cached_property
+    def _modules(self) -> Mapping[str, str]:
+        """What sentence-transformers' modules.json says of subfolders: name -> type."""
+        from aprfmt.formats.jsonio import load_file
+
+        folder = self.model.folder
+        path = None if folder is None else folder.path / "modules.json"
+        if path is None or not path.is_file():
+            return {}
+        try:
+            rows = load_file(path, max_bytes=_BLOCK)
+        except AprfmtError as error:
+            self._cannot("file", path.name, error)
+            return {}
+        named = (row for row in rows if isinstance(row, Mapping)) if isinstance(rows, list) else ()
+        return {str(row["path"]): str(row.get("type", "")) for row in named if row.get("path")}
+
+    def _module(self, path: Path) -> Item:
+        last = self._modules[path.name].rpartition(".")[2]
+        if last == "Pooling":
+            return Item("file", path.name, "hyperparameter", "how a text's rows become one", path)
+        if last == "Normalize":
+            return Item("file", path.name, "without effect", "Normalize has no weights", path)
+        return Item("file", path.name, "unread", f"modules.json: {last or 'a module'}", path)
+
+    def index(self) -> Iterator[Item]:
+        """Yield the entries of an index and what it says beside them."""
+        source: Any = self.model.source
+        here = {path.name for path in source.files}
+        stored = source.tensors
+        for name, file in getattr(source, "weight_map", {}).items():
+            if name in stored:
+                yield Item("index entry", name, "part of", file)
+            else:
+                why = "is not there" if file not in here else "does not hold it"
+                yield Item("index entry", name, "contradicted", f"{file} {why}")
+        for key, value in getattr(source, "index_metadata", {}).items():
+            yield _by_pattern("index entry", f"metadata.{key}", key, FILES["index"], value)
+
+    # --- tensors -------------------------------------------------------------------------------
+
+    def tensors(self) -> Iterator[Item]:
+        """Yield every stored tensor, parts of packed weights each by itself."""
+        from aprfmt.model.kinds import kind_of
+
+        kind = kind_of(self.model)
+        if kind is not None and self.spec is None and kind.name in ("adapter", "imatrix"):
+            yield from self._of_kind(kind.name)
+            return
+        readings = self._bound()
+        main = {}
+        for name, view in self.model.items():
+            for suffix, part in view.stored[0].parts.items():
+                main[part.info.name] = (name, suffix)
+        for stored in self.model.source.tensors:
+            weight, suffix = main.get(stored, (stored, ""))
+            reading, of = readings.get(weight, ("unread", ""))
+            if suffix:
+                reading, of = "part of", weight
+            elif weight != stored and reading == "unread":
+                of = f"part of {weight}"
+            yield Item("tensor", stored, reading, of)
+
+    def _bound(self) -> Mapping[str, tuple[Reading, str]]:
+        """Return the reading of every tensor by its name in the model, `unread` ones left out."""
+        found: dict[str, tuple[Reading, str]] = {}
+        if self.spec is None:
+            return found
+        resolution, spec = self.model.resolution, self.spec
+        style = self.model.style or ""
+        for spec_of, names in self.towers:
+            found.update(dict.fromkeys(names, ("role", f"tower {spec_of.name}")))
+        for name in resolution.draft:
+            found[name] = ("role", "draft head")
+        for name in resolution.buffers:
+            found[name] = ("without effect", "a buffer, which loaders compute")
+        for row in spec.derived:
+            found[row.name(style)] = ("hyperparameter", "follows from hyperparameters")
+        for key, view in resolution.roles.items():
+            for name in view.names:
+                found[name] = ("role", key)
+        return found
+
+    def _of_kind(self, kind: str) -> Iterator[Item]:
+        """Yield the tensors of an adapter or of an importance matrix."""
+        whole = _whole_modules(self.model) if kind == "adapter" else ()
+        for name in self.model.source.tensors:
+            if kind == "imatrix":
+                known = name.endswith((".in_sum2", ".counts"))
+                reading: Reading = "role" if known else "unread"
+                yield Item("tensor", name, reading, "importance of a weight" if known else "")
+                continue
+            yield Item("adapter tensor", name, *_of_adapter(name, whole))
+
+    # --- keys ----------------------------------------------------------------------------------
+
+    def metadata(self) -> Iterator[Item]:
+        """Yield the keys of the container."""
+        style = self.model.key_style
+        rows = METADATA.get(style, ())
+        report = self.native
+        prefix = ""
+        if style == "gguf":
+            prefix = f"{self.model.metadata.get('general.architecture', '')}."
+        for key in self.model.metadata:
+            value = partial(self.model.metadata.__getitem__, key)
+            said = _reported(report, key, self.spec, style, prefix)
+            if said is not None:
+                yield Item("metadata key", key, *said, value)
+            elif key in self.model:  # torchao describes each weight under its name
+                yield Item("metadata key", key, "part of", "what is said of that tensor", value)
+            else:
+                yield _by_pattern("metadata key", key, key, rows, value)
+
+    def config(self) -> Iterator[Item]:
+        """Yield the keys of config.json, nested ones by their path."""
+        config = self.model.config
+        if config is None:
+            return
+        from aprfmt.arch.keys import known_rows
+
+        known = known_rows("hf")
+        inner = self.spec.section if self.spec is not None else ""
+        for path, value in _leaves(config):
+            parts = path.removeprefix(f"{inner}.").split(".") if inner else path.split(".")
+            if parts[0] in SECTIONS:
+                yield Item("config key", path, "part of", "the claim of packed weights", value)
+                continue
+            if isinstance(value, Mapping):
+                yield Item("config key", path, "without effect", "an empty object", value)
+                continue
+            said = _reported(self.of_config, path, self.spec, "hf", "")
+            if said is None or said[0] == "unread":
+                said = self._of_tower(path) or said
+            if said is None:
+                bare = path.removeprefix(f"{inner}.") if inner else path
+                known_row = known.get(bare) or known.get(bare.partition(".")[0])
+                unknown: tuple[Reading, str] = ("unread", "")
+                said = unknown if known_row is None else (known_row.reading, known_row.source)
+            yield Item("config key", path, said[0], said[1], value)
+
+    def _of_tower(self, path: str) -> tuple[Reading, str] | None:
+        """Return what a key is in a tower's section; None where it stands in none."""
+        section, dot, _ = path.partition(".")
+        if section not in _SECTIONS or not dot:
+            return None
+        here = [report for spec, report in self._tower_keys if spec.section == section]
+        if not self._holds_tower:
+            return "without effect", "the file holds no tower"
+        for report in here:
+            said = _reported(report, path, None, "hf", "")
+            if said is not None and said[0] != "unread":
+                return said
+        from aprfmt.arch.keys import known_rows
+
+        row = known_rows("hf").get(path.partition(".")[2])
+        return ("unread", "the section of a tower") if row is None else (row.reading, row.source)
+
+    @cached_property
+    def _holds_tower(self) -> bool:
+        return bool(self.towers) or self.spec is None or bool(self.model.resolution.unclaimed)
+
+    @cached_property
+    def _tower_keys(self) -> "list[tuple[ArchSpec, KeyReport]]":
+        """What the tables of the towers make of config.json."""
+        from aprfmt.arch.hyper import read_hyper
+        from aprfmt.arch.spec import Facts
+
+        found = []
+        for spec, _ in self.towers:
+            facts = Facts("hf", self.model.config or {}, {})
+            try:
+                _, report = read_hyper(spec, facts, str(self.model.path), complete=False)
+            except ArchError as error:
+                self._cannot("config key", spec.section, error)
+                continue
+            found.append((spec, report))
+        return found
+
+    # --- tokenizer and generation settings -----------------------------------------------------
+
+    def texts(self) -> Iterator[Item]:
+        """Yield the keys of the tokenizer's files."""
+        carried = self.model.carried
+        try:
+            beside = carried.beside_vocabulary()
+        except AprfmtError as error:
+            self._cannot("tokenizer part", "tokenizer.json", error)
+            beside = {}
+        for key, value in beside.items():
+            yield self._of_file("tokenizer.json", key, value)
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json"):
+            yield from self._keys_of(name, "tokenizer part")
+        try:
+            carried.chat_template()
+        except AprfmtError as error:
+            self._cannot("tokenizer part", "chat template", error)
+
+    def generation(self) -> Iterator[Item]:
+        """Yield the keys of the generation config."""
+        yield from self._keys_of("generation_config.json", "generation setting")
+
+    def _keys_of(self, name: str, kind: Kind) -> Iterator[Item]:
+        try:
+            found = self.model.carried.parse(name)
+        except AprfmtError as error:
+            self._cannot(kind, name, error)
+            return
+        for key, value in found.items():
+            yield self._of_file(name, key, value)
+
+    def _of_file(self, file: str, key: str, value: Value) -> Item:
+        kind: Kind = "generation setting" if file.startswith("generation") else "tokenizer part"
+        return _by_pattern(kind, f"{file}: {key}", key, FILES[file], value)
+
+    def _carried(self) -> Mapping[str, Value]:
+        """Return the keys of another format that the file keeps, by name."""
+        from aprfmt.model.carried_files import foreign_keys
+
+        try:
+            return foreign_keys(self.model)
+        except AprfmtError as error:
+            self._cannot("metadata key", "keys of the source", error)
+            return {}
+
+
+_SECTIONS = ("vision_config", "audio_config")
+
+
+def folder_files(model: "Model") -> list[Path]:
+    """Return the files and subfolders of a model's folder, sorted; of a far one those it reads.
+
+    Where the file has not the name of a folder's weights, the folder may hold other models: only
+    the text files that are read with it are its own.
+    """
+    folder = model.folder
+    if folder is None:
+        return []
+    whole = model.path.name in (INDEX, WEIGHTS) and not is_remote(folder.path)
+    if not whole or not folder.path.is_dir():  # one that is only planned is not there yet
+        return [folder.path / name for name in folder.texts]
+    return sorted(folder.path.iterdir())
+
+
+def _contents(path: Path) -> str:
+    """Return what an unread file of weights holds; "" for others, or where it cannot be read."""
+    if path.suffix != ".safetensors":
+        return ""
+    from aprfmt.formats.safetensors.reader import open_source
+
+    try:
+        with open_source(path, damaged=True) as source:
+            names = list(source.tensors)
+    except (AprfmtError, OSError):
+        return "no index names it"
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f"{len(names)} tensors that no index names: {shown}"
+
+
+def _whole_modules(model: "Model") -> tuple[str, ...]:
+    """Return the modules that a PEFT adapter saves whole."""
+    from aprfmt.model.kinds import peft_config
+
+    found = peft_config(model).get("modules_to_save")
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def _of_adapter(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
+    """Return the reading of an adapter's tensor."""
+    from aprfmt.model.kinds import FACTOR_PARTS, FACTORS
+
+    if name.endswith(FACTORS):
+        return "role", "a factor of the change"
+    if name.endswith(FACTOR_PARTS):
+        return "part of", "the scale of a change"
+    parts = name.split(".")
+    if "modules_to_save" in parts or any(module in parts for module in whole):
+        return "role", "a whole tensor of the base (modules_to_save)"
+    return "unread", ""
+
+
+def towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
+    """Yield the towers that a whole multimodal model holds beside its text, and their tensors.
+
+    A tower stands beside the language model, never below it: what lies under that prefix is read by
+    no loader.
+    """
+    config = model.config or {}
+    if not any(isinstance(config.get(section), Mapping) for section in _SECTIONS):
+        return
+    try:
+        resolution, style = model.resolution, model.style or ""
+    except AprfmtError:
+        return
+    below = ("model.language_model.", "language_model.")
+    beside = (*resolution.unclaimed, *resolution.towers)
+    left = [name for name in beside if not name.startswith(below)]
+    if not left or resolution.spec.section in _SECTIONS:
+        return
+    from aprfmt.arch import ARCHS
+    from aprfmt.arch.bind import bind
+    from aprfmt.arch.called import CALLED
+
+    for section in _SECTIONS:
+        best: tuple[ArchSpec, tuple[str, ...]] | None = None
+        for name, called in CALLED.items():
+            spec = ARCHS[name] if called.get("gguf") == ("clip",) else None
+            if spec is None or spec.section != section:
+                continue
+            try:
+                bound = bind(spec, style, left)
+            except ArchError:
+                continue
+            taken = tuple(stored for group in bound.groups for stored in group.stored)
+            taken += (*bound.derived, *bound.buffers)
+            if taken and (best is None or len(taken) > len(best[1])):
+                best = (spec, taken)
+        if best is not None:
+            yield best
+
+
+def _reported(
+    report: "KeyReport | None", key: str, spec: "ArchSpec | None", style: str, prefix: str
+) -> tuple[Reading, str] | None:
+    """Return what reading the hyperparameters made of a key; None where it says nothing."""
+    if report is None:
+        return ("unread", "") if prefix.strip(".") and key.startswith(prefix) else None
+    if key in report.contradicted:
+        return "contradicted", report.contradicted[key]
+    if key in report.read:
+        return "hyperparameter", report.read[key]
+    if _below(key, report.unknown):
+        return "unread", ""
+    if _below(key, report.ignored):
+        from aprfmt.arch.keys import known_rows
+
+        known = known_rows(style)
+        bare = key.removeprefix(prefix) if prefix else key
+        section = f"{spec.section}." if spec is not None else ""
+        bare = bare.removeprefix(section) if section else bare
+        if bare.partition(".")[0] in _SECTIONS:
+            return None  # a tower's table may know more
+        row = known.get(bare) or known.get(bare.partition(".")[0])
+        if row is not None:
+            return row.reading, row.source
+        return "without effect", "" if spec is None else f"the tables of {spec.name}"
+    return None
+
+
+def _below(key: str, rows: Sequence[str]) -> bool:
+    """Say whether a key is one of some, or stands in an object that is one of them."""
+    return key in rows or any(key.startswith(f"{row}.") for row in rows)
+
+
+def _by_pattern(kind: Kind, name: str, key: str, rows: Sequence[KeyPattern], value: Value) -> Item:
+    row = pattern_of(rows, key)
+    if row is None:
+        return Item(kind, name, "unread", "", value)
+    return Item(kind, name, row.reading, row.source, value, row.as_stored)
+
+
+def _leaves(values: Mapping[str, Value], above: str = "") -> Iterator[tuple[str, Value]]:
+    """Yield the keys of an object by their path, each with its value; an empty object is a leaf."""
+    for key, value in values.items():
+        path = f"{above}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+# --- two of them ------------------------------------------------------------------------------
+
+
+def not_compared(a: Ledger, b: Ledger, kinds: Collection[Kind] = KINDS) -> tuple[NotCompared, ...]:
+    """Return the items that no comparison by meaning covers, and what is known of each.
+
+    Tensors are left out: who compares them compares the unread ones too, by their names. A key
+    that the other side keeps as one of its source's is looked up there.
+    """
+    found: list[NotCompared] = []
+    for kind in kinds:
+        if kind in OF_TENSORS:
+            continue
+        left, right = a.of_kind(kind), b.of_kind(kind)
+        for name in dict.fromkeys((*left, *right)):
+            x, y = left.get(name), right.get(name)
+            one = _held_together(kind, name, x, y, a, b)
+            if one is not None:
+                found.append(one)
+    for label, side in (("A", a), ("B", b)):
+        found += [
+            NotCompared(row.kind, row.name, row.state, row.why, label)
+            for row in side.unreadable
+            if row.kind in kinds or row.kind == "section"
+        ]
+    return tuple(found)
+
+
+def _held_together(
+    kind: Kind, name: str, x: Item | None, y: Item | None, a: Ledger, b: Ledger
+) -> NotCompared | None:
+    there = x or y
+    assert there is not None
+    if x is not None and y is not None:
+        if x.unread or y.unread:
+            state: State = "equal" if same_content(x.holds, y.holds) else "unequal"
+            return NotCompared(kind, name, state, there.of)
+        if x.as_stored and not same_content(x.holds, y.holds):
+            return NotCompared(kind, name, "unequal", there.of)
+        return None
+    if not there.unread:
+        return None
+    other = b if x is not None else a
+    if kind == "metadata key" and name in other.carried:
+        if same_content(there.holds, other.carried[name]):
+            return None
+        return NotCompared(kind, name, "unequal", there.of)
+    return NotCompared(kind, name, "only in A" if x is not None else "only in B", there.of)
+
+
+def same_content(x: Value, y: Value) -> bool:
+    """Say whether two items hold the same: values as plain data, files byte for byte."""
+    x, y = (each() if isinstance(each, partial) else each for each in (x, y))
+    if isinstance(x, Path) and isinstance(y, Path):
+        return _same_file(x, y)
+    return bool(_plain(x) == _plain(y))
+
+
+def _same_file(x: Path, y: Path) -> bool:
+    if x.is_dir() or y.is_dir():
+        return x.is_dir() and y.is_dir() and _same_folder(x, y)
+    try:
+        if x.stat().st_size != y.stat().st_size:
+            return False
+        return x.samefile(y) or _digest(x) == _digest(y)
+    except OSError:
+        return False
+
+
+def _same_folder(x: Path, y: Path) -> bool:
+    mine, theirs = ({each.name: each for each in side.iterdir()} for side in (x, y))
+    return mine.keys() == theirs.keys() and all(_same_file(mine[n], theirs[n]) for n in mine)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _plain(value: Value) -> Value:
+    """Return a value as plain data that compares by value; NaN equals NaN."""
+    tolist = getattr(value, "tolist", None)
+    if tolist is not None:
+        value = tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_plain(each) for each in value]
+    return "NaN" if value != value else value
+
+
+# --- the verdict ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is said where all agrees, where something does not, and where that is not known."""
+
+    yes: str
+    no: str
+    undecided: str = "not decided"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison established.
+
+    `differs`: a difference, bug or failed check. `counts`: things compared, and how many there
+    are, by what they are called: {"tensors": (48, 50)}. `left`: what was not compared by meaning.
+    `detail`: how the counted things compare, in words. `scope`: what stands behind the word, where
+    the counts do not say it.
+    """
+
+    differs: bool
+    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    left: tuple[NotCompared, ...] = ()
+    detail: str = ""
+    scope: str = ""
+
+    @property
+    def says(self) -> str:
+        """How much was compared, in words."""
+        return ", ".join(
+            f"{done} {name}" if done == every else f"{done} of {every} {name}"
+            for name, (done, every) in self.counts.items()
+            if every
+        )
+
+
+@dataclass(frozen=True)
+class Pronounced:
+    """A verdict: its word, the headline that says what it stands on, and the exit code."""
+
+    word: str
+    says: str
+    exit: Literal[0, 1, 2]
+    not_compared: tuple[NotCompared, ...] = ()  # less what was accepted
+
+
+def accepted(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
+    """Return whether an item is accepted by `unread:PATTERN`s: globs of its name, or its kind.
+
+    UsageError for a pattern that is not one.
+    """
+    from aprfmt.model.patterns import matcher
+
+    begin = "unread:"
+    wanted = [each.removeprefix(begin) for each in patterns if each.startswith(begin)]
+
+    def accept(row: NotCompared) -> bool:
+        names = (row.name, f"{row.kind} {row.name}", row.kind)
+        return any(matcher(each, names)(name) for each in wanted for name in names)
+
+    return accept
+
+
+def pronounce(words: Words, compared: Compared, accept: Collection[str] = ()) -> Pronounced:
+    """Return the verdict over what was compared: the only place where one is made.
+
+    1: a difference is established, or an item that can carry meaning is on one side only, or is
+    unread and unequal. 2: there is none, and something that had to be compared could not be, or
+    nothing was. 0: all that can carry meaning agrees; what is unread is byte for byte equal, or
+    accepted.
+    """
+    taken = accepted(accept)
+    passed = [row for row in compared.left if taken(row)]
+    left = tuple(row for row in compared.left if not taken(row))
+    apart = [row for row in left if row.state in APART]
+    unreadable = [row for row in left if row.state in OPEN]
+    equal = [row for row in left if row.state in ("equal", "unread")]
+    outside = _listed("; not compared", [row for row in left if row.state == "no counterpart"])
+    scope = compared.says
+    of = f": {scope}" if scope else ""
+    plain = f", {scope}" if scope else ""
+    plain += f": {compared.detail}" if compared.detail else ""
+    plain = compared.scope or plain
+    counted = sum(done for done, _ in compared.counts.values())
+    if compared.differs or apart:
+        rest = _listed("; not compared", [*apart, *unreadable]) + outside
+        held = f"{words.yes} in what was compared{of}" if counted else words.no
+        begin = f"{words.no}{plain}" if compared.differs else held
+        return Pronounced(words.no, f"{begin}{rest}", 1, left)
+    known = [row for row in equal if row.state == "equal"]
+    if unreadable or not (counted or known or passed):
+        rest = _listed("; could not be compared", unreadable)
+        nothing = "" if rest or compared.scope else "; nothing was compared"
+        return Pronounced(words.undecided, f"{words.undecided}{plain}{rest}{nothing}", 2, left)
+    if passed or outside:
+        rest = _listed("; accepted, not compared", passed) + _listed("; not read here", equal)
+        rest += outside
+        return Pronounced(words.yes, f"{words.yes} in what was compared{of}{rest}", 0, left)
+    return Pronounced(words.yes, f"{words.yes}{plain}{_listed('; not read here', equal)}", 0, left)
+
+
+def listed_items(rows: Sequence[NotCompared], begin: str = "; not compared") -> str:
+    """Return what a sentence ends with about items that were not compared; "" without any."""
+    equal = [row for row in rows if row.state == "equal"]
+    others = [row for row in rows if row.state != "equal"]
+    return _listed(begin, others) + _listed("; not read here, and equal", equal)
+
+
+def _listed(begin: str, rows: Sequence[NotCompared]) -> str:
+    if not rows:
+        return ""
+    shown = "; ".join(row.says for row in rows[:_SHOWN])
+    more = f"; {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    return f"{begin}: {shown}{more}"

@@ -1,0 +1,289 @@
+"""What keys are that no hyperparameter is read from: rows of names, a reading, and its source.
+
+Keys of metadata and of the JSON files of a folder; those of config.json stand in `arch/keys.py`.
+A key that no row has is `unread`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+Reading = Literal[
+    "role",
+    "part of",
+    "hyperparameter",
+    "tokenizer part",
+    "setting",
+    "text",
+    "without effect",
+    "contradicted",
+    "unread",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPattern:
+    """Keys of one kind: a regular expression of their names, their reading, and its source.
+
+    `as_stored`: nothing compares what they mean, so two files are compared by what they say.
+    """
+
+    names: str
+    reading: Reading
+    source: str
+    as_stored: bool = False
+
+
+_SPEC = "the GGUF specification: it describes the file, and no loader reads it"
+_OURS = (
+    KeyPattern(r"aprfmt\.hf_config", "hyperparameter", "config.json, whose keys are items"),
+    KeyPattern(r"aprfmt\.hyper\.\w+", "hyperparameter", "what the format has no key for"),
+    KeyPattern(
+        r"aprfmt\.(files|metadata|source\.metadata|gguf\.(metadata|tokenizer))",
+        "part of",
+        "files and keys of the source, which are items",
+    ),
+    KeyPattern(
+        r"aprfmt\.source\.(encodings|restore|stored)", "part of", "how the source's bits come back"
+    ),
+    KeyPattern(
+        r"aprfmt\.(allowed_missing|dropped|repair\.missing)",
+        "setting",
+        "what is missing on purpose",
+    ),
+    KeyPattern(
+        r"aprfmt\.(writer|source\.(file|format|size|sha256|writer)|quantize\.[\w.]+|"
+        r"merged_adapters|generic|demo_model)",
+        "text",
+        "what the file was made of, and by what",
+    ),
+    KeyPattern(r"quantize\.imatrix\.\w+", "text", "llama-quantize: what it weighed by"),
+)
+# By the style of the keys: those of the container.
+METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
+    "gguf": (
+        *_OURS,
+        KeyPattern(r"general\.architecture", "hyperparameter", "which tables the file is read by"),
+        KeyPattern(
+            r"general\.(alignment|file_type|quantization_version)",
+            "setting",
+            "the GGUF specification: how the file lies",
+        ),
+        KeyPattern(r"general\.sampling\.\w+", "setting", "llama.cpp: how tokens are drawn"),
+        KeyPattern(
+            r"general\.(type|name|author|version|organization|basename|finetune|description|"
+            r"quantized_by|size_label|license(\.(name|link))?|url|doi|uuid|repo_url|tags|"
+            r"languages|datasets|base_model\.count|dataset\.count|parameter_count|"
+            r"converted_by)",
+            "text",
+            _SPEC,
+        ),
+        KeyPattern(
+            r"general\.source\.(url|doi|uuid|repo_url|hf_repo|"
+            r"huggingface\.repository)",
+            "text",
+            _SPEC,
+        ),
+        KeyPattern(
+            r"general\.(base_model|dataset)\.\d+\.(name|author|version|organization|"
+            r"description|url|doi|uuid|repo_url)",
+            "text",
+            _SPEC,
+        ),
+        KeyPattern(
+            r"split\.(no|count|tensors\.count)", "part of", "llama-gguf-split: the set of files"
+        ),
+        KeyPattern(
+            r"tokenizer\.ggml\.(\w+_token_id|add_\w+_token|add_space_prefix|"
+            r"remove_extra_whitespaces)",
+            "tokenizer part",
+            "llama.cpp: special ids and flags",
+        ),
+        KeyPattern(
+            r"tokenizer\.ggml\.(model|pre|tokens|scores|token_type|merges|token_type_count)",
+            "tokenizer part",
+            "llama.cpp: the vocabulary",
+        ),
+        KeyPattern(
+            r"tokenizer\.(chat_template(\.[\w-]+)?|chat_templates|huggingface\.json)",
+            "tokenizer part",
+            "llama.cpp: the templates",
+        ),
+        KeyPattern(r"adapter\.(type|lora\.alpha)", "hyperparameter", "llama.cpp: a LoRA adapter"),
+        KeyPattern(
+            r"adapter\.(lora\.(prompt_prefix|task_name)|alora\.invocation_tokens)",
+            "setting",
+            "llama.cpp: when an adapter is used",
+        ),
+        KeyPattern(r"imatrix\.(datasets|chunk_count|chunk_size)", "text", "llama-imatrix"),
+        KeyPattern(
+            r"clip\.\w*_?(has_\w+|use_gelu|use_silu|projector_type)",
+            "hyperparameter",
+            "llama.cpp: a tower",
+        ),
+    ),
+    "safetensors": (
+        *_OURS,
+        KeyPattern(r"format", "text", "safetensors: whose arrays were saved"),
+        KeyPattern(
+            r"modelspec\.[\w.]+|ss_\w+", "text", "ModelSpec and sd-scripts: a training's record"
+        ),
+        KeyPattern(
+            r"tensor_names|\w.*\.(_data|_type)|_?torchao.*",
+            "part of",
+            "torchao: how packed weights are put together",
+        ),
+    ),
+    "apr": (
+        *_OURS,
+        KeyPattern(
+            r"architecture|hf_architecture|hf_model_type|model_type|hf_config",
+            "hyperparameter",
+            "aprender: which model it is",
+        ),
+        KeyPattern(
+            r"_name|name|description|author|license|data_source|data_license|version|source|"
+            r"original_format|created_at|total_size|param_count|format|source_metadata|"
+            r"tensor_shapes",
+            "text",
+            "aprender: where the file comes from, what it counts",
+        ),
+        KeyPattern(r"quantization|sharding", "setting", "aprender: how the file lies"),
+        KeyPattern(
+            r"chat_template|chat_format|special_tokens|tokenizer\.(vocabulary|scores|"
+            r"token_type|merges|model|pre_type|\w+_token_id|add_\w+_token|add_space_prefix|"
+            r"remove_extra_whitespaces|chat_template|huggingface\.json|vocab_size|model_type|"
+            r"model_name|architecture)",
+            "tokenizer part",
+            "aprender: the vocabulary",
+        ),
+        KeyPattern(
+            r"model\.(architecture|hidden_size|num_layers|num_heads|num_kv_heads|vocab_size|"
+            r"intermediate_size|max_position_embeddings|rope_theta|rope_type|rms_norm_eps|"
+            r"head_dim)",
+            "without effect",
+            "aprender's importer: the typed keys a second time",
+        ),
+    ),
+}
+# By file: keys of the JSON files of a folder.
+_GENERATION = "transformers' GenerationConfig"
+FILES: Mapping[str, tuple[KeyPattern, ...]] = {
+    "tokenizer.json": (
+        KeyPattern(r"version", "text", "the tokenizers library"),
+        KeyPattern(
+            r"truncation|padding",
+            "setting",
+            "the tokenizers library: lengths, which transformers sets itself",
+        ),
+        KeyPattern(
+            r"added_tokens|normalizer|pre_tokenizer|post_processor|model",
+            "tokenizer part",
+            "the tokenizers library",
+        ),
+        KeyPattern(
+            r"decoder",
+            "tokenizer part",
+            "the tokenizers library: how ids become text",
+            as_stored=True,
+        ),
+    ),
+    "tokenizer_config.json": (
+        KeyPattern(
+            r"add_(bos|eos)_token|add_prefix_space|added_tokens_decoder|(bos|eos|unk|pad|sep|"
+            r"cls|mask)_token|additional_special_tokens|extra_special_tokens|"
+            r"model_specific_special_tokens|chat_template|legacy|do_lower_case|strip_accents|"
+            r"tokenize_chinese_chars|split_special_tokens|tokenizer_class|sp_model_kwargs|"
+            r"use_default_system_prompt|errors|never_split|do_basic_tokenize|"
+            r"(image|video|audio|vision_bos|vision_eos|boi|eoi|eot|eom)_token|image_token_id|"
+            r"language|task|trim_offsets|add_dummy_prefix|vocab_type|keep_accents|"
+            r"do_remove_accents",
+            "tokenizer part",
+            "transformers' tokenizers",
+        ),
+        KeyPattern(
+            r"clean_up_tokenization_spaces|spaces_between_special_tokens",
+            "setting",
+            "transformers: how decoded text is tidied",
+        ),
+        KeyPattern(
+            r"model_max_length|padding_side|truncation_side|pad_to_multiple_of|max_length|"
+            r"stride|truncation_strategy|pad_token_type_id|padding|truncation|"
+            r"return_token_type_ids|add_special_tokens",
+            "setting",
+            "transformers: lengths and the filling of batches",
+        ),
+        KeyPattern(
+            r"name_or_path|_name_or_path|special_tokens_map_file|tokenizer_file|auto_map|"
+            r"processor_class|model_input_names|backend|is_local|local_files_only|"
+            r"transformers_version|vocab_file|merges_file|from_slow|use_fast|response_schema",
+            "text",
+            "transformers: which class loads it, and from where",
+        ),
+    ),
+    "special_tokens_map.json": (
+        KeyPattern(
+            r"(bos|eos|unk|pad|sep|cls|mask|image|audio|video|boi|eoi)_token|"
+            r"additional_special_tokens|extra_special_tokens",
+            "tokenizer part",
+            "transformers' tokenizers",
+        ),
+    ),
+    "chat_template.json": (
+        KeyPattern(r"chat_template", "tokenizer part", "transformers' processors"),
+    ),
+    "generation_config.json": (
+        KeyPattern(
+            r"_from_model_config|transformers_version|_name_or_path|_commit_hash|"
+            r"generation_kwargs",
+            "text",
+            f"{_GENERATION}: its writer",
+        ),
+        KeyPattern(
+            r"(bos|eos|pad|decoder_start)_token_id|(forced_)(bos|eos)_token_id|"
+            r"(begin_)?suppress_tokens|bad_words_ids|force_words_ids|forced_decoder_ids|"
+            r"stop_strings|no_timestamps_token_id|lang_to_id|task_to_id|alignment_heads|"
+            r"is_multilingual|max_initial_timestamp_index|prev_sot_token_id|"
+            r"return_timestamps|trust_remote_code|chat_format|max_context_size|"
+            r"max_window_size|user_token_id|assistant_token_id",
+            "setting",
+            _GENERATION,
+        ),
+        KeyPattern(
+            r"(max|min)(_new)?_(length|tokens)|max_cache_len|max_time|early_stopping|do_sample|num_beams|"
+            r"num_beam_groups|penalty_alpha|dola_layers|use_cache|use_mtp|cache_\w+|"
+            r"temperature|top_[khp]|min_p|typical_p|epsilon_cutoff|eta_cutoff|"
+            r"diversity_penalty|(encoder_)?repetition_penalty|length_penalty|"
+            r"(encoder_)?no_repeat_ngram_size|renormalize_logits|constraints|"
+            r"remove_invalid_values|exponential_decay_length_penalty|sequence_bias|"
+            r"token_healing|guidance_scale|low_memory|watermarking_config|"
+            r"num_return_sequences|output_\w+|return_dict_in_generate|is_assistant|"
+            r"num_assistant_tokens(_schedule)?|assistant_\w+|target_lookbehind|"
+            r"prompt_lookup_num_tokens|max_matching_ngram_size|compile_config|"
+            r"disable_compile|continuous_batching_config|prefill_chunk_size|"
+            r"speculation_type",
+            "setting",
+            _GENERATION,
+        ),
+    ),
+    "index": (
+        KeyPattern(r"total_size|total_parameters", "setting", "transformers: what the shards hold"),
+        KeyPattern(
+            r"format|mergekit_version|transformers_version|producer",
+            "text",
+            "which program wrote the index",
+        ),
+    ),
+}
+
+
+def pattern_of(rows: Iterable[KeyPattern], name: str) -> KeyPattern | None:
+    """Return the first row that a key fits, None without one."""
+    return next((row for row in rows if _form(row.names).fullmatch(name)), None)
+
+
+@cache
+def _form(names: str) -> re.Pattern[str]:
+    return re.compile(names)

@@ -1,0 +1,83 @@
+"""What a file beside a model's weights is, by its name: the one table of such files.
+
+A row says what the file is, how the ledger reads it and where that is known from. A name that no
+row has is `unread`: it may hold anything.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """Files of one kind: their names (a regular expression), their reading, and its source.
+
+    `companion` is what a copy of the model must take along or leave out by a flag, "" for the
+    rest: the word that an account has for it.
+    """
+
+    names: str
+    reading: str
+    source: str
+    companion: str = ""
+
+
+_FROM_PRETRAINED = "transformers' from_pretrained reads no such file"
+_OTHER_WEIGHTS = "from_pretrained takes model.safetensors before them"
+
+# The first row that fits counts.
+ROWS: tuple[FileRow, ...] = (
+    FileRow(r"config\.json", "hyperparameter", "its keys are items", "configuration"),
+    FileRow(r"hf_quant_config\.json", "part of", "ModelOpt's claim of packed weights",
+            "configuration"),
+    FileRow(r"tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|"
+            r"vocab\.(json|txt)|merges\.txt|tokenizer\.model|spiece\.model|.*\.tiktoken",
+            "tokenizer part", "transformers' tokenizers", "tokenizer"),
+    FileRow(r"tekken\.json", "tokenizer part", "mistral-common"),
+    FileRow(r"chat_template\.(json|jinja)", "tokenizer part", "transformers' apply_chat_template",
+            "template"),
+    FileRow(r"generation_config\.json", "setting", "its keys are items", "generation config"),
+    FileRow(r"((image_|video_)?preprocessor|processor)_config\.json", "setting",
+            "transformers' processors of images, video and audio", "preprocessor"),
+    FileRow(r"(LICEN[CS]E|NOTICE|COPYING|USE_POLICY)(\.(txt|md))?", "text", "a licence",
+            "licence"),
+    FileRow(r"adapter_config\.json|adapter_model.*\.(safetensors|bin|gguf)", "unread", "",
+            "adapter"),
+    FileRow(r".*imatrix.*\.(gguf|dat)|.*\.imatrix", "setting", "what llama-quantize weighs by",
+            "imatrix"),
+    FileRow(r"mmproj.*\.gguf", "unread", "", "tower"),
+    FileRow(r"(mtp|.*draft).*\.(safetensors|gguf)", "unread", "", "draft head"),
+    FileRow(r"modules\.json|sentence_\w+_config\.json|config_sentence_transformers\.json",
+            "setting", "sentence-transformers"),
+    FileRow(r".*\.(md|rst|txt|png|jpe?g|gif|svg|webp|pdf|html|ipynb|log|csv|mp4)", "text",
+            "nothing that loads a model reads it"),
+    FileRow(r"recipe\.ya?ml|mergekit_config\.ya?ml|README|CITATION\.cff|requirements\.txt", "text",
+            "how the model was made"),
+    FileRow(r"golden\.json", "setting", "prompts and answers, which qa asks for"),
+    FileRow(r".*\.aprfmt-hash\.json", "setting", "digests, which validate holds against the files"),
+    FileRow(r"\..*", "without effect", "a hidden file: " + _FROM_PRETRAINED),
+    FileRow(r".*\.py", "without effect",
+            "code, run only with trust_remote_code; the forward pass here is that of the tables"),
+    FileRow(r"optimizer.*|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|"
+            r"training_args\.(bin|json)|all_results\.json|(train|eval)_results\.json|latest",
+            "without effect", "the state of a training, which no loader of weights reads"),
+    FileRow(r"pytorch_model.*\.(bin|json)|tf_model.*\.h5|flax_model.*|rust_model\.ot|.*\.onnx|"
+            r"consolidated.*|params\.json|model\.ckpt.*", "without effect", _OTHER_WEIGHTS),
+    FileRow(r".*\.(gguf|apr)", "without effect", "a model of its own, whole in its file"),
+)  # fmt: skip
+
+# Subfolders: only one that an index or modules.json names is read.
+FOLDER = FileRow(".*", "without effect", _FROM_PRETRAINED + " below the folder")
+_UNKNOWN = FileRow("", "unread", "")
+
+
+@cache
+def file_row(name: str) -> FileRow:
+    """Return the row of a file by its name; one of reading `unread` where none fits."""
+    return next((row for row in ROWS if re.fullmatch(row.names, name)), _UNKNOWN)
+
+
+def companion_kind(name: str) -> str:
+    """Return what a file beside the weights is that belongs to the model; "" for any other."""
+    return file_row(name).companion

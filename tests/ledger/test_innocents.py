@@ -1,0 +1,113 @@
+"""What real writers write is read: no key of theirs is unread, and copies stay equal.
+
+Seen red: a row of a writer's key taken out of a table.
+"""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aprfmt.arch import ARCHS
+from aprfmt.arch.keys import ROWS
+from aprfmt.conversion import convert
+from aprfmt.model import open_model
+from aprfmt.model.ledger import ledger
+from aprfmt.model.readings import FILES, METADATA, pattern_of
+from aprfmt.model.sidecar_files import ROWS as FILE_ROWS
+from tests.arch.listed import LISTED
+from tests.cli.run import aprfmt as command
+from tests.conversion.folders import tensors_of, write_mixed
+from tests.models import IN_GGUF, MAKERS, save_tiny
+
+ONE_EACH = sorted({prefix: name for name, (prefix, _) in MAKERS.items()}.values())
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_a_folder_of_transformers_has_nothing_unread(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    assert name in ARCHS
+    save_tiny(name, tmp_path / "m")
+    with open_model(tmp_path / "m") as model:
+        found = ledger(model)
+    assert [item for item in found.items if item.reading in ("unread", "contradicted")] == []
+    assert found.unreadable == ()
+    if name in IN_GGUF:
+        convert(tmp_path / "m", tmp_path / "m.gguf")
+        with open_model(tmp_path / "m.gguf") as model:
+            assert ledger(model).unread == ()
+        done = command("diff", tmp_path / "m", tmp_path / "m.gguf", "--json")
+        assert (done.code, done.json["not_compared"]) == (0, []), done.json["says"]
+
+
+def test_generation_keys_are_those_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers", reason="NOT-RUN: no transformers")
+    rows = FILES["generation_config.json"]
+    made: Mapping[str, Any] = deepcopy(vars(transformers.GenerationConfig()))
+    unknown = [key for key in made if pattern_of(rows, key) is None]
+    assert len(made) > 40 and unknown == []
+
+
+def test_keys_of_gguf_py_are_read_or_hyperparameters() -> None:
+    """`general.*` and what it writes beside hyperparameters; a key of an architecture is a rule's.
+
+    Keys of no reader here are left over on purpose: they are unread in a file that has them.
+    """
+    constants = pytest.importorskip("gguf.constants", reason="NOT-RUN: gguf is not installed")
+    rows = METADATA["gguf"]
+    names = [value for name, value in vars(constants.Keys.General).items() if name.isupper()]
+    names = [name.format(id=0) for name in names if isinstance(name, str)]
+    unknown = sorted(name for name in names if pattern_of(rows, name) is None)
+    assert len(names) > 30 and unknown == []
+
+
+def test_without_effect_has_its_source() -> None:
+    every = [row for rows in (*METADATA.values(), *FILES.values()) for row in rows]
+    every_source = [row.source for row in every if row.reading == "without effect"]
+    every_source += [row.source for row in FILE_ROWS if row.reading == "without effect"]
+    every_source += [row.source for rows in ROWS.values() for row in rows]
+    assert len(every_source) > 8 and all(len(source) > 8 for source in every_source)
+
+
+def test_the_demo_models_files_are_read(demo_model: Path, tmp_path: Path) -> None:
+    for name in ("m.gguf", "m.apr", "back"):
+        convert(demo_model, tmp_path / name, to="safetensors" if name == "back" else None)
+        with open_model(tmp_path / name) as model:
+            found = ledger(model)
+        assert (found.unread, found.unreadable) == ((), ())
+        done = command("diff", demo_model, tmp_path / name, "--json")
+        assert (done.code, done.json["not_compared"]) == (0, [])
+        assert json.loads(json.dumps(found.to_json())) == found.to_json()
+
+
+TOWERS = ("gemma3_vision", "qwen2_5_vl_vision", "qwen3_vl_vision")
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_tower_is_read_where_loaders_read_it(name: str, tmp_path: Path) -> None:
+    """Below the language model's prefix no loader looks for it."""
+    pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    import transformers
+
+    auto: Any = transformers
+    _, kind, loader, values = LISTED[name]
+    model = getattr(auto, loader).from_config(auto.AutoConfig.for_model(kind, **values))
+    model.save_pretrained(tmp_path / "m")
+    rows = dict(tensors_of(tmp_path / "m"))
+    with open_model(tmp_path / "m") as opened:
+        found = [item for item in ledger(opened).items if item.kind == "tensor"]
+    towers = {item.name for item in found if item.of == f"tower {name}"}
+    assert towers and [item for item in found if item.unread] == []
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "config.json").write_bytes((tmp_path / "m" / "config.json").read_bytes())
+    moved = {f"language_model.{key}" if key in towers else key: row for key, row in rows.items()}
+    write_mixed(tmp_path / "moved" / "model.safetensors", moved)
+    with open_model(tmp_path / "moved") as opened:
+        unread = {item.name for item in ledger(opened).unread if item.kind == "tensor"}
+    assert unread == {f"language_model.{key}" for key in towers}
+    shown = command("inspect", tmp_path / "moved").out.partition("\n")[0]
+    assert f"{len(towers)} tensors of no role" in shown
+    assert "of no role" not in command("inspect", tmp_path / "m").out.partition("\n")[0]

@@ -1,0 +1,154 @@
+"""The one function that pronounces a verdict, and what it is asked over.
+
+Seen red: a section that cannot be read taken for equal, 2 before 1, an accepted item that is not
+said, nothing compared called equal.
+"""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from aprfmt.conversion import convert
+from aprfmt.model.ledger import APART, Compared, NotCompared, State, Words, pronounce
+from tests.cli.run import aprfmt as command
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+
+WORDS = Words("equal", "different")
+STATES: tuple[State, ...] = get_args(State)
+
+
+def exit_by_the_table(differs: bool, states: tuple[State, ...], counted: int) -> int:
+    """Return the exit code as the table of exit codes has it, written a second time."""
+    if differs or not {"unequal", "only in A", "only in B"}.isdisjoint(states):
+        return 1
+    if "unreadable" in states:
+        return 2
+    return 0 if counted or "equal" in states else 2
+
+
+@pytest.mark.parametrize("differs", [False, True])
+@pytest.mark.parametrize("counted", [0, 7])
+def test_every_combination_has_the_exit_of_the_table(differs: bool, counted: int) -> None:
+    for size in range(3):
+        for states in itertools.combinations(STATES, size):
+            left = tuple(NotCompared("file", f"f{i}", state) for i, state in enumerate(states))
+            found = pronounce(WORDS, Compared(differs, {"tensors": (counted, 9)}, left))
+            assert found.exit == exit_by_the_table(differs, states, counted), states
+            word = {0: "equal", 1: "different", 2: "not decided"}[found.exit]
+            assert found.word == word
+            agrees = found.exit == 0 or (found.exit == 1 and counted and not differs)
+            assert found.says.startswith("equal") == bool(agrees), (states, found.says)
+            for row in left:  # whatever decided the exit is named
+                if row.state in APART or (row.state == "unreadable" and found.exit == 2):
+                    assert row.says in found.says
+                if row.state == "no counterpart" and found.exit == 0:
+                    assert row.says in found.says
+
+
+def test_what_is_accepted_is_said() -> None:
+    left = (NotCompared("file", "x.bin", "only in A"), NotCompared("config key", "y", "unequal"))
+    compared = Compared(False, {"tensors": (3, 3)}, left)
+    assert pronounce(WORDS, compared).exit == 1
+    assert pronounce(WORDS, compared, ["unread:x*"]).exit == 1
+    found = pronounce(WORDS, compared, ["unread:x*", "unread:config key"])
+    assert found.exit == 0 and not found.not_compared
+    assert found.says.startswith("equal in what was compared: 3 tensors; accepted, not compared: ")
+    assert pronounce(WORDS, compared, ["within"]).exit == 1
+
+
+def test_a_text_of_the_folder_that_cannot_be_read_is_not_equal(tmp_path: Path) -> None:
+    a, b = (llama_folder(tmp_path / name, "F32", layers=1) for name in "ab")
+    for name in ("generation_config.json", "tokenizer_config.json"):
+        for folder in (a, b):
+            (folder / name).write_text('{"eos_token_id": 2')
+        for args in (("diff", a, b), ("diagnose", a, b)):
+            done = command(*args)
+            assert done.code == 2 and name in done.out, (args, done.out)
+        write_mixed(b / "model.safetensors", {
+            key: (kind, shape, bytes(len(data)) if key.endswith("o_proj.weight") else data)
+            for key, (kind, shape, data) in tensors_of(b).items()
+        })  # fmt: skip
+        done = command("diff", a, b)
+        assert done.code == 1 and name in done.out  # a difference beats what was not read
+        shutil.copy(a / "model.safetensors", b)
+        for folder in (a, b):
+            (folder / name).unlink()
+
+
+def _more_tokens(folder: Path, *, added: bool) -> None:
+    path = folder / "tokenizer.json"
+    data = json.loads(path.read_text())
+    if added:
+        data["added_tokens"].append({**data["added_tokens"][0], "id": 1536, "content": "<far>"})
+    else:
+        data["model"]["vocab"]["<far>"] = 1537
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_tokens_without_a_row_do_not_disappear(
+    added: bool, demo_model: Path, tmp_path: Path
+) -> None:
+    more = Path(shutil.copytree(demo_model, tmp_path / "more"))
+    _more_tokens(more, added=added)
+    assert command("diff", demo_model, more).code == 1
+    assert command("diff", more, more).code == 0
+    convert(more, tmp_path / "more.gguf")
+    done = command("diff", more, tmp_path / "more.gguf", "--json")
+    assert done.code == 0  # GGUF's lists end with the embedding
+    (row,) = done.json["not_compared"]
+    assert row["state"] == "no counterpart" and "1 tokens without a row" in row["name"]
+    assert "<far>" in done.json["says"]
+
+
+def test_a_tokenizer_on_one_side_only_is_a_difference(demo_model: Path, tmp_path: Path) -> None:
+    less = Path(shutil.copytree(demo_model, tmp_path / "less"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (less / name).unlink()
+    for a, b, side in ((demo_model, less, "A"), (less, demo_model, "B")):
+        done = command("diff", a, b)
+        assert done.code == 1 and f"tokenizer only in {side}" in done.out
+        assert command("diff", a, b, "--only", "tensors").code == 0
+
+
+def _integers(path: Path, kind: str, data: bytes) -> Path:
+    size = {"U8": 1, "BOOL": 1, "I32": 4, "I64": 8}[kind]
+    write_mixed(path, {"w": (kind, (len(data) // size,), data)})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [("U8", lambda d: d[:5] + bytes([d[5] ^ 16]) + d[6:]),
+     ("BOOL", lambda d: d[:3] + b"\0" + d[4:]),
+     ("I32", lambda d: d[:6] + bytes([d[6] ^ 16]) + d[7:]),
+     ("I64", lambda d: d[:8] + bytes([d[8] ^ 1]) + d[9:])],
+)  # fmt: skip
+def test_integers_that_differ_are_different(
+    kind: str, change: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    """The last is one in 2**60, which no float64 shows."""
+    data = bytes([1]) * 16 if kind == "BOOL" else bytes(range(16, 32))
+    a = _integers(tmp_path / "a.safetensors", kind, data)
+    b = _integers(tmp_path / "b.safetensors", kind, change(data))
+    done = command("diff", a, b, "--json")
+    (row,) = done.json["tensors"]
+    assert (row["verdict"], row["stats"]["changed"], done.code) == ("DIFFERENT", 1, 1)
+    assert row["stats"]["max_abs_diff"] == {"U8": 16, "BOOL": 1, "I32": 16 << 16, "I64": 1}[kind]
+
+
+def test_arrays_of_which_none_maps_are_no_trace(demo_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "logprobs.npy", np.zeros(11, np.float32))
+    saved = tmp_path / "trace.safetensors"
+    args = ("trace", demo_model, "--map", tmp_path / "arrays", "--ids", "1417,362,258")
+    done = command(*args, "-o", saved)
+    assert done.code == 2 and "none of its 1 arrays is a point" in done.err
+    assert "logprobs [11]" in done.err and not saved.exists()
+    assert (tmp_path / "trace.map.json").is_file()  # the proposal, to be corrected
