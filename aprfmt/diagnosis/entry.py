@@ -7,7 +7,7 @@ import numpy as np
 
 from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.packing import examine
-from aprfmt.diagnosis.passes import Told
+from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.walk import Walk
 from aprfmt.errors import AprfmtError, CodecError, UsageError
@@ -64,7 +64,9 @@ def diagnose(
             tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
         if tokens == ():
             raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
-        return Walk(first, second, stack, reference, tokens, memory, Told(progress, notice)).run()
+        return Walk(
+            first, second, stack, reference, tokens, memory, ProgressReporter(progress, notice)
+        ).run()
 
 
 def _unpacked(

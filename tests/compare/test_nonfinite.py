@@ -21,10 +21,10 @@ from aprfmt.compare.tensors import steps_between
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclude import rounding
 from aprfmt.diagnosis.found import CauseFound, PointRow
-from aprfmt.diagnosis.measure import apart, fit
 from aprfmt.diagnosis.mixing import Share
 from aprfmt.diagnosis.settle import settled
 from aprfmt.inference.parity.outcomes import compare_logits
+from aprfmt.inference.replay.recorded_trace import apart, fit
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
 from tests.diagnose import files

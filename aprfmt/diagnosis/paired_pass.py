@@ -17,10 +17,10 @@ from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.traces import Between, PointDiff
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplied
 from aprfmt.diagnosis.parts import Touched
-from aprfmt.diagnosis.shadow import Plain
-from aprfmt.diagnosis.world import At, World
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.forward import Span
+from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
+from aprfmt.inference.replay.shadow import PointRecorder
 from aprfmt.inference.weights import Holder, free_budget
 from aprfmt.model import Model
 
@@ -68,8 +68,8 @@ SAME = PassResult(0.0, 0.0, exact=True)
 
 
 @dataclass(frozen=True)
-class Told:
-    """Tells a user how far passes are, and beforehand if they take minutes."""
+class ProgressReporter:
+    """Reports to a user how far passes are, and first of all if they take minutes."""
 
     progress: Callable[[int, int], None] | None = None
     notice: Callable[[str], None] | None = None
@@ -98,12 +98,12 @@ class Told:
             self.progress(done, total)
 
 
-class _Points(Plain):
+class _Points(PointRecorder):
     """Values of all points, or of the experts only; a pass has the same bits either way."""
 
-    def __init__(self, world: World, layer: int, keep: bool) -> None:
-        super().__init__(world)
-        self.keep, self.at = keep, At("", layer)
+    def __init__(self, patched: PatchedModel, layer: int, keep: bool) -> None:
+        super().__init__(patched)
+        self.keep, self.at = keep, PassLocation("", layer)
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Copy the value where it is kept."""
@@ -114,14 +114,14 @@ class _Points(Plain):
         return x
 
 
-class Twins:
+class PairedPass:
     """Two models and their passes; `routed` are the experts that passes used, by layer."""
 
     def __init__(
         self, a: Model, b: Model, equal: frozenset[str], pair: Between, dtype: str,
-        memory: int | None = None, told: Told = Told(),
+        memory: int | None = None, reporter: ProgressReporter = ProgressReporter(),
     ) -> None:  # fmt: skip
-        self.told = told
+        self.reporter = reporter
         self.a, self.b, self.equal, self.pair, self.dtype = a, b, equal, pair, dtype
         self.holder = Holder(min(free_budget(), MOST_HELD) if memory is None else memory)
         self.backend = BACKENDS["numpy"]("cpu", dtype)
@@ -157,9 +157,9 @@ class Twins:
         self, blend: Blend, probe: Probe, stage: int, stream: Any, keep: bool
     ) -> tuple[Any, dict[str, Array]]:
         """Run one stage; return the stream or the logits, and the values of its points."""
-        world = World(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
-        recorder = _Points(world, max(0, stage - 1), keep)
-        x = world.run(
+        patched = PatchedModel(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
+        recorder = _Points(patched, max(0, stage - 1), keep)
+        x = patched.run(
             recorder, "all" if probe.rows is None else probe.rows, Span(stage, stage + 1, stream)
         )
         for key, values in recorder.values.items():
@@ -184,9 +184,9 @@ class Twins:
         y: Any = None
         points: dict[str, PointDiff] = {}
         self.flops += 2 * self.cost(probe)
-        self.told.before(2 * self.cost(probe))
+        self.reporter.before(2 * self.cost(probe))
         for stage in range(self.stages):
-            self.told.so_far(stage, self.stages)
+            self.reporter.so_far(stage, self.stages)
             x, mine = self.step(self.mine, probe, stage, streams[-1], True)
             streams.append(x)
             try:

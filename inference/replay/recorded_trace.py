@@ -28,7 +28,7 @@ def apart(mine: Any, theirs: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecordedValue:
     """A trace's values at a point, on rows that the reference has too.
 
     `rows` are row numbers of the reference's value, None for all of them. `finite` is False at
@@ -90,7 +90,7 @@ def by_us(trace: TraceLike) -> bool:
     return isinstance(facts, Mapping) and facts.get("backend") in BACKENDS
 
 
-class Recorded:
+class RecordedTrace:
     """A trace's values at the reference's points: rows by position, joined stages split."""
 
     def __init__(
@@ -107,25 +107,25 @@ class Recorded:
         self.without = frozenset(without)  # keys to ignore
         self.bounds = bounds or {}  # tolerances of points behind which much rounding lies
         self.foreign = not by_us(trace)
-        self._cut: dict[str, Seen | None] = {}
+        self._cut: dict[str, RecordedValue | None] = {}
 
-    def leaving(self, without: Collection[str]) -> "Recorded":
+    def leaving(self, without: Collection[str]) -> "RecordedTrace":
         """Return the trace with these keys to ignore, and no others."""
-        return Recorded(self.trace, self.ids, self.shapes, without, self.bounds)
+        return RecordedTrace(self.trace, self.ids, self.shapes, without, self.bounds)
 
-    def read_as(self, trace: TraceLike) -> "Recorded":
+    def read_as(self, trace: TraceLike) -> "RecordedTrace":
         """Return another trace in the place of this one."""
-        return Recorded(trace, self.ids, self.shapes, self.without, self.bounds)
+        return RecordedTrace(trace, self.ids, self.shapes, self.without, self.bounds)
 
-    def within(self, bounds: Mapping[str, float]) -> "Recorded":
+    def within(self, bounds: Mapping[str, float]) -> "RecordedTrace":
         """Return the trace with tolerances of its own at some points."""
-        return Recorded(self.trace, self.ids, self.shapes, self.without, bounds)
+        return RecordedTrace(self.trace, self.ids, self.shapes, self.without, bounds)
 
     def has(self, key: str) -> bool:
         """Say whether the trace recorded the key itself, not only a point equal to it."""
         return key in self.trace.records
 
-    def at(self, key: str) -> Seen | None:
+    def at(self, key: str) -> RecordedValue | None:
         """Return the values of a key; None if there are none, or their shape cannot be adapted.
 
         They get the reference's shape, which is known after its first pass.
@@ -136,7 +136,11 @@ class Recorded:
             self._cut[key] = self._read(key, self.shapes[key])
         return self._cut[key]
 
-    def _read(self, key: str, shape: tuple[int, ...]) -> Seen | None:
+    def forget(self, key: str) -> None:
+        """Drop the values of a key, which are read again when they are asked for."""
+        self._cut.pop(key, None)
+
+    def _read(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
         # What a foreign trace says of equal points is the model's own statement about itself.
         held = not self.foreign or key in self.trace.records
         record = self.trace.find(key) if held else None
@@ -150,7 +154,7 @@ class Recorded:
             masked=takes_masks(key, self.trace),
         )  # fmt: skip
 
-    def _part(self, key: str, shape: tuple[int, ...]) -> Seen | None:
+    def _part(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
         """Return a point from a stage that joins several (`L0.qkv` of an APRT folder)."""
         layer, _, point = key.rpartition(".")
         for slot, parts in SLOTS.items():
@@ -189,7 +193,7 @@ def fit(
     axis: int,
     tokens: int,
     masked: bool = True,
-) -> Seen | None:
+) -> RecordedValue | None:
     """Bring recorded values into the reference's shape; None if that is not possible.
 
     If all tokens were recorded, rows are those of the reference. Otherwise rows are matched by
@@ -224,7 +228,7 @@ def fit(
         counts = ~(values <= MASKED)
         if not counts.all():
             mask, note = counts, (note + "; " if note else "") + "masked entries left out"
-    return Seen(values, rows, dtype, note, mask)
+    return RecordedValue(values, rows, dtype, note, mask)
 
 
 def near_keys(key: str, layer: int) -> list[str]:
