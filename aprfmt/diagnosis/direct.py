@@ -12,7 +12,7 @@ from aprfmt.compare.rows import differ, spans
 from aprfmt.compare.thresholds import BASE, DISCRETE
 from aprfmt.compare.traced import TraceLike
 from aprfmt.compare.traces import Between, PointDiff, compare_point, dtypes_of
-from aprfmt.diagnosis.cuts import cuts
+from aprfmt.diagnosis.cut_points import cuts
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.relations import relation
 from aprfmt.errors import UsageError

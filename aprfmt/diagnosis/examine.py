@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
+from aprfmt.diagnosis.accumulated_rounding import stated, supposed
 from aprfmt.diagnosis.answers import Divergence, Examined, Solution, scopes_of, weights_inside
-from aprfmt.diagnosis.beside import beside_rounding, faint_in
-from aprfmt.diagnosis.elsewhere import taken_elsewhere
-from aprfmt.diagnosis.grown import stated, supposed
+from aprfmt.diagnosis.capture_point import find_other_capture_point
+from aprfmt.diagnosis.faint_mistakes import faint_in, find_faint_mistakes
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
-from aprfmt.diagnosis.rejudge import judged_again
+from aprfmt.diagnosis.recheck import recheck_answers
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
 from aprfmt.diagnosis.search import Purse, Search, SearchStep, is_wide, spanned
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
@@ -54,7 +54,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
         case = Mismatch(patched, recorded, view, found, values)
-        elsewhere = taken_elsewhere(case)
+        elsewhere = find_other_capture_point(case)
         if elsewhere is not None:
             recorded = case.without(elsewhere.drop)
             found = shadow_pass(patched, recorded)
@@ -76,7 +76,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
                 continue
             tried[view.key] = search.tried
             guess = None if answers else supposed(patched, recorded, found, search.nearest)
-            mixed = None if answers or guess else beside_rounding(case, search)
+            mixed = None if answers or guess else find_faint_mistakes(case, search)
             if mixed is not None:
                 divergence, patched, recorded, guessed = mixed
                 divergences.append(divergence)
@@ -102,7 +102,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         found = shadow_pass(patched, recorded)
     if not divergences and not guessed:
         divergences = faint_in(patched, recorded, found, values)
-    divergences = judged_again(divergences, *start, found)
+    divergences = recheck_answers(divergences, *start, found)
     return Examined(tuple(divergences), before, found, values, view is not None, guessed)
 
 

@@ -13,6 +13,7 @@ from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.diffs import EQUAL
 from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis.blend import multiplied
+from aprfmt.diagnosis.finalize import finalize_finding
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import BUDGET, Measuring, Mixed, Share, between
@@ -28,7 +29,6 @@ from aprfmt.diagnosis.probes import (
     unrouted,
 )
 from aprfmt.diagnosis.quantities import Quantity, compare
-from aprfmt.diagnosis.settle import settled
 from aprfmt.inference.probe_ids import LONGEST, MARGIN, reaches
 from aprfmt.model import Model
 
@@ -193,7 +193,7 @@ class ModelPair:
         ):
             if not (part.hyper or part.keys):
                 continue
-            levels.findings[i] = settled(finding, share, bound)
+            levels.findings[i] = finalize_finding(finding, share, bound)
             levels.evidence.append(
                 Evidence("forward", _effect(finding, share, bound), finding.where[:4],
                          share.before if share.alone else None)

@@ -10,7 +10,6 @@ import numpy as np
 from aprfmt.compare.traced import backend_name, records_ids
 from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis import conclude, direct
-from aprfmt.diagnosis.blank import blank_trace, rounding_hides
 from aprfmt.diagnosis.blend import stored_values
 from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.forward import JudgedTrace, common, judged
@@ -26,6 +25,7 @@ from aprfmt.diagnosis.probes import Chosen
 from aprfmt.diagnosis.prompt import disagree, hidden_from
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
 from aprfmt.diagnosis.unread import architecture
+from aprfmt.diagnosis.zero_values import blank_trace, rounding_hides
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.capture import instances
 from aprfmt.inference.probe_ids import choose_ids

@@ -13,13 +13,13 @@ import aprfmt
 from aprfmt.compare import diff_models
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis import diagnose, mixing
+from aprfmt.diagnosis.finalize import finalize_finding
 from aprfmt.diagnosis.found import KINDS, CauseFound, Diagnosis
 from aprfmt.diagnosis.mixing import Share, between
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, divergence
 from aprfmt.diagnosis.parts import Touched
 from aprfmt.diagnosis.probes import differing
 from aprfmt.diagnosis.quantities import compare
-from aprfmt.diagnosis.settle import settled
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -117,23 +117,23 @@ def test_a_pass_from_where_it_differs_is_the_whole_pass(base: str) -> None:
     """Judged by a pass from the ids to the logits: equal to the bit, at the same first point."""
     other = tiny_folder(base, seed=3)
     with aprfmt.open(tiny_folder(base)) as a, aprfmt.open(other) as b:
-        twins = PairedPass(a, b, frozenset(), between(a, b), "float32")
+        passes = PairedPass(a, b, frozenset(), between(a, b), "float32")
         last = max(key for key in a.roles if key.startswith("L") and "down" in key)
         kept = Touched((), tuple(key for key in a.roles if key != last))
         probe = Probe(IDS[:12])
         whole = record_points(PatchedModel.of(a, probe.ids, "float32"))
-        assert np.array_equal(twins.streams(probe)[-1], whole["logits"])
+        assert np.array_equal(passes.streams(probe)[-1], whole["logits"])
         mixed = PatchedModel.of(a, probe.ids, "float32").with_weights({last: b.roles[last].numpy()})
         expected = record_points(mixed)["logits"]
-        blend = twins.blend([kept])
+        blend = passes.blend([kept])
         assert blend.own and blend.own[0] > 1
-        found = twins.alone(blend, probe)
+        found = passes.alone(blend, probe)
         far = np.linalg.norm(expected - whole["logits"]) / np.linalg.norm(expected)
         assert found.distance == pytest.approx(far, rel=1e-5) and not found.exact
         assert found.kl == pytest.approx(divergence(whole["logits"], expected), rel=1e-4)
         assert found.first.startswith(last.partition(".")[0])
-        assert twins.alone(twins.blend([kept, Touched((), (last,))]), probe).exact
-        twins.close()
+        assert passes.alone(passes.blend([kept, Touched((), (last,))]), probe).exact
+        passes.close()
 
 
 def test_divergence_is_that_of_the_probabilities() -> None:
@@ -219,12 +219,12 @@ def test_whether_a_difference_was_reached_is_known(name: str) -> None:
 @pytest.mark.parametrize("before", [math.nan, math.inf, 1e-6, 0.0])
 def test_nothing_is_confirmed_from_no_distance_or_an_endless_one(before: float) -> None:
     named = CauseFound("norm_eps", "", "config", "bug", ("norm_eps",), False)
-    assert not settled(named, Share(before, 0.0, "L0.q"), BOUND).confirmed
-    assert settled(named, Share(1e-3, 0.0, "L0.q"), BOUND).confirmed
-    assert not settled(named, Share(1e-3, 1e-3, "L0.q"), BOUND).confirmed
-    assert not settled(named, Share(1e-3, 0.0, "L0.q", alone=False), BOUND).confirmed
+    assert not finalize_finding(named, Share(before, 0.0, "L0.q"), BOUND).confirmed
+    assert finalize_finding(named, Share(1e-3, 0.0, "L0.q"), BOUND).confirmed
+    assert not finalize_finding(named, Share(1e-3, 1e-3, "L0.q"), BOUND).confirmed
+    assert not finalize_finding(named, Share(1e-3, 0.0, "L0.q", alone=False), BOUND).confirmed
     odd = NonFinite(9, 0, 1, 1, (3,), ("1", "nan"), 0, None)
-    assert not settled(named, Share(1e-3, 0.0, "L0.q", odd), BOUND).confirmed
+    assert not finalize_finding(named, Share(1e-3, 0.0, "L0.q", odd), BOUND).confirmed
 
 
 def test_stacked_causes_are_taken_away_one_after_the_other() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.cuts import is_used
+from aprfmt.diagnosis.cut_points import is_used
 from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.recorded_trace import near_keys

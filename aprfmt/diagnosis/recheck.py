@@ -19,7 +19,7 @@ _COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
 LayerChanges = list[tuple[Change, Layers]]
 
 
-def judged_again(
+def recheck_answers(
     divergences: Sequence[Divergence],
     patched: PatchedModel,
     recorded: RecordedTrace,

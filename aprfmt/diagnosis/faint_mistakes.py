@@ -1,4 +1,4 @@
-"""Usual mistakes in runs that are rounded as well: beside the rounding, or inside it."""
+"""Usual mistakes in runs that are rounded as well: larger than the rounding, or inside it."""
 
 import math
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from aprfmt.diagnosis.accumulated_rounding import supposed, with_direction
 from aprfmt.diagnosis.answers import Divergence, Solution, scopes_of, weights_inside
-from aprfmt.diagnosis.grown import supposed, with_direction
 from aprfmt.diagnosis.mismatch import Mismatch
 from aprfmt.diagnosis.search import Search
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -20,7 +20,7 @@ NEARLY = 0.1  # such a mistake leaves this share of the difference at most
 FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference at most
 
 
-def beside_rounding(
+def find_faint_mistakes(
     case: Mismatch, search: Search
 ) -> tuple[Divergence, PatchedModel, RecordedTrace, str] | None:
     """Return the usual mistake that, once removed, leaves only rounding; None if no one does.

@@ -9,7 +9,7 @@ what the model says and recorded it at another place.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aprfmt.diagnosis.cuts import agrees_without, cuts, depends
+from aprfmt.diagnosis.cut_points import agrees_without, cuts, depends
 from aprfmt.diagnosis.hypotheses.capture import around
 from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.relations import relation
@@ -17,7 +17,7 @@ from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
 
 
-def taken_elsewhere(case: Mismatch) -> Change | None:
+def find_other_capture_point(case: Mismatch) -> Change | None:
     """Return that the differing point, and others after it, were taken elsewhere, or None."""
     key = case.view.key
     cut = next((cut for cut in cuts(key) if agrees_without(case, cut)), None)
