@@ -7,7 +7,7 @@ no more than one layer of each side is kept.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class PassResult:
-    """The logits of a pass beside A's.
+    """The logits of a pass next to A's.
 
-    `distance` is relative L2, 0 where both are nothing but zeros, infinite where one side alone is
-    not finite; `kl` is the mean divergence of the next token's probabilities in nats, None where
-    values are not finite; `first` is the first point beyond its tolerance; `exact`: equal bits.
+    `distance` is relative L2, a share of the norm of A's: 0 where both are nothing but zeros,
+    infinite where one side alone is not finite. `kl` is the mean divergence of the next token's
+    probabilities in nats, None where values are not finite. `first` is the first point beyond its
+    tolerance. `exact`: equal bits.
     """
 
     distance: float
@@ -226,7 +227,7 @@ class PairedPass:
         """Say whether what leaves a stage differs, at all or beyond the bound."""
         if x.shape != y.shape:
             return True
-        found = self.pair.compare("out", (self.dtype, self.dtype), y, x)
+        found = measured(self.pair, "out", self.dtype, x, y)
         return found.beyond or (any_at_all and bool(found.rel_l2))
 
     def _outcome(
@@ -235,9 +236,7 @@ class PairedPass:
         mine, theirs = of_both(mine, theirs)
         if mine.shape != theirs.shape:
             return PassResult(math.inf, first=first, points=points)
-        found = points.get("logits") or self.pair.compare(
-            "logits", (self.dtype, self.dtype), mine, theirs
-        )
+        found = points.get("logits") or measured(self.pair, "logits", self.dtype, theirs, mine)
         odd = found.nonfinite
         alone = odd is not None and odd.alone > 0
         return PassResult(
@@ -256,15 +255,28 @@ def compared(
     """
     found: dict[str, PointDiff] = {}
     for key in (key for key in mine if key in theirs):
-        x, y, dtypes = mine[key], theirs[key], (dtype, dtype)
+        x, y = mine[key], theirs[key]
         if key == "logits":
             x, y = of_both(x, y)
         if x.size == y.size:
-            found[key] = pair.compare(key, dtypes, x, y)
+            found[key] = measured(pair, key, dtype, y, x)
         else:
-            bound = pair.bound(key, dtypes).rel_l2
+            bound = pair.bound(key, (dtype, dtype)).rel_l2
             found[key] = PointDiff(key, math.inf, None, None, bound, True)
     return found
+
+
+def measured(pair: Between, key: str, dtype: str, actual: Array, reference: Array) -> PointDiff:
+    """Return how far B's value of a point is from A's, which is the reference.
+
+    Parts of B are replaced, one after the other, and A stays: so the distances of all of them are
+    shares of one norm. NaN and infinities keep their sides: `a` is A's count, the reference's.
+    """
+    found = pair.compare(key, (dtype, dtype), actual, reference)
+    odd = found.nonfinite
+    if odd is None:
+        return found
+    return replace(found, nonfinite=replace(odd, a=odd.b, b=odd.a, values=odd.values[::-1]))
 
 
 def of_both(mine: Array, theirs: Array) -> tuple[Array, Array]:

@@ -128,7 +128,7 @@ def test_a_pass_from_where_it_differs_is_the_whole_pass(base: str) -> None:
         blend = passes.blend([kept])
         assert blend.own and blend.own[0] > 1
         found = passes.alone(blend, probe)
-        far = np.linalg.norm(expected - whole["logits"]) / np.linalg.norm(expected)
+        far = np.linalg.norm(expected - whole["logits"]) / np.linalg.norm(whole["logits"])
         assert found.distance == pytest.approx(far, rel=1e-5) and not found.exact
         assert found.kl == pytest.approx(divergence(whole["logits"], expected), rel=1e-4)
         assert found.first.startswith(last.partition(".")[0])
