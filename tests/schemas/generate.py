@@ -115,6 +115,10 @@ def kept(kind: Any, now: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     if now is not None and now.get("$ref", "").startswith("#"):
         return dict(now)  # of the file itself: a row of its own
+    if now is not None and "$ref" in now and is_record(kind):
+        name, _, place = now["$ref"].partition("#/")
+        if {*fields_of(kind)[0]} <= {*at(read_of(name), place).get("properties", ())}:
+            return dict(now)  # of the same record, which is a row there
     if now is None or "$ref" in now:
         made = schema_of(kind)
         return dict(now) if now is not None and admits_no_more(now, made) else made

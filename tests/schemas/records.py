@@ -1,12 +1,18 @@
 """Which record of the product each object of the JSON schemas is: the rows of `generate`."""
 
+from collections.abc import Mapping
 from typing import Literal
 
+from aprfmt.base.outcome import Outcome
+from aprfmt.cli.eval_show import KlFacts
+from aprfmt.cli.running import WhereRan
 from tests.schemas.generate import Record
 
 _PARITY = "inference.parity.cells"
 RECORDS: tuple[Record, ...] = (
     Record("common", "$defs/check", "base.outcome:Check"),
+    Record("common", "$defs/report", "base.outcome:Report",
+           {"outcome": Outcome, "counts": Mapping[str, int]}),
     Record("common", "$defs/note", "base.protocols:Note"),
     Record("common", "$defs/stats", "tensors.stats:Stats", {"std_divisor": Literal["n"]}),
     Record("common", "$defs/run", "cli.running:WhereRan"),
@@ -34,8 +40,9 @@ RECORDS: tuple[Record, ...] = (
     Record("diff", "properties/adapter", "adapters.answers:AdapterAnswer", {"merged": bool}),
     Record("doctor", "properties/devices", "cli.doctor_facts:Devices"),
     Record("doctor", "properties/llama_cpp", "cli.doctor_facts:LlamaCpp"),
+    Record("eval", "properties/against", "cli.eval_show:LossFacts",
+           {"divergence": KlFacts | None, "run": WhereRan}),
     Record("eval", "properties/bos", "cli.eval_windows:LeadingTokens"),
-    Record("eval", "properties/against/properties/divergence/anyOf/0", "cli.eval_show:KlFacts"),
     Record("eval", "properties/draft", "cli.eval_show:Drafts"),
     Record("eval", "properties/batch", "cli.eval_batch:BatchFacts"),
     Record("eval", "properties/reported", "cli.eval_batch:Reported"),
@@ -60,16 +67,18 @@ RECORDS: tuple[Record, ...] = (
     Record("parity", "properties/arbiter/items", f"{_PARITY}:RunDistance"),
     Record("parity", "properties/calibration/properties/rows/items", "compare.thresholds:Measured"),
     Record("parity", "$defs/operation", f"{_PARITY}:Operation"),
-    Record("qa", "properties/gates/items/properties/measures/additionalProperties",
-           "checks.records:Measure"),
+    Record("qa", "properties/gates/items", "checks.records:Answer", without=("findings",)),
     Record("repair", "properties/ranges/items", "repair.ranges:Range"),
     Record("run", "properties/sampling", "inference.sampling:Sampling"),
     Record("run", "properties/speed/properties/steps", "inference.generating:StepTimes"),
     Record("scan", "properties/damage/items/properties/findings/items", "checks.records:Finding"),
     Record("set", "properties/changes/items", "conversion.edits:KeyChange"),
     Record("tensors", "properties/tensors/items", "cli.tensors_show:TensorListed"),
+    Record("trace", "properties/records/items", "inference.record:Record",
+           {"key": str, "layer": int | None, "count": int}),
+    Record("trace", "properties/reference", "compare.traces:TraceDiff",
+           {"against": str, "compared": int}),
     Record("trace", "properties/slots/items", "cli.trace_show:SlotRow"),
-    Record("trace", "properties/reference/properties/points/items", "compare.traces:PointDiff"),
     Record("tree", "$defs/node", "cli.tree_show:TreeNode"),
     Record("validate", "properties/findings/items", "checks.records:Finding", {"check": str}),
 )  # fmt: skip
