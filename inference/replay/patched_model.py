@@ -230,11 +230,11 @@ class CallRecorder:
         """Record that the pass is past a point."""
         return x
 
-    def behind(self, x: Any, take: bool) -> tuple[OperationCall, ...]:
+    def take_calls(self, x: Any) -> tuple[OperationCall, ...]:
         """Return the operations that computed `x` from earlier captured values, in order.
 
-        With `take` they are removed, so that later operations start from `x`. If no recorded
-        operation made `x`, all operations since the last point are returned.
+        They are removed, so that later operations start from `x`. If no recorded operation made
+        `x`, all operations since the last point are returned.
         """
         wanted: set[int] = set()
         front = [x]
@@ -249,8 +249,7 @@ class CallRecorder:
         if not wanted:
             wanted = set(range(len(self.calls)))
         found = tuple(call for i, call in enumerate(self.calls) if i in wanted)
-        if take:
-            self.calls = [call for i, call in enumerate(self.calls) if i not in wanted]
+        self.calls = [call for i, call in enumerate(self.calls) if i not in wanted]
         return found
 
     def passed(self, point: str, layer: int) -> None:
@@ -272,7 +271,7 @@ def arrays(args: Sequence[Any]) -> list[Any]:
 
 
 def same_memory(a: Any, b: Any) -> bool:
-    """Say whether two arrays may share memory."""
+    """Return whether two arrays may share memory."""
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
 
 

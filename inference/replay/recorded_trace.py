@@ -1,4 +1,4 @@
-"""Distance of two values of one point, on the rows that belong to the same tokens."""
+"""Values that another run recorded, in the shapes and on the rows of a model's own pass."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -29,11 +29,11 @@ def apart(mine: Any, theirs: Any) -> float:
 
 @dataclass(frozen=True)
 class RecordedValue:
-    """A trace's values at a point, on rows that the reference has too.
+    """A trace's values at a point, on rows that the model's pass has too.
 
-    `rows` are row numbers of the reference's value, None for all of them. `finite` is False at
-    entries that were masked out (infinities, or numbers too low for a score); these are not
-    compared. `note` says how the values were brought into the reference's shape.
+    `rows` are row numbers of the model's value, None for all of them. `mask` is False at entries
+    that were masked out (infinities, or numbers too low for a score), None where all count; these
+    are not compared. `note` says how the values were brought into the model's shape.
     """
 
     values: Array
@@ -47,7 +47,10 @@ class RecordedValue:
         return mine if self.rows is None else np.take(mine, self.rows, axis=axis)
 
     def distance(self, mine: Array, axis: int) -> float:
-        """Return the relative distance of the reference's value, on rows and entries that count."""
+        """Return the relative L2 of the model's value, on rows and entries that count.
+
+        The recorded value is the reference: it stays while changes of the model are tried.
+        """
         cut = self.of(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:
             return rel_l2(cut, self.values)
@@ -80,12 +83,12 @@ MASKED = -3e4
 
 
 def takes_masks(key: str, trace: TraceLike) -> bool:
-    """Say whether a trace's values of a key may be scores with the mask already applied."""
+    """Return whether a trace's values of a key may be scores with the mask already applied."""
     return key.rpartition(".")[2] == "scores" and not by_us(trace)
 
 
 def by_us(trace: TraceLike) -> bool:
-    """Say whether one of our own backends made a trace."""
+    """Return whether one of our own backends made a trace."""
     facts = trace.run.get("backend")
     return isinstance(facts, Mapping) and facts.get("backend") in BACKENDS
 
@@ -105,7 +108,7 @@ class RecordedTrace:
         self.ids = tuple(ids)
         self.shapes = dict(shapes)
         self.without = frozenset(without)  # keys to ignore
-        self.bounds = bounds or {}  # tolerances of points behind which much rounding lies
+        self.bounds = bounds or {}  # tolerances of points that much rounding comes before
         self.foreign = not by_us(trace)
         self._cut: dict[str, RecordedValue | None] = {}
 
@@ -122,7 +125,7 @@ class RecordedTrace:
         return RecordedTrace(self.trace, self.ids, self.shapes, self.without, bounds)
 
     def has(self, key: str) -> bool:
-        """Say whether the trace recorded the key itself, not only a point equal to it."""
+        """Return whether the trace recorded the key itself, not only a point equal to it."""
         return key in self.trace.records
 
     def at(self, key: str) -> RecordedValue | None:

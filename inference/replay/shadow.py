@@ -299,7 +299,7 @@ class _ShadowRecorder(CallRecorder):
         mine = np.asarray(self._patched.backend.to_numpy(x))
         self._recorded.shapes.setdefault(key, mine.shape)
         value = self._recorded.at(key)
-        calls, goes_on = () if value is None else self.behind(x, True), x
+        calls, goes_on = () if value is None else self.take_calls(x), x
         if point in _APART:
             goes_on = self._routing(key, mine, value, calls, x)
         else:
@@ -462,7 +462,7 @@ class _OnePoint(_ShadowRecorder):
             return x
         return _in_kind_of(x, value.into(mine, axis_of(key)), self._patched)
 
-    def behind(self, x: Any, take: bool) -> tuple[OperationCall, ...]:
+    def take_calls(self, x: Any) -> tuple[OperationCall, ...]:
         """Remember nothing."""
         return ()
 
