@@ -90,10 +90,10 @@ def prepare(
     text: str, asked: ParityAsked, tokens: running.Tokens, stack: ExitStack
 ) -> "tuple[Model, ParityRequest]":
     """Open the model; return it and what to run on it, its ids chosen where none are named."""
-    from aprfmt.diagnosis.prompt import chosen_ids
     from aprfmt.inference.capture import instances, select_points
     from aprfmt.inference.parity.calibrate import load_calibration
     from aprfmt.inference.parity.request import ParityRequest
+    from aprfmt.inference.probe_ids import choose_ids
     from aprfmt.model import open_model
     from aprfmt.model.completeness import refuse_to_run
 
@@ -105,7 +105,7 @@ def prepare(
     if tokens.given:
         ids, said = running.token_ids(model, tokens)
     else:
-        ids, said = list(chosen_ids([model.hyper], long=True)), None
+        ids, said = list(choose_ids([model.hyper], long=True)), None
     wanted = None
     if asked.points is not None:
         names = set(select_points(asked.points.split(","))) | {"logits"}

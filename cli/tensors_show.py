@@ -19,7 +19,7 @@ class TensorListed(TypedDict):
     shape: list[int]
     encoding: str
     nbytes: int
-    offset: int | None
+    offset: int
     parts: dict[str, str]
     damage: NotRequired[str]
     stats: NotRequired[dict[str, object]]

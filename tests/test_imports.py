@@ -38,6 +38,7 @@ FORBIDDEN = {
              "aprfmt.inference", "aprfmt.tokenizer"),
     "conversion": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare"),
     "compare": ("aprfmt.cli", "aprfmt.inference"),
+    "inference": ("aprfmt.cli", "aprfmt.diagnosis", "aprfmt.checks", "aprfmt.qa"),
     "diagnosis": ("aprfmt.cli",),
     "checks": ("aprfmt.cli", "aprfmt.diagnosis", "aprfmt.qa"),
     "checks/file": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare", "aprfmt.qa",
@@ -54,7 +55,7 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_imports_go_one_way(package: str) -> None:
     bad = []
-    for path in sorted((ROOT / "aprfmt" / package).rglob("*.py")):
+    for path in sorted((ROOT / "aprfmt" / package).resolve().rglob("*.py")):
         for module in imported(path):
             if module.startswith(FORBIDDEN[package]):
                 bad.append(f"{path.relative_to(ROOT)} imports {module}")
@@ -340,6 +341,20 @@ def test_a_plain_file_loads_what_reads_it_alone(
     others = {"aprfmt.formats.apr.parse", "aprfmt.formats.gguf.parse", "aprfmt.checks"}
     dear = {"aprfmt.codecs.repacks", "aprfmt.codecs.writers", "aprfmt.conversion.estimate"}
     assert not loaded & {*others, *dear, "importlib.metadata"}
+
+
+def test_parity_loads_nothing_of_diagnosis(demo_model: Path) -> None:
+    """Both replay a run on what it recorded. Seen red: token ids chosen by diagnosis.prompt."""
+    args = ["parity", str(demo_model), "--between", "numpy", "numpy::float64"]
+    code = (
+        "import io, contextlib\nfrom aprfmt.cli.main import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    try: main({args!r})\n"
+        "    except SystemExit as stop: assert not stop.code, stop.code"
+    )
+    loaded = modules_after(code, whole=True)
+    assert "aprfmt.inference.replay.shadow" in loaded
+    assert not [name for name in loaded if name.startswith("aprfmt.diagnosis")]
 
 
 def test_the_child_that_scans_templates_loads_nothing_else_of_ours() -> None:

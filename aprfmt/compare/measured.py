@@ -57,13 +57,17 @@ def measure(
     )  # fmt: skip
 
 
-def rel_l2(found: ArrayLike, expected: ArrayLike) -> float:
-    """Return ||found - expected|| / ||expected|| in float64, of values of any equal sizes.
+def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
+    """Return ||actual - reference|| / ||reference|| in float64, of values of any equal sizes.
 
-    Infinite where sizes differ, where one side alone is not finite, and where what is expected is
-    all zero and something else was found. NaN or infinities alike on both sides are no difference.
+    The only relative L2 of two arrays: the reference is the side that is right by agreement. Where
+    changes of a model are tried until it gives a recorded value, the recorded value is the
+    reference, so that all of them are measured by one norm.
+
+    Infinite where sizes differ, where one side alone is not finite, and where the reference is all
+    zero and the other side is not. NaN or infinities alike on both sides are no difference.
     """
-    x, y = (np.asarray(values, np.float64).reshape(-1) for values in (found, expected))
+    x, y = (np.asarray(values, np.float64).reshape(-1) for values in (actual, reference))
     if x.size != y.size:
         return math.inf
     same = alike(x, y)

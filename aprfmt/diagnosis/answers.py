@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import split_key
-from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
-from aprfmt.diagnosis.shadow import Pass, ShadowView
-from aprfmt.diagnosis.world import MOVES, World
+from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
 
 Array = NDArray[Any]
 
@@ -23,10 +23,10 @@ class Solution:
     change: Change
     layers: Layers
     residual: float
-    then: ShadowView | None
+    then: ShadowPoint | None
     reach: float  # the number of points up to which the changed pass agrees
-    world: World
-    recorded: Recorded
+    patched: PatchedModel
+    recorded: RecordedTrace
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Divergence:
     `inside` are the weights that the unexplained operations read, by key.
     """
 
-    view: ShadowView
+    view: ShadowPoint
     answer: Solution | None
     others: tuple[Solution, ...] = ()
     likely: str = ""
@@ -55,8 +55,8 @@ class Examined:
     """
 
     divergences: tuple[Divergence, ...]
-    before: Pass
-    after: Pass
+    before: ShadowPass
+    after: ShadowPass
     plain: Mapping[str, Array]
     unfinished: bool = False
     supposed: str = ""
@@ -64,7 +64,7 @@ class Examined:
 
 def weights_inside(case: Mismatch) -> tuple[str, ...]:
     """Return the keys of all weights that the operations up to the divergence read, in order."""
-    stored = case.world.stored
+    stored = case.patched.stored
     near = [key for key in stored if split_key(key)[0] in (None, case.layer)]
     found: list[str] = []
     for call in case.view.calls:
@@ -82,13 +82,15 @@ def scopes_of(case: Mismatch, change: Change) -> list[Layers]:
     """Return the layers to try a change in: all, those of this kind, this one."""
     if not change.scoped or case.layer < 0:
         return [None]
-    hp = case.world.hp
+    hp = case.patched.hp
     lists = ("window_layers", "rope_layers", "moe_layers")
     own = [hp[name][case.layer] for name in lists]
     alike = frozenset(
-        layer for layer in range(case.world.n_layers) if [hp[name][layer] for name in lists] == own
+        layer
+        for layer in range(case.patched.n_layers)
+        if [hp[name][layer] for name in lists] == own
     )
     found: list[Layers] = [None]
-    if 1 < len(alike) < case.world.n_layers:
+    if 1 < len(alike) < case.patched.n_layers:
         found.append(alike)
     return [*found, frozenset({case.layer})]

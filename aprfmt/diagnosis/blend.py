@@ -21,7 +21,7 @@ _LATE = ("final_softcap", "logit_scale", "tied_embeddings")
 _EARLY = ("embedding_scale", "vocab_size", "hidden_size")
 
 
-class Labelled(Holder):
+class PairHolder(Holder):
     """A holder that keeps two models' weights of one key apart, under one budget."""
 
     def __init__(self, base: Holder, label: Callable[[str], str]) -> None:
@@ -70,7 +70,7 @@ class Blend:
                 rows[key] = StoredRows(side.roles[key])
         self.of_a = frozenset(taken)
         self.weights = Weights(rows, holder.budget, str(b.path))
-        self.weights.holder = Labelled(holder, self._label)
+        self.weights.holder = PairHolder(holder, self._label)
         self.own = [] if parts is None else _stages(a, self)
 
     def _label(self, key: str) -> str:

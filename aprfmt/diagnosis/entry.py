@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.arch import check_arch
 from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.packing import examine
-from aprfmt.diagnosis.passes import Told
+from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.stored_names import compare_by_name
 from aprfmt.diagnosis.walk import Walk
@@ -68,7 +68,9 @@ def diagnose(
             tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
         if tokens == ():
             raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
-        walk = Walk(first, second, stack, reference, tokens, memory, Told(progress, notice))
+        walk = Walk(
+            first, second, stack, reference, tokens, memory, ProgressReporter(progress, notice)
+        )
         try:
             return walk.run()
         except ArchError:

@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered
 from aprfmt.compare.bounds import NMSE, NMSE_SLACK
+from aprfmt.diagnosis.accumulated_rounding import stated, supposed
 from aprfmt.diagnosis.answers import Divergence, Examined, Solution, scopes_of, weights_inside
-from aprfmt.diagnosis.beside import beside_rounding, faint_in
-from aprfmt.diagnosis.elsewhere import taken_elsewhere
-from aprfmt.diagnosis.grown import stated, supposed
+from aprfmt.diagnosis.capture_point import find_other_capture_point
+from aprfmt.diagnosis.faint_mistakes import faint_in, find_faint_mistakes
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
-from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
-from aprfmt.diagnosis.rejudge import judged_again
+from aprfmt.diagnosis.recheck import recheck_answers
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
 from aprfmt.diagnosis.search import Purse, Search, SearchStep, is_wide, spanned
-from aprfmt.diagnosis.shadow import Pass, ShadowView, plain, shadow
-from aprfmt.diagnosis.world import MOVES, World
+from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, shadow_pass
 
 Array = NDArray[Any]
 LIMIT = 24  # divergences examined in one trace
@@ -32,15 +32,15 @@ SUSPECTS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def examine(world: World, recorded: Recorded) -> Examined:
+def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
     """Compare every point of a trace on the trace's own input, and explain the divergences."""
-    values = plain(world)
+    values = record_points(patched)
     for key, value in values.items():
         recorded.shapes.setdefault(key, value.shape)
-    recorded, found = _read(world, recorded)
+    recorded, found = _read(patched, recorded)
     before = found
     guessed = ""
-    start = (world, recorded)
+    start = (patched, recorded)
     known: set[str] = set()  # diverging points without an explanation
     divergences: list[Divergence] = []
     tried: dict[str, int] = {}
@@ -53,13 +53,13 @@ def examine(world: World, recorded: Recorded) -> Examined:
             known.add(view.key)
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
-        case = Mismatch(world, recorded, view, found, values)
-        elsewhere = taken_elsewhere(case)
+        case = Mismatch(patched, recorded, view, found, values)
+        elsewhere = find_other_capture_point(case)
         if elsewhere is not None:
             recorded = case.without(elsewhere.drop)
-            found = shadow(world, recorded)
+            found = shadow_pass(patched, recorded)
             then = next((view for view in found.flagged if view.key not in known), None)
-            answer = Solution(elsewhere, None, 0.0, then, math.inf, world, recorded)
+            answer = Solution(elsewhere, None, 0.0, then, math.inf, patched, recorded)
             divergences.append(Divergence(view, answer))
             continue
         # Numbers are improved until they fit only where nothing that has none explains the point.
@@ -70,22 +70,22 @@ def examine(world: World, recorded: Recorded) -> Examined:
             together = _searched(case, search, answers, known)
             if together:
                 divergences += together
-                world, recorded = _last(together)
-                values = plain(world)
-                found = shadow(world, recorded)
+                patched, recorded = _last(together)
+                values = record_points(patched)
+                found = shadow_pass(patched, recorded)
                 continue
             tried[view.key] = search.tried
-            guess = None if answers else supposed(world, recorded, found, search.nearest)
-            mixed = None if answers or guess else beside_rounding(case, search)
+            guess = None if answers else supposed(patched, recorded, found, search.nearest)
+            mixed = None if answers or guess else find_faint_mistakes(case, search)
             if mixed is not None:
-                divergence, world, recorded, guessed = mixed
+                divergence, patched, recorded, guessed = mixed
                 divergences.append(divergence)
-                values = plain(world)
-                found = shadow(world, recorded)
+                values = record_points(patched)
+                found = shadow_pass(patched, recorded)
                 continue
             if guess is not None:
                 recorded, guessed = guess
-                found = shadow(world, recorded)
+                found = shadow_pass(patched, recorded)
                 before = before if divergences else found
                 start = (start[0], recorded.leaving(start[1].without))
                 continue
@@ -97,27 +97,29 @@ def examine(world: World, recorded: Recorded) -> Examined:
             continue
         best = max(answers, key=_worth)
         divergences.append(Divergence(view, best, _as_good(answers, best, view)))
-        world, recorded = best.world, best.recorded
-        values = plain(world)
-        found = shadow(world, recorded)
+        patched, recorded = best.patched, best.recorded
+        values = record_points(patched)
+        found = shadow_pass(patched, recorded)
     if not divergences and not guessed:
-        divergences = faint_in(world, recorded, found, values)
-    divergences = judged_again(divergences, *start, found)
+        divergences = faint_in(patched, recorded, found, values)
+    divergences = recheck_answers(divergences, *start, found)
     return Examined(tuple(divergences), before, found, values, view is not None, guessed)
 
 
-def _read(world: World, recorded: Recorded) -> tuple[Recorded, Pass]:
+def _read(patched: PatchedModel, recorded: RecordedTrace) -> tuple[RecordedTrace, ShadowPass]:
     """Return the trace read in the arithmetic that it shows, and the first shadowed pass."""
-    found = shadow(world, recorded)
+    found = shadow_pass(patched, recorded)
     coarser = arithmetic(found)
     if coarser:
         recorded = recorded.read_as(ReadAs(recorded.trace, coarser))
-        found = shadow(world, recorded)
-    grown = stated(world, recorded, found)
-    return (recorded, found) if grown is recorded else (grown, shadow(world, grown))
+        found = shadow_pass(patched, recorded)
+    grown = stated(patched, recorded, found)
+    return (recorded, found) if grown is recorded else (grown, shadow_pass(patched, grown))
 
 
-def _as_good(answers: Sequence[Solution], best: Solution, view: ShadowView) -> tuple[Solution, ...]:
+def _as_good(
+    answers: Sequence[Solution], best: Solution, view: ShadowPoint
+) -> tuple[Solution, ...]:
     """Return answers of other causes that explain a divergence as well as the best one."""
     return _one_each(tuple(
         answer
@@ -177,26 +179,26 @@ def _reaching(
         scopes = list(scopes_of(case, replace(steps[0].change, scoped=True)))
     best: Solution | None = None
     for scope in scopes:
-        world, recorded = case.world, case.recorded
+        patched, recorded = case.patched, case.recorded
         layers: Layers = steps[0].layers
         for step in steps:
             layers = scope if scope is not None and step.change.scoped else step.layers
-            world = step.change.make(world, layers)
-        found = shadow(world, recorded)
+            patched = step.change.make(patched, layers)
+        found = shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _place(then, order))
         if reach > here and (best is None or reach > best.reach):
-            best = Solution(steps[-1].change, layers, residual, then, reach, world, recorded)
+            best = Solution(steps[-1].change, layers, residual, then, reach, patched, recorded)
         if reach == math.inf:
             break
     return best
 
 
-def _last(divergences: Sequence[Divergence]) -> tuple[World, Recorded]:
+def _last(divergences: Sequence[Divergence]) -> tuple[PatchedModel, RecordedTrace]:
     """Return the pass in which the last of several divergences is explained."""
     answer = divergences[-1].answer
     assert answer is not None
-    return answer.world, answer.recorded
+    return answer.patched, answer.recorded
 
 
 def _worth(answer: Solution) -> tuple[float, bool, bool, float]:
@@ -212,7 +214,7 @@ def _one_each(answers: tuple[Solution, ...]) -> tuple[Solution, ...]:
     return tuple({answer.change.cause: answer for answer in reversed(answers)}.values())
 
 
-def _like(view: ShadowView, found: Pass) -> set[str]:
+def _like(view: ShadowPoint, found: ShadowPass) -> set[str]:
     """Return the diverging keys of the same point in all layers: one unexplained finding."""
     return {other.key for other in found.flagged if other.point == view.point}
 
@@ -275,18 +277,18 @@ def _verified(
             return None
     best: Solution | None = None
     for layers in scopes_of(case, change):
-        world, recorded = change.make(case.world, layers), case.without(change.drop)
-        found = shadow(world, recorded)
+        patched, recorded = change.make(case.patched, layers), case.without(change.drop)
+        found = shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _place(then, order))
         if reach > here and (best is None or reach > best.reach):
-            best = Solution(change, layers, residual, then, reach, world, recorded)
+            best = Solution(change, layers, residual, then, reach, patched, recorded)
         if reach == math.inf:
             break
     return best
 
 
-def _place(view: ShadowView, order: Mapping[str, int]) -> float:
+def _place(view: ShadowPoint, order: Mapping[str, int]) -> float:
     """Return a point's place in the order; a point the earlier pass lacks is at its layer's end."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5

@@ -17,11 +17,11 @@ from aprfmt.base.protocols import Value
 from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import between, world_of
-from aprfmt.diagnosis.prompt import chosen_ids
-from aprfmt.diagnosis.shadow import plain
-from aprfmt.diagnosis.world import World
+from aprfmt.diagnosis.mixing import between
 from aprfmt.inference.backends import BACKENDS
+from aprfmt.inference.probe_ids import choose_ids
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.shadow import record_points
 from aprfmt.inference.rows import RowSource, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.model import Model
@@ -102,10 +102,10 @@ def _key(model: Model, name: str) -> str:
 
 def _distances(a: Model, b: Model, row: Contradiction) -> tuple[float, float, float]:
     """Return how far B's logits are from A's, by the flag and by the tensors; and the bound."""
-    ids = chosen_ids([a.hyper, b.hyper], long=False)
+    ids = choose_ids([a.hyper, b.hyper], long=False)
     bound = between(a, b).bound("logits", ("float32", "float32")).rel_l2
-    reference = logits(world_of(a, ids, "float32"))
-    believed = logits(world_of(b, ids, "float32"))
+    reference = logits(PatchedModel.of(a, ids, "float32"))
+    believed = logits(PatchedModel.of(b, ids, "float32"))
     drop = () if row.said else row.keys
     read = logits(_read(b, {row.name: row.said}, drop, ids))
     scale = norm(reference) or 1.0
@@ -115,19 +115,19 @@ def _distances(a: Model, b: Model, row: Contradiction) -> tuple[float, float, fl
 
 def _read(
     model: Model, values: Mapping[str, Value], drop: tuple[str, ...], ids: tuple[int, ...]
-) -> World:
-    """Return a model's World with a flag believed and the tensors that it denies left out."""
+) -> PatchedModel:
+    """Return a model with a flag believed and the tensors that it denies left out."""
     rows: dict[str, RowSource] = {
         key: StoredRows(tensor) for key, tensor in model.roles.items() if key not in drop
     }
     weights = Weights(rows, free_budget(), str(model.path))
     backend = BACKENDS["numpy"]("cpu", "float32")
-    return World(model.spec, model.hyper.replaced(**values), weights, backend, ids)
+    return PatchedModel(model.spec, model.hyper.replaced(**values), weights, backend, ids)
 
 
-def logits(world: World) -> np.ndarray:
-    """Return the logits of a pass (float64), and close the world's weights."""
+def logits(patched: PatchedModel) -> np.ndarray:
+    """Return the logits of a pass (float64), and close the patched model's weights."""
     try:
-        return np.asarray(plain(world)["logits"], np.float64)
+        return np.asarray(record_points(patched)["logits"], np.float64)
     finally:
-        world.weights.close()
+        patched.weights.close()

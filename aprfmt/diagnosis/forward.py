@@ -8,9 +8,9 @@ from aprfmt.compare.causes import CAUSES
 from aprfmt.diagnosis.answers import Divergence, Examined
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.nextstep import recording
-from aprfmt.diagnosis.shadow import ShadowView
-from aprfmt.diagnosis.world import MOVES
 from aprfmt.inference.points import POINTS
+from aprfmt.inference.replay.patched_model import MOVES
+from aprfmt.inference.replay.shadow import ShadowPoint
 
 
 @dataclass
@@ -83,7 +83,7 @@ def _where(divergence: Divergence) -> tuple[str, ...]:
     return tuple(f"L{layer}.{name}" for layer in layers for name in names)
 
 
-def _operations(view: ShadowView) -> tuple[str, ...]:
+def _operations(view: ShadowPoint) -> tuple[str, ...]:
     """Return the operations up to a point that compute something, in order."""
     return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
@@ -131,7 +131,7 @@ def _unexplained(label: str, divergence: Divergence) -> CauseFound:
     )  # fmt: skip
 
 
-def _not_finite(label: str, view: ShadowView) -> CauseFound:
+def _not_finite(label: str, view: ShadowPoint) -> CauseFound:
     """Return the finding that an operation and the trace have different NaN or infinities.
 
     It is confirmed if all other values of the point are within the tolerance of one operation.
@@ -242,12 +242,12 @@ def _other_rows(label: str, examined: Examined) -> CauseFound | None:
     views = [
         view
         for view in examined.before.views.values()
-        if view.seen is not None and view.seen.rows is not None
+        if view.recorded is not None and view.recorded.rows is not None
         if POINTS[view.point].rows != "logits"
     ]
     if not views:
         return None
-    seen = views[0].seen
+    seen = views[0].recorded
     assert seen is not None
     return CauseFound(
         "capture_rows",

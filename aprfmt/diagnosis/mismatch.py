@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import BASE
-from aprfmt.diagnosis.measure import Recorded
-from aprfmt.diagnosis.shadow import Pass, ShadowView, glance, shadow
-from aprfmt.diagnosis.world import Call, World
 from aprfmt.errors import AprfmtError
+from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass, shadow_point
 
 Array = NDArray[Any]
 Layers = frozenset[int] | None  # None: all
@@ -37,7 +37,7 @@ class Change:
     cause: str
     says: str
     where: tuple[str, ...]
-    make: Callable[[World, Layers], World] = lambda world, layers: world
+    make: Callable[[PatchedModel, Layers], PatchedModel] = lambda patched, layers: patched
     values: Mapping[str, Any] = field(default_factory=dict)
     scoped: bool = True
     drop: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ class Change:
 def hyper_change(cause: str, says: str, **values: Any) -> Change:
     """Return the change to other hyperparameters."""
     return Change(
-        cause, says, tuple(values), lambda world, layers: world.with_hyper(**values), values,
+        cause, says, tuple(values), lambda patched, layers: patched.with_hyper(**values), values,
         scoped=False,
     )  # fmt: skip
 
@@ -61,31 +61,31 @@ class Mismatch:
     `fitting`: numbers may be improved until they fit, which takes many passes and fits most things.
     """
 
-    world: World
-    recorded: Recorded
-    view: ShadowView
-    found: Pass
+    patched: PatchedModel
+    recorded: RecordedTrace
+    view: ShadowPoint
+    found: ShadowPass
     plain: Mapping[str, Array]
     fitting: bool = True
 
     # --- what the reference did -------------------------------------------------------------
 
-    def call(self, *ops: str) -> Call | None:
+    def call(self, *ops: str) -> OperationCall | None:
         """Return the last call of one of these operations after the last point in the trace."""
         for call in reversed(self.view.calls):
             if call.op in ops:
                 return call
         return None
 
-    def calls(self, *ops: str) -> list[Call]:
+    def calls(self, *ops: str) -> list[OperationCall]:
         """Return all calls of these operations after the last point in the trace, in order."""
         return [call for call in self.view.calls if call.op in ops]
 
-    def exact(self, call: Call | None) -> bool:
+    def exact(self, call: OperationCall | None) -> bool:
         """Say whether the call's result is itself the diverging value."""
         return call is not None and self.part(call) is not None
 
-    def part(self, call: Call) -> Array | None:
+    def part(self, call: OperationCall) -> Array | None:
         """Return the trace's value for a call's result, in the result's shape, or None.
 
         The result is the whole point, or the last elements of its last axis (MLA's rotated part).
@@ -101,19 +101,19 @@ class Mismatch:
 
     def array(self, x: Any) -> Array:
         """Return one of the backend's arrays as numpy's."""
-        return np.asarray(self.world.backend.to_numpy(x))
+        return np.asarray(self.patched.backend.to_numpy(x))
 
     @cached_property
     def rows(self) -> Array:
         """Row numbers of the point that the trace has."""
-        seen = self.view.seen
+        seen = self.view.recorded
         assert seen is not None
         return np.arange(self.view.mine.shape[self.view.axis]) if seen.rows is None else seen.rows
 
     @cached_property
     def tokens(self) -> int:
         """How many tokens the pass has."""
-        return len(self.world.ids)
+        return len(self.patched.ids)
 
     @property
     def layer(self) -> int:
@@ -128,7 +128,7 @@ class Mismatch:
         """Say whether two arrays agree within the point's tolerance."""
         return rel_l2(mine, theirs) <= self.view.tolerance
 
-    def by_row(self, view: ShadowView) -> Array:
+    def by_row(self, view: ShadowPoint) -> Array:
         """Return the relative distance of every token's row of a view of this point."""
         axis = view.axis
         mine, theirs = (np.moveaxis(x, axis, 0) for x in (view.mine, view.theirs))
@@ -139,36 +139,36 @@ class Mismatch:
 
     # --- trying -----------------------------------------------------------------------------
 
-    def without(self, drop: Iterable[str]) -> Recorded:
+    def without(self, drop: Iterable[str]) -> RecordedTrace:
         """Return the trace without some keys."""
         chosen = self.recorded.without | set(drop)
         if chosen == self.recorded.without:
             return self.recorded
         return self.recorded.leaving(chosen)
 
-    def attempt(self, change: Change, layers: Layers = None) -> ShadowView | None:
+    def attempt(self, change: Change, layers: Layers = None) -> ShadowPoint | None:
         """Return the point's view under a change; earlier layers are not computed."""
         return self.attempt_all([(change, layers)])
 
-    def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> ShadowView | None:
+    def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> ShadowPoint | None:
         """Return the point's view under changes made one after the other; None if impossible."""
-        world, key = self.world, self.view.key
+        patched, key = self.patched, self.view.key
         for change, layers in changes:
-            world = change.make(world, layers)
+            patched = change.make(patched, layers)
         recorded = self.without([key for change, _ in changes for key in change.drop])
         before = f"L{self.layer - 1}.out"
         entering = recorded.at(before) if self.layer > 0 else None
         skips = not any(change.earlier for change, _ in changes)
         if skips and entering is not None and entering.rows is None:
-            world = _skipping(world, self.layer)
-        instance = world.points.get(key)
+            patched = _skipping(patched, self.layer)
+        instance = patched.points.get(key)
         # If its operation is left out, a point equals the point before it.
         before_it = "" if instance is None else instance.alias_of
         try:
             if not before_it and not self.view.base:
-                seen = glance(world, recorded, key)
+                seen = shadow_point(patched, recorded, key)
                 return None if seen is None else replace(seen, tolerance=self.view.tolerance)
-            found = shadow(world, recorded, self.view.base if before_it else key).views
+            found = shadow_pass(patched, recorded, self.view.base if before_it else key).views
         except (AprfmtError, ValueError):  # the model lacks what the change reads, or other shapes
             return None
         return found.get(key) or found.get(before_it)
@@ -253,21 +253,21 @@ def short_numbers(value: float) -> list[float]:
     return list(dict.fromkeys([*found, value]))
 
 
-def _skipping(world: World, layer: int) -> World:
-    """Return the world without the matrix products of the layers before `layer`.
+def _skipping(patched: PatchedModel, layer: int) -> PatchedModel:
+    """Return the patched model without the matrix products of the layers before `layer`.
 
     The trace's values replace the points of these layers, so the results are not needed.
     """
 
     def zeros(op: Any, at: Any, x: Any, w: Any, bias: Any, **kwargs: Any) -> Any:
-        return world.backend.zeros((len(x), w.n_rows))
+        return patched.backend.zeros((len(x), w.n_rows))
 
     before = frozenset(range(layer))
-    return world.with_op("linear", zeros, before).with_op("router", zeros, before)
+    return patched.with_op("linear", zeros, before).with_op("router", zeros, before)
 
 
-def heads_changed(world: World, layers: Layers, **values: Any) -> World:
-    """Return the world with other fields of Heads in attention.
+def heads_changed(patched: PatchedModel, layers: Layers, **values: Any) -> PatchedModel:
+    """Return the patched model with other fields of Heads in attention.
 
     A value may be a function of the layer's own Heads and the number of tokens.
     """
@@ -281,4 +281,4 @@ def heads_changed(world: World, layers: Layers, **values: Any) -> World:
             settled["causal"] = None  # the mask says the same
         return op(*first, replace(heads, **settled))
 
-    return world.with_op("scores", override, layers).with_op("probs", override, layers)
+    return patched.with_op("scores", override, layers).with_op("probs", override, layers)

@@ -12,23 +12,14 @@ from dataclasses import dataclass, field
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.traced import weights_between
 from aprfmt.compare.traces import Between, PointDiff
+from aprfmt.diagnosis.paired_pass import SAME, PairedPass, PassResult, Probe
 from aprfmt.diagnosis.parts import Touched as Touched
-from aprfmt.diagnosis.passes import SAME, PassResult, Probe, Twins
-from aprfmt.diagnosis.world import World
-from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.engines.collect import weights_of
 from aprfmt.inference.trace import Trace
-from aprfmt.inference.weights import model_weights
 from aprfmt.model import Model
 
 BUDGET = 4e11  # multiplications and additions: some seconds on two cores
 LEAST = 3  # parts that are taken away alone whatever a pass takes
-
-
-def world_of(model: Model, ids: Sequence[int], dtype: str, memory: int | None = None) -> World:
-    """Return the World of a model: the numpy backend, in float32 or float64."""
-    backend = BACKENDS["numpy"]("cpu", dtype)
-    return World(model.spec, model.hyper, model_weights(model, memory), backend, tuple(ids))
 
 
 def between(a: Model, b: Model) -> Between:
@@ -70,8 +61,10 @@ class Mixed:
 class Measuring:
     """Passes of B with any parts replaced, each made once."""
 
-    def __init__(self, twins: Twins, parts: Sequence[Touched], probes: Sequence[Probe]) -> None:
-        self.twins, self.parts, self.probes = twins, parts, probes
+    def __init__(
+        self, passes: PairedPass, parts: Sequence[Touched], probes: Sequence[Probe]
+    ) -> None:
+        self.passes, self.parts, self.probes = passes, parts, probes
         self.live = [i for i, part in enumerate(parts) if part.hyper or part.keys]
         self.known: dict[frozenset[int], PassResult] = {}
 
@@ -79,23 +72,23 @@ class Measuring:
         """Return the worst outcome over the probes with these parts replaced by A's."""
         which = frozenset(chosen) & frozenset(self.live)
         if which not in self.known:
-            blend = self.twins.blend([self.parts[i] for i in sorted(which)])
-            found = [self.twins.alone(blend, probe) for probe in self.probes]
+            blend = self.passes.blend([self.parts[i] for i in sorted(which)])
+            found = [self.passes.alone(blend, probe) for probe in self.probes]
             self.known[which] = max(found, key=_badness, default=SAME)
         return self.known[which]
 
     def bare(self, still: Sequence[int]) -> PassResult:
         """Return the outcome with only `still` replaced, the first probe's points with it."""
         which = frozenset(still) & frozenset(self.live)
-        blend = self.twins.blend([self.parts[i] for i in sorted(which)])
-        first = self.twins.together(blend, self.probes[0])
-        others = [self.twins.alone(blend, probe) for probe in self.probes[1:]]
+        blend = self.passes.blend([self.parts[i] for i in sorted(which)])
+        first = self.passes.together(blend, self.probes[0])
+        others = [self.passes.alone(blend, probe) for probe in self.probes[1:]]
         self.known[which] = max([first, *others], key=_badness)
         return first
 
     def affordable(self) -> bool:
         """Say whether another pass is within the budget."""
-        return self.twins.flops + sum(map(self.twins.cost, self.probes)) <= BUDGET
+        return self.passes.flops + sum(map(self.passes.cost, self.probes)) <= BUDGET
 
     def shares(self, still: Sequence[int]) -> Mixed:
         """Return the effect of each part on the logits, with all other parts replaced by A's.

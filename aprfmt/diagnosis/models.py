@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from aprfmt.compare import diff_models
 from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.diffs import EQUAL, DiffReport, FieldDiff, TensorDiff
-from aprfmt.diagnosis.blank import blank_model
 from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, sub_keys, tensors_say
 from aprfmt.diagnosis.flags import flags
 from aprfmt.diagnosis.found import CauseFound, Evidence
@@ -15,6 +14,7 @@ from aprfmt.diagnosis.tensors import compare_tensors, padded
 from aprfmt.diagnosis.tokens import tokenizers
 from aprfmt.diagnosis.unclaimed import unclaimed
 from aprfmt.diagnosis.unread import restored
+from aprfmt.diagnosis.zero_values import blank_model
 from aprfmt.model import Model
 from aprfmt.model.completeness import listed
 

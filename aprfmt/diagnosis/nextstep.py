@@ -11,10 +11,10 @@ from pathlib import Path
 
 from aprfmt.arch.values import same_value
 from aprfmt.diagnosis.found import CauseFound
-from aprfmt.diagnosis.shadow import ShadowView
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
+from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 
@@ -174,7 +174,7 @@ def with_next(
 # --- what to record ------------------------------------------------------------------------------
 
 
-def missing_points(view: ShadowView, views: Mapping[str, ShadowView]) -> list[str]:
+def missing_points(view: ShadowPoint, views: Mapping[str, ShadowPoint]) -> list[str]:
     """Return the keys that the trace lacks between the last good points and a divergence.
 
     Of several layers it is their outputs: with these, one layer is left.
@@ -182,7 +182,7 @@ def missing_points(view: ShadowView, views: Mapping[str, ShadowView]) -> list[st
     keys = list(views)
     start = max((keys.index(key) for key in view.after if key in views), default=-1)
     between = keys[start + 1 : keys.index(view.key)] if view.key in views else []
-    lacking = [key for key in between if views[key].seen is None and not views[key].base]
+    lacking = [key for key in between if views[key].recorded is None and not views[key].base]
     layers = {views[key].layer for key in lacking if views[key].layer >= 0}
     if len(layers) > 1:
         return [key for key in lacking if key.endswith(".out")]
@@ -190,7 +190,7 @@ def missing_points(view: ShadowView, views: Mapping[str, ShadowView]) -> list[st
 
 
 def recording(
-    view: ShadowView, views: Mapping[str, ShadowView], ids: Sequence[int], model: str
+    view: ShadowPoint, views: Mapping[str, ShadowPoint], ids: Sequence[int], model: str
 ) -> str:
     """Say what to record of the missing points, with the engine's names; "" if none is missing."""
     lacking = missing_points(view, views)

@@ -18,8 +18,8 @@ from aprfmt.codecs.dialect import Dialect, StoredPart
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.compare.bounds import fit
+from aprfmt.diagnosis.block_scales import find_wrong_scales
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.diagnosis.packing_beside import wrong_beside
 from aprfmt.diagnosis.packing_repairs import Mended, StoredWeight, not_numbers, numbers, repairs
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
@@ -52,7 +52,7 @@ def examine(
     broken = list(_broken(good, bad, wanted))
     told = Unpacked()
     causes: dict[str, list[tuple[str, str, bool]]] = {}
-    for name, cause, says, sure in wrong_beside(good, bad, wanted):
+    for name, cause, says, sure in find_wrong_scales(good, bad, wanted):
         causes.setdefault(cause, []).append((name, says, sure))
     for weight in broken[:MOST]:
         found = list(_right(weight, partial(_reference, good, weight)))

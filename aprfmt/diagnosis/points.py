@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis.direct import place_of
 from aprfmt.diagnosis.found import PointRow
-from aprfmt.diagnosis.shadow import Pass, ShadowView
 from aprfmt.inference.capture import parse_key
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
 
 
-def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, Pass]) -> list[PointRow]:
+def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, ShadowPass]) -> list[PointRow]:
     """Return the rows in execution order: distances of the runs, shadows by side."""
     by_key = {pair.key: pair for pair in pairs}
     shadows = {
@@ -34,7 +34,7 @@ def _row(
     key: str,
     pair: PointDiff | None,
     label: str,
-    view: ShadowView | None,
+    view: ShadowPoint | None,
     entering: Mapping[int, float],
 ) -> PointRow:
     point, layer = parse_key(key)

@@ -13,9 +13,9 @@ import numpy as np
 
 from aprfmt.compare.diffs import EQUAL, DiffReport
 from aprfmt.compare.explain.reading import Reader
-from aprfmt.diagnosis.passes import Probe
-from aprfmt.diagnosis.prompt import LONGEST, TILE, chosen_ids, reaches
+from aprfmt.diagnosis.paired_pass import Probe
 from aprfmt.errors import AprfmtError
+from aprfmt.inference.probe_ids import LONGEST, TILE, choose_ids, reaches
 from aprfmt.inference.rope import lengthy
 from aprfmt.model import Model
 
@@ -123,7 +123,7 @@ def choose(
     `added` are special and added tokens, of which some stand at the end.
     """
     every = [model.hyper for model in models]
-    ids = _longer(list(chosen_ids(every, long=long)), least, every)
+    ids = _longer(list(choose_ids(every, long=long)), least, every)
     positions = apart.rows.get(POSITIONS, [])
     if positions and positions[0] < LONGEST:
         ids = _longer(ids, positions[0] + 2, every)

@@ -1,46 +1,9 @@
-"""Chooses token ids for a pass, and lists the causes that such a pass cannot show."""
+"""Whether two sides ran on the same token ids, and the causes that a pass over few cannot show."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.base.protocols import Value
-
-SHORT, MARGIN = 48, 16
-LONGEST = 1024  # longer passes take minutes; longer windows are only mentioned
-TILE = 32
-
-
-def chosen_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int, ...]:
-    """Return ids for a pass that can show as many causes as possible for these hyperparameters.
-
-    They are long enough for softmax tiles and, with `long`, for half as much again as the windows
-    and trained contexts up to LONGEST. They are spread over the vocabulary; one token occurs twice
-    in a row.
-    """
-    vocab = min(int(hp["vocab_size"]) for hp in every)
-    length = SHORT
-    if long:
-        for hp in every:
-            for reach in reaches(hp):
-                if reach + 1 <= LONGEST + MARGIN:
-                    most = max(reach + MARGIN, 3 * reach // 2)
-                    length = max(length, reach + 1, min(most, LONGEST))
-    ids = [(7919 * i + 13 * (i // 7) + 5) % vocab for i in range(length)]
-    if length > 5:
-        ids[4] = ids[3]
-    return tuple(ids)
-
-
-def reaches(hp: Mapping[str, Value]) -> Iterator[int]:
-    """Yield the number of tokens at which a window or a scaling by length takes effect."""
-    if hp["sliding_window"] is not None and any(hp["window_layers"]):
-        yield int(hp["sliding_window"])
-    scaling = hp["rope_scaling"]
-    if scaling is not None:
-        original = scaling.get("original_context_length")
-        if scaling["type"] == "dynamic":
-            yield int(hp["context_length"])
-        elif scaling["type"] == "longrope" and original is not None:
-            yield int(original)
+from aprfmt.inference.probe_ids import TILE, reaches
 
 
 def disagree(given: Sequence[int] | None, recorded: Mapping[str, Sequence[int]]) -> str:

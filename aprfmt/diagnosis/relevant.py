@@ -1,8 +1,8 @@
 """Whether a change can act on a point at all: told without a pass, from what it replaces."""
 
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
-from aprfmt.diagnosis.world import MOVES, World
 from aprfmt.errors import AprfmtError
+from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 
 ROUTED = ("experts", "expert_w", "router_margin")
 
@@ -12,7 +12,7 @@ def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
 
     Changes of hyperparameters may act on anything.
     """
-    before = case.world
+    before = case.patched
     try:
         after = change.make(before, layers)
     except (AprfmtError, ValueError, KeyError):
@@ -32,9 +32,9 @@ def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
     return _reads(case, after)
 
 
-def _reads(case: Mismatch, after: World) -> bool:
+def _reads(case: Mismatch, after: PatchedModel) -> bool:
     """Say whether an operation before the point reads a weight that was replaced."""
-    replaced = after.replaced[len(case.world.replaced) :]
+    replaced = after.replaced[len(case.patched.replaced) :]
     read = {each.key.partition("[")[0] for call in case.view.calls for each in call.weights}
     vectors = [each.shape for call in case.view.calls for each in call.vectors]
     return any(key in read or after.weights[key].shape[-1:] in vectors for key in replaced)

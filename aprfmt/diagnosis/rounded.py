@@ -13,11 +13,11 @@ from typing import Any
 from aprfmt.compare.bounds import NMSE
 from aprfmt.compare.thresholds import ALL_PRODUCTS, products_of
 from aprfmt.compare.traced import RecordLike, TraceLike, WrappedTrace
-from aprfmt.diagnosis.shadow import Pass, ShadowView
-from aprfmt.diagnosis.world import MOVES
+from aprfmt.inference.replay.patched_model import MOVES
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
 
 
-def arithmetic(found: Pass) -> str:
+def arithmetic(found: ShadowPass) -> str:
     """Return the dtype of the arithmetic that the errors of all products point to; "" if to none.
 
     Only points count whose operations are one product and perhaps its bias. Where weights are
@@ -32,12 +32,12 @@ def arithmetic(found: Pass) -> str:
     return products_of(max(off), median(off), min(off))
 
 
-def _weight(view: ShadowView) -> Any:
+def _weight(view: ShadowPoint) -> Any:
     """Return the weight of a view's product."""
     return next(call.args[1] for call in view.calls if call.op == "linear")
 
 
-def _is_product(view: ShadowView) -> bool:
+def _is_product(view: ShadowPoint) -> bool:
     """Say whether a view is one product of the run's own values, and perhaps a bias."""
     ops = [call.op for call in view.calls if call.op not in MOVES]
     one = ops.count("linear") == 1 and set(ops) <= {"linear", "add"}

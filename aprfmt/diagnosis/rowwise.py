@@ -50,7 +50,7 @@ def solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
     own = np.arange(n)
     for name, keys, values in (("mix", True, True), ("scores", True, False), ("mix", False, True)):
         yield name, Solver(own, _cached(keys, values), n - 1, _rows(n))
-    where = places(case.world)
+    where = places(case.patched)
     yield "rope", Solver(where, lambda at: positions_change(where, at), None, _steps(where))
 
 

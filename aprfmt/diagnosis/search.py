@@ -22,8 +22,8 @@ from aprfmt.diagnosis.hypotheses.usual_steps import single_layers
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.relevant import acts
 from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers
-from aprfmt.diagnosis.shadow import ShadowView
-from aprfmt.diagnosis.world import MOVES
+from aprfmt.inference.replay.patched_model import MOVES
+from aprfmt.inference.replay.shadow import ShadowPoint
 
 RUNS = 1200  # passes of a small model at one divergence
 WORK = 4e10  # products of all passes of a large one
@@ -79,10 +79,10 @@ class Search:
 
     def __post_init__(self) -> None:
         """Find out how many passes the model's size allows."""
-        world = self.case.world
-        held = sum(math.prod(world.weights[key].shape) for key in world.weights)
-        share = len(spanned(self.case)) / max(world.n_layers, 1)
-        work = max(1.0, held * len(world.ids) * min(share, 1.0))
+        patched = self.case.patched
+        held = sum(math.prod(patched.weights[key].shape) for key in patched.weights)
+        share = len(spanned(self.case)) / max(patched.n_layers, 1)
+        work = max(1.0, held * len(patched.ids) * min(share, 1.0))
         self.most = int(min(RUNS, max(24, WORK / work)))
         self.runs = self.allowed = int(self.most * min(1.0, self.purse.left))
 
@@ -95,7 +95,7 @@ class Search:
             return None
         return TriedSteps(steps, view.residual, self.nearness(view))
 
-    def view(self, steps: tuple[SearchStep, ...]) -> ShadowView | None:
+    def view(self, steps: tuple[SearchStep, ...]) -> ShadowPoint | None:
         """Return the point's view with these steps."""
         if self.runs <= 0:
             return None
@@ -104,7 +104,7 @@ class Search:
         self.purse.left -= 1 / self.most
         return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
-    def nearness(self, view: ShadowView) -> float:
+    def nearness(self, view: ShadowPoint) -> float:
         """Return minus the mean decimal logarithm of the rows' distances."""
         rows = self.case.by_row(view)[self.case.rows]
         return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))
@@ -145,23 +145,23 @@ class Search:
                 yield tried
 
     def _usual(self) -> Iterator[SearchStep]:
-        here, world = spanned(self.case), self.case.world
+        here, patched = spanned(self.case), self.case.patched
         for usual in self._changes():
-            for layers in groups(world, usual):
+            for layers in groups(patched, usual):
                 if (layers is None or layers & here) and acts(self.case, usual.change, layers):
                     yield SearchStep(usual.change, layers, layers == usual.layers)
 
     def _changes(self) -> list[Usual]:
-        world, found = self.case.world, usual_changes(self.case.world)
+        patched, found = self.case.patched, usual_changes(self.case.patched)
         late = np.flatnonzero(self.case.by_row(self.case.view) > 2 * self.case.view.tolerance)
-        if len(late) and late[0] > 0 and not any(world.hp["window_layers"]):
-            found.append(window_change(world, int(late[0])))
+        if len(late) and late[0] > 0 and not any(patched.hp["window_layers"]):
+            found.append(window_change(patched, int(late[0])))
         return found
 
     def _in_one_layer(self) -> Iterator[SearchStep]:
         """Yield changes of single layers; every change in each layer, if several lie between."""
         here = sorted(spanned(self.case))
-        for usual in single_layers(self.case.world):
+        for usual in single_layers(self.case.patched):
             if usual.layers is not None and usual.layers & {*here}:
                 if acts(self.case, usual.change, usual.layers):
                     yield SearchStep(usual.change, usual.layers, False)
@@ -202,18 +202,18 @@ class Search:
 
     def _fitted(self) -> Iterator[SearchStep]:
         """Yield changes with numbers that are improved until they fit."""
-        case, world = self.case, self.case.world
-        for kind, layers in kinds_of_layers(world).items():
+        case, patched = self.case, self.case.patched
+        for kind, layers in kinds_of_layers(patched).items():
             for maker in (theta_change, divided_change):
                 step = self._fit([
                     one for one in self.singles
                     if one.steps[0].layers == layers
-                    and one.steps[0].change.cause == maker(world, kind, 2.0).cause
-                ], lambda v, make=maker, kind=kind: make(world, kind, v), layers)  # fmt: skip
+                    and one.steps[0].change.cause == maker(patched, kind, 2.0).cause
+                ], lambda v, make=maker, kind=kind: make(patched, kind, v), layers)  # fmt: skip
                 yield from step
         for cause, make in (("attention_scale", scale_change), ("norm_eps", eps_change)):
             near = [one for one in self.singles if one.steps[0].change.cause == cause]
-            yield from self._fit(near, lambda v, make=make: make(case.world, v), None)
+            yield from self._fit(near, lambda v, make=make: make(case.patched, v), None)
 
     def _fit(
         self, near: Sequence[TriedSteps], make: object, layers: Layers
@@ -230,7 +230,7 @@ class Search:
 
         def placed(value: float) -> Change:
             change: Change = make(value)
-            return replace(change, make=lambda world, _: change.make(world, layers))
+            return replace(change, make=lambda patched, _: change.make(patched, layers))
 
         before = self.tried
         for change in case.best_number(placed, numbers):
@@ -326,7 +326,7 @@ class Search:
 def spanned(case: Mismatch) -> frozenset[int]:
     """Return the layers whose operations lie between the last points of the trace and this one."""
     layers = {call.at.layer for call in case.view.calls if call.op not in MOVES}
-    return frozenset(layer for layer in layers if 0 <= layer < case.world.n_layers)
+    return frozenset(layer for layer in layers if 0 <= layer < case.patched.n_layers)
 
 
 def is_wide(case: Mismatch) -> bool:

@@ -10,9 +10,10 @@ from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.config import HYPER_CAUSES
 from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import CauseFound, Evidence
-from aprfmt.diagnosis.mixing import between, world_of
-from aprfmt.diagnosis.prompt import chosen_ids
+from aprfmt.diagnosis.mixing import between
 from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.inference.probe_ids import choose_ids
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.model import Model
 
 _MOST = 64  # differing keys that are tried
@@ -97,12 +98,12 @@ def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> Ca
 
 def _distance(good: Model, made: Model) -> tuple[float, float]:
     """Return how far logits of one side's weights are under both configurations; the bound."""
-    ids = chosen_ids([good.hyper, made.hyper], long=False)
+    ids = choose_ids([good.hyper, made.hyper], long=False)
     bound = between(good, made).bound("logits", ("float32", "float32")).rel_l2
-    mine = world_of(good, ids, "float32")
+    mine = PatchedModel.of(good, ids, "float32")
     reference = logits(mine)
     try:
-        read = logits(replace(world_of(good, ids, "float32"), spec=made.spec, hp=made.hyper))
+        read = logits(replace(PatchedModel.of(good, ids, "float32"), spec=made.spec, hp=made.hyper))
     except (AprfmtError, ValueError, IndexError):
         return math.inf, bound  # sizes that do not fit the weights
     return rel_l2(read, reference), bound

@@ -10,26 +10,27 @@ import numpy as np
 from aprfmt.compare.traced import backend_name, records_ids
 from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis import conclude, direct
-from aprfmt.diagnosis.blank import blank_trace, rounding_hides
 from aprfmt.diagnosis.blend import stored_values
-from aprfmt.diagnosis.both import Both
 from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.forward import JudgedTrace, common, judged
 from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.measure import Recorded
-from aprfmt.diagnosis.mixing import world_of
+from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.nextstep import with_next
 from aprfmt.diagnosis.observed import observations
-from aprfmt.diagnosis.passes import Told
+from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.probes import Chosen
-from aprfmt.diagnosis.prompt import chosen_ids, disagree, hidden_from
+from aprfmt.diagnosis.prompt import disagree, hidden_from
 from aprfmt.diagnosis.sides import Side, trace_ids, trace_of
 from aprfmt.diagnosis.unread import architecture
+from aprfmt.diagnosis.zero_values import blank_trace, rounding_hides
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.capture import instances
+from aprfmt.inference.probe_ids import choose_ids
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
 from aprfmt.model.ledger import Kind, Ledger, NotCompared, joined_ledgers, ledger, not_compared
@@ -45,21 +46,21 @@ class Walk:
     reference: Model | None
     ids: tuple[int, ...] | None
     memory: int | None = None
-    told: Told = field(default_factory=Told)
+    reporter: ProgressReporter = field(default_factory=ProgressReporter)
     levels: Levels = field(default_factory=Levels)
     traces: dict[str, Trace] = field(default_factory=dict)
     judged: dict[str, JudgedTrace] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
     rows_apart: CauseFound | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()
-    both: Both | None = None  # two different models
+    pair: ModelPair | None = None  # two different models
     chosen: Chosen | None = None  # their probes
 
     def done(self, reason: str = "") -> Diagnosis:
         """Return the diagnosis with all findings so far."""
         levels = self.levels
         levels.close()
-        lengths = {} if self.both is None else self.both.lengths()
+        lengths = {} if self.pair is None else self.pair.lengths()
         left, ledgers = self._left()
         return Diagnosis(
             self.a.text, self.b.text,
@@ -109,7 +110,7 @@ class Walk:
     def run(self) -> Diagnosis:
         """Go through the levels until one explains the differences seen in later ones."""
         if self.a.model is not None and self.b.model is not None:
-            self.told.comparing(stored_values(self.a.model))
+            self.reporter.comparing(stored_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model)
             for side in (self.a, self.b):
                 side.model = self.levels.made.get(side.label, side.model)
@@ -120,9 +121,9 @@ class Walk:
             if self.levels.ended or (self.levels.unmoved and self.levels.stated and alone):
                 return self.done()
             if self._two_models():
-                self.both = Both(self.a.model, self.b.model, self.levels)
-                self.both.quantify()
-                if self.a.kind == self.b.kind == "model" and self.both.proven():
+                self.pair = ModelPair(self.a.model, self.b.model, self.levels)
+                self.pair.quantify()
+                if self.a.kind == self.b.kind == "model" and self.pair.proven():
                     return self.done()
         for side in (self.a, self.b):
             if side.kind == "trace":
@@ -200,14 +201,14 @@ class Walk:
             if self.ids is not None and not records_ids(trace)
         ]
         if self.ids is None and not self.traces:
-            if self.both is not None:
+            if self.pair is not None:
                 runs = any(side.kind == "run" for side in (self.a, self.b))
-                self.chosen = self.both.choose(runs)
+                self.chosen = self.pair.choose(runs)
                 self.ids = self.chosen.ids
             else:
                 models = [side.model for side in (self.a, self.b) if side.model is not None]
                 runs = any(side.kind == "run" for side in (self.a, self.b))
-                self.ids = chosen_ids([model.hyper for model in models], long=runs)
+                self.ids = choose_ids([model.hyper for model in models], long=runs)
             self.say("identity", f"token ids: {len(self.ids)} chosen, the same for both")
         for side in (self.a, self.b):
             model = self.model_of(side)
@@ -234,7 +235,7 @@ class Walk:
     def _forward(self) -> None:
         assert self.ids is not None
         dtype = self._dtype()
-        if self.both is not None:
+        if self.pair is not None:
             self._parts(dtype)
         for side in (self.a, self.b):
             if side.kind != "model":
@@ -262,10 +263,10 @@ class Walk:
 
     def _parts(self, dtype: str) -> None:
         """Measure the effect of each finding about the files on the forward pass."""
-        assert self.both is not None and self.ids is not None
-        chosen = self.chosen or self.both.given(self.ids)
-        rest = self.both.measure(chosen, dtype, self.memory, self.told)
-        self._paired(list(self.both.points.values()))
+        assert self.pair is not None and self.ids is not None
+        chosen = self.chosen or self.pair.given(self.ids)
+        rest = self.pair.measure(chosen, dtype, self.memory, self.reporter)
+        self._paired(list(self.pair.points.values()))
         if rest:
             self.say(
                 "forward",
@@ -288,10 +289,10 @@ class Walk:
             trace = self._taken(side, found_trace)
         if self.levels.reason:
             return
-        world = world_of(model, self.ids, dtype, self.memory)
-        recorded = Recorded(trace, self.ids, {})
-        found = judged(side.label, examine(world, recorded), self.ids, str(model.path))
-        world.weights.close()
+        patched = PatchedModel.of(model, self.ids, dtype, self.memory)
+        recorded = RecordedTrace(trace, self.ids, {})
+        found = judged(side.label, examine(patched, recorded), self.ids, str(model.path))
+        patched.weights.close()
         self.judged[side.label] = found
         self.levels.evidence += found.evidence
         count = found.examined.before.compared
@@ -307,10 +308,10 @@ class Walk:
         views = found.examined.before.views
         self.levels.not_checked += rounding_hides(
             side.label,
-            [(view.tolerance, view.seen.dtype) for view in views.values()
-             if view.seen is not None and view.residual is not None],
+            [(view.tolerance, view.recorded.dtype) for view in views.values()
+             if view.recorded is not None and view.residual is not None],
         )  # fmt: skip
-        left = [key for key, view in views.items() if view.seen is None]
+        left = [key for key, view in views.items() if view.recorded is None]
         if left:
             self.levels.not_checked.append(
                 f"{side.label}: {len(left)} points are not in the trace: {', '.join(left[:4])}, ..."
@@ -383,7 +384,7 @@ class Walk:
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
             levels.findings.append(apart)
         levels.evidence += conclude.spikes(self.points)
-        if self.judged and self.both is None and levels.findings:
+        if self.judged and self.pair is None and levels.findings:
             passes = [found.examined.after for found in self.judged.values()]
             levels.complete = not any(made.flagged for made in passes)
         broken = direct.not_finite(self.pairs)

@@ -28,8 +28,9 @@ from aprfmt.inference.parity.outcomes import (
 )
 from aprfmt.inference.parity.outer import gates
 from aprfmt.inference.parity.request import ParityRequest
-from aprfmt.inference.parity.survey import Survey, survey
+from aprfmt.inference.parity.survey import judge_operations
 from aprfmt.inference.parity.verdict import finite_checks, fused_check, points_check, verdict_of
+from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.running import opened
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
@@ -171,13 +172,13 @@ def _pair(
 
 def _amplified(
     model: Model, first: Choice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
-) -> Survey | None:
+) -> OperationResiduals | None:
     """Judge the operations where a point is beyond; None unless all are right, or NaN is there."""
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
     if diff.first is None or first.is_engine or broken:
         return None
     reference = request.on(first).backend()
-    found = survey(model, reference, a, b, request)
+    found = judge_operations(model, reference, a, b, request)
     return found if found.clean else None
 
 

@@ -1,13 +1,13 @@
 """One operation of a model cut out: the inputs it reads, its weights, and nothing else.
 
-A cell is run by the model's own forward pass, shrunk to the one layer: a recorder puts the given
-values in at their points and takes the wanted one out. Weights that the operation does not need
+A cell is run by the model's own forward pass, shrunk to the one layer, with the given values at
+their points (`replay.shadow.value_at`). Weights that the operation does not need
 are zeros that take no memory. What is needed is found by leaving things out: an input or a weight
 without which the result is the same to the bit is not part of the cell.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +22,9 @@ from aprfmt.codecs import decode
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import WHOLE, instances, key_name, parse_key
-from aprfmt.inference.context import PassFacts
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.shadow import value_at
 from aprfmt.inference.rows import ArrayRows, RowSource, StoredRows
-from aprfmt.inference.session import load_forward
 from aprfmt.inference.weights import Weights
 from aprfmt.model import Model
 
@@ -94,61 +94,12 @@ class Cell:
             key: self.weights.get(key) or ZeroRows(shape) for key, shape in self.shapes.items()
         }
         weights = Weights(rows, _BUDGET, f"cell of {self.key}")
-        wanted = (self.point, self.layer)
-        recorder = _Injector(backend, self.inputs, wanted, instances(spec.block, hp, weights))
-        with closing(weights), suppress(_Done):
-            load_forward(spec)(
-                backend, spec, hp, weights, list(self.ids), recorder=recorder, logits_rows="all"
-            )
-        if recorder.found is None:
+        patched = PatchedModel(spec, hp, weights, backend, self.ids)
+        with closing(weights):
+            found = value_at(patched, self.inputs, key_name(self.point, self.layer))
+        if found is None:
             raise UsageError(f"{self.key}: the pass never came to this point")
-        return recorder.found
-
-
-class _Done(Exception):
-    """The wanted value is there; nothing after it is needed."""
-
-
-class Stepped:
-    """A recorder that wants every `known` point: a full trace takes their step-by-step form."""
-
-    def __init__(self, backend: Backend, known: Mapping[str, Any]) -> None:
-        self._backend, self._known = backend, known
-
-    def begin(self, facts: PassFacts) -> None:
-        """Take note of a pass that begins."""
-
-    def wants(self, point: str, layer: int) -> bool:
-        """Say whether the point is known."""
-        return key_name(point, layer) in self._known
-
-
-class _Injector(Stepped):
-    """Puts inputs in, takes the wanted value out."""
-
-    def __init__(
-        self, backend: Backend, inputs: Mapping[str, Numbers], wanted: tuple[str, int],
-        known: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        super().__init__(backend, known)
-        self._inputs, self._wanted = inputs, wanted
-        self.found: Numbers | None = None
-
-    def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Return the given input, or end the pass with the wanted value."""
-        if (point, layer) == self._wanted:
-            self.found = np.array(self._backend.to_numpy(x))
-            raise _Done
-        given = self._inputs.get(key_name(point, layer))
-        if given is None:
-            return x
-        return given_as(x, given, self._backend)
-
-
-def given_as(x: Any, given: Numbers, backend: Backend) -> Any:
-    """Return recorded values in the shape and kind of a pass's own array `x`."""
-    shaped = np.ascontiguousarray(given).reshape(tuple(int(size) for size in x.shape))
-    return shaped.astype(x.dtype) if isinstance(x, np.ndarray) else backend.array(shaped)
+        return found
 
 
 def cut_out(

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from aprfmt.base.outcome import Check, Report
+from aprfmt.compare.causes.row import Verdict
 from aprfmt.compare.traces import TraceDiff
 from aprfmt.inference.parity.cell import Cell
-
-Verdict = Literal["same", "precision", "bug", "not_comparable"]
 
 
 @dataclass(frozen=True)

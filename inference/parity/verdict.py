@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, Report
+from aprfmt.compare.causes.row import Verdict
 from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import AMPLIFIED, DISCRETE
 from aprfmt.compare.traces import PointDiff, TraceDiff
 from aprfmt.inference.device import Choice
-from aprfmt.inference.parity.cells import Operation, Verdict
-from aprfmt.inference.parity.survey import Survey
+from aprfmt.inference.parity.cells import Operation
+from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.trace import Trace
 
 Numbers = NDArray[Any]
@@ -36,7 +37,7 @@ def fused_check(
     ]  # fmt: skip
 
 
-def points_check(diff: TraceDiff, amplified: Survey | None, where: str) -> Check:
+def points_check(diff: TraceDiff, amplified: OperationResiduals | None, where: str) -> Check:
     """Hold every point to its tolerance; `amplified` has judged the operations, and found none."""
     if not diff.compared:
         return Check("points", "NOT_RUN", where, "no point on both sides", "at least one")
@@ -64,7 +65,7 @@ def verdict_of(
     diff: TraceDiff,
     report: Report,
     operations: Sequence[Operation],
-    amplified: Survey | None,
+    amplified: OperationResiduals | None,
     flipped: bool,
     before: Mapping[str, int],
 ) -> tuple[Verdict, str]:
@@ -135,7 +136,7 @@ def _odd(point: PointDiff | None) -> str:
     return f"; {odd.says('this run', 'the reference')}" if odd is not None and odd.alone else ""
 
 
-def _told(found: Survey) -> str:
+def _told(found: OperationResiduals) -> str:
     """Say that every operation is right, and how near the worst comes to its bound."""
     residual, bound = found.found[found.worst]
     return (

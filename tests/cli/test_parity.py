@@ -60,14 +60,14 @@ def test_what_cannot_be_written_is_said_before_the_runs(
 def test_ids_are_chosen_as_diagnose_does_and_said(demo_model: Path) -> None:
     """Without --prompt, --ids and --chat; what is printed gives the same run again."""
     from aprfmt.diagnosis import diagnose
-    from aprfmt.diagnosis.prompt import chosen_ids
+    from aprfmt.inference.probe_ids import choose_ids
     from aprfmt.model import open_model
 
     runs = ("parity", demo_model, "--between", "cpu", "torch")
     body = aprfmt(*runs, "--json").json
     ids = body["tokens"]["ids"]
     with open_model(demo_model) as model:
-        assert tuple(ids) == chosen_ids([model.hyper], long=True)
+        assert tuple(ids) == choose_ids([model.hyper], long=True)
     walked = diagnose(str(demo_model), f"{demo_model}@torch")
     assert any(f"token ids: {len(ids)} chosen" in row.says for row in walked.evidence)
     assert body["ids_chosen"] and body["verdict"] == "precision"

@@ -12,8 +12,8 @@ from aprfmt.compare import tensors
 from aprfmt.compare.explain.noise import UNIT
 from aprfmt.compare.thresholds import BASE, MOE_FACTOR, SMALLEST_BUG, tolerance
 from aprfmt.compare.traces import compare_traces
-from aprfmt.diagnosis.shadow import ShadowView
 from aprfmt.errors import UsageError
+from aprfmt.inference.replay.shadow import ShadowPoint
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def test_traces_of_other_tokens_are_not_compared() -> None:
     ("residual", "flagged"), [(1e-5, False), (1e-3, True), (1e-1, True), (float("nan"), True)]
 )
 def test_one_operation_is_held_to_the_bound_of_one(residual: float, flagged: bool) -> None:
-    view = ShadowView("L0.q", "q", 0, VALUES, None, residual, 1e-4, 1e-2, ())
+    view = ShadowPoint("L0.q", "q", 0, VALUES, None, residual, 1e-4, 1e-2, ())
     assert view.flagged is flagged
 
 

@@ -6,6 +6,7 @@ Mapped pages count as resident memory; the system says how many of them a proces
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest

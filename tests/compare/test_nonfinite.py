@@ -19,11 +19,11 @@ from aprfmt.compare.nonfinite import Census, census
 from aprfmt.compare.numbers import PairSums, steps_between
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclude import rounding
+from aprfmt.diagnosis.finalize import finalize_finding
 from aprfmt.diagnosis.found import CauseFound, PointRow
-from aprfmt.diagnosis.measure import apart, fit
 from aprfmt.diagnosis.mixing import Share
-from aprfmt.diagnosis.settle import settled
 from aprfmt.inference.parity.outcomes import compare_logits
+from aprfmt.inference.replay.recorded_trace import apart, fit
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
 from tests.diagnose import files
@@ -283,9 +283,9 @@ def test_no_rounding_without_a_distance() -> None:
     x, y = sides(math.nan)
     for value in (math.inf, math.nan):
         share = Share(value, 0.0, "L0.q", census(x, y))
-        assert settled(near, share, 2e-5).verdict == "bug"
-        assert not settled(near, share, 2e-5).confirmed
-    fine = settled(near, Share(1e-3, 0.0, "L0.q", None), 2e-5)
+        assert finalize_finding(near, share, 2e-5).verdict == "bug"
+        assert not finalize_finding(near, share, 2e-5).confirmed
+    fine = finalize_finding(near, Share(1e-3, 0.0, "L0.q", None), 2e-5)
     assert fine.verdict == "precision" and fine.confirmed
 
 

@@ -13,17 +13,17 @@ import aprfmt
 from aprfmt.compare import diff_models
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis import diagnose, mixing
+from aprfmt.diagnosis.finalize import finalize_finding
 from aprfmt.diagnosis.found import DERIVED, KINDS, CauseFound, Diagnosis
-from aprfmt.diagnosis.mixing import Share, between, world_of
+from aprfmt.diagnosis.mixing import Share, between
+from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, divergence
 from aprfmt.diagnosis.parts import Touched
-from aprfmt.diagnosis.passes import Probe, Told, Twins, divergence
 from aprfmt.diagnosis.probes import differing
 from aprfmt.diagnosis.quantities import compare
-from aprfmt.diagnosis.settle import settled
-from aprfmt.diagnosis.shadow import plain
-from aprfmt.diagnosis.world import World
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.shadow import record_points
 from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import place, tiny_folder
@@ -44,7 +44,7 @@ def test_equal_bytes_and_quantities_need_no_pass(name: str, monkeypatch: Any) ->
     def refused(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a pass was run")
 
-    monkeypatch.setattr(World, "run", refused)
+    monkeypatch.setattr(PatchedModel, "run", refused)
     a, b = FAULTS[name].make()
     found = diagnose(str(a), str(b))
     assert (found.verdict, found.exit_code, found.ids) == ("same", 0, ())
@@ -117,23 +117,23 @@ def test_a_pass_from_where_it_differs_is_the_whole_pass(base: str) -> None:
     """Judged by a pass from the ids to the logits: equal to the bit, at the same first point."""
     other = tiny_folder(base, seed=3)
     with aprfmt.open(tiny_folder(base)) as a, aprfmt.open(other) as b:
-        twins = Twins(a, b, frozenset(), between(a, b), "float32")
+        passes = PairedPass(a, b, frozenset(), between(a, b), "float32")
         last = max(key for key in a.roles if key.startswith("L") and "down" in key)
         kept = Touched((), tuple(key for key in a.roles if key != last))
         probe = Probe(IDS[:12])
-        whole = plain(world_of(a, probe.ids, "float32"))
-        assert np.array_equal(twins.streams(probe)[-1], whole["logits"])
-        mixed = world_of(a, probe.ids, "float32").with_weights({last: b.roles[last].numpy()})
-        expected = plain(mixed)["logits"]
-        blend = twins.blend([kept])
+        whole = record_points(PatchedModel.of(a, probe.ids, "float32"))
+        assert np.array_equal(passes.streams(probe)[-1], whole["logits"])
+        mixed = PatchedModel.of(a, probe.ids, "float32").with_weights({last: b.roles[last].numpy()})
+        expected = record_points(mixed)["logits"]
+        blend = passes.blend([kept])
         assert blend.own and blend.own[0] > 1
-        found = twins.alone(blend, probe)
-        far = np.linalg.norm(expected - whole["logits"]) / np.linalg.norm(expected)
+        found = passes.alone(blend, probe)
+        far = np.linalg.norm(expected - whole["logits"]) / np.linalg.norm(whole["logits"])
         assert found.distance == pytest.approx(far, rel=1e-5) and not found.exact
         assert found.kl == pytest.approx(divergence(whole["logits"], expected), rel=1e-4)
         assert found.first.startswith(last.partition(".")[0])
-        assert twins.alone(twins.blend([kept, Touched((), (last,))]), probe).exact
-        twins.close()
+        assert passes.alone(passes.blend([kept, Touched((), (last,))]), probe).exact
+        passes.close()
 
 
 def test_divergence_is_that_of_the_probabilities() -> None:
@@ -176,22 +176,22 @@ def test_a_key_that_lets_a_configuration_be_read_is_confirmed_by_a_pass(
     broken: int, confidence: str, monkeypatch: Any
 ) -> None:
     a, b = FAULTS["sub-key-unread"].make()
-    run, runs = World.run, [0]
+    run, runs = PatchedModel.run, [0]
 
-    def counted(self: World, *args: Any, **kwargs: Any) -> Any:
+    def counted(self: PatchedModel, *args: Any, **kwargs: Any) -> Any:
         runs[0] += 1
         if runs[0] == broken:
             raise AprfmtError("no pass with the key put back")
         return run(self, *args, **kwargs)
 
-    monkeypatch.setattr(World, "run", counted)
+    monkeypatch.setattr(PatchedModel, "run", counted)
     found = diagnose(str(a), str(b))
     assert found.lead is not None and found.lead.confidence == confidence and runs == [2]
 
 
 def test_what_takes_minutes_is_said_before() -> None:
     said: list[str] = []
-    told = Told(None, said.append)
+    told = ProgressReporter(None, said.append)
     told.before(1e9)
     told.comparing(1000)
     assert said == []
@@ -219,12 +219,12 @@ def test_whether_a_difference_was_reached_is_known(name: str) -> None:
 @pytest.mark.parametrize("before", [math.nan, math.inf, 1e-6, 0.0])
 def test_nothing_is_confirmed_from_no_distance_or_an_endless_one(before: float) -> None:
     named = CauseFound("norm_eps", "", "config", "bug", ("norm_eps",), False)
-    assert not settled(named, Share(before, 0.0, "L0.q"), BOUND).confirmed
-    assert settled(named, Share(1e-3, 0.0, "L0.q"), BOUND).confirmed
-    assert not settled(named, Share(1e-3, 1e-3, "L0.q"), BOUND).confirmed
-    assert not settled(named, Share(1e-3, 0.0, "L0.q", alone=False), BOUND).confirmed
+    assert not finalize_finding(named, Share(before, 0.0, "L0.q"), BOUND).confirmed
+    assert finalize_finding(named, Share(1e-3, 0.0, "L0.q"), BOUND).confirmed
+    assert not finalize_finding(named, Share(1e-3, 1e-3, "L0.q"), BOUND).confirmed
+    assert not finalize_finding(named, Share(1e-3, 0.0, "L0.q", alone=False), BOUND).confirmed
     odd = NonFinite(9, 0, 1, 1, (3,), ("1", "nan"), 0, None)
-    assert not settled(named, Share(1e-3, 0.0, "L0.q", odd), BOUND).confirmed
+    assert not finalize_finding(named, Share(1e-3, 0.0, "L0.q", odd), BOUND).confirmed
 
 
 def test_stacked_causes_are_taken_away_one_after_the_other() -> None:

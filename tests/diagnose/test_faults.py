@@ -12,7 +12,7 @@ from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
 from aprfmt.diagnosis.hypotheses import HYPOTHESES
 from aprfmt.diagnosis.hypotheses.usual import usual_changes
 from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
-from aprfmt.diagnosis.mixing import world_of
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.model import open_model
 from tests.diagnose.engines import tiny_folder
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES
@@ -100,9 +100,9 @@ USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual m
 def tried(base: str) -> list[Usual]:
     """Return the usual mistakes that are tried in a pass of a tiny model."""
     with open_model(tiny_folder(base)) as model:
-        world = world_of(model, IDS, "float32", None)
-        found = usual_changes(world)
-        world.weights.close()
+        patched = PatchedModel.of(model, IDS, "float32", None)
+        found = usual_changes(patched)
+        patched.weights.close()
     return found
 
 

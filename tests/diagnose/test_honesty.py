@@ -17,7 +17,7 @@ from aprfmt.compare.explain.foreign import Foreign, foreign
 from aprfmt.compare.explain.reading import Reader
 from aprfmt.compare.thresholds import ONE_OPERATION, SMALLEST_BUG
 from aprfmt.diagnosis import diagnose, tensors
-from aprfmt.diagnosis.blank import rounding_hides
+from aprfmt.diagnosis.zero_values import rounding_hides
 from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace

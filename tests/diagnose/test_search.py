@@ -9,11 +9,11 @@ import pytest
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.examine import examine
-from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mismatch import Change, Mismatch
-from aprfmt.diagnosis.mixing import world_of
 from aprfmt.diagnosis.rowwise import masks
 from aprfmt.inference.engines.opening import open_trace
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.model import open_model
 from tests.diagnose import dumps
 from tests.diagnose import wrong_modules as wrong
@@ -64,12 +64,12 @@ def test_all_searches_of_a_trace_share_one_bound(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(searching, "RUNS", 4)
     with open_model(tiny_folder("llama")) as model, open_trace(strange()) as made:
-        world = world_of(model, IDS, "float32", None)
+        patched = PatchedModel.of(model, IDS, "float32", None)
         without(monkeypatch, "none")  # every row stays
         monkeypatch.setattr("aprfmt.diagnosis.examine.HYPOTHESES", ())
         monkeypatch.setattr(Mismatch, "attempt_all", counted)
-        found = examine(world, Recorded(made, IDS, {}))
-        world.weights.close()
+        found = examine(patched, RecordedTrace(made, IDS, {}))
+        patched.weights.close()
     assert len(found.divergences) >= 4
     assert 0 < len(passes) <= 4 * searching.ALL + 1
 

@@ -12,11 +12,12 @@ import aprfmt
 from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis import conclude, diagnose
 from aprfmt.diagnosis.hypotheses.attention import cap_of
-from aprfmt.diagnosis.measure import fit
 from aprfmt.diagnosis.mismatch import short_numbers
-from aprfmt.diagnosis.prompt import LONGEST, chosen_ids, hidden_from
+from aprfmt.diagnosis.prompt import hidden_from
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import save_aprt
+from aprfmt.inference.probe_ids import LONGEST, choose_ids
+from aprfmt.inference.replay.recorded_trace import fit
 from aprfmt.inference.trace_file import load_trace
 from tests.diagnose import files
 from tests.diagnose.engines import tiny_folder, trace
@@ -176,12 +177,12 @@ def hyper(name: str) -> Any:
 def test_chosen_ids_are_long_enough_for_windows_and_lengths() -> None:
     windowed = hyper("mistral")
     wide = windowed.replaced(sliding_window=200)
-    assert len(chosen_ids([wide], long=True)) > 200
-    assert len(chosen_ids([wide], long=False)) < 200
-    assert len(chosen_ids([windowed.replaced(sliding_window=10**6)], long=True)) <= LONGEST
+    assert len(choose_ids([wide], long=True)) > 200
+    assert len(choose_ids([wide], long=False)) < 200
+    assert len(choose_ids([windowed.replaced(sliding_window=10**6)], long=True)) <= LONGEST
     dynamic = hyper("llama-dynamic")
-    assert len(chosen_ids([dynamic], long=True)) > int(dynamic["context_length"])
-    ids = chosen_ids([windowed], long=False)
+    assert len(choose_ids([dynamic], long=True)) > int(dynamic["context_length"])
+    ids = choose_ids([windowed], long=False)
     assert all(0 <= token < int(windowed["vocab_size"]) for token in ids)
     assert len(set(ids)) > 20 and ids[3] == ids[4]
 

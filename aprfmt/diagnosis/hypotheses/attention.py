@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, heads_changed
-from aprfmt.diagnosis.world import Call, World
 from aprfmt.inference.masks import chunk_mask
+from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 
 Array = NDArray[Any]
 
 
-def _products(case: Mismatch, call: Call) -> Array:
+def _products(case: Mismatch, call: OperationCall) -> Array:
     """Return q.k of every head without scale and softcap, float64."""
     q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
     groups = q.shape[1] // k.shape[1]
@@ -24,7 +24,7 @@ def _products(case: Mismatch, call: Call) -> Array:
 
 def known_entries(case: Mismatch) -> Array:
     """Return a mask of the score entries that the trace has."""
-    seen = case.view.seen
+    seen = case.view.recorded
     assert seen is not None
     there = np.zeros(case.view.mine.shape, np.bool_)
     rows = case.rows
@@ -35,12 +35,12 @@ def known_entries(case: Mismatch) -> Array:
 # --- scale and softcap ---------------------------------------------------------------------------
 
 
-def scale_change(world: World, value: float) -> Change:
+def scale_change(patched: PatchedModel, value: float) -> Change:
     """Return the change that puts another factor on the scores."""
-    told = float(world.hp["attn_scale"])
+    told = float(patched.hp["attn_scale"])
     return Change(
         "attention_scale", f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
-        ("attn_scale",), lambda world, layers: heads_changed(world, layers, scale=value),
+        ("attn_scale",), lambda patched, layers: heads_changed(patched, layers, scale=value),
         {"attn_scale": value},
     )  # fmt: skip
 
@@ -52,15 +52,15 @@ def scale(case: Mismatch) -> Iterator[Change]:
         return
     heads = call.args[2]
     told = float(heads.scale)
-    d = int(case.world.hp["head_dim"])
+    d = int(case.patched.hp["head_dim"])
     usual = {1.0, d**-0.5, 1 / d, told * d**0.5, told * d**-0.5, told / 2, told * 2,
-             float(case.world.hp["hidden_size"]) ** -0.5}  # fmt: skip
-    if case.world.hp["attn_scale_by_layer"] or case.layer > 0:
+             float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
+    if case.patched.hp["attn_scale_by_layer"] or case.layer > 0:
         usual |= {told * (case.layer + 1), told / (case.layer + 1)}
     theirs = case.part(call)
     if theirs is None:
         yield from case.best_number(
-            lambda s: scale_change(case.world, s), (s for s in usual if not math.isclose(s, told))
+            lambda s: scale_change(case.patched, s), (s for s in usual if not math.isclose(s, told))
         )
         return
     products, there = (
@@ -77,13 +77,13 @@ def scale(case: Mismatch) -> Iterator[Change]:
     if value and rel_l2(products * value, there) <= 20 * case.view.tolerance:
         exact = [s for s in usual if math.isclose(s, value, rel_tol=5 * case.view.tolerance)]
         if exact:
-            yield scale_change(case.world, exact[0])
+            yield scale_change(case.patched, exact[0])
         else:
-            yield from case.rounded(lambda s: scale_change(case.world, s), value)
+            yield from case.rounded(lambda s: scale_change(case.patched, s), value)
 
 
 def _cap_change(case: Mismatch, value: float | None) -> Change:
-    told, scale = case.world.hp["attn_softcap"], float(case.world.hp["attn_scale"])
+    told, scale = case.patched.hp["attn_softcap"], float(case.patched.hp["attn_scale"])
     early = (
         told is not None and value is not None and math.isclose(value, told * scale, rel_tol=1e-3)
     )
@@ -93,7 +93,7 @@ def _cap_change(case: Mismatch, value: float | None) -> Change:
         f"{'caps none' if told is None else f'says {told:g}'}"
         f"{', which is before the scale' * early}",
         ("attn_softcap",),
-        lambda world, layers: heads_changed(world, layers, softcap=value),
+        lambda patched, layers: heads_changed(patched, layers, softcap=value),
         {"attn_softcap": value},
     )
 
@@ -144,24 +144,26 @@ def cap_of(plain: Array, capped: Array) -> float | None:
 def mapped_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
     """Return a maker: query head h reads key and value head mapping[h]."""
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
             return op(q, k[:, mapping] if keys else k, heads)
 
         def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
             return op(probs, v[:, mapping] if values else v)
 
-        return world.with_op("scores", scores, layers).with_op("mix", mix, layers)
+        return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
 
     return make
 
 
-def mappings(world: World, chosen: Callable[[Array, int], list[Array]]) -> Iterator[Change]:
+def mappings(
+    patched: PatchedModel, chosen: Callable[[Array, int], list[Array]]
+) -> Iterator[Change]:
     """Yield the changes to other mappings of query heads to key heads, values and both.
 
     `chosen` returns them, of the model's own [query heads] and the number of key heads.
     """
-    n_heads, n_kv = int(world.hp["n_heads"]), int(world.hp["n_kv_heads"])
+    n_heads, n_kv = int(patched.hp["n_heads"]), int(patched.hp["n_kv_heads"])
     if not 1 < n_kv < n_heads:
         return
     own = np.arange(n_heads) // (n_heads // n_kv)
@@ -182,7 +184,7 @@ def mappings(world: World, chosen: Callable[[Array, int], list[Array]]) -> Itera
 def gqa(case: Mismatch) -> Iterator[Change]:
     """Find which key head each query head reads."""
     if case.call("scores", "mix") is not None:
-        yield from mappings(case.world, lambda own, n_kv: _read_heads(case, own, n_kv))
+        yield from mappings(case.patched, lambda own, n_kv: _read_heads(case, own, n_kv))
 
 
 def _read_heads(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
@@ -209,7 +211,7 @@ def _read_heads(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
 
 def masked(mask: Array) -> Any:
     """Return a maker: attention with another mask [tokens, keys]."""
-    return lambda world, layers: heads_changed(world, layers, mask=mask)
+    return lambda patched, layers: heads_changed(patched, layers, mask=mask)
 
 
 def _causal(case: Mismatch) -> Array:
@@ -218,7 +220,7 @@ def _causal(case: Mismatch) -> Array:
 
 
 def _window_change(case: Mismatch, window: int | None) -> Change:
-    told = case.world.hp["sliding_window"] if _windowed(case) else None
+    told = case.patched.hp["sliding_window"] if _windowed(case) else None
     seen = _causal(case)
     if window is not None:
         at = np.arange(case.tokens)
@@ -234,7 +236,7 @@ def _window_change(case: Mismatch, window: int | None) -> Change:
 
 
 def _windowed(case: Mismatch) -> bool:
-    return case.layer >= 0 and bool(case.world.hp["window_layers"][case.layer])
+    return case.layer >= 0 and bool(case.patched.hp["window_layers"][case.layer])
 
 
 def _pattern(case: Mismatch) -> Array | None:
@@ -250,12 +252,12 @@ def window(case: Mismatch) -> Iterator[Change]:
     """Derive the window from the probabilities, or from the first row that differs."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
-    if case.world.spec.block.attends == "all":
+    if case.patched.spec.block.attends == "all":
         return  # `mask` says it
-    if case.world.spec.block.window == "chunk" and _windowed(case):
+    if case.patched.spec.block.window == "chunk" and _windowed(case):
         yield from _chunks(case)
         return
-    told = case.world.hp["sliding_window"] if _windowed(case) else None
+    told = case.patched.hp["sliding_window"] if _windowed(case) else None
     pattern = _pattern(case)
     if pattern is not None:
         reach = pattern.sum(axis=1)
@@ -280,20 +282,20 @@ def window(case: Mismatch) -> Iterator[Change]:
 
 def _chunks(case: Mismatch) -> Iterator[Change]:
     """Try no chunks, windows of their size, and the size that the first row that differs shows."""
-    told = int(case.world.hp["sliding_window"])
+    told = int(case.patched.hp["sliding_window"])
     says = f"; the model says chunks of {told}"
 
     def change(size: int | None, reach: str) -> Change:
         return Change(
             "sliding_window", f"attention reaches {reach}{says}", ("sliding_window",),
-            lambda world, layers: world.with_hyper(sliding_window=size), {"sliding_window": size},
-            scoped=False,
+            lambda patched, layers: patched.with_hyper(sliding_window=size),
+            {"sliding_window": size}, scoped=False,
         )  # fmt: skip
 
     yield change(None, "all earlier tokens")
     yield Change(
         "sliding_window", f"attention reaches {told} tokens{says}", ("sliding_window",),
-        lambda world, layers: world.with_block(window="sliding"), {"window": "sliding"},
+        lambda patched, layers: patched.with_block(window="sliding"), {"window": "sliding"},
         scoped=False,
     )  # fmt: skip
     differ = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
@@ -312,7 +314,7 @@ def mask(case: Mismatch) -> Iterator[Change]:
         return
     pattern = _pattern(case)
     n = case.tokens
-    if case.world.spec.block.attends == "all":
+    if case.patched.spec.block.attends == "all":
         seen = _causal(case) if pattern is None else pattern
         says = "reaches other tokens than the model says"
         if np.array_equal(seen, _causal(case)):
@@ -324,8 +326,8 @@ def mask(case: Mismatch) -> Iterator[Change]:
         steps = np.arange(1, n + 1)
         if not (pattern & ~_causal(case)).any() and (reach == np.minimum(steps, reach.max())).all():
             return  # a window, or none
-        if case.world.spec.block.window == "chunk" and _windowed(case):
-            sizes = {int(reach.max()), int(case.world.hp["sliding_window"])}
+        if case.patched.spec.block.window == "chunk" and _windowed(case):
+            sizes = {int(reach.max()), int(case.patched.hp["sliding_window"])}
             if any(np.array_equal(pattern, chunk_mask(0, n, n, size)) for size in sizes):
                 return  # chunks, of another size or not
         if (pattern & ~_causal(case)).any():

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.hypotheses.attention import known_entries
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
-from aprfmt.diagnosis.world import Call, World
+from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
@@ -21,14 +21,14 @@ def _reading(keys: Array | None, values: Array | None) -> Any:
     def pick(x: Any, rows: Array) -> Any:
         return np.where((rows >= 0)[:, None, None], x[np.maximum(rows, 0)], 0).astype(x.dtype)
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
             return op(q, k if keys is None else pick(k, keys), heads)
 
         def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
             return op(probs, v if values is None else pick(v, values))
 
-        return world.with_op("scores", scores, layers).with_op("mix", mix, layers)
+        return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
 
     return make
 
@@ -109,7 +109,7 @@ def _rows_held(case: Mismatch) -> Array | None:
     return rows
 
 
-def _columns_read(case: Mismatch, call: Call) -> Array | None:
+def _columns_read(case: Mismatch, call: OperationCall) -> Array | None:
     """Return the row whose scores each key has (-1: zero); None if a key fits no row."""
     theirs = case.part(call)
     if theirs is None or theirs.shape[2] != case.tokens or case.tokens > 512:
@@ -130,7 +130,7 @@ def _columns_read(case: Mismatch, call: Call) -> Array | None:
     return rows
 
 
-def _values_read(case: Mismatch, call: Call) -> Array | None:
+def _values_read(case: Mismatch, call: OperationCall) -> Array | None:
     """Solve the values from the probabilities, and find their rows among the tokens'."""
     theirs = case.part(call)
     probs, v = (case.array(x).astype(np.float64) for x in call.args)

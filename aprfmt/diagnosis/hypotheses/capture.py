@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.cuts import is_used
-from aprfmt.diagnosis.measure import near_keys
+from aprfmt.diagnosis.cut_points import is_used
 from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.inference.capture import key_name
+from aprfmt.inference.replay.recorded_trace import near_keys
 
 Array = NDArray[Any]
 
@@ -49,7 +49,7 @@ def _alike(case: Mismatch) -> Iterator[str]:
     if case.layer < 0:
         yield case.view.key
         return
-    for layer in range(case.world.n_layers):
+    for layer in range(case.patched.n_layers):
         yield key_name(case.view.point, layer)
 
 
@@ -80,7 +80,7 @@ def around(case: Mismatch) -> Iterator[tuple[str, Array]]:
         yield "scores before the softcap", bare * call.args[2].scale
     call = case.call("rope")
     if call is not None and case.exact(call):
-        scale = float(case.world.hp["attn_scale"])
+        scale = float(case.patched.hp["attn_scale"])
         yield f"{case.view.point} times the attention scale", mine * scale
     linear = case.call("linear", "router")
     if linear is not None and linear.args[2] is not None and case.exact(linear):
@@ -97,5 +97,5 @@ def _stream(case: Mismatch) -> Array | None:
         for key in keys:
             view = case.found.views.get(key)
             if view is not None:
-                return view.theirs if view.seen is not None else view.mine
+                return view.theirs if view.recorded is not None else view.mine
     return None

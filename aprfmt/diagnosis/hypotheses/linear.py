@@ -16,7 +16,7 @@ from aprfmt.diagnosis.hypotheses.product import (
     zeroed,
 )
 from aprfmt.diagnosis.mismatch import Change, Mismatch
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
@@ -49,7 +49,7 @@ def bias(case: Mismatch) -> Iterator[Change]:
                 scoped=False,
             )
     elif rel_l2(vector, -found.bias) <= near:
-        yield dropped_bias(case.world, name)
+        yield dropped_bias(case.patched, name)
     elif rel_l2(vector, found.bias) <= near:
         yield Change(
             "missing_bias", f"{name} is added twice", (name,),
@@ -66,17 +66,17 @@ def bias(case: Mismatch) -> Iterator[Change]:
         )
 
 
-def dropped_bias(world: World, name: str) -> Change:
+def dropped_bias(patched: PatchedModel, name: str) -> Change:
     """Return the change that adds no bias."""
-    return zeroed("missing_bias", f"{name} is not added", (name,), world)
+    return zeroed("missing_bias", f"{name} is not added", (name,), patched)
 
 
 def _coarse_bias(case: Mismatch) -> Iterator[Change]:
     """Leave out each bias between the trace's points, one at a time."""
     for call in case.calls("linear", "router"):
         name = f"{call.args[1].key.removesuffix('.weight')}.bias"
-        if name in case.world.weights:
-            yield dropped_bias(case.world, name)
+        if name in case.patched.weights:
+            yield dropped_bias(case.patched, name)
 
 
 def other_weight(case: Mismatch) -> Iterator[Change]:
@@ -85,15 +85,15 @@ def other_weight(case: Mismatch) -> Iterator[Change]:
     if found is None or not found.key:
         return
     some = min(len(found.x), 4)
-    for other in same_shape(case.world, found.key):
-        w = numbers(case.world, other)
+    for other in same_shape(case.patched, found.key):
+        w = numbers(case.patched, other)
         if w is None:
             return
         y = found.x[:some] @ w.T
         shifts = [0.0 if found.bias is None else found.bias, 0.0]
         bias_name = f"{other.removesuffix('.weight')}.bias"
-        if bias_name in case.world.stored:
-            shifts.append(np.asarray(case.world.stored[bias_name].numpy()))
+        if bias_name in case.patched.stored:
+            shifts.append(np.asarray(case.patched.stored[bias_name].numpy()))
         if any(
             rel_l2(y + shift, found.theirs[:some]) <= 10 * case.view.tolerance for shift in shifts
         ):
@@ -104,7 +104,7 @@ def other_weight(case: Mismatch) -> Iterator[Change]:
 def transposed(case: Mismatch) -> Iterator[Change]:
     """Read the weight by columns."""
     found = product_of(case)
-    w = None if found is None or not found.key else numbers(case.world, found.key)
+    w = None if found is None or not found.key else numbers(case.patched, found.key)
     if found is None or w is None:
         return
     flat = np.ascontiguousarray(w.T).reshape(w.shape)  # the same numbers, columns first
@@ -116,7 +116,7 @@ def transposed(case: Mismatch) -> Iterator[Change]:
 def rows_moved(case: Mismatch) -> Iterator[Change]:
     """Match every output column with the weight row it came from."""
     found = product_of(case)
-    w = None if found is None or not found.key else numbers(case.world, found.key)
+    w = None if found is None or not found.key else numbers(case.patched, found.key)
     if found is None or w is None or len(found.x) < 2 or w.shape[0] > 20000:
         return
     order = _matching(found.x @ w.T, found.bare, case.view.tolerance)
@@ -151,7 +151,7 @@ def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
 def _named_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
     """Return (cause, sentence, values) that name a permutation of rows."""
     role = key.removesuffix(".weight").rpartition(".")[2]
-    d = int(case.world.hp["head_dim"])
+    d = int(case.patched.hp["head_dim"])
     count = len(order)
     if role in ("attn_q", "attn_k", "attn_v") and count % d == 0:
         heads = order.reshape(-1, d)

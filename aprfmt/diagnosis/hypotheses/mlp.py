@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 
 KINDS = ("silu", "gelu", "gelu_tanh", "relu")
 
@@ -12,12 +12,12 @@ KINDS = ("silu", "gelu", "gelu_tanh", "relu")
 def activation(case: Mismatch) -> Iterator[Change]:
     """Try every activation function on the same input."""
     if case.call("activate") is not None:
-        yield from activations(case.world)
+        yield from activations(case.patched)
 
 
-def activations(world: World) -> Iterator[Change]:
+def activations(patched: PatchedModel) -> Iterator[Change]:
     """Yield the changes to every other activation function."""
-    told = str(world.hp["activation"])
+    told = str(patched.hp["activation"])
     for kind in KINDS:
         if kind != told:
             says = f"the activation is {kind}; the model says {told}"
@@ -27,11 +27,11 @@ def activations(world: World) -> Iterator[Change]:
 def activated(kind: str) -> Any:
     """Return a maker: the MLP's activation is another function."""
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
             return op(x, kind, **kwargs)
 
-        return world.with_op("activate", override, layers)
+        return patched.with_op("activate", override, layers)
 
     return make
 
@@ -79,20 +79,20 @@ def bent(case: Mismatch) -> Iterator[Change]:
 
 
 def _bent(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Any:
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, *told: float) -> Any:
             return op(x, *change(*told))
 
-        return world.with_op("xielu", override, layers)
+        return patched.with_op("xielu", override, layers)
 
     return make
 
 
 def _clamped(limit: float, alpha: float) -> Any:
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, gate: Any, up: Any, *told: float) -> Any:
             return op(gate, up, limit, alpha)
 
-        return world.with_op("swiglu_oai", override, layers)
+        return patched.with_op("swiglu_oai", override, layers)
 
     return make

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.hypotheses.product import overlaid, zeroed
 from aprfmt.diagnosis.mismatch import Change, Mismatch, hyper_change
-from aprfmt.diagnosis.world import World
 from aprfmt.inference.context import Context, PassFacts
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
@@ -20,7 +20,7 @@ MAX_TRIES = 5000  # assignments of experts to choices tried for a token
 
 def _routes_here(case: Mismatch) -> bool:
     return case.view.point in ("experts", "expert_w", "moe_out", "ffn_contrib", "out") and bool(
-        case.layer >= 0 and case.world.hp["moe_layers"][case.layer]
+        case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
     )
 
 
@@ -55,38 +55,38 @@ def routing(case: Mismatch) -> Iterator[Change]:
     """Try other rules for choosing and weighting experts."""
     if not _routes_here(case):
         return
-    for says, values in routing_tries(case.world.hp):
+    for says, values in routing_tries(case.patched.hp):
         yield hyper_change("moe_routing", says, **values)
     yield from _factor(case)
-    yield _placed(case.world)
-    if f"L{case.layer}.exp_probs_b.bias" in case.world.weights:
-        yield from uncorrected(case.world)
+    yield _placed(case.patched)
+    if f"L{case.layer}.exp_probs_b.bias" in case.patched.weights:
+        yield from uncorrected(case.patched)
 
 
-def uncorrected(world: World) -> Iterator[Change]:
+def uncorrected(patched: PatchedModel) -> Iterator[Change]:
     """Yield the change that adds no correction for the choice of experts, if there is one."""
-    keys = [key for key in world.weights if key.endswith(".exp_probs_b.bias")]
+    keys = [key for key in patched.weights if key.endswith(".exp_probs_b.bias")]
     says = "the correction added for the choice of experts is left out"
     if keys:
-        yield zeroed("moe_routing", says, keys, world)
+        yield zeroed("moe_routing", says, keys, patched)
 
 
-def routed_change(world: World, value: float) -> Change:
+def routed_change(patched: PatchedModel, value: float) -> Change:
     """Return the change to another common factor on the experts' weights."""
-    told = float(world.hp["routed_scale"])
+    told = float(patched.hp["routed_scale"])
     says = f"routed experts are weighted by {value:g}; the model says {told:g}"
     return hyper_change("moe_routing", says, routed_scale=value)
 
 
-def _placed(world: World) -> Change:
+def _placed(patched: PatchedModel) -> Change:
     """Return the change that puts the experts' weights on their other side."""
-    own = world.spec.block.expert_weights
+    own = patched.spec.block.expert_weights
     other = "output" if own == "input" else "input"
     return Change(
         "moe_routing",
         f"an expert's weight multiplies its {other}; the model says its {own}",
         ("expert_weights",),
-        lambda world, layers: world.with_block(expert_weights=other),
+        lambda patched, layers: patched.with_block(expert_weights=other),
         {"expert_weights": other},
         scoped=False,
     )
@@ -94,10 +94,10 @@ def _placed(world: World) -> Change:
 
 def _factor(case: Mismatch) -> Iterator[Change]:
     """Find a common factor on the experts' weights."""
-    told = float(case.world.hp["routed_scale"])
+    told = float(case.patched.hp["routed_scale"])
 
     def change(value: float) -> Change:
-        return routed_change(case.world, value)
+        return routed_change(case.patched, value)
 
     if case.view.point == "expert_w":
         ours, theirs = case.view.mine.astype(np.float64), case.view.theirs.astype(np.float64)
@@ -113,21 +113,21 @@ def order(case: Mismatch) -> Iterator[Change]:
     """Find the order of the experts: whose outputs add up to the trace's value."""
     if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _routes_here(case):
         return
-    world, layer = case.world, case.layer
-    count = int(world.hp["n_experts"])
+    patched, layer = case.patched, case.layer
+    count = int(patched.hp["n_experts"])
     calls = case.calls("add_weighted")
     keys = [f"L{layer}.{role}.weight" for role in STACKS]
-    if not calls or not all(key in world.weights for key in keys) or count > 64:
+    if not calls or not all(key in patched.weights for key in keys) or count > 64:
         return
-    if world.spec.block.expert_weights == "input":
+    if patched.spec.block.expert_weights == "input":
         return  # what an expert gives is no multiple of one row
     mapping = _mapping(case, calls, count)
     if mapping is None or mapping == list(range(count)):
         return
     arrays = {}
     for key in [f"L{layer}.{role}.{part}" for role in STACKS for part in ("weight", "bias")]:
-        if key in world.weights:
-            arrays[key] = np.asarray(world.weights[key].numpy())[mapping]
+        if key in patched.weights:
+            arrays[key] = np.asarray(patched.weights[key].numpy())[mapping]
     yield Change(
         "expert_order",
         f"experts of layer {layer} stand in the order {mapping}",
@@ -196,31 +196,37 @@ def _experts_run(case: Mismatch) -> list[int]:
 
 def _every_output(case: Mismatch, count: int) -> list[Array] | None:
     """Return every expert's output for all tokens, by the reference's own arithmetic."""
-    world, layer = case.world, case.layer
+    patched, layer = case.patched, case.layer
     view = case.found.views.get(f"L{layer}.ffn_norm") or case.found.views.get(f"L{layer}.mid")
     if view is None:
         return None
-    x = view.theirs if view.seen is not None else view.mine
+    x = view.theirs if view.recorded is not None else view.mine
     gated = case.call("swiglu_oai", "mul", "activate")
     if gated is None:
         return None
 
-    ids = np.asarray(world.ids)
+    ids = np.asarray(patched.ids)
     facts = PassFacts(ids, np.arange(len(ids)), 0, (0,))
-    context = Context(world.backend, world.spec.block, world.hp, world.weights, None, facts, None)
+    context = Context(
+        patched.backend, patched.spec.block, patched.hp, patched.weights, None, facts, None
+    )
 
     def product(role: str, expert: int, inputs: Any) -> Any:
-        y = world.backend.linear(
-            inputs, world.weights.of(layer, f"{role}.weight").expert(expert), None
+        y = patched.backend.linear(
+            inputs, patched.weights.of(layer, f"{role}.weight").expert(expert), None
         )
-        bias = world.weights.get_role(layer, f"{role}.bias")
-        return y if bias is None else world.backend.add(y, bias.expert(expert).array(world.backend))
+        bias = patched.weights.get_role(layer, f"{role}.bias")
+        return (
+            y
+            if bias is None
+            else patched.backend.add(y, bias.expert(expert).array(patched.backend))
+        )
 
     outputs = []
     for expert in range(count):
         inner = context.gate(
-            product("ffn_gate_exps", expert, world.backend.array(x)),
-            product("ffn_up_exps", expert, world.backend.array(x)),
+            product("ffn_gate_exps", expert, patched.backend.array(x)),
+            product("ffn_up_exps", expert, patched.backend.array(x)),
         )
         outputs.append(np.asarray(case.array(product("ffn_down_exps", expert, inner)), np.float64))
     return outputs

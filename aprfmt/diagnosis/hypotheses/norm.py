@@ -9,18 +9,18 @@ from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.hypotheses.product import laid, overlaid, same_shape
 from aprfmt.diagnosis.hypotheses.reordered import NORMS, behind, offset_by, with_eps
 from aprfmt.diagnosis.mismatch import Change, Mismatch
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 
 EPS = tuple(10.0**-k for k in range(1, 13))
 
 
 def eps_change(
-    world: World, eps: float, name: str = "norm_eps", point: str = "", seen: str = ""
+    patched: PatchedModel, eps: float, name: str = "norm_eps", point: str = "", seen: str = ""
 ) -> Change:
     """Return the change of epsilon in all norms, or in the one at `point`, `seen` behind it."""
     which = f"the norm at {seen} alone adds" if point else "the norms add"
     return Change(
-        "norm_eps", f"{which} eps {eps:g} where the model says {world.hp[name]:g}", (name,),
+        "norm_eps", f"{which} eps {eps:g} where the model says {patched.hp[name]:g}", (name,),
         with_eps(eps, point), {name: eps},
     )  # fmt: skip
 
@@ -28,7 +28,7 @@ def eps_change(
 def _eps_change(case: Mismatch, eps: float, point: str = "") -> Change:
     """Return the change of the norm that is looked at."""
     name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
-    return eps_change(case.world, eps, name, point, case.view.point)
+    return eps_change(case.patched, eps, name, point, case.view.point)
 
 
 def eps(case: Mismatch) -> Iterator[Change]:
@@ -61,7 +61,7 @@ def eps(case: Mismatch) -> Iterator[Change]:
     for change in case.rounded(lambda e: _eps_change(case, e), value):
         yield change
         [found] = change.values.values()
-        yield _eps_change(case, float(found), behind(case.world, call.at))
+        yield _eps_change(case, float(found), behind(case.patched, call.at))
 
 
 def offset(case: Mismatch) -> Iterator[Change]:
@@ -89,7 +89,7 @@ def weight(case: Mismatch) -> Iterator[Change]:
     ours, bias = case.array(call.result), None
     if call.op == "layer_norm" and call.args[2] is not None:
         bias = case.array(call.args[2])
-    w = np.asarray(case.world.stored[key].numpy(), np.float64)
+    w = np.asarray(case.patched.stored[key].numpy(), np.float64)
     width = ours.shape[-1]
     factor = w.reshape(-1)[-width:] + float(call.kwargs.get("offset", 0)) if w.ndim == 1 else None
     if factor is None or factor.shape != (width,):
@@ -107,9 +107,9 @@ def weight(case: Mismatch) -> Iterator[Change]:
 
 def _named(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
     """Yield the change to a solved norm weight: another tensor, a multiple, or other values."""
-    own = np.asarray(case.world.stored[key].numpy(), np.float64)
-    for other in same_shape(case.world, key):
-        if case.close(np.asarray(case.world.stored[other].numpy(), np.float64), stored):
+    own = np.asarray(case.patched.stored[key].numpy(), np.float64)
+    for other in same_shape(case.patched, key):
+        if case.close(np.asarray(case.patched.stored[other].numpy(), np.float64), stored):
             yield laid(case, {key: other})
             return
     factor = float(np.sum(stored * own) / np.sum(own * own)) if own.any() else 0.0
@@ -137,4 +137,4 @@ def norm_key(case: Mismatch) -> str | None:
     if role is None:
         return None
     key = f"{role}.weight" if case.layer < 0 else f"L{case.layer}.{role}.weight"
-    return key if key in case.world.weights else None
+    return key if key in case.patched.weights else None

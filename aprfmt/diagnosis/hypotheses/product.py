@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aprfmt.arch.vocabulary import role_key, split_key
 from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.mismatch import Change, Mismatch
-from aprfmt.diagnosis.world import MOVES, World
+from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 
 Array = NDArray[Any]
 NOTHING: Mapping[str, Any] = {}
@@ -42,7 +42,7 @@ class Product:
         general: bool = False,
     ) -> Change:  # fmt: skip
         """Return the change to other values [rows, columns] of the weight."""
-        arrays = {self.key: w.reshape(case.world.weights[self.key].shape)}
+        arrays = {self.key: w.reshape(case.patched.weights[self.key].shape)}
         return Change(
             cause, says, (self.key,), overlaid(arrays), values, scoped=False, general=general
         )
@@ -80,30 +80,30 @@ def product_of(case: Mismatch) -> Product | None:
 ROLES = {"q": "attn_q", "k": "attn_k", "v": "attn_v"}
 
 
-def numbers(world: World, key: str) -> Array | None:
+def numbers(patched: PatchedModel, key: str) -> Array | None:
     """Return a weight's values [rows, columns]; None if it has more than MAX_VALUES."""
-    weight = world.stored[key]
+    weight = patched.stored[key]
     if weight.n_rows * weight.n_columns > MAX_VALUES:
         return None
     return np.asarray(weight.numpy(), np.float32).reshape(weight.n_rows, weight.n_columns)
 
 
-def same_shape(world: World, key: str) -> list[str]:
+def same_shape(patched: PatchedModel, key: str) -> list[str]:
     """Return the other weights of a key's shape, those of the same role or layer first."""
-    shape, layer = world.weights[key].shape, key.partition(".")[0]
+    shape, layer = patched.weights[key].shape, key.partition(".")[0]
     role = key.partition(".")[2]
-    others = [k for k in world.weights if k != key and world.weights[k].shape == shape]
+    others = [k for k in patched.weights if k != key and patched.weights[k].shape == shape]
     return sorted(others, key=lambda k: (not k.startswith(f"{layer}."), not k.endswith(role)))
 
 
 def overlaid(arrays: Mapping[str, Array]) -> Any:
     """Return a function for `Change.make` that replaces weights by these arrays."""
-    return lambda world, layers: world.with_weights(arrays)
+    return lambda patched, layers: patched.with_weights(arrays)
 
 
-def zeroed(cause: str, says: str, keys: Sequence[str], world: World) -> Change:
+def zeroed(cause: str, says: str, keys: Sequence[str], patched: PatchedModel) -> Change:
     """Return the change to zeros in place of these weights."""
-    arrays = {key: np.zeros(world.weights[key].shape, np.float32) for key in keys}
+    arrays = {key: np.zeros(patched.weights[key].shape, np.float32) for key in keys}
     return Change(cause, says, tuple(keys), overlaid(arrays), scoped=False)
 
 
@@ -113,7 +113,7 @@ def laid(case: Mismatch, moved: Mapping[str, str]) -> Change:
     Tensors of one layer are exchanged with each other; those of one role come from another layer.
     """
     (key, other), *_ = moved.items()
-    stored = case.world.stored
+    stored = case.patched.stored
     (layer, role), (from_layer, other_role) = split_key(key), split_key(other)
     if role == other_role and layer is not None and from_layer is not None:
         arrays = {}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.diagnosis.mismatch import Change, Mismatch
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 
 # Points from q on where a norm or a factor of q or k may first show.
 _LATE = (
@@ -31,32 +31,32 @@ PLACES: Mapping[str, tuple[str, str]] = {
 
 def norms(case: Mismatch) -> Iterator[Change]:
     """Try q and k without norms behind rope, and with them in other layers or before it."""
-    block = case.world.spec.block
+    block = case.patched.spec.block
     late = block.qk_norm_place in PLACES and case.view.point in _LATE
-    if not case.world.hp["qk_norm"] or not late or case.layer < 0:
+    if not case.patched.hp["qk_norm"] or not late or case.layer < 0:
         return
     yield Change(
         "qk_norm", "q and k are not normalised", ("qk_norm",),
-        lambda world, layers: world.with_hyper(qk_norm=False), {"qk_norm": False}, scoped=False,
+        lambda patched, layers: patched.with_hyper(qk_norm=False), {"qk_norm": False}, scoped=False,
     )  # fmt: skip
     other, says = PLACES[block.qk_norm_place]
     yield Change(
         "qk_norm", says, ("qk_norm",),
-        lambda world, layers: world.with_block(qk_norm_place=other), {"qk_norm_place": other},
+        lambda patched, layers: patched.with_block(qk_norm_place=other), {"qk_norm_place": other},
         scoped=False,
     )  # fmt: skip
 
 
 def slopes(case: Mismatch) -> Iterator[Change]:
     """Find the exponent at which ALiBi's slopes end."""
-    told = case.world.hp["alibi_max_bias"]
+    told = case.patched.hp["alibi_max_bias"]
     if told is None or case.view.point not in _LATE:
         return
 
     def change(value: float) -> Change:
         return Change(
             "positions", f"the slopes on distances end at 2^-{value:g}; the model says 2^-{told:g}",
-            ("alibi_max_bias",), lambda world, layers: world.with_hyper(alibi_max_bias=value),
+            ("alibi_max_bias",), lambda patched, layers: patched.with_hyper(alibi_max_bias=value),
             {"alibi_max_bias": value}, scoped=False,
         )  # fmt: skip
 
@@ -65,14 +65,14 @@ def slopes(case: Mismatch) -> Iterator[Change]:
 
 def temperature(case: Mismatch) -> Iterator[Change]:
     """Try queries without the factor, and find the length and the number it grows by."""
-    hp = case.world.hp
+    hp = case.patched.hp
     if hp["temperature_scale"] is None or case.layer < 0 or case.view.point not in _LATE:
         return
-    if case.view.point.endswith("_rope") or case.world.points[f"L{case.layer}.q_attn"].alias_of:
+    if case.view.point.endswith("_rope") or case.patched.points[f"L{case.layer}.q_attn"].alias_of:
         return
     yield Change(
         "attention_scale", "queries have no factor that grows with the position",
-        ("temperature_scale",), lambda world, layers: world.with_hyper(temperature_scale=0.0),
+        ("temperature_scale",), lambda patched, layers: patched.with_hyper(temperature_scale=0.0),
         {"temperature_scale": None}, scoped=False,
     )  # fmt: skip
     if case.view.point == "q_attn":
@@ -81,9 +81,9 @@ def temperature(case: Mismatch) -> Iterator[Change]:
 
 def _grown(case: Mismatch) -> Iterator[Change]:
     """Solve the rows' factors: the first that is above 1 shows the length."""
-    world = case.world
-    counted = 1 if world.spec.block.temperature == "unrotated" else 0
-    own = _factors(world, counted)
+    patched = case.patched
+    counted = 1 if patched.spec.block.temperature == "unrotated" else 0
+    own = _factors(patched, counted)
     mine, theirs = (
         np.asarray(x, np.float64).reshape(case.tokens, -1)
         for x in (case.view.mine, case.view.theirs)
@@ -95,22 +95,22 @@ def _grown(case: Mismatch) -> Iterator[Change]:
         return
     length = int(above[0]) + counted
     scale = float(grown[above[0]] / np.log(2.0))
-    yield from case.rounded(lambda value: _change(world, length, value), scale)
+    yield from case.rounded(lambda value: _change(patched, length, value), scale)
 
 
-def _factors(world: World, counted: int) -> Any:
-    length, scale = int(world.hp["temperature_length"]), float(world.hp["temperature_scale"])
-    places = np.arange(len(world.ids)) + counted
+def _factors(patched: PatchedModel, counted: int) -> Any:
+    length, scale = int(patched.hp["temperature_length"]), float(patched.hp["temperature_scale"])
+    places = np.arange(len(patched.ids)) + counted
     return 1 + np.log1p(places // length) * scale
 
 
-def _change(world: World, length: int, scale: float) -> Change:
-    told = world.hp["temperature_length"], world.hp["temperature_scale"]
+def _change(patched: PatchedModel, length: int, scale: float) -> Change:
+    told = patched.hp["temperature_length"], patched.hp["temperature_scale"]
     values = {"temperature_length": length, "temperature_scale": scale}
     return Change(
         "attention_scale",
         f"queries grow by {scale:g} times a logarithm of the position over {length}; the model "
         f"says {told[1]:g} and {told[0]}",
         tuple(name for name, old in zip(values, told, strict=True) if values[name] != old),
-        lambda world, layers: world.with_hyper(**values), values, scoped=False,
+        lambda patched, layers: patched.with_hyper(**values), values, scoped=False,
     )  # fmt: skip

@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 
 from aprfmt.diagnosis.mismatch import Layers
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 
-MakeWorld = Callable[[World, Layers], World]
+MakeWorld = Callable[[PatchedModel, Layers], PatchedModel]
 NORMS = ("rms_norm", "layer_norm")
 
 
 def with_eps(eps: float, point: str = "") -> MakeWorld:
     """Return a maker: every norm adds this epsilon; or the one behind a point alone."""
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-            own = not point or behind(world, at) == point
+            own = not point or behind(patched, at) == point
             return op(*args, **kwargs | ({"eps": eps} if own else {}))
 
-        return world.with_ops(NORMS, override, layers)
+        return patched.with_ops(NORMS, override, layers)
 
     return make
 
@@ -31,33 +31,33 @@ def offset_by(plus: int) -> MakeWorld:
     def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
         return op(x, w + plus, *args, **kwargs)
 
-    return lambda world, layers: world.with_ops(NORMS, override, layers)
+    return lambda patched, layers: patched.with_ops(NORMS, override, layers)
 
 
-def behind(world: World, at: Any) -> str:
+def behind(patched: PatchedModel, at: Any) -> str:
     """Return the point that a norm stands behind: `in` for the one before attention.
 
     The last norm of a pass stands behind the last layer's `out`, which no other norm follows; the
     norm before attention of the first layer stands behind the embedding.
     """
     if at.point in ("out", "embd", "embd_scaled"):
-        return "out" if at.layer == world.n_layers else "in"
+        return "out" if at.layer == patched.n_layers else "in"
     return str(at.point)
 
 
 def passed_by(points: Collection[str]) -> MakeWorld:
     """Return a maker: norms right after these points give their input back."""
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            return x if behind(world, at) in points else op(x, *args, **kwargs)
+            return x if behind(patched, at) in points else op(x, *args, **kwargs)
 
-        return world.with_ops(NORMS, override, layers)
+        return patched.with_ops(NORMS, override, layers)
 
     return make
 
 
-def other_kind(world: World, layers: Layers) -> World:
+def other_kind(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """RMS norms take the mean away first; layer norms do not."""
 
     def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def other_kind(world: World, layers: Layers) -> World:
         y = x / size * w
         return y if bias is None else y + bias
 
-    return world.with_op("rms_norm", centred, layers).with_op("layer_norm", raw, layers)
+    return patched.with_op("rms_norm", centred, layers).with_op("layer_norm", raw, layers)
 
 
 def _is_qk(at: Any) -> bool:
@@ -76,7 +76,7 @@ def _is_qk(at: Any) -> bool:
     return at.point in ("v", "q_norm")
 
 
-def normed_after_rope(world: World, layers: Layers) -> World:
+def normed_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Rotate q and k first, then normalise them."""
     waiting: list[Callable[[Any], Any]] = []
 
@@ -92,14 +92,14 @@ def normed_after_rope(world: World, layers: Layers) -> World:
         y = op(x, table, **kwargs)
         return waiting.pop(0)(y) if waiting else y
 
-    return world.with_ops(NORMS, norm, layers).with_op("rope", rope, layers)
+    return patched.with_ops(NORMS, norm, layers).with_op("rope", rope, layers)
 
 
 def normed_otherwise(whole: bool) -> MakeWorld:
     """Return a maker: q and k are normalised over all heads together (`whole`), or over each."""
 
-    def make(world: World, layers: Layers) -> World:
-        d = int(world.hp["head_dim"])
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        d = int(patched.hp["head_dim"])
 
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
             if not _is_qk(at):
@@ -111,7 +111,7 @@ def normed_otherwise(whole: bool) -> MakeWorld:
             parted = x.reshape(len(x), -1, d)
             return op(parted, w.reshape(-1, d), *args, **kwargs).reshape(x.shape)
 
-        return world.with_ops(NORMS, override, layers)
+        return patched.with_ops(NORMS, override, layers)
 
     return make
 
@@ -139,7 +139,7 @@ def op_rounded(ops: Collection[str], dtype: str) -> MakeWorld:
         y = op(*args, **kwargs)
         return rounded_to(y, dtype).astype(y.dtype)
 
-    return lambda world, layers: world.with_ops(ops, override, layers)
+    return lambda patched, layers: patched.with_ops(ops, override, layers)
 
 
 def table_rounded(dtype: str) -> MakeWorld:
@@ -149,7 +149,7 @@ def table_rounded(dtype: str) -> MakeWorld:
         short = tuple(rounded_to(part, dtype).astype(part.dtype) for part in table)
         return op(x, short, **kwargs)
 
-    return lambda world, layers: world.with_op("rope", override, layers)
+    return lambda patched, layers: patched.with_op("rope", override, layers)
 
 
 def of_normed(halves: Collection[str]) -> MakeWorld:
@@ -161,7 +161,7 @@ def of_normed(halves: Collection[str]) -> MakeWorld:
     before = {"attn": ("in", "out", "embd", "embd_scaled"), "ffn": ("mid",)}
     behind = {"attn": ("attn", "attn_out"), "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out")}
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         held: dict[str, Any] = {}
 
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,6 +177,6 @@ def of_normed(halves: Collection[str]) -> MakeWorld:
                     return op(held.pop(half), b)
             return op(a, b)
 
-        return world.with_ops(NORMS, norm, layers).with_op("add", add, layers)
+        return patched.with_ops(NORMS, norm, layers).with_op("add", add, layers)
 
     return make

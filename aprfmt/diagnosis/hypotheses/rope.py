@@ -21,7 +21,7 @@ from aprfmt.diagnosis.hypotheses.turning import (
     unturned,
 )
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, hyper_change
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, kind_of, make
 from aprfmt.tensors.norms import norm
 
@@ -66,7 +66,7 @@ def turned_back() -> Change:
 
     return Change(
         "rope_pairing", "rope turns backwards: the sine has the other sign", ("rope_style",),
-        lambda world, layers: world.with_op("rope", override, layers), {"sine": -1},
+        lambda patched, layers: patched.with_op("rope", override, layers), {"sine": -1},
     )  # fmt: skip
 
 
@@ -77,18 +77,18 @@ def _pairing_words(style: str) -> str:
 def restyled(style: str, interleave: int) -> Any:
     """Return a maker: rope of another style; `interleave` pairs of its result are adjacent."""
 
-    def make_world(world: World, layers: Layers) -> World:
+    def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
             y = op(x, table, **kwargs | {"style": style})
             if not interleave:
                 return y
-            values = np.array(world.backend.to_numpy(y))
+            values = np.array(patched.backend.to_numpy(y))
             halves = values[..., : 2 * interleave].copy()
             values[..., 0 : 2 * interleave : 2] = halves[..., :interleave]
             values[..., 1 : 2 * interleave : 2] = halves[..., interleave:]
-            return world.backend.array(values)
+            return patched.backend.array(values)
 
-        return world.with_op("rope", override, layers)
+        return patched.with_op("rope", override, layers)
 
     return make_world
 
@@ -98,22 +98,23 @@ def layers(case: Mismatch) -> Iterator[Change]:
 
     Each in all layers of this one's kind, then in this one alone.
     """
-    kind, world, hp = own_kind(case), case.world, case.world.hp
+    kind, patched, hp = own_kind(case), case.patched, case.patched.hp
     still = kind is not None and not hp["rope_layers"][case.layer]
     if kind is None or not (rotates_here(case) or (still and case.call("scores") is not None)):
         return
     own = None if still else kind_of(hp, case.layer)
-    alike = frozenset(layer for layer in range(world.n_layers) if kind_of(hp, layer) == own)
+    alike = frozenset(layer for layer in range(patched.n_layers) if kind_of(hp, layer) == own)
     scopes = list(dict.fromkeys([alike, frozenset({case.layer})]))
     if still:
         for scope in scopes:
             rows = tuple(bool(x) or i in scope for i, x in enumerate(hp["rope_layers"]))
             yield _in(scope, "{} rotate{}; {} should not", {"rotates": True},
-                      lambda world, _, rows=rows: world.with_hyper(rope_layers=rows))  # fmt: skip
+                      lambda patched, _, rows=rows:
+                      patched.with_hyper(rope_layers=rows))  # fmt: skip
         return
-    for other in kinds(world):
+    for other in kinds(patched):
         if other != kind:
-            rope = rope_of(world, other)
+            rope = rope_of(patched, other)
             scaled = " and scaling" if other[1] else ""
             says = (
                 f"{{}} rotate{{}} with base {other[0]:g}{scaled}, which belongs to the other kind "
@@ -125,7 +126,7 @@ def layers(case: Mismatch) -> Iterator[Change]:
     found = rotation(case)
     if found is not None and not found.still:
         return
-    for scope in scopes if len(alike) < world.n_layers else scopes[-1:]:
+    for scope in scopes if len(alike) < patched.n_layers else scopes[-1:]:
         yield _in(
             scope, "{} do{} not rotate; {} should", {"rotates": False}, _here(unturned, scope)
         )
@@ -147,7 +148,7 @@ def _in(scope: frozenset[int], says: str, values: Mapping[str, Any], make_world:
 
 
 def _here(maker: Any, scope: frozenset[int]) -> Any:
-    return lambda world, layers: maker(world, scope)
+    return lambda patched, layers: maker(patched, scope)
 
 
 def positions(case: Mismatch) -> Iterator[Change]:
@@ -155,14 +156,14 @@ def positions(case: Mismatch) -> Iterator[Change]:
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
         return
-    ours, count = places(case.world), case.tokens
+    ours, count = places(case.patched), case.tokens
     found = solved(case)
     if found is None:
         if coarse(case):
             for where in usual_positions(ours):
                 yield positions_change(ours, where)
         return
-    inv_freq = rope_of(case.world, kind).inv_freq.astype(np.float64)
+    inv_freq = rope_of(case.patched, kind).inv_freq.astype(np.float64)
     candidates = np.arange(-count, 4 * count + 1024)
     unit = found.turn / np.maximum(np.abs(found.turn), 1e-30)
     expected = np.exp(1j * candidates[:, None] * inv_freq)
@@ -197,7 +198,7 @@ def positions_change(ours: Array, theirs: Array) -> Change:
         "positions",
         says,
         ("positions",),
-        lambda world, layers: world.with_positions(where),
+        lambda patched, layers: patched.with_positions(where),
         {"positions": list(where[:64]), "offset": int(shift[0]) if len(shift) == 1 else None},
         scoped=False,
     )
@@ -208,35 +209,35 @@ def partial(case: Mismatch) -> Iterator[Change]:
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
         return
-    width = int(case.world.hp["qk_rope_head_dim"] or case.world.hp["head_dim"])
-    told = int(case.world.hp["rope_dim"])
-    if case.world.hp["rope_scaling"] is not None and kind[1]:
+    width = int(case.patched.hp["qk_rope_head_dim"] or case.patched.hp["head_dim"])
+    told = int(case.patched.hp["rope_dim"])
+    if case.patched.hp["rope_scaling"] is not None and kind[1]:
         return  # the scaling's lists fit only the model's number of pairs
     chosen = [n for n in range(2, width + 1, 2) if n != told]
     if coarse(case) and len(chosen) > 8:
         chosen = [n for n in (width, 3 * width // 4, width // 2, width // 4) if n in chosen]
     for n in chosen:
-        change = partial_change(case.world, kind, n)
+        change = partial_change(case.patched, kind, n)
         if case.trial(change) <= case.view.tolerance:
             yield change
             return
 
 
-def partial_change(world: World, kind: RopeKind, n: int) -> Change:
+def partial_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
     """Return the change to another number of rotated elements, for one kind of rope."""
-    rope = make(world.hp.replaced(rope_dim=n), kind, length_of(world))
-    told = int(world.hp["rope_dim"])
+    rope = make(patched.hp.replaced(rope_dim=n), kind, length_of(patched))
+    told = int(patched.hp["rope_dim"])
     return Change(
         "partial_rotary", f"{n} elements of each head are rotated; the model says {told}",
         ("rope_dim",), turned(rope.inv_freq, rope.factor), {"rope_dim": n},
     )  # fmt: skip
 
 
-def theta_change(world: World, kind: RopeKind, theta: float) -> Change:
+def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
     """Return the change that gives one kind of rope another base."""
-    local = kind[0] != world.hp["rope_theta"]
+    local = kind[0] != patched.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
-    rope = make(world.hp.replaced(rope_theta=theta), (theta, kind[1]), length_of(world))
+    rope = make(patched.hp.replaced(rope_theta=theta), (theta, kind[1]), length_of(patched))
     return Change(
         "rope_theta", f"rope's base is {theta:g}; the model says {kind[0]:g}", (name,),
         turned(rope.inv_freq, rope.factor), {name: theta},
@@ -252,14 +253,14 @@ def theta(case: Mismatch) -> Iterator[Change]:
     if found is None:
         if coarse(case):
             yield from case.best_number(
-                lambda t: theta_change(case.world, kind, t), (t for t in THETAS if t != kind[0])
+                lambda t: theta_change(case.patched, kind, t), (t for t in THETAS if t != kind[0])
             )
         return
     if found.still or len(found.rows) < 2:
         return
-    told = rope_of(case.world, kind).inv_freq.astype(np.float64)
+    told = rope_of(case.patched, kind).inv_freq.astype(np.float64)
     seen = found.frequencies
-    plain = make(case.world.hp, (kind[0], False), length_of(case.world)).inv_freq
+    plain = make(case.patched.hp, (kind[0], False), length_of(case.patched)).inv_freq
     # Divide by the scaling's factor of each pair, which leaves the base.
     factors = told / plain.astype(np.float64)
     bare = seen / factors
@@ -273,15 +274,15 @@ def theta(case: Mismatch) -> Iterator[Change]:
     value = math.exp(slope * len(bare))
     if not 1 < value < 1e12 or math.isclose(value, kind[0], rel_tol=1e-4):
         return
-    yield from case.rounded(lambda t: theta_change(case.world, kind, t), value)
+    yield from case.rounded(lambda t: theta_change(case.patched, kind, t), value)
 
 
-def unscaled(world: World, kind: RopeKind) -> Iterator[Change]:
+def unscaled(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
     """Yield the changes that leave a kind's scaling out, or only its factor on cos and sin."""
     if not kind[1]:
         return
-    length, told = length_of(world), world.hp["rope_scaling"]
-    own, plain = make(world.hp, kind, length), make(world.hp, (kind[0], False), length)
+    length, told = length_of(patched), patched.hp["rope_scaling"]
+    own, plain = make(patched.hp, kind, length), make(patched.hp, (kind[0], False), length)
     yield Change(
         "rope_scaling", f"the scaling {told['type']} is left out", ("rope_scaling",),
         turned(plain.inv_freq, 1.0), {"rope_scaling": None},
@@ -296,10 +297,10 @@ def unscaled(world: World, kind: RopeKind) -> Iterator[Change]:
         )
 
 
-def divided_change(world: World, kind: RopeKind, factor: float) -> Change:
+def divided_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Change:
     """Return the change that divides positions by a factor, in place of the model's own scaling."""
-    plain = make(world.hp, (kind[0], False), length_of(world))
-    model = f"; the model says {_said(world.hp['rope_scaling'])}" if kind[1] else (
+    plain = make(patched.hp, (kind[0], False), length_of(patched))
+    model = f"; the model says {_said(patched.hp['rope_scaling'])}" if kind[1] else (
         ", which the model does not say")  # fmt: skip
     return Change(
         "rope_scaling", f"positions are divided by {factor:g}{model}", ("rope_scaling",),
@@ -313,11 +314,11 @@ def scaling(case: Mismatch) -> Iterator[Change]:
     kind = own_kind(case)
     if kind is None or not rotates_here(case) or case.view.base:
         return
-    yield from unscaled(case.world, kind)
+    yield from unscaled(case.patched, kind)
     found = solved(case)
 
     def by(factor: float) -> Change:
-        return divided_change(case.world, kind, factor)
+        return divided_change(case.patched, kind, factor)
 
     if found is None:
         if coarse(case):
@@ -325,8 +326,8 @@ def scaling(case: Mismatch) -> Iterator[Change]:
         return
     if found.still or len(found.rows) < 2:
         return
-    seen, told = found.frequencies, case.world.hp["rope_scaling"]
-    plain = make(case.world.hp, (kind[0], False), length_of(case.world))
+    seen, told = found.frequencies, case.patched.hp["rope_scaling"]
+    plain = make(case.patched.hp, (kind[0], False), length_of(case.patched))
     ratio = plain.inv_freq.astype(np.float64) / np.where(seen > 0, seen, np.nan)
     fast = ratio[: max(1, len(ratio) // 2)]
     if np.isfinite(fast).all() and np.ptp(fast) <= 0.02 * np.median(fast):
@@ -357,30 +358,30 @@ def _listed(values: Array) -> str:
 
 def learned(case: Mismatch) -> Iterator[Change]:
     """Find which rows of a learned position table were added."""
-    if case.world.spec.block.position != "learned" or case.layer > 0:
+    if case.patched.spec.block.position != "learned" or case.layer > 0:
         return
     adds = [call for call in case.calls("add") if call.at.point == "embd"]
     if not adds:
         return
     added = adds[-1]  # behind the token types
     if not case.exact(added):
-        for where in usual_positions(places(case.world)):
-            yield positions_change(places(case.world), where)
+        for where in usual_positions(places(case.patched)):
+            yield positions_change(places(case.patched), where)
         return
     rows = case.view.theirs - case.array(added.args[0])
-    table = np.asarray(case.world.weights["position_embd.weight"].numpy(), np.float64)
-    ours = places(case.world)
+    table = np.asarray(case.patched.weights["position_embd.weight"].numpy(), np.float64)
+    ours = places(case.patched)
     if rel_zero(rows, case.view.theirs) <= case.view.tolerance:
         yield Change(
             "positions",
             "no position is added to the embedding",
             ("position_embd.weight",),
-            lambda world, layers: world.with_weights({"position_embd.weight": 0 * table}),
+            lambda patched, layers: patched.with_weights({"position_embd.weight": 0 * table}),
             scoped=False,
         )
         return
     nearest = [int(np.argmin(np.linalg.norm(table - row, axis=1))) for row in rows]
-    told = int(case.world.hp["position_offset"])
+    told = int(case.patched.hp["position_offset"])
     theirs = np.asarray(nearest, np.int64) - told
     if not case.close(table[theirs + told], rows) or np.array_equal(theirs, ours):
         return

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.mismatch import Change, Layers
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.routing import Routing
 
 Array = NDArray[Any]
@@ -108,10 +108,10 @@ def _weights(rule: Rule, logits: Array, scores: Array, bias: Array | None, chose
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-def mistakes(world: World) -> Iterator[tuple[str, Rule]]:
+def mistakes(patched: PatchedModel) -> Iterator[tuple[str, Rule]]:
     """Yield what a wrong rule does, and the rule."""
-    hp, own = world.hp, rule_of(world.hp)
-    corrected = any(key.endswith(".exp_probs_b.bias") for key in world.weights)
+    hp, own = patched.hp, rule_of(patched.hp)
+    corrected = any(key.endswith(".exp_probs_b.bias") for key in patched.weights)
     yield "the router's logits are the experts' weights", replace(own, weights="logits", sums=False)
     yield ("the router's logits are the experts' weights, divided by their sum",
            replace(own, weights="logits", sums=True))  # fmt: skip
@@ -157,33 +157,33 @@ def _rankings(hp: Mapping[str, Any], own: Rule) -> Iterator[tuple[str, Rule]]:
                    f"{RANKED[own.groups]}", replace(own, groups=groups))  # fmt: skip
 
 
-def rule_changes(world: World) -> Iterator[Change]:
+def rule_changes(patched: PatchedModel) -> Iterator[Change]:
     """Yield the change to each wrong rule."""
-    for says, rule in mistakes(world):
+    for says, rule in mistakes(patched):
         yield Change("moe_routing", says, ("router",), by_rule(rule), {"rule": says}, scoped=True)
 
 
 def by_rule(rule: Rule) -> Any:
     """Return a maker: experts are chosen and weighted by another rule."""
 
-    def make(world: World, layers: Layers) -> World:
-        def routed(world: World, layer: int, held: Mapping[str, Any]) -> Routing:
-            stored = world.weights.get_role(layer, "exp_probs_b.bias")
-            logits = np.asarray(world.backend.to_numpy(held["router"]))
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def routed(patched: PatchedModel, layer: int, held: Mapping[str, Any]) -> Routing:
+            stored = patched.weights.get_role(layer, "exp_probs_b.bias")
+            logits = np.asarray(patched.backend.to_numpy(held["router"]))
             bias = None if stored is None else stored.numpy().astype(logits.dtype, copy=False)
-            return ruled(rule, logits, bias, world.hp)
+            return ruled(rule, logits, bias, patched.hp)
 
-        def experts(world: World, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            return routed(world, layer, held).experts
+        def experts(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return routed(patched, layer, held).experts
 
-        def weights(world: World, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            return routed(world, layer, held).weights
+        def weights(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return routed(patched, layer, held).weights
 
-        def margin(world: World, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            return routed(world, layer, held).margin
+        def margin(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return routed(patched, layer, held).margin
 
         for point, tap in (("experts", experts), ("expert_w", weights), ("router_margin", margin)):
-            world = world.with_tap(point, tap, layers)
-        return world
+            patched = patched.with_tap(point, tap, layers)
+        return patched
 
     return make

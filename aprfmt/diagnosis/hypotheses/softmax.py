@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, heads_changed
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 
 Array = NDArray[Any]
 TILES = (32, 16, 64, 8, 128)
@@ -16,12 +16,12 @@ TILES = (32, 16, 64, 8, 128)
 def sums_over(name: str, tile: int) -> Any:
     """Return a function for `Change.make`: probabilities with sums over another set of keys."""
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
-            masked = np.where(heads.mask, world.backend.to_numpy(scores), -np.inf)
-            return world.backend.array(SUMS[name](masked, tile))
+            masked = np.where(heads.mask, patched.backend.to_numpy(scores), -np.inf)
+            return patched.backend.array(SUMS[name](masked, tile))
 
-        return world.with_op("probs", override, layers)
+        return patched.with_op("probs", override, layers)
 
     return make
 
@@ -69,18 +69,18 @@ SUMS: dict[str, Any] = {
 def softmax(case: Mismatch) -> Iterator[Change]:
     """Try sums over tiles, and without the sinks."""
     if case.call("probs") is not None:
-        yield from sums(case.world)
+        yield from sums(case.patched)
 
 
-def sums(world: World) -> Iterator[Change]:
+def sums(patched: PatchedModel) -> Iterator[Change]:
     """Yield the changes to sums without the sinks, and over tiles of the pass's tokens."""
     where = ("softmax",)
-    if world.spec.block.sinks:
+    if patched.spec.block.sinks:
         yield Change(
             "softmax_reduction", "the softmax sums without the sinks", where,
-            lambda world, layers: heads_changed(world, layers, sinks=None), {"sinks": False},
+            lambda patched, layers: heads_changed(patched, layers, sinks=None), {"sinks": False},
         )  # fmt: skip
     for tile in TILES:
-        for name in SUMS if tile < len(world.ids) else ():
+        for name in SUMS if tile < len(patched.ids) else ():
             says = f"the softmax sums over {name.format(tile)}"
             yield Change("softmax_reduction", says, where, sums_over(name, tile), {"tile": tile})

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.diagnosis.hypotheses.reordered import NORMS, MakeWorld
 from aprfmt.diagnosis.mismatch import Layers, heads_changed
-from aprfmt.diagnosis.world import STREAM, Tap, World
+from aprfmt.inference.replay.patched_model import STREAM, PatchedModel, Tap
 
 Array = NDArray[Any]
 # Points of each half of a layer behind which its result is added to the stream.
@@ -31,10 +31,10 @@ def summed(half: str, how: Sum) -> MakeWorld:
             return op(a, b)
         return np.asarray(how(a, b), a.dtype)
 
-    return lambda world, layers: world.with_op("add", override, layers)
+    return lambda patched, layers: patched.with_op("add", override, layers)
 
 
-def side_by_side(world: World, layers: Layers) -> World:
+def side_by_side(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Let the MLP's own norm read what attention's norm read."""
     held: list[Any] = []
 
@@ -46,7 +46,7 @@ def side_by_side(world: World, layers: Layers) -> World:
     def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         return op(held[-1] if at.point == "mid" and held else x, *args, **kwargs)
 
-    return world.with_ops(NORMS, norm, layers).with_op("add", add, layers)
+    return patched.with_ops(NORMS, norm, layers).with_op("add", add, layers)
 
 
 # Half -> the points whose sum is normalised, and the one that holds the norm's result.
@@ -59,7 +59,7 @@ SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 def normed_sum(halves: Collection[str]) -> MakeWorld:
     """Return a maker: the norm behind a sublayer reads its sum with the stream, and replaces it."""
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         last: dict[str, Callable[[Any], Any]] = {}
 
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ def normed_sum(halves: Collection[str]) -> MakeWorld:
         def tap(half: str) -> Tap:
             stream, made, _ = SUMMED[half]
 
-            def normed(world: World, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            def normed(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
                 result = next((held[name] for name in made if name in held), None)
                 return x if result is None else last[half](held[stream] + result)
 
@@ -80,10 +80,10 @@ def normed_sum(halves: Collection[str]) -> MakeWorld:
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
             return b if any(at.point == SUMMED[half][2] for half in halves) else op(a, b)
 
-        world = world.with_ops(NORMS, norm, layers)
+        patched = patched.with_ops(NORMS, norm, layers)
         for half in halves:
-            world = world.with_tap(SUMMED[half][2], tap(half), layers)
-        return world.with_op("add", add, layers)
+            patched = patched.with_tap(SUMMED[half][2], tap(half), layers)
+        return patched.with_op("add", add, layers)
 
     return make
 
@@ -101,13 +101,15 @@ def scaled_elsewhere(scale: float, whole: bool) -> MakeWorld:
         factor = a.dtype.type(scale)
         return op(a, b) * factor if whole else op(a * factor, b)
 
-    return lambda world, layers: world.with_op("scale", scaled, layers).with_op("add", add, layers)
+    return lambda patched, layers: patched.with_op("scale", scaled, layers).with_op(
+        "add", add, layers
+    )
 
 
 # --- norms ---------------------------------------------------------------------------------------
 
 
-def eps_outside(world: World, layers: Layers) -> World:
+def eps_outside(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Add a norm's epsilon to the root, not below it."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, eps: float, **kwargs: Any) -> Any:
@@ -118,18 +120,18 @@ def eps_outside(world: World, layers: Layers) -> World:
         share = (root / np.maximum(root + eps, 1e-300)).astype(x.dtype)
         return y * share if bias is None else (y - bias) * share + bias
 
-    op_name = "layer_norm" if world.spec.block.norm == "layer" else "rms_norm"
-    return world.with_op(op_name, override, layers)
+    op_name = "layer_norm" if patched.spec.block.norm == "layer" else "rms_norm"
+    return patched.with_op(op_name, override, layers)
 
 
-def by_length(world: World, layers: Layers) -> World:
+def by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Divide by a row's length, not by the root of its mean square."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *, eps: float, **kwargs: Any) -> Any:
         width = x.shape[-1]
         return op(x, w, eps=eps / width, **kwargs) * x.dtype.type(width**-0.5)
 
-    return world.with_op("rms_norm", override, layers)
+    return patched.with_op("rms_norm", override, layers)
 
 
 # --- rope ----------------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ def by_length(world: World, layers: Layers) -> World:
 def rotated(keys: int, queries: int) -> MakeWorld:
     """Return a maker: keys and queries are rotated so many times."""
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         seen: dict[str, int] = {"layer": -1, "calls": 0}
 
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
@@ -150,12 +152,12 @@ def rotated(keys: int, queries: int) -> MakeWorld:
                 x = op(x, table, **kwargs)
             return x
 
-        return world.with_op("rope", override, layers)
+        return patched.with_op("rope", override, layers)
 
     return make
 
 
-def values_rotated(world: World, layers: Layers) -> World:
+def values_rotated(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Rotate the values as the keys."""
     held: list[Callable[[Any], Any]] = []
 
@@ -166,7 +168,7 @@ def values_rotated(world: World, layers: Layers) -> World:
     def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
         return op(probs, held[-1](v) if held else v)
 
-    return world.with_op("rope", rope, layers).with_op("mix", mix, layers)
+    return patched.with_op("rope", rope, layers).with_op("mix", mix, layers)
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -179,21 +181,21 @@ def capped_after_mask(cap: float) -> MakeWorld:
         shown = np.where(heads.mask, scores, scores.dtype.type(-cap))
         return op(shown, replace(heads, mask=np.ones_like(heads.mask), causal=None))
 
-    return lambda world, layers: world.with_op("probs", override, layers)
+    return lambda patched, layers: patched.with_op("probs", override, layers)
 
 
-def masked_with_zero(world: World, layers: Layers) -> World:
+def masked_with_zero(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Multiply the scores by the mask: hidden keys have a score of zero."""
-    return capped_after_mask(0.0)(world, layers)
+    return capped_after_mask(0.0)(patched, layers)
 
 
 def window_in(size: int) -> MakeWorld:
     """Return a maker: attention reaches so many tokens, the query's own among them."""
 
-    def make(world: World, layers: Layers) -> World:
-        at = np.arange(len(world.ids))
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        at = np.arange(len(patched.ids))
         seen = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - size)
-        return heads_changed(world, layers, mask=seen)
+        return heads_changed(patched, layers, mask=seen)
 
     return make
 
@@ -201,7 +203,7 @@ def window_in(size: int) -> MakeWorld:
 def other_layers_cache(back: int) -> MakeWorld:
     """Return a maker: keys and values are those of an earlier layer (0: of the first one)."""
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         held: dict[tuple[str, int], Any] = {}
 
         def read(what: str, layer: int, own: Any) -> Any:
@@ -217,7 +219,7 @@ def other_layers_cache(back: int) -> MakeWorld:
         def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
             return op(probs, read("v", at.layer, v))
 
-        return world.with_op("scores", scores, None).with_op("mix", mix, None)
+        return patched.with_op("scores", scores, None).with_op("mix", mix, None)
 
     return make
 
@@ -237,4 +239,4 @@ def function_of(name: str) -> MakeWorld:
     def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
         return FUNCTIONS[name](lambda y, kind: op(y, kind, **kwargs), x)
 
-    return lambda world, layers: world.with_op("activate", override, layers)
+    return lambda patched, layers: patched.with_op("activate", override, layers)

@@ -11,7 +11,7 @@ from aprfmt.diagnosis.hypotheses.attention import cap_of
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid
 from aprfmt.diagnosis.hypotheses.steps import side_by_side
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch, hyper_change
-from aprfmt.diagnosis.world import Call, World
+from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
@@ -32,11 +32,11 @@ def embedding_rows(case: Mismatch) -> Iterator[Change]:
         return
     if call.args[0].key != "token_embd.weight":
         return
-    table = numbers(case.world, "token_embd.weight")
+    table = numbers(case.patched, "token_embd.weight")
     if table is None:
         return
     theirs = case.view.theirs[case.rows].astype(np.float64)
-    scale = float(case.world.hp["embedding_scale"]) if case.view.point == "embd_scaled" else 1.0
+    scale = float(case.patched.hp["embedding_scale"]) if case.view.point == "embd_scaled" else 1.0
     found = []
     for row in theirs[:32]:
         away = np.linalg.norm(table * np.float32(scale) - row.astype(np.float32), axis=1)
@@ -44,7 +44,7 @@ def embedding_rows(case: Mismatch) -> Iterator[Change]:
         if away[best] > 10 * case.view.tolerance * max(norm(row), 1e-30):
             return
         found.append(best)
-    ids = np.asarray(case.world.ids)[case.rows][: len(found)]
+    ids = np.asarray(case.patched.ids)[case.rows][: len(found)]
     shift = np.unique((np.asarray(found) - ids) % len(table))
     if len(shift) == 1 and shift[0]:
         move = int(shift[0]) if shift[0] <= len(table) // 2 else int(shift[0]) - len(table)
@@ -74,15 +74,15 @@ def factor(case: Mismatch) -> Iterator[Change]:
         return
     if name is None:
         return
-    told = float(case.world.hp[name])
+    told = float(case.patched.hp[name])
     if case.view.point in ("mid", "out"):
         yield from _added_factor(case, name, told)
         return
     ours, theirs = case.view.mine, case.view.theirs
-    if name == "embedding_scale" and case.world.spec.block.position == "learned":
+    if name == "embedding_scale" and case.patched.spec.block.position == "learned":
         return
-    if name == "logit_scale" and case.world.hp["final_softcap"] is not None:
-        cap = float(case.world.hp["final_softcap"])
+    if name == "logit_scale" and case.patched.hp["final_softcap"] is not None:
+        cap = float(case.patched.hp["final_softcap"])
         inside = np.abs(theirs) < 0.99 * cap
         ours, theirs = (cap * np.arctanh(x[inside] / cap) for x in (ours, theirs))
     ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
@@ -97,14 +97,14 @@ def factor(case: Mismatch) -> Iterator[Change]:
         yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
 
 
-def _coarse_factor(case: Mismatch, call: Call) -> Iterator[Change]:
+def _coarse_factor(case: Mismatch, call: OperationCall) -> Iterator[Change]:
     """Try common factors if the trace does not hold the scaled value itself."""
     name = (
         "embedding_scale"
         if call.at.point == "embd"
         else ("logit_scale" if call.at.point in ("final_norm", "logits_raw") else "residual_scale")
     )
-    told = float(case.world.hp[name])
+    told = float(case.patched.hp[name])
     plain = factor_change(name, 1.0, told)
     if case.trial(plain) <= case.view.tolerance:
         yield plain
@@ -115,7 +115,7 @@ def _coarse_factor(case: Mismatch, call: Call) -> Iterator[Change]:
 
 def _added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
     call = case.call("add")
-    if call is None or not case.exact(call) or case.world.hp["parallel_residual"]:
+    if call is None or not case.exact(call) or case.patched.hp["parallel_residual"]:
         return
     stream, added = (case.array(x).astype(np.float64) for x in call.args)
     theirs = case.view.theirs - stream
@@ -157,15 +157,15 @@ def residual(case: Mismatch) -> Iterator[Change]:
                 kept(call.at.point, keep, _turn(adds, index)),
                 {"kept": "added" if keep else "stream"},
             )
-    if case.world.spec.block.placement == "pre":
-        yield parallel_change(case.world)
-        if not case.world.hp["parallel_residual"]:
+    if case.patched.spec.block.placement == "pre":
+        yield parallel_change(case.patched)
+        if not case.patched.hp["parallel_residual"]:
             yield beside()
 
 
-def parallel_change(world: World) -> Change:
+def parallel_change(patched: PatchedModel) -> Change:
     """Return the change to sublayers in parallel where they stand in a row, or the reverse."""
-    other = not world.hp["parallel_residual"]
+    other = not patched.hp["parallel_residual"]
     says = "the MLP reads the stream after attention instead of the layer's input"
     if other:
         says = "attention and MLP read one input and are added together"
@@ -188,7 +188,7 @@ def _turn(adds: Any, index: int) -> int:
 def kept(point: str, keep: int, turn: int) -> Any:
     """Return a maker: the sum after a point keeps one summand only (1: what is added)."""
 
-    def make(world: World, layers: Layers) -> World:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         count: dict[Any, int] = {}
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
@@ -201,7 +201,7 @@ def kept(point: str, keep: int, turn: int) -> Any:
             count["turn"] += 1
             return (a, b)[keep] if here == turn else op(a, b)
 
-        return world.with_op("add", override, layers)
+        return patched.with_op("add", override, layers)
 
     return make
 
@@ -210,7 +210,7 @@ def final_cap(case: Mismatch) -> Iterator[Change]:
     """Try no cap on the logits, and the cap that gives the trace's logits."""
     if case.view.point != "logits":
         return
-    told = case.world.hp["final_softcap"]
+    told = case.patched.hp["final_softcap"]
 
     def change(value: float | None) -> Change:
         capped = "not capped" if value is None else f"capped at {value:g}"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.mismatch import Layers, Mismatch
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, Turning, kind_of, make
 from aprfmt.tensors.norms import norm
 
@@ -23,66 +23,66 @@ Array = NDArray[Any]
 # --- the reference's rotation --------------------------------------------------------------------
 
 
-def length_of(world: World) -> int:
+def length_of(patched: PatchedModel) -> int:
     """Return the number of positions in the pass."""
-    return max(len(world.ids), max(world.positions or (0,)) + 1)
+    return max(len(patched.ids), max(patched.positions or (0,)) + 1)
 
 
-def kinds(world: World) -> list[RopeKind]:
+def kinds(patched: PatchedModel) -> list[RopeKind]:
     """Return the kinds of rope in the model's layers, and the kind without scaling."""
-    found = [kind_of(world.hp, layer) for layer in range(world.n_layers)]
+    found = [kind_of(patched.hp, layer) for layer in range(patched.n_layers)]
     return list(dict.fromkeys([kind for kind in found if kind is not None]))
 
 
 def own_kind(case: Mismatch) -> RopeKind | None:
     """Return the kind of the divergence's layer; if that has no rope, the model's only kind."""
-    if case.world.spec.block.position != "rope" or case.layer < 0:
+    if case.patched.spec.block.position != "rope" or case.layer < 0:
         return None
-    kind = kind_of(case.world.hp, case.layer)
-    every = kinds(case.world)
+    kind = kind_of(case.patched.hp, case.layer)
+    every = kinds(case.patched)
     return kind if kind is not None else every[0] if every else None
 
 
-def rope_of(world: World, kind: RopeKind) -> Turning:
+def rope_of(patched: PatchedModel, kind: RopeKind) -> Turning:
     """Return the frequencies of a kind."""
-    return make(world.hp, kind, length_of(world))
+    return make(patched.hp, kind, length_of(patched))
 
 
-def places(world: World) -> Array:
+def places(patched: PatchedModel) -> Array:
     """Return the positions of the pass's tokens."""
-    given = world.positions
-    return np.arange(len(world.ids)) if given is None else np.asarray(given, np.int64)
+    given = patched.positions
+    return np.arange(len(patched.ids)) if given is None else np.asarray(given, np.int64)
 
 
 def turned(inv_freq: Array, factor: float, positions: Array | None = None) -> Any:
     """Return a function for `Change.make`: rope with other frequencies (and positions)."""
 
-    def make_world(world: World, layers: Layers) -> World:
-        where = places(world) if positions is None else positions
+    def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        where = places(patched) if positions is None else positions
 
         def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
-            other = world.backend.rope_table(
+            other = patched.backend.rope_table(
                 where, np.asarray(inv_freq, np.float32), factor=factor, cast=cast
             )
             return op(x, other, style=style, cast=cast)
 
-        return world.with_op("rope", override, layers)
+        return patched.with_op("rope", override, layers)
 
     return make_world
 
 
-def unturned(world: World, layers: Layers) -> World:
-    """Return the world without rope in some layers."""
+def unturned(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the patched model without rope in some layers."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
         cos, sin = table
         still = (
-            world.backend.array(np.ones_like(world.backend.to_numpy(cos))),
-            world.backend.array(np.zeros_like(world.backend.to_numpy(sin))),
+            patched.backend.array(np.ones_like(patched.backend.to_numpy(cos))),
+            patched.backend.array(np.zeros_like(patched.backend.to_numpy(sin))),
         )
         return op(x, still, **kwargs)
 
-    return world.with_op("rope", override, layers)
+    return patched.with_op("rope", override, layers)
 
 
 # --- the angles ----------------------------------------------------------------------------------
@@ -140,8 +140,8 @@ def _rotation_of_alias(case: Mismatch) -> Rotation | None:
     kind = own_kind(case)
     if kind is None:
         return None
-    pairs = len(rope_of(case.world, kind).inv_freq)
-    return _solve(case, case.view.mine, case.view.theirs, pairs, str(case.world.hp["rope_style"]))
+    pairs = len(rope_of(case.patched, kind).inv_freq)
+    return _solve(case, case.view.mine, case.view.theirs, pairs, str(case.patched.hp["rope_style"]))
 
 
 def _solve(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:

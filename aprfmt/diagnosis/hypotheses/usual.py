@@ -29,62 +29,62 @@ from aprfmt.diagnosis.hypotheses.turning import length_of, places, turned, untur
 from aprfmt.diagnosis.hypotheses.usual_blocks import BLOCKS, Usual, each, hyper, roundings
 from aprfmt.diagnosis.hypotheses.usual_steps import STEPS
 from aprfmt.diagnosis.mismatch import Change, Layers
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, kind_of, make
 
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model states none
 
 
-def kinds_of_layers(world: World) -> dict[RopeKind, Layers]:
+def kinds_of_layers(patched: PatchedModel) -> dict[RopeKind, Layers]:
     """Return the layers of each kind of rope; None for all layers of the model."""
     found: dict[RopeKind, set[int]] = {}
-    for layer in range(world.n_layers):
-        kind = kind_of(world.hp, layer)
-        if kind is not None and world.spec.block.position == "rope":
+    for layer in range(patched.n_layers):
+        kind = kind_of(patched.hp, layer)
+        if kind is not None and patched.spec.block.position == "rope":
             found.setdefault(kind, set()).add(layer)
-    every = len(found) == 1 and len(next(iter(found.values()))) == world.n_layers
+    every = len(found) == 1 and len(next(iter(found.values()))) == patched.n_layers
     return {kind: None if every else frozenset(layers) for kind, layers in found.items()}
 
 
 # --- rope ----------------------------------------------------------------------------------------
 
 
-def _thetas(world: World) -> Iterator[Usual]:
-    for kind, layers in kinds_of_layers(world).items():
+def _thetas(patched: PatchedModel) -> Iterator[Usual]:
+    for kind, layers in kinds_of_layers(patched).items():
         for theta in THETAS:
             if theta != kind[0]:
-                yield Usual(theta_change(world, kind, theta), layers)
+                yield Usual(theta_change(patched, kind, theta), layers)
 
 
-def _scalings(world: World) -> Iterator[Usual]:
-    for kind, layers in kinds_of_layers(world).items():
-        yield from each(unscaled(world, kind), layers)
-        yield from each((divided_change(world, kind, factor) for factor in FACTORS), layers)
+def _scalings(patched: PatchedModel) -> Iterator[Usual]:
+    for kind, layers in kinds_of_layers(patched).items():
+        yield from each(unscaled(patched, kind), layers)
+        yield from each((divided_change(patched, kind, factor) for factor in FACTORS), layers)
 
 
-def _pairings(world: World) -> Iterator[Usual]:
-    if kinds_of_layers(world):
-        yield from each((pairing_change(str(world.hp["rope_style"])), turned_back()))
+def _pairings(patched: PatchedModel) -> Iterator[Usual]:
+    if kinds_of_layers(patched):
+        yield from each((pairing_change(str(patched.hp["rope_style"])), turned_back()))
 
 
-def _partial(world: World) -> Iterator[Usual]:
-    width = int(world.hp["qk_rope_head_dim"] or world.hp["head_dim"])
-    told = int(world.hp["rope_dim"])
-    for kind, layers in kinds_of_layers(world).items():
+def _partial(patched: PatchedModel) -> Iterator[Usual]:
+    width = int(patched.hp["qk_rope_head_dim"] or patched.hp["head_dim"])
+    told = int(patched.hp["rope_dim"])
+    for kind, layers in kinds_of_layers(patched).items():
         if kind[1]:
             continue  # the scaling's lists fit only the model's number of pairs
         for n in (width, width // 2, width // 4, 3 * width // 4):
             if n != told and n > 0 and n % 2 == 0:
-                yield Usual(partial_change(world, kind, n), layers)
+                yield Usual(partial_change(patched, kind, n), layers)
 
 
-def _rotating(world: World) -> Iterator[Usual]:
+def _rotating(patched: PatchedModel) -> Iterator[Usual]:
     """Yield changes: a layer rotates as the other kind does, or not at all."""
-    every = kinds_of_layers(world)
+    every = kinds_of_layers(patched)
     for kind, layers in every.items():
         for other in every:
             if other != kind:
-                rope = make(world.hp, other, length_of(world))
+                rope = make(patched.hp, other, length_of(patched))
                 yield Usual(Change(
                     "rope_layers",
                     f"layers rotate with base {other[0]:g}{' and scaling' if other[1] else ''}, "
@@ -96,14 +96,16 @@ def _rotating(world: World) -> Iterator[Usual]:
         yield Usual(Change(
             "rope_layers", "nothing is rotated", ("rope_layers",), unturned, {"rotates": False},
         ))  # fmt: skip
-        if not all(world.hp["rope_layers"]):
+        if not all(patched.hp["rope_layers"]):
             yield hyper(
-                "rope_layers", "layers rotate that should not", rope_layers=(True,) * world.n_layers
+                "rope_layers",
+                "layers rotate that should not",
+                rope_layers=(True,) * patched.n_layers,
             )
 
 
-def _positions(world: World) -> Iterator[Usual]:
-    ours = places(world)
+def _positions(patched: PatchedModel) -> Iterator[Usual]:
+    ours = places(patched)
     for theirs in usual_positions(ours):
         yield Usual(positions_change(ours, theirs))
 
@@ -111,23 +113,23 @@ def _positions(world: World) -> Iterator[Usual]:
 # --- attention -----------------------------------------------------------------------------------
 
 
-def _scales(world: World) -> Iterator[Usual]:
-    told, d = float(world.hp["attn_scale"]), int(world.hp["head_dim"])
-    width = int(world.hp["hidden_size"])
-    heads = int(world.hp["n_heads"])
+def _scales(patched: PatchedModel) -> Iterator[Usual]:
+    told, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
+    width = int(patched.hp["hidden_size"])
+    heads = int(patched.hp["n_heads"])
     usual = (d**-0.5, 1.0, 1 / d, (width / heads) ** -0.5, width**-0.5, told * told, told * d**-0.5,
              told**0.5, told / 2, told * 2)  # fmt: skip
     for value in dict.fromkeys(usual):
         if abs(value - told) > 1e-6 * told:
-            yield Usual(scale_change(world, value))
-    if world.hp["attn_scale_by_layer"]:
+            yield Usual(scale_change(patched, value))
+    if patched.hp["attn_scale_by_layer"]:
         yield hyper("attention_scale", "scores are not divided by the layer's number",
                     attn_scale_by_layer=False)  # fmt: skip
 
 
-def _caps(world: World) -> Iterator[Usual]:
+def _caps(patched: PatchedModel) -> Iterator[Usual]:
     for name, what in (("attn_softcap", "scores"), ("final_softcap", "logits")):
-        told = world.hp[name]
+        told = patched.hp[name]
         if told is not None:
             yield hyper(
                 "softcap", f"{what} are not capped; the model says {told:g}", **{name: None}
@@ -138,8 +140,8 @@ def _caps(world: World) -> Iterator[Usual]:
                             **{name: cap})  # fmt: skip
 
 
-def _windows(world: World) -> Iterator[Usual]:
-    hp = world.hp
+def _windows(patched: PatchedModel) -> Iterator[Usual]:
+    hp = patched.hp
     told, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
     if told is None or not any(own):
         return
@@ -165,14 +167,14 @@ def _windows(world: World) -> Iterator[Usual]:
                             "layer", window_layers=moved)  # fmt: skip
 
 
-def window_change(world: World, window: int) -> Usual:
+def window_change(patched: PatchedModel, window: int) -> Usual:
     """Return the change that gives every layer of a model without windows one."""
     return hyper("sliding_window", f"attention reaches {window} tokens; the model says all",
-                 sliding_window=window, window_layers=(True,) * world.n_layers)  # fmt: skip
+                 sliding_window=window, window_layers=(True,) * patched.n_layers)  # fmt: skip
 
 
-def _masks(world: World) -> Iterator[Usual]:
-    n = len(world.ids)
+def _masks(patched: PatchedModel) -> Iterator[Usual]:
+    n = len(patched.ids)
     own = np.tril(np.ones((n, n), np.bool_), -1)
     own[0, 0] = True
     for says, mask in (
@@ -182,18 +184,18 @@ def _masks(world: World) -> Iterator[Usual]:
         yield Usual(Change("mask", says, ("mask",), masked(mask)))
 
 
-def _sums(world: World) -> Iterator[Usual]:
-    return each(softmax.sums(world))
+def _sums(patched: PatchedModel) -> Iterator[Usual]:
+    return each(softmax.sums(patched))
 
 
-def _mappings(world: World) -> Iterator[Usual]:
-    return each(mappings(world, lambda own, n_kv: [
+def _mappings(patched: PatchedModel) -> Iterator[Usual]:
+    return each(mappings(patched, lambda own, n_kv: [
         np.arange(len(own)) % n_kv, own[::-1].copy(), np.zeros_like(own),
     ]))  # fmt: skip
 
 
-def _caches(world: World) -> Iterator[Usual]:
-    at = np.arange(len(world.ids))
+def _caches(patched: PatchedModel) -> Iterator[Usual]:
+    at = np.arange(len(patched.ids))
     for rows in (np.maximum(at - 1, 0), np.minimum(at + 1, len(at) - 1)):
         if not np.array_equal(rows, at):
             for keys, values in ((rows, rows), (rows, None), (None, rows)):
@@ -203,33 +205,33 @@ def _caches(world: World) -> Iterator[Usual]:
 # --- the MLP -------------------------------------------------------------------------------------
 
 
-def _activations(world: World) -> Iterator[Usual]:
-    return each(activations(world))
+def _activations(patched: PatchedModel) -> Iterator[Usual]:
+    return each(activations(patched))
 
 
 # Changes of one kind each, by the model's own numbers.
-USUAL: tuple[Callable[[World], Iterator[Usual]], ...] = (
+USUAL: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _thetas, _scalings, _pairings, _activations, _windows, _caps, _scales, *BLOCKS, _masks,
     _mappings, _partial, _rotating, _sums, _positions, _caches, *STEPS, roundings,
 )  # fmt: skip
 
 
-def usual_changes(world: World) -> list[Usual]:
+def usual_changes(patched: PatchedModel) -> list[Usual]:
     """Return every row's changes for a model: the likeliest of each row, the next of each, ...
 
     A large model allows few passes; so the first changes are of different kinds.
     """
-    columns = zip_longest(*(list(changes(world)) for changes in USUAL))
+    columns = zip_longest(*(list(changes(patched)) for changes in USUAL))
     return [usual for column in columns for usual in column if usual is not None]
 
 
-def groups(world: World, usual: Usual) -> list[Layers]:
+def groups(patched: PatchedModel, usual: Usual) -> list[Layers]:
     """Return the layers to try a change in: its own, those of one kind; single ones come later."""
     if usual.layers is not None or not usual.change.scoped:
         return [usual.layers]
     lists = ("window_layers", "rope_layers", "moe_layers")
     kinds: dict[tuple[object, ...], set[int]] = {}
-    for layer in range(world.n_layers):
-        kinds.setdefault(tuple(world.hp[name][layer] for name in lists), set()).add(layer)
+    for layer in range(patched.n_layers):
+        kinds.setdefault(tuple(patched.hp[name][layer] for name in lists), set()).add(layer)
     some = [frozenset(layers) for layers in kinds.values()] if len(kinds) > 1 else []
     return [None, *some]

@@ -20,7 +20,7 @@ from aprfmt.diagnosis.hypotheses.reordered import (
 from aprfmt.diagnosis.hypotheses.stream import factor_change, kept, parallel_change
 from aprfmt.diagnosis.hypotheses.weights import tied
 from aprfmt.diagnosis.mismatch import Change, Layers, hyper_change
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
 
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0, 1e-3)
 
@@ -46,25 +46,25 @@ def each(changes: Iterable[Change], layers: Layers = None) -> Iterator[Usual]:
 # --- norms ---------------------------------------------------------------------------------------
 
 
-def _eps(world: World) -> Iterator[Usual]:
+def _eps(patched: PatchedModel) -> Iterator[Usual]:
     for eps in EPS:
-        if eps != float(world.hp["norm_eps"]):
-            yield Usual(eps_change(world, eps))
+        if eps != float(patched.hp["norm_eps"]):
+            yield Usual(eps_change(patched, eps))
 
 
-def _offsets(world: World) -> Iterator[Usual]:
+def _offsets(patched: PatchedModel) -> Iterator[Usual]:
     return each(offsets())
 
 
-def _kinds(world: World) -> Iterator[Usual]:
-    layer = world.spec.block.norm == "layer"
+def _kinds(patched: PatchedModel) -> Iterator[Usual]:
+    layer = patched.spec.block.norm == "layer"
     says = "the norms keep the mean of a row" if layer else "the norms take away the mean of a row"
     yield Usual(Change("norm_kind", says, ("norm",), other_kind, {"mean": not layer}))
 
 
-def _skipped(world: World) -> Iterator[Usual]:
+def _skipped(patched: PatchedModel) -> Iterator[Usual]:
     """Yield norms that are left out: those after a sublayer, and the last one."""
-    block = world.spec.block
+    block = patched.spec.block
     rows: list[tuple[str, tuple[str, ...], str]] = [
         ("the norm before the head is left out", ("out",), "output_norm"),
         ("the norm before attention is left out", ("in",), "attn_norm"),
@@ -82,15 +82,15 @@ def _skipped(world: World) -> Iterator[Usual]:
         yield Usual(Change("norm_skipped", says, (role,), passed_by(points), {"after": points}))
 
 
-def _qk_norms(world: World) -> Iterator[Usual]:
-    if not world.hp["qk_norm"] or world.spec.block.attention == "mla":
+def _qk_norms(patched: PatchedModel) -> Iterator[Usual]:
+    if not patched.hp["qk_norm"] or patched.spec.block.attention == "mla":
         return
     where = ("qk_norm",)
     yield Usual(Change("qk_norm", "q and k are not normalised", where, passed_by(("v", "q_norm")),
                        {"qk_norm": False}))  # fmt: skip
     yield Usual(Change("qk_norm", "q and k are normalised after rope instead of before", where,
                        normed_after_rope, {"after_rope": True}))  # fmt: skip
-    wide = world.spec.block.qk_norm == "width"
+    wide = patched.spec.block.qk_norm == "width"
     says = "each head" if wide else "all heads together"
     yield Usual(Change("qk_norm", f"q and k are normalised over {says}", where,
                        normed_otherwise(not wide), {"whole_width": not wide}))  # fmt: skip
@@ -99,9 +99,9 @@ def _qk_norms(world: World) -> Iterator[Usual]:
 # --- the stream ----------------------------------------------------------------------------------
 
 
-def _residuals(world: World) -> Iterator[Usual]:
-    if world.spec.block.placement == "pre":
-        yield Usual(parallel_change(world))
+def _residuals(patched: PatchedModel) -> Iterator[Usual]:
+    if patched.spec.block.placement == "pre":
+        yield Usual(parallel_change(patched))
         for what, halves in (
             ("the norm's result", ("attn", "ffn")),
             ("before attention the norm's result", ("attn",)),
@@ -113,7 +113,7 @@ def _residuals(world: World) -> Iterator[Usual]:
             ))  # fmt: skip
     for point, what in (("attn_out", "attention"), ("ffn_out", "the MLP"), ("moe_out", "the MLP"),
                         ("attn_contrib", "attention"), ("ffn_contrib", "the MLP")):  # fmt: skip
-        if not any(key.endswith(f".{point}") for key in world.points):
+        if not any(key.endswith(f".{point}") for key in patched.points):
             continue
         for keep, says in ((1, "replaces the stream instead of being added"),
                            (0, "is not added to the stream")):  # fmt: skip
@@ -123,22 +123,22 @@ def _residuals(world: World) -> Iterator[Usual]:
             ))  # fmt: skip
 
 
-def _short(world: World) -> float:
+def _short(patched: PatchedModel) -> float:
     """Return the embedding's factor in bfloat16, as engines in 16 bits have it."""
-    return float(rounded_to(world.hp["embedding_scale"], "bfloat16"))
+    return float(rounded_to(patched.hp["embedding_scale"], "bfloat16"))
 
 
-def _factors(world: World) -> Iterator[Usual]:
-    width = float(world.hp["hidden_size"])
+def _factors(patched: PatchedModel) -> Iterator[Usual]:
+    width = float(patched.hp["hidden_size"])
     for name, values in (
-        ("embedding_scale", (1.0, width**0.5, _short(world))),
+        ("embedding_scale", (1.0, width**0.5, _short(patched))),
         ("residual_scale", (1.0,)),
         ("logit_scale", (1.0,)),
     ):
-        told = float(world.hp[name])
+        told = float(patched.hp[name])
         for value in values:
             if abs(value - told) > 1e-6 * abs(told):
-                if name == "embedding_scale" and world.spec.block.position == "learned":
+                if name == "embedding_scale" and patched.spec.block.position == "learned":
                     continue
                 yield Usual(factor_change(name, value, told))
         if told not in (0.0, 1.0):
@@ -161,23 +161,23 @@ BIASES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def _biases(world: World) -> Iterator[Usual]:
-    stored = [key for key in world.weights if key.endswith(".bias")]
+def _biases(patched: PatchedModel) -> Iterator[Usual]:
+    stored = [key for key in patched.weights if key.endswith(".bias")]
     seen: set[tuple[str, ...]] = set()
     for says, roles in BIASES.items():
         keys = tuple(key for key in stored if key.split(".")[-2] in roles)
         if not keys or keys in seen:
             continue
         seen.add(keys)
-        yield Usual(zeroed("missing_bias", f"{says} is added", keys, world))
+        yield Usual(zeroed("missing_bias", f"{says} is added", keys, patched))
     if stored and tuple(stored) not in seen:
-        yield Usual(zeroed("missing_bias", "no bias is added", tuple(stored), world))
+        yield Usual(zeroed("missing_bias", "no bias is added", tuple(stored), patched))
 
 
-def _weights(world: World) -> Iterator[Usual]:
+def _weights(patched: PatchedModel) -> Iterator[Usual]:
     """Yield the embedding for the head, and exchanges: gate with up, keys with values."""
-    yield from each(tied(world))
-    stored = world.stored
+    yield from each(tied(patched))
+    stored = patched.stored
     for first, second in (("ffn_gate", "ffn_up"), ("attn_k", "attn_v")):
         pairs = [(key, key.replace(first, second)) for key in stored
                  if key.split(".")[-2:] == [first, "weight"]]  # fmt: skip
@@ -189,12 +189,12 @@ def _weights(world: World) -> Iterator[Usual]:
             ))  # fmt: skip
 
 
-def _exchanged(pairs: list[tuple[str, str]]) -> Callable[[World, Layers], World]:
-    def make(world: World, layers: Layers) -> World:
+def _exchanged(pairs: list[tuple[str, str]]) -> Callable[[PatchedModel, Layers], PatchedModel]:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         arrays: dict[str, Any] = {}
         for a, b in pairs:
-            arrays |= {a: world.stored[b].numpy(), b: world.stored[a].numpy()}
-        return world.with_weights(arrays)
+            arrays |= {a: patched.stored[b].numpy(), b: patched.stored[a].numpy()}
+        return patched.with_weights(arrays)
 
     return make
 
@@ -202,27 +202,27 @@ def _exchanged(pairs: list[tuple[str, str]]) -> Callable[[World, Layers], World]
 # --- experts -------------------------------------------------------------------------------------
 
 
-def _routing(world: World) -> Iterator[Usual]:
-    if not any(world.hp["moe_layers"]):
+def _routing(patched: PatchedModel) -> Iterator[Usual]:
+    if not any(patched.hp["moe_layers"]):
         return
-    for says, values in routing_tries(world.hp):
+    for says, values in routing_tries(patched.hp):
         yield hyper("moe_routing", says, **values)
-    if float(world.hp["routed_scale"]) != 1:
-        yield Usual(routed_change(world, 1.0))
-    yield from each(uncorrected(world))
-    if world.spec.block.shared_expert not in ("none", "plain"):
+    if float(patched.hp["routed_scale"]) != 1:
+        yield Usual(routed_change(patched, 1.0))
+    yield from each(uncorrected(patched))
+    if patched.spec.block.shared_expert not in ("none", "plain"):
         yield Usual(Change("moe_routing", "the shared expert's gate is left out",
                            ("ffn_gate_inp_shexp",), _ungated, {"shared_gate": False}))  # fmt: skip
-    shared = tuple(key for key in world.weights if key.endswith(".ffn_down_shexp.weight"))
+    shared = tuple(key for key in patched.weights if key.endswith(".ffn_down_shexp.weight"))
     if shared:
-        yield Usual(zeroed("moe_routing", "the shared expert is left out", shared, world))
+        yield Usual(zeroed("moe_routing", "the shared expert is left out", shared, patched))
 
 
-def _ungated(world: World, layers: Layers) -> World:
+def _ungated(patched: PatchedModel, layers: Layers) -> PatchedModel:
     def override(op: Any, at: Any, x: Any) -> Any:
         return x * 0 + 1
 
-    return world.with_op("sigmoid", override, layers)
+    return patched.with_op("sigmoid", override, layers)
 
 
 ROUNDED: Mapping[str, tuple[str, ...]] = {
@@ -232,13 +232,13 @@ ROUNDED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def roundings(world: World) -> Iterator[Usual]:
+def roundings(patched: PatchedModel) -> Iterator[Usual]:
     """Yield operations whose results are rounded to 16 bits in a pass that is float32 otherwise."""
     for dtype in ("bfloat16", "float16"):
         rows: dict[str, Any] = {
             f"results of {name} are": (ops, op_rounded(ops, dtype)) for name, ops in ROUNDED.items()
         }
-        if any(world.hp["rope_layers"]):
+        if any(patched.hp["rope_layers"]):
             rows["cos and sin of rope are"] = (("rope",), table_rounded(dtype))
         for says, (ops, make) in rows.items():
             yield Usual(
@@ -246,6 +246,6 @@ def roundings(world: World) -> Iterator[Usual]:
             )
 
 
-BLOCKS: tuple[Callable[[World], Iterator[Usual]], ...] = (
+BLOCKS: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _eps, _biases, _factors, _weights, _residuals, _offsets, _qk_norms, _skipped, _kinds, _routing,
 )  # fmt: skip

@@ -10,8 +10,8 @@ from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.hypotheses.norm import norm_key
 from aprfmt.diagnosis.hypotheses.product import numbers, overlaid, product_of
 from aprfmt.diagnosis.mismatch import Change, Mismatch
-from aprfmt.diagnosis.world import World
 from aprfmt.errors import CodecError
+from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.tensors import norms
 
 MOST = 1 << 28  # values most values of all weights that are reread together
@@ -23,7 +23,7 @@ ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_
 def scaled(case: Mismatch) -> Iterator[Change]:
     """Find one factor on the whole output, or one per column."""
     found = product_of(case)
-    w = None if found is None or not found.key else numbers(case.world, found.key)
+    w = None if found is None or not found.key else numbers(case.patched, found.key)
     if found is None or w is None:
         return
     ours = (found.x @ w.T).astype(np.float64)
@@ -51,7 +51,7 @@ def scaled(case: Mismatch) -> Iterator[Change]:
 
 def reread(case: Mismatch) -> Iterator[Change]:
     """Read the stored bytes of a weight or a bias as the other 16-bit type; then of all weights."""
-    stored = case.world.stored
+    stored = case.patched.stored
     behind = list(case.calls("linear", "router", "embed"))
     keys = [(call.args[0] if call.op == "embed" else call.args[1]).key for call in behind]
     norm, product = norm_key(case), product_of(case)
@@ -70,10 +70,10 @@ def reread(case: Mismatch) -> Iterator[Change]:
 
 def _reread(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
     """Propose that all these tensors of one encoding were read as the other 16-bit type."""
-    stored, read = case.world.stored, {}
+    stored, read = case.patched.stored, {}
     own = stored[keys[0]].encoding
     for key in keys:
-        values = numbers(case.world, key)
+        values = numbers(case.patched, key)
         if values is None:
             return
         with np.errstate(all="ignore"):
@@ -95,11 +95,11 @@ def quantised(case: Mismatch) -> Iterator[Change]:
     if case.view.residual is None or case.view.residual > 0.5:
         return
     found = product_of(case)
-    values = None if found is None or not found.key else numbers(case.world, found.key)
+    values = None if found is None or not found.key else numbers(case.patched, found.key)
     if found is None or values is None:
         return
     for name in ENCODINGS:
-        if name not in CODECS or name == case.world.stored[found.key].encoding:
+        if name not in CODECS or name == case.patched.stored[found.key].encoding:
             continue
         try:
             with np.errstate(all="ignore"):
@@ -116,7 +116,7 @@ def quantised(case: Mismatch) -> Iterator[Change]:
 def one_value(case: Mismatch) -> Iterator[Change]:
     """Find a single wrong value: one output column differs by a multiple of one input column."""
     found = product_of(case)
-    values = None if found is None or not found.key else numbers(case.world, found.key)
+    values = None if found is None or not found.key else numbers(case.patched, found.key)
     if found is None or values is None or len(found.x) < 3:
         return
     away = found.theirs.astype(np.float64) - found.ours
@@ -145,7 +145,7 @@ def stale(case: Mismatch) -> Iterator[Change]:
     found = product_of(case)
     if found is None or not found.key:
         return
-    shape = case.world.weights[found.key].shape
+    shape = case.patched.weights[found.key].shape
     if not np.any(found.bare):
         zeros, says = np.zeros(shape, np.float32), f"{found.key} is all zero"
         yield found.using(case, "stale_tensor", says, zeros, general=True)
@@ -160,17 +160,20 @@ def head(case: Mismatch) -> Iterator[Change]:
     """Multiply with the embedding instead of the head."""
     call = case.call("linear")
     if call is not None and case.layer < 0 and call.args[1].key == "output.weight":
-        yield from tied(case.world)
+        yield from tied(case.patched)
 
 
-def tied(world: World) -> Iterator[Change]:
+def tied(patched: PatchedModel) -> Iterator[Change]:
     """Yield the change to the embedding in place of a head of its own, if they are of one shape."""
-    head, table = world.weights.get_role(None, "output.weight"), world.stored["token_embd.weight"]
+    head, table = (
+        patched.weights.get_role(None, "output.weight"),
+        patched.stored["token_embd.weight"],
+    )
     if head is not None and head.shape == table.shape:
         yield Change(
             "tied_embedding",
             "the head is the embedding; the model has a head of its own",
             ("output.weight",),
-            lambda world, layers: world.with_weights({"output.weight": table.numpy()}),
+            lambda patched, layers: patched.with_weights({"output.weight": table.numpy()}),
             scoped=False,
         )

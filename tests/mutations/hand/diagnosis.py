@@ -101,7 +101,7 @@ ROWS: tuple[Row, ...] = (
         "a NaN on one side is measured as a number",
     ),
     Row(
-        "measure-last-rows", "aprfmt/diagnosis/measure.py",
+        "measure-last-rows", "inference/replay/recorded_trace.py",
         "chosen = list(range(shape[axis] - count, shape[axis]))", "chosen = list(range(count))",
         "rows without positions are taken as the first ones",
     ),
@@ -111,13 +111,13 @@ ROWS: tuple[Row, ...] = (
         "what is beyond every bound is confirmed rounding, though no operation was judged",
     ),
     Row(
-        "shadow-flagged", "aprfmt/diagnosis/shadow.py",
+        "shadow-flagged", "inference/replay/shadow.py",
         "return self.residual is not None and not self.residual <= self.tolerance",
         "return self.residual is not None and self.residual > self.whole_tolerance",
         "one operation is held to the bound of a whole pass",
     ),
     Row(
-        "shadow-fed-its-own", "aprfmt/diagnosis/shadow.py",
+        "shadow-fed-its-own", "inference/replay/shadow.py",
         "                mine = view.theirs\n", "                pass\n",
         "the pass goes on with its own values, so every later point is blamed",
     ),

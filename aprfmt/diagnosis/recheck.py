@@ -9,18 +9,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aprfmt.diagnosis.answers import Divergence
-from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mismatch import Change, Layers
-from aprfmt.diagnosis.shadow import Pass, shadow
-from aprfmt.diagnosis.world import MOVES, World
+from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import ShadowPass, shadow_pass
 
 MOST = 16  # passes
 _COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
 LayerChanges = list[tuple[Change, Layers]]
 
 
-def judged_again(
-    divergences: Sequence[Divergence], world: World, recorded: Recorded, final: Pass
+def recheck_answers(
+    divergences: Sequence[Divergence],
+    patched: PatchedModel,
+    recorded: RecordedTrace,
+    final: ShadowPass,
 ) -> list[Divergence]:
     """Return the divergences without explanations that the others disprove.
 
@@ -36,7 +39,7 @@ def judged_again(
     def agrees(steps: LayerChanges) -> bool:
         nonlocal left
         left -= 1
-        found = shadow(*_applied(world, recorded, steps))
+        found = shadow_pass(*_applied(patched, recorded, steps))
         return {view.key for view in found.flagged} <= bound
 
     kept: list[Divergence] = []
@@ -73,10 +76,12 @@ def _steps(divergences: Sequence[Divergence]) -> LayerChanges:
     return [(d.answer.change, d.answer.layers) for d in divergences if d.answer is not None]
 
 
-def _applied(world: World, recorded: Recorded, steps: LayerChanges) -> tuple[World, Recorded]:
+def _applied(
+    patched: PatchedModel, recorded: RecordedTrace, steps: LayerChanges
+) -> tuple[PatchedModel, RecordedTrace]:
     """Return the pass with changes made one after the other, and the trace without their keys."""
     without = set(recorded.without)
     for change, layers in steps:
-        world = change.make(world, layers)
+        patched = change.make(patched, layers)
         without |= change.drop
-    return world, recorded.leaving(without)
+    return patched, recorded.leaving(without)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.thresholds import MOE_FACTOR, ROUNDOFF, one_operation
 from aprfmt.diagnosis.hypotheses.reordered import rounded_to, table_rounded
-from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.rounded import ReadAs
-from aprfmt.diagnosis.shadow import Pass, ShadowView, shadow
-from aprfmt.diagnosis.world import MOVES, OPS, World
+from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
@@ -54,32 +54,32 @@ class Arithmetic:
 
     dtype: str
     says: str
-    make: Callable[[World, str], World]
+    make: Callable[[PatchedModel, str], PatchedModel]
 
 
-def _weights(world: World, dtype: str) -> World:
-    held = world.weights.changed(lambda x: rounded_to(x, dtype))
-    return replace(world, weights=held, original=world.stored)
+def _weights(patched: PatchedModel, dtype: str) -> PatchedModel:
+    held = patched.weights.changed(lambda x: rounded_to(x, dtype))
+    return replace(patched, weights=held, original=patched.stored)
 
 
-def _results(world: World, dtype: str) -> World:
+def _results(patched: PatchedModel, dtype: str) -> PatchedModel:
     """Round weights, rope's tables and the result of every operation that computes."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
         y = op(*args, **kwargs)
         return rounded_to(y, dtype).astype(y.dtype)
 
-    world = table_rounded(dtype)(_weights(world, dtype), None)
-    told = {name: float(world.hp[name]) for name in SCALES}
+    patched = table_rounded(dtype)(_weights(patched, dtype), None)
+    told = {name: float(patched.hp[name]) for name in SCALES}
     short = {name: float(rounded_to(value, dtype)) for name, value in told.items()}
-    world = world if short == told else world.with_hyper(**short)
+    patched = patched if short == told else patched.with_hyper(**short)
     for op in OPS:
         if op not in MOVES:
-            world = world.with_op(op, override, None)
-    return world
+            patched = patched.with_op(op, override, None)
+    return patched
 
 
-def _factors(world: World, dtype: str) -> World:
+def _factors(patched: PatchedModel, dtype: str) -> PatchedModel:
     """Round both factors of every product."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,13 +89,13 @@ def _factors(world: World, dtype: str) -> World:
         ]
         return op(*short, **kwargs)
 
-    world = _weights(world, dtype)
+    patched = _weights(patched, dtype)
     for op in FACTORS:
-        world = world.with_op(op, override, None)
-    return world
+        patched = patched.with_op(op, override, None)
+    return patched
 
 
-def _sums(world: World, dtype: str) -> World:
+def _sums(patched: PatchedModel, dtype: str) -> PatchedModel:
     """Round as `_results`, and the running sum of every product at each of its terms.
 
     A running sum of n terms is rounded n times while it grows: by 0.4 u of its size each time (u:
@@ -109,10 +109,10 @@ def _sums(world: World, dtype: str) -> World:
         off = 0.4 * ROUNDOFF[dtype] * (w.n_columns / 2) ** 0.5
         return (y + off * size * draws.standard_normal(y.shape)).astype(y.dtype)
 
-    world = _results(world, dtype)
+    patched = _results(patched, dtype)
     for op in PRODUCTS:
-        world = world.with_op(op, override, None)
-    return world
+        patched = patched.with_op(op, override, None)
+    return patched
 
 
 # From the finest to the coarsest. `_results` is what a dtype means where it is known.
@@ -124,12 +124,12 @@ LEVELS: tuple[Arithmetic, ...] = (
 )
 
 
-def is_long(view: ShadowView) -> bool:
+def is_long(view: ShadowPoint) -> bool:
     """Say whether so much lies before a point that the rounding there has to be measured."""
     return view.residual is not None and sum(op.op not in MOVES for op in view.calls) > SPAN
 
 
-def stated(world: World, recorded: Recorded, found: Pass) -> Recorded:
+def stated(patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass) -> RecordedTrace:
     """Return the trace with tolerances at long points, if it says that its arithmetic is short.
 
     It says so in its records, or by values that a shorter type holds exactly.
@@ -137,7 +137,7 @@ def stated(world: World, recorded: Recorded, found: Pass) -> Recorded:
     long = [view for view in found.views.values() if is_long(view)]
     if not long:
         return recorded
-    dtypes = {view.seen.dtype for view in long if view.seen is not None}
+    dtypes = {view.recorded.dtype for view in long if view.recorded is not None}
     dtype = next((name for name in ("bfloat16", "float16", "tf32") if name in dtypes), "")
     if not dtype:
         dtype = next((held for view in long if (held := _holds(view))), "")
@@ -145,13 +145,13 @@ def stated(world: World, recorded: Recorded, found: Pass) -> Recorded:
     if not dtype:
         return recorded
     level = next(level for level in LEVELS if level.dtype == dtype)
-    return recorded.within(_bounds(long, _twin(world, recorded, level), found, dtype))
+    return recorded.within(_bounds(long, _twin(patched, recorded, level), found, dtype))
 
 
-def _holds(view: ShadowView) -> str:
+def _holds(view: ShadowPoint) -> str:
     """Return the 16-bit type that holds all values of a point exactly, "" for none."""
-    assert view.seen is not None
-    values = np.asarray(view.seen.values, np.float32)
+    assert view.recorded is not None
+    values = np.asarray(view.recorded.values, np.float32)
     if values.size < FEWEST or not np.isfinite(values).all():
         return ""
     with np.errstate(over="ignore"):
@@ -161,8 +161,8 @@ def _holds(view: ShadowView) -> str:
 
 
 def supposed(
-    world: World, recorded: Recorded, found: Pass, nearest: float
-) -> tuple[Recorded, str] | None:
+    patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, nearest: float
+) -> tuple[RecordedTrace, str] | None:
     """Return the trace read in the first arithmetic that explains all that differs, and its words.
 
     `nearest` is the share of the difference that the best usual mistake leaves. Every flagged point
@@ -171,20 +171,22 @@ def supposed(
     flagged = found.flagged
     if nearest < CUT or not any(is_long(view) for view in flagged):
         return None
-    coarsest = {view.seen.dtype for view in flagged if view.seen is not None}
+    coarsest = {view.recorded.dtype for view in flagged if view.recorded is not None}
     least = max((i for i, level in enumerate(LEVELS[:3]) if level.dtype in coarsest), default=-1)
     for level in LEVELS[least + 1 :]:
-        twin = _twin(world, recorded, level)
+        twin = _twin(patched, recorded, level)
         if all(_fits(view, twin, level) for view in flagged):
             long = [view for view in found.views.values() if is_long(view)]
-            if next(_directed(world, recorded, long, twin), None) is not None:
+            if next(_directed(patched, recorded, long, twin), None) is not None:
                 return None
             read = recorded.read_as(ReadAs(recorded.trace, level.dtype))
             return read.within(_bounds(long, twin, found, level.dtype)), level.says
     return None
 
 
-def with_direction(world: World, recorded: Recorded, found: Pass) -> ShadowView | None:
+def with_direction(
+    patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
+) -> ShadowPoint | None:
     """Return the first long point whose difference is not only rounding, however small it is.
 
     Rounding has no direction; a wrong number moves values as a slightly larger or smaller result of
@@ -192,28 +194,28 @@ def with_direction(world: World, recorded: Recorded, found: Pass) -> ShadowView 
     """
     long = [view for view in found.views.values() if is_long(view) and view.residual]
     long = [view for view in long if not _is_few(view)]  # luck has any direction
-    dtypes = {view.seen.dtype for view in long if view.seen is not None}
+    dtypes = {view.recorded.dtype for view in long if view.recorded is not None}
     level = next((level for level in LEVELS if level.dtype in dtypes), None)
     if level is None:
         return None
-    twin = _twin(world, recorded, level)
-    return next(_directed(world, recorded, long, twin), None)
+    twin = _twin(patched, recorded, level)
+    return next(_directed(patched, recorded, long, twin), None)
 
 
 def _directed(
-    world: World, recorded: Recorded, long: list[ShadowView], twin: Pass
-) -> Iterator[ShadowView]:
+    patched: PatchedModel, recorded: RecordedTrace, long: list[ShadowPoint], twin: ShadowPass
+) -> Iterator[ShadowPoint]:
     """Yield points of which nudged operations explain a part, beside either reference."""
-    moved = [shadow(made, recorded.within({})) for made in _nudged(world)]
+    moved = [shadow_pass(made, recorded.within({})) for made in _nudged(patched)]
     for view in long:
-        assert view.seen is not None
-        mine, theirs = (np.float64(x) for x in view.seen.both(view.mine, view.axis))
+        assert view.recorded is not None
+        mine, theirs = (np.float64(x) for x in view.recorded.both(view.mine, view.axis))
         others = [made.views[view.key].mine for made in moved if view.key in made.views]
-        columns = [(view.seen.both(x, view.axis)[0] - mine).reshape(-1) for x in others]
+        columns = [(view.recorded.both(x, view.axis)[0] - mine).reshape(-1) for x in others]
         columns = [column / norm(column) for column in columns if column.any()]
         if not columns or view.key not in twin.views:
             continue
-        rounded = view.seen.both(twin.views[view.key].mine, view.axis)[0]
+        rounded = view.recorded.both(twin.views[view.key].mine, view.axis)[0]
         left = [_left(columns, (theirs - x).reshape(-1)) for x in (mine, rounded)]
         if max(left) < DIRECTED:
             yield view
@@ -231,30 +233,30 @@ def _left(columns: list[Array], difference: Array) -> float:
     return norm(difference - basis @ fit) / whole
 
 
-def _nudged(world: World) -> Iterator[World]:
-    """Yield worlds in which the results of one kind of operation are a little larger."""
+def _nudged(patched: PatchedModel) -> Iterator[PatchedModel]:
+    """Yield patched models in which the results of one kind of operation are a little larger."""
 
     def larger(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
         y = op(*args, **kwargs)
         return (y * (1 + NUDGE)).astype(y.dtype)
 
-    single = [frozenset({layer}) for layer in range(world.n_layers)]
+    single = [frozenset({layer}) for layer in range(patched.n_layers)]
     scopes: list[frozenset[int] | None] = [None, *single]
     if len(NUDGED) * len(scopes) > MOST:
         scopes = [None]
     for layers in scopes:
         for op in NUDGED:
-            yield world.with_op(op, larger, layers)
+            yield patched.with_op(op, larger, layers)
     for name in ANGLES:
-        if name in world.hp and world.hp[name] is not None:
-            yield world.with_hyper(**{name: float(world.hp[name]) * (1 + NUDGE)})
+        if name in patched.hp and patched.hp[name] is not None:
+            yield patched.with_hyper(**{name: float(patched.hp[name]) * (1 + NUDGE)})
 
 
-def _twin(world: World, recorded: Recorded, level: Arithmetic) -> Pass:
-    return shadow(level.make(world, level.dtype), recorded.within({}))
+def _twin(patched: PatchedModel, recorded: RecordedTrace, level: Arithmetic) -> ShadowPass:
+    return shadow_pass(level.make(patched, level.dtype), recorded.within({}))
 
 
-def _fits(view: ShadowView, twin: Pass, level: Arithmetic) -> bool:
+def _fits(view: ShadowPoint, twin: ShadowPass, level: Arithmetic) -> bool:
     """Say whether a point is as far off as an arithmetic makes it: as a whole, and every row."""
     if not is_long(view):
         return (view.residual or 0.0) <= one_operation(level.dtype, level.dtype).rel_l2
@@ -266,42 +268,44 @@ def _fits(view: ShadowView, twin: Pass, level: Arithmetic) -> bool:
     return whole and bool(rows.min() >= LIKE / ROWS * 2 and rows.max() <= ROWS)
 
 
-def _off(view: ShadowView, twin: Pass) -> float:
+def _off(view: ShadowPoint, twin: ShadowPass) -> float:
     """Return how far the rounded reference is from the reference, on the trace's rows."""
     other = twin.views.get(view.key)
-    if other is None or view.seen is None:
+    if other is None or view.recorded is None:
         return 0.0
-    return rel_l2(*(view.seen.both(x, view.axis)[0] for x in (other.mine, view.mine)))
+    return rel_l2(*(view.recorded.both(x, view.axis)[0] for x in (other.mine, view.mine)))
 
 
-def _ratios(view: ShadowView, twin: Pass) -> Iterator[float]:
+def _ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
     """Yield, row by row, the trace's distance over that of the rounded reference."""
-    assert view.seen is not None
-    mine, theirs = view.seen.both(view.mine, view.axis)
-    rounded, _ = view.seen.both(twin.views[view.key].mine, view.axis)
+    assert view.recorded is not None
+    mine, theirs = view.recorded.both(view.mine, view.axis)
+    rounded, _ = view.recorded.both(twin.views[view.key].mine, view.axis)
     for a, b, c in zip(
         *(np.moveaxis(x, view.axis, 0) for x in (mine, theirs, rounded)), strict=True
     ):
         yield float(norm(b - a) / max(norm(c - a), 1e-30))
 
 
-def _bounds(long: list[ShadowView], twin: Pass, found: Pass, dtype: str) -> Mapping[str, float]:
+def _bounds(
+    long: list[ShadowPoint], twin: ShadowPass, found: ShadowPass, dtype: str
+) -> Mapping[str, float]:
     factor = TIMES * (MOE_FACTOR if _may_flip(found, twin) else 1.0)
     luck = ROUNDINGS / TIMES * ROUNDOFF[dtype]
     offs = {view.key: max(luck * _is_few(view), _off(view, twin)) for view in long}
     return {key: factor * off for key, off in offs.items() if 0 < off < np.inf}
 
 
-def _is_few(view: ShadowView) -> bool:
+def _is_few(view: ShadowPoint) -> bool:
     """Say whether a few values are most of what a point is off by."""
-    assert view.seen is not None
-    mine, theirs = (np.float64(x) for x in view.seen.both(view.mine, view.axis))
+    assert view.recorded is not None
+    mine, theirs = (np.float64(x) for x in view.recorded.both(view.mine, view.axis))
     squares = np.sort(np.square(theirs - mine).reshape(-1))
     few = squares[-max(FEW_VALUES, int(FEW_SHARE * squares.size)) :]
     return bool(few.sum() > MOST_OF_ALL * squares.sum())
 
 
-def _may_flip(found: Pass, twin: Pass) -> bool:
+def _may_flip(found: ShadowPass, twin: ShadowPass) -> bool:
     """Say whether the rounding may choose other experts for some token.
 
     Their logits move by what the rounded reference moves them; TIMES as much may close a margin.

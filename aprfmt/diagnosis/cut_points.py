@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from aprfmt.compare.thresholds import DISCRETE
 from aprfmt.diagnosis.mismatch import Mismatch
-from aprfmt.diagnosis.shadow import glance
 from aprfmt.inference.capture import POINTS, key_name, parse_key
+from aprfmt.inference.replay.shadow import shadow_point
 
 # Points through which everything before them in their half of a layer acts.
 ATTENTION = ("attn", "attn_out", "attn_contrib", "mid")
@@ -36,11 +36,11 @@ def cuts(key: str) -> Iterator[str]:
 
 def agrees_without(case: Mismatch, cut: str) -> bool:
     """Say whether a later point agrees if nothing between is taken from the trace."""
-    if not case.recorded.has(cut) or not {cut, case.view.key} <= case.world.points.keys():
+    if not case.recorded.has(cut) or not {cut, case.view.key} <= case.patched.points.keys():
         return False
-    keys = list(case.world.points)
+    keys = list(case.patched.points)
     inner = keys[keys.index(case.view.key) : keys.index(cut)]
-    view = glance(case.world, case.without(inner), cut)
+    view = shadow_point(case.patched, case.without(inner), cut)
     return view is not None and view.residual is not None and not view.flagged
 
 

@@ -19,7 +19,7 @@ from aprfmt.tensors.view import decode_tensor
 Wrong = tuple[str, str, bool]  # the cause, what is wrong, whether it was seen
 
 
-def wrong_beside(
+def find_wrong_scales(
     good: Model, bad: Model, names: set[str] | None
 ) -> Iterator[tuple[str, str, str, bool]]:
     """Yield (weight, cause, what is wrong, whether it was seen) for such weights of `bad`.

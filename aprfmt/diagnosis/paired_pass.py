@@ -7,7 +7,7 @@ no more than one layer of each side is kept.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.traces import Between, PointDiff
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplied
 from aprfmt.diagnosis.parts import Touched
-from aprfmt.diagnosis.shadow import Plain
-from aprfmt.diagnosis.world import At, World
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.forward import Span
+from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
+from aprfmt.inference.replay.shadow import PointRecorder
 from aprfmt.inference.weights import Holder, free_budget
 from aprfmt.model import Model
 
@@ -48,11 +48,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class PassResult:
-    """The logits of a pass beside A's.
+    """The logits of a pass next to A's.
 
-    `distance` is relative L2, 0 where both are nothing but zeros, infinite where one side alone is
-    not finite; `kl` is the mean divergence of the next token's probabilities in nats, None where
-    values are not finite; `first` is the first point beyond its tolerance; `exact`: equal bits.
+    `distance` is relative L2, a share of the norm of A's: 0 where both are nothing but zeros,
+    infinite where one side alone is not finite. `kl` is the mean divergence of the next token's
+    probabilities in nats, None where values are not finite. `first` is the first point beyond its
+    tolerance. `exact`: equal bits.
     """
 
     distance: float
@@ -68,8 +69,8 @@ SAME = PassResult(0.0, 0.0, exact=True)
 
 
 @dataclass(frozen=True)
-class Told:
-    """Tells a user how far passes are, and beforehand if they take minutes."""
+class ProgressReporter:
+    """Reports to a user how far passes are, and first of all if they take minutes."""
 
     progress: Callable[[int, int], None] | None = None
     notice: Callable[[str], None] | None = None
@@ -98,12 +99,12 @@ class Told:
             self.progress(done, total)
 
 
-class _Points(Plain):
+class _Points(PointRecorder):
     """Values of all points, or of the experts only; a pass has the same bits either way."""
 
-    def __init__(self, world: World, layer: int, keep: bool) -> None:
-        super().__init__(world)
-        self.keep, self.at = keep, At("", layer)
+    def __init__(self, patched: PatchedModel, layer: int, keep: bool) -> None:
+        super().__init__(patched)
+        self.keep, self.at = keep, PassLocation("", layer)
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Copy the value where it is kept."""
@@ -114,14 +115,14 @@ class _Points(Plain):
         return x
 
 
-class Twins:
+class PairedPass:
     """Two models and their passes; `routed` are the experts that passes used, by layer."""
 
     def __init__(
         self, a: Model, b: Model, equal: frozenset[str], pair: Between, dtype: str,
-        memory: int | None = None, told: Told = Told(),
+        memory: int | None = None, reporter: ProgressReporter = ProgressReporter(),
     ) -> None:  # fmt: skip
-        self.told = told
+        self.reporter = reporter
         self.a, self.b, self.equal, self.pair, self.dtype = a, b, equal, pair, dtype
         self.holder = Holder(min(free_budget(), MOST_HELD) if memory is None else memory)
         self.backend = BACKENDS["numpy"]("cpu", dtype)
@@ -157,9 +158,9 @@ class Twins:
         self, blend: Blend, probe: Probe, stage: int, stream: Any, keep: bool
     ) -> tuple[Any, dict[str, Array]]:
         """Run one stage; return the stream or the logits, and the values of its points."""
-        world = World(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
-        recorder = _Points(world, max(0, stage - 1), keep)
-        x = world.run(
+        patched = PatchedModel(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
+        recorder = _Points(patched, max(0, stage - 1), keep)
+        x = patched.run(
             recorder, "all" if probe.rows is None else probe.rows, Span(stage, stage + 1, stream)
         )
         for key, values in recorder.values.items():
@@ -184,9 +185,9 @@ class Twins:
         y: Any = None
         points: dict[str, PointDiff] = {}
         self.flops += 2 * self.cost(probe)
-        self.told.before(2 * self.cost(probe))
+        self.reporter.before(2 * self.cost(probe))
         for stage in range(self.stages):
-            self.told.so_far(stage, self.stages)
+            self.reporter.so_far(stage, self.stages)
             x, mine = self.step(self.mine, probe, stage, streams[-1], True)
             streams.append(x)
             try:
@@ -226,7 +227,7 @@ class Twins:
         """Say whether what leaves a stage differs, at all or beyond the bound."""
         if x.shape != y.shape:
             return True
-        found = self.pair.compare("out", (self.dtype, self.dtype), y, x)
+        found = measured(self.pair, "out", self.dtype, x, y)
         return found.beyond or (any_at_all and bool(found.rel_l2))
 
     def _outcome(
@@ -235,9 +236,7 @@ class Twins:
         mine, theirs = of_both(mine, theirs)
         if mine.shape != theirs.shape:
             return PassResult(math.inf, first=first, points=points)
-        found = points.get("logits") or self.pair.compare(
-            "logits", (self.dtype, self.dtype), mine, theirs
-        )
+        found = points.get("logits") or measured(self.pair, "logits", self.dtype, theirs, mine)
         odd = found.nonfinite
         alone = odd is not None and odd.alone > 0
         return PassResult(
@@ -256,15 +255,28 @@ def compared(
     """
     found: dict[str, PointDiff] = {}
     for key in (key for key in mine if key in theirs):
-        x, y, dtypes = mine[key], theirs[key], (dtype, dtype)
+        x, y = mine[key], theirs[key]
         if key == "logits":
             x, y = of_both(x, y)
         if x.size == y.size:
-            found[key] = pair.compare(key, dtypes, x, y)
+            found[key] = measured(pair, key, dtype, y, x)
         else:
-            bound = pair.bound(key, dtypes).rel_l2
+            bound = pair.bound(key, (dtype, dtype)).rel_l2
             found[key] = PointDiff(key, math.inf, None, None, bound, True)
     return found
+
+
+def measured(pair: Between, key: str, dtype: str, actual: Array, reference: Array) -> PointDiff:
+    """Return how far B's value of a point is from A's, which is the reference.
+
+    Parts of B are replaced, one after the other, and A stays: so the distances of all of them are
+    shares of one norm. NaN and infinities keep their sides: `a` is A's count, the reference's.
+    """
+    found = pair.compare(key, (dtype, dtype), actual, reference)
+    odd = found.nonfinite
+    if odd is None:
+        return found
+    return replace(found, nonfinite=replace(odd, a=odd.b, b=odd.a, values=odd.values[::-1]))
 
 
 def of_both(mine: Array, theirs: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Usual mistakes in runs that are rounded as well: beside the rounding, or inside it."""
+"""Usual mistakes in runs that are rounded as well: larger than the rounding, or inside it."""
 
 import math
 from collections.abc import Mapping
@@ -6,13 +6,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from aprfmt.diagnosis.accumulated_rounding import supposed, with_direction
 from aprfmt.diagnosis.answers import Divergence, Solution, scopes_of, weights_inside
-from aprfmt.diagnosis.grown import supposed, with_direction
-from aprfmt.diagnosis.measure import Recorded
 from aprfmt.diagnosis.mismatch import Mismatch
 from aprfmt.diagnosis.search import Search
-from aprfmt.diagnosis.shadow import Pass, shadow
-from aprfmt.diagnosis.world import World
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.shadow import ShadowPass, shadow_pass
 
 Array = NDArray[Any]
 NEAR = 4  # usual mistakes beside which a run may be rounded
@@ -20,9 +20,9 @@ NEARLY = 0.1  # such a mistake leaves this share of the difference at most
 FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference at most
 
 
-def beside_rounding(
+def find_faint_mistakes(
     case: Mismatch, search: Search
-) -> tuple[Divergence, World, Recorded, str] | None:
+) -> tuple[Divergence, PatchedModel, RecordedTrace, str] | None:
     """Return the usual mistake that, once removed, leaves only rounding; None if no one does.
 
     It has to take away nearly all of the difference; what it leaves has to be what TF32 or 16 bits
@@ -35,28 +35,28 @@ def beside_rounding(
         if one.residual > NEARLY * case.view.residual:
             break
         for layers in dict.fromkeys((one.steps[0].layers, *scopes_of(case, change))):
-            world = change.make(case.world, layers)
-            left = shadow(world, case.recorded)
-            guess = supposed(world, case.recorded, left, 1.0) if left.flagged else None
+            patched = change.make(case.patched, layers)
+            left = shadow_pass(patched, case.recorded)
+            guess = supposed(patched, case.recorded, left, 1.0) if left.flagged else None
             if guess is not None:
                 recorded, says = guess
-                answer = Solution(change, layers, one.residual, None, math.inf, world, recorded)
-                return Divergence(case.view, answer), world, recorded, says
+                answer = Solution(change, layers, one.residual, None, math.inf, patched, recorded)
+                return Divergence(case.view, answer), patched, recorded, says
     return None
 
 
 def faint_in(
-    world: World, recorded: Recorded, found: Pass, plain: Mapping[str, Array]
+    patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, plain: Mapping[str, Array]
 ) -> list[Divergence]:
     """Return the usual mistake that lies in a difference no larger than the run's own rounding.
 
     It is never confirmed: taking it away takes away a part only. Where none does, it is not known
     whether the run is only rounded, and that is said.
     """
-    view = with_direction(world, recorded, found)
+    view = with_direction(patched, recorded, found)
     if view is None or not view.residual:
         return []
-    case = Mismatch(world, recorded, view, found, plain)
+    case = Mismatch(patched, recorded, view, found, plain)
     search = Search(case)
     search.run(joined=False)
     best = min(search.singles, key=lambda one: one.residual, default=None)
@@ -64,6 +64,6 @@ def faint_in(
         return [Divergence(view, None, (), "", weights_inside(case), search.tried)]
     step = best.steps[0]
     answer = Solution(
-        step.change, step.layers, best.residual, None, math.inf, case.world, case.recorded
+        step.change, step.layers, best.residual, None, math.inf, case.patched, case.recorded
     )
     return [Divergence(view, answer, faint=True)]

@@ -1,4 +1,4 @@
-"""Distance of two values of one point, on the rows that belong to the same tokens."""
+"""Values that another run recorded, in the shapes and on the rows of a model's own pass."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -28,12 +28,12 @@ def apart(mine: Any, theirs: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A trace's values at a point, on rows that the reference has too.
+class RecordedValue:
+    """A trace's values at a point, on rows that the model's pass has too.
 
-    `rows` are row numbers of the reference's value, None for all of them. `finite` is False at
-    entries that were masked out (infinities, or numbers too low for a score); these are not
-    compared. `note` says how the values were brought into the reference's shape.
+    `rows` are row numbers of the model's value, None for all of them. `mask` is False at entries
+    that were masked out (infinities, or numbers too low for a score), None where all count; these
+    are not compared. `note` says how the values were brought into the model's shape.
     """
 
     values: Array
@@ -47,7 +47,10 @@ class Seen:
         return mine if self.rows is None else np.take(mine, self.rows, axis=axis)
 
     def distance(self, mine: Array, axis: int) -> float:
-        """Return the relative distance of the reference's value, on rows and entries that count."""
+        """Return the relative L2 of the model's value, on rows and entries that count.
+
+        The recorded value is the reference: it stays while changes of the model are tried.
+        """
         cut = self.of(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:
             return rel_l2(cut, self.values)
@@ -80,17 +83,17 @@ MASKED = -3e4
 
 
 def takes_masks(key: str, trace: TraceLike) -> bool:
-    """Say whether a trace's values of a key may be scores with the mask already applied."""
+    """Return whether a trace's values of a key may be scores with the mask already applied."""
     return key.rpartition(".")[2] == "scores" and not by_us(trace)
 
 
 def by_us(trace: TraceLike) -> bool:
-    """Say whether one of our own backends made a trace."""
+    """Return whether one of our own backends made a trace."""
     facts = trace.run.get("backend")
     return isinstance(facts, Mapping) and facts.get("backend") in BACKENDS
 
 
-class Recorded:
+class RecordedTrace:
     """A trace's values at the reference's points: rows by position, joined stages split."""
 
     def __init__(
@@ -105,27 +108,27 @@ class Recorded:
         self.ids = tuple(ids)
         self.shapes = dict(shapes)
         self.without = frozenset(without)  # keys to ignore
-        self.bounds = bounds or {}  # tolerances of points behind which much rounding lies
+        self.bounds = bounds or {}  # tolerances of points that much rounding comes before
         self.foreign = not by_us(trace)
-        self._cut: dict[str, Seen | None] = {}
+        self._cut: dict[str, RecordedValue | None] = {}
 
-    def leaving(self, without: Collection[str]) -> "Recorded":
+    def leaving(self, without: Collection[str]) -> "RecordedTrace":
         """Return the trace with these keys to ignore, and no others."""
-        return Recorded(self.trace, self.ids, self.shapes, without, self.bounds)
+        return RecordedTrace(self.trace, self.ids, self.shapes, without, self.bounds)
 
-    def read_as(self, trace: TraceLike) -> "Recorded":
+    def read_as(self, trace: TraceLike) -> "RecordedTrace":
         """Return another trace in the place of this one."""
-        return Recorded(trace, self.ids, self.shapes, self.without, self.bounds)
+        return RecordedTrace(trace, self.ids, self.shapes, self.without, self.bounds)
 
-    def within(self, bounds: Mapping[str, float]) -> "Recorded":
+    def within(self, bounds: Mapping[str, float]) -> "RecordedTrace":
         """Return the trace with tolerances of its own at some points."""
-        return Recorded(self.trace, self.ids, self.shapes, self.without, bounds)
+        return RecordedTrace(self.trace, self.ids, self.shapes, self.without, bounds)
 
     def has(self, key: str) -> bool:
-        """Say whether the trace recorded the key itself, not only a point equal to it."""
+        """Return whether the trace recorded the key itself, not only a point equal to it."""
         return key in self.trace.records
 
-    def at(self, key: str) -> Seen | None:
+    def at(self, key: str) -> RecordedValue | None:
         """Return the values of a key; None if there are none, or their shape cannot be adapted.
 
         They get the reference's shape, which is known after its first pass.
@@ -136,7 +139,11 @@ class Recorded:
             self._cut[key] = self._read(key, self.shapes[key])
         return self._cut[key]
 
-    def _read(self, key: str, shape: tuple[int, ...]) -> Seen | None:
+    def forget(self, key: str) -> None:
+        """Drop the values of a key, which are read again when they are asked for."""
+        self._cut.pop(key, None)
+
+    def _read(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
         # What a foreign trace says of equal points is the model's own statement about itself.
         held = not self.foreign or key in self.trace.records
         record = self.trace.find(key) if held else None
@@ -150,7 +157,7 @@ class Recorded:
             masked=takes_masks(key, self.trace),
         )  # fmt: skip
 
-    def _part(self, key: str, shape: tuple[int, ...]) -> Seen | None:
+    def _part(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
         """Return a point from a stage that joins several (`L0.qkv` of an APRT folder)."""
         layer, _, point = key.rpartition(".")
         for slot, parts in SLOTS.items():
@@ -189,7 +196,7 @@ def fit(
     axis: int,
     tokens: int,
     masked: bool = True,
-) -> Seen | None:
+) -> RecordedValue | None:
     """Bring recorded values into the reference's shape; None if that is not possible.
 
     If all tokens were recorded, rows are those of the reference. Otherwise rows are matched by
@@ -224,7 +231,7 @@ def fit(
         counts = ~(values <= MASKED)
         if not counts.all():
             mask, note = counts, (note + "; " if note else "") + "masked entries left out"
-    return Seen(values, rows, dtype, note, mask)
+    return RecordedValue(values, rows, dtype, note, mask)
 
 
 def near_keys(key: str, layer: int) -> list[str]:

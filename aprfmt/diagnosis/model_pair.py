@@ -13,10 +13,11 @@ from aprfmt.compare.causes import CAUSES
 from aprfmt.compare.diffs import EQUAL
 from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis.blend import multiplied
+from aprfmt.diagnosis.finalize import finalize_finding
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import BUDGET, Measuring, Mixed, Share, between
-from aprfmt.diagnosis.passes import Probe, Told, Twins
+from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
 from aprfmt.diagnosis.probes import (
     POSITIONS,
     Chosen,
@@ -27,9 +28,8 @@ from aprfmt.diagnosis.probes import (
     probe,
     unrouted,
 )
-from aprfmt.diagnosis.prompt import LONGEST, MARGIN, reaches
 from aprfmt.diagnosis.quantities import Quantity, compare
-from aprfmt.diagnosis.settle import settled
+from aprfmt.inference.probe_ids import LONGEST, MARGIN, reaches
 from aprfmt.model import Model
 
 EQUIVALENT = "equal_quantities"
@@ -39,7 +39,7 @@ CHEAP = 1e10  # multiplications and additions: a long probe costs nothing
 
 
 @dataclass
-class Both:
+class ModelPair:
     """Two models, what the levels found, and the effective quantities of the findings."""
 
     a: Model
@@ -135,7 +135,9 @@ class Both:
 
     # --- with passes ----------------------------------------------------------------------------
 
-    def measure(self, chosen: Chosen, dtype: str, memory: int | None, told: Told) -> float:
+    def measure(
+        self, chosen: Chosen, dtype: str, memory: int | None, reporter: ProgressReporter
+    ) -> float:
         """Settle every finding by its effect on passes; return what all of them leave."""
         report = self.levels.report
         rows = () if report is None else report.tensors
@@ -144,8 +146,8 @@ class Both:
         )
         pair = between(self.a, self.b)
         bound = pair.bound("logits", (dtype, dtype)).rel_l2
-        with closing(Twins(self.a, self.b, equal, pair, dtype, memory, told)) as twins:
-            measuring = Measuring(twins, self.levels.parts, list(chosen.probes))
+        with closing(PairedPass(self.a, self.b, equal, pair, dtype, memory, reporter)) as passes:
+            measuring = Measuring(passes, self.levels.parts, list(chosen.probes))
             still = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
             found = measuring.shares(still)
             found = self._experts(measuring, found, still)
@@ -162,17 +164,17 @@ class Both:
 
     def _experts(self, measuring: Measuring, found: Mixed, still: Sequence[int]) -> Mixed:
         """Look for ids that reach differing experts, and measure again if some do."""
-        twins, hp = measuring.twins, self.a.hyper
-        left = unrouted(self.apart, twins.routed)
+        passes, hp = measuring.passes, self.a.hyper
+        left = unrouted(self.apart, passes.routed)
         if not left:
             return found
         more: list[Probe] = []
         for ids in others(int(hp["vocab_size"]), TRY_LENGTH, TRIES):
             one = probe(ids, [hp, self.b.hyper], "other ids, for experts")
-            if twins.flops + 2 * twins.cost(one) > BUDGET:
+            if passes.flops + 2 * passes.cost(one) > BUDGET:
                 break
-            twins.streams(one)
-            now = unrouted(self.apart, twins.routed)
+            passes.streams(one)
+            now = unrouted(self.apart, passes.routed)
             if sum(map(len, now.values())) < sum(map(len, left.values())):
                 more.append(one)
             left = now
@@ -180,7 +182,7 @@ class Both:
                 break
         if not more:
             return found
-        again = Measuring(twins, measuring.parts, [*measuring.probes, *more])
+        again = Measuring(passes, measuring.parts, [*measuring.probes, *more])
         measuring.probes, measuring.known = again.probes, {}
         return measuring.shares(still)
 
@@ -191,7 +193,7 @@ class Both:
         ):
             if not (part.hyper or part.keys):
                 continue
-            levels.findings[i] = settled(finding, share, bound)
+            levels.findings[i] = finalize_finding(finding, share, bound)
             levels.evidence.append(
                 Evidence("forward", _effect(finding, share, bound), finding.where[:4],
                          share.before if share.alone else None)
@@ -219,7 +221,7 @@ class Both:
 
     def _reached(self, measuring: Measuring, chosen: Chosen) -> None:
         """Say what the probes covered, and which differences they did not reach."""
-        coverage, twins = self.levels.coverage, measuring.twins
+        coverage, passes = self.levels.coverage, measuring.passes
         for one in measuring.probes:
             rows = "all rows" if one.rows is None else f"{len(one.rows)} rows"
             coverage.run.append(
@@ -239,7 +241,7 @@ class Both:
                 coverage.not_reached.append(
                     f"{key}: {len(left)} differing rows, the first is {left[0]}"
                 )
-        missing = unrouted(self.apart, twins.routed)
+        missing = unrouted(self.apart, passes.routed)
         for key, experts in self.apart.experts.items():
             left = missing.get(key, [])
             coverage.run.append(

@@ -7,7 +7,7 @@ from aprfmt.diagnosis.found import CauseFound, Exercised
 from aprfmt.diagnosis.mixing import Share
 
 
-def settled(finding: CauseFound, share: Share, bound: float) -> CauseFound:
+def finalize_finding(finding: CauseFound, share: Share, bound: float) -> CauseFound:
     """Return a finding with its effect on the pass; `bound` is the rounding of the logits.
 
     Confirmed means that removing it removes the difference, measured on finite numbers and from a

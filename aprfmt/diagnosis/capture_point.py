@@ -9,24 +9,24 @@ what the model says and recorded it at another place.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aprfmt.diagnosis.cuts import agrees_without, cuts, depends
+from aprfmt.diagnosis.cut_points import agrees_without, cuts, depends
 from aprfmt.diagnosis.hypotheses.capture import around
 from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.relations import relation
-from aprfmt.diagnosis.shadow import ShadowView, shadow
 from aprfmt.inference.capture import key_name
+from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
 
 
-def taken_elsewhere(case: Mismatch) -> Change | None:
+def find_other_capture_point(case: Mismatch) -> Change | None:
     """Return that the differing point, and others after it, were taken elsewhere, or None."""
     key = case.view.key
     cut = next((cut for cut in cuts(key) if agrees_without(case, cut)), None)
     if cut is None:
         return None
     names = [case.view.point]
-    order = {key: i for i, key in enumerate(case.world.points)}
+    order = {key: i for i, key in enumerate(case.patched.points)}
     while True:
-        found = shadow(case.world, case.without(_everywhere(case, names)), cut)
+        found = shadow_pass(case.patched, case.without(_everywhere(case, names)), cut)
         view = next((view for view in found.flagged if view.layer == case.layer), None)
         if view is None or order.get(view.key, 0) <= order.get(key, 0) or view.alone:
             break
@@ -54,10 +54,10 @@ def taken_elsewhere(case: Mismatch) -> Change | None:
 
 def _everywhere(case: Mismatch, names: Sequence[str]) -> set[str]:
     """Return the keys of points in all layers: engines record a point the same way in each."""
-    return {key_name(name, layer) for name in names for layer in range(case.world.n_layers)}
+    return {key_name(name, layer) for name in names for layer in range(case.patched.n_layers)}
 
 
-def _acts(case: Mismatch, cut: ShadowView, names: Sequence[str]) -> bool:
+def _acts(case: Mismatch, cut: ShadowPoint, names: Sequence[str]) -> bool:
     """Say whether the trace's own values would have shown at the cut, or at a point before it."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
@@ -74,7 +74,7 @@ def _acts(case: Mismatch, cut: ShadowView, names: Sequence[str]) -> bool:
 def _relation(case: Mismatch, key: str) -> str:
     """Say how a point's recorded values follow from the reference's, as far as that is known."""
     view = case.found.views[key]
-    if view.seen is None or view.seen.rows is not None:
+    if view.recorded is None or view.recorded.rows is not None:
         return "some rows of another point"
     for name, value in around(replace(case, view=view)):
         if value.size == view.mine.size and view.distance(value.reshape(view.mine.shape)) <= (

@@ -1,9 +1,9 @@
-"""The reference pass, altered one hypothesis at a time: hyperparameters, weights, operations.
+"""A model whose hyperparameters, weights, operations or positions are replaced for one pass.
 
-A World is a model's architecture, numbers and a numpy backend. A hypothesis never touches
+A PatchedModel is a model's architecture, numbers, weights and a backend. A patch never touches
 forward.py: it replaces hyperparameters or weights, wraps single operations of the backend, or gives
 other positions. Some steps are no operation of a backend (the choice of experts is plain numpy): a
-tap changes their value where it is captured. The arguments of every operation of a pass are
+tap changes their value where it is captured. The arguments of every operation of a pass can be
 recorded.
 """
 
@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.spec import ArchSpec, HyperParams
+from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import POINTS, WHOLE, Instance, instances
 from aprfmt.inference.forward import LogitRows, Span
 from aprfmt.inference.session import load_forward
-from aprfmt.inference.weights import Weight, Weights
+from aprfmt.inference.weights import Weight, Weights, model_weights
+from aprfmt.model import Model
 
 # The operations that are recorded; a hypothesis may wrap them.
 OPS = (
@@ -34,29 +36,29 @@ MOVES = ("concat", "stack", "repeat_heads", "take")
 COMPOSED = ("projections", "ropes", "gated", "add_linear")
 # Called as override(op, at, *args, **kwargs): `op` is the wrapped operation.
 Override = Callable[..., Any]
-# Called as tap(world, layer, x, held), it returns what the pass goes on with in place of x. `held`
-# are the values of the layer's earlier points, by name, as the pass went on with them.
-Tap = Callable[["World", int, Any, Mapping[str, Any]], Any]
+# Called as tap(patched, layer, x, held), it returns what the pass goes on with in place of x.
+# `held` are the values of the layer's earlier points, by name, as the pass went on with them.
+Tap = Callable[["PatchedModel", int, Any, Mapping[str, Any]], Any]
 STREAM = "stream"  # the name under which `held` has what enters the layer
 
 
 @dataclass(frozen=True)
-class At:
-    """The present place in a pass: the last captured point ("" before the first) and its layer."""
+class PassLocation:
+    """The last point that a pass came by ("" before the first), and its layer."""
 
     point: str
     layer: int
 
 
 @dataclass(frozen=True)
-class Call:
+class OperationCall:
     """One operation of a pass, with its arguments and result."""
 
     op: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     result: Any
-    at: At
+    at: PassLocation
 
     @property
     def weights(self) -> list[Weight]:
@@ -71,7 +73,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class World:
+class PatchedModel:
     """Everything a pass needs.
 
     `original` are the weights before any was replaced, `replaced` the keys of those that were.
@@ -89,6 +91,17 @@ class World:
     replaced: tuple[str, ...] = ()
     _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @classmethod
+    def of(
+        cls, model: Model, ids: Sequence[int], dtype: str, memory: int | None = None
+    ) -> "PatchedModel":
+        """Return a model with nothing replaced, on numpy in float32 or float64.
+
+        `memory` bounds the bytes of weights that are held decoded; None for the default.
+        """
+        backend = BACKENDS["numpy"]("cpu", dtype)
+        return cls(model.spec, model.hyper, model_weights(model, memory), backend, tuple(ids))
+
     @property
     def stored(self) -> Weights:
         """The model's stored weights, without a hypothesis's replacements."""
@@ -96,7 +109,7 @@ class World:
 
     @property
     def points(self) -> dict[str, Instance]:
-        """Every point by key, in execution order; kept for all worlds with these numbers."""
+        """Every point by key, in execution order; kept for all patches with these numbers."""
         about = (id(self.hp), self.spec.block, frozenset(self.weights))
         if about not in self._known:
             found = instances(self.spec.block, self.hp, self.weights)
@@ -109,17 +122,17 @@ class World:
         """The number of decoder blocks."""
         return int(self.hp["n_layers"])
 
-    def with_hyper(self, **values: Any) -> "World":
-        """Return the world with hyperparameters replaced."""
+    def with_hyper(self, **values: Any) -> "PatchedModel":
+        """Return the patched model with hyperparameters replaced."""
         return replace(self, hp=self.hp.replaced(**values))
 
-    def with_block(self, **fields: Any) -> "World":
-        """Return the world with fields of the block's description replaced."""
+    def with_block(self, **fields: Any) -> "PatchedModel":
+        """Return the patched model with fields of the block's description replaced."""
         block = replace(self.spec.block, **fields)
         return replace(self, spec=replace(self.spec, block=block))
 
-    def with_weights(self, arrays: Mapping[str, Any]) -> "World":
-        """Return the world with weights replaced by arrays, by role key."""
+    def with_weights(self, arrays: Mapping[str, Any]) -> "PatchedModel":
+        """Return the patched model with weights replaced by arrays, by role key."""
         return replace(
             self,
             weights=self.weights.overlaid(arrays),
@@ -127,10 +140,10 @@ class World:
             replaced=(*self.replaced, *arrays),
         )
 
-    def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "World":
-        """Return the world with one operation wrapped, in these layers or in all."""
+    def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "PatchedModel":
+        """Return the patched model with one operation wrapped, in these layers or in all."""
 
-        def scoped(beneath: Callable[..., Any], at: At, *args: Any, **kwargs: Any) -> Any:
+        def scoped(beneath: Callable[..., Any], at: PassLocation, *args: Any, **kwargs: Any) -> Any:
             if layers is not None and at.layer not in layers:
                 return beneath(*args, **kwargs)
             return override(beneath, at, *args, **kwargs)
@@ -141,23 +154,23 @@ class World:
 
     def with_ops(
         self, ops: Collection[str], override: Override, layers: frozenset[int] | None
-    ) -> "World":
-        """Return the world with several operations wrapped alike."""
-        world = self
+    ) -> "PatchedModel":
+        """Return the patched model with several operations wrapped alike."""
+        patched = self
         for op in ops:
-            world = world.with_op(op, override, layers)
-        return world
+            patched = patched.with_op(op, override, layers)
+        return patched
 
-    def with_tap(self, point: str, tap: Tap, layers: frozenset[int] | None) -> "World":
-        """Return the world with the values of a point changed, in these layers or in all."""
+    def with_tap(self, point: str, tap: Tap, layers: frozenset[int] | None) -> "PatchedModel":
+        """Return the model with the values of a point changed, in these layers or in all."""
 
-        def scoped(world: "World", layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-            return x if layers is not None and layer not in layers else tap(world, layer, x, held)
+        def scoped(patched: "PatchedModel", layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return x if layers is not None and layer not in layers else tap(patched, layer, x, held)
 
         return replace(self, taps={**self.taps, point: (*self.taps.get(point, ()), scoped)})
 
-    def with_positions(self, positions: Sequence[int]) -> "World":
-        """Return the world with other positions of the tokens."""
+    def with_positions(self, positions: Sequence[int]) -> "PatchedModel":
+        """Return the patched model with other positions of the tokens."""
         return replace(self, positions=tuple(positions))
 
     @property
@@ -165,15 +178,20 @@ class World:
         """The number of stages a pass can be split into; 1 if the architecture has its own pass."""
         return 1 if self.spec.forward else self.n_layers + 2
 
-    def run(self, recorder: "Recording", rows: LogitRows = "all", span: Span | None = None) -> Any:
+    def run(
+        self, recorder: "CallRecorder", rows: LogitRows = "all", span: Span | None = None
+    ) -> Any:
         """Run the pass, or a span of it, with a recorder; return its logits or stream.
 
         Computes the logits of these rows (default: all).
         """
         part = {} if span is None or self.spec.forward else {"span": span}
+        backend = self.backend
+        if self.overrides or recorder.records_calls:
+            backend = PatchedBackend(backend, self.overrides, recorder)
         with np.errstate(all="ignore"):  # a wrong hypothesis may overflow
             return load_forward(self.spec)(
-                Wrapped(self.backend, self.overrides, recorder),
+                backend,
                 self.spec,
                 self.hp,
                 self.weights,
@@ -185,16 +203,21 @@ class World:
             )
 
 
-class Stop(Exception):
-    """Ends a pass early, after the last point that is needed; not an error."""
+class StopPass(Exception):
+    """Ends a pass after the last point that is needed; not an error."""
 
 
-class Recording:
-    """A recorder that knows the place in the pass and the calls since the last captured value."""
+class CallRecorder:
+    """A recorder that knows the place in the pass and the calls since the last captured value.
+
+    Where `records_calls` is False, operations run as the backend has them, fused ones too.
+    """
+
+    records_calls = True
 
     def __init__(self) -> None:
-        self.at = At("", 0)
-        self.calls: list[Call] = []
+        self.at = PassLocation("", 0)
+        self.calls: list[OperationCall] = []
 
     def begin(self, facts: Any) -> None:
         """Start recording a pass."""
@@ -207,11 +230,11 @@ class Recording:
         """Record that the pass is past a point."""
         return x
 
-    def behind(self, x: Any, take: bool) -> tuple[Call, ...]:
+    def take_calls(self, x: Any) -> tuple[OperationCall, ...]:
         """Return the operations that computed `x` from earlier captured values, in order.
 
-        With `take` they are removed, so that later operations start from `x`. If no recorded
-        operation made `x`, all operations since the last point are returned.
+        They are removed, so that later operations start from `x`. If no recorded operation made
+        `x`, all operations since the last point are returned.
         """
         wanted: set[int] = set()
         front = [x]
@@ -226,15 +249,14 @@ class Recording:
         if not wanted:
             wanted = set(range(len(self.calls)))
         found = tuple(call for i, call in enumerate(self.calls) if i in wanted)
-        if take:
-            self.calls = [call for i, call in enumerate(self.calls) if i not in wanted]
+        self.calls = [call for i, call in enumerate(self.calls) if i not in wanted]
         return found
 
     def passed(self, point: str, layer: int) -> None:
         """Record that the pass is past a point."""
         here = self.at.layer if layer == WHOLE else layer
         last = point == "out" and POINTS[point].layered
-        self.at = At(point, here + 1 if last else here)
+        self.at = PassLocation(point, here + 1 if last else here)
 
 
 def arrays(args: Sequence[Any]) -> list[Any]:
@@ -249,22 +271,24 @@ def arrays(args: Sequence[Any]) -> list[Any]:
 
 
 def same_memory(a: Any, b: Any) -> bool:
-    """Say whether two arrays may share memory."""
+    """Return whether two arrays may share memory."""
     return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
 
 
-class Wrapped:
+class PatchedBackend:
     """A backend whose operations are recorded and can be overridden; its state is the base's."""
 
     def __init__(
-        self, base: Any, overrides: Mapping[str, tuple[Override, ...]], recording: Recording
+        self, base: Any, overrides: Mapping[str, tuple[Override, ...]], recording: CallRecorder
     ) -> None:
         self._base = base
         self._overrides = overrides
         self._recording = recording
 
     def __eq__(self, other: object) -> bool:
-        return other is self._base or (isinstance(other, Wrapped) and other._base is self._base)
+        return other is self._base or (
+            isinstance(other, PatchedBackend) and other._base is self._base
+        )
 
     def __hash__(self) -> int:
         return hash(self._base)
@@ -282,15 +306,17 @@ class Wrapped:
         for override in self._overrides.get(name, ()):
             op = partial(override, op, at)
         result = op(*args, **kwargs)
-        self._recording.calls.append(Call(name, args, kwargs, result, at))
+        self._recording.calls.append(OperationCall(name, args, kwargs, result, at))
         return result
 
 
 class _Tapped:
     """A recorder that changes values at some points before another recorder sees them."""
 
-    def __init__(self, world: World, inner: Any, taps: Mapping[str, tuple[Tap, ...]]) -> None:
-        self._world = world
+    def __init__(
+        self, patched: PatchedModel, inner: Any, taps: Mapping[str, tuple[Tap, ...]]
+    ) -> None:
+        self._patched = patched
         self._inner = inner
         self._taps = taps
         self._layer = WHOLE
@@ -311,6 +337,6 @@ class _Tapped:
             entering = next((value for value in last if value is not None), None)
             self._layer, self._held = layer, {STREAM: entering}
         for tap in self._taps.get(point, ()):
-            x = tap(self._world, layer, x, self._held)
+            x = tap(self._patched, layer, x, self._held)
         self._held[point] = self._inner.capture(point, layer, x)
         return self._held[point]

@@ -1,0 +1,507 @@
+"""A pass of a model in which every operation reads what another run recorded.
+
+At each point the value that the model computes is compared with the recorded one, and the pass goes
+on with the recorded one. So every operation gets the run's own input: a wrong operation shows a
+difference, a right operation with a wrong input does not, and rounding that earlier operations
+amplified is not held against a later one. torch.ao.ns calls such values shadow activations.
+
+`diagnose` looks for a cause in it, `parity` asks whether every operation is right, and `value_at`
+runs one operation that was cut out of a model.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.compare.nonfinite import NonFinite, census
+from aprfmt.compare.thresholds import DISCRETE, one_operation, tolerance, weights_class
+from aprfmt.compare.traced import backend_name
+from aprfmt.inference.capture import key_name, parse_key, resolve
+from aprfmt.inference.replay.patched_model import (
+    CallRecorder,
+    OperationCall,
+    PatchedModel,
+    StopPass,
+    arrays,
+    same_memory,
+)
+from aprfmt.inference.replay.recorded_trace import (
+    NO_VALUES,
+    RecordedTrace,
+    RecordedValue,
+    apart,
+    axis_of,
+)
+from aprfmt.inference.routing import route
+
+Array = NDArray[Any]
+# Points that are compared by a different rule, or that follow from such a point.
+_APART = ("experts", "expert_w", "router_margin")
+# Called with a point's key; returns what its operation may be off by on equal inputs.
+OperationBound = Callable[[str], float]
+
+
+@dataclass(frozen=True)  # no slots: `odd` is cached
+class ShadowPoint:
+    """One point of a shadow pass.
+
+    `mine` is the model's value on the trace's input, `recorded` the trace's. `residual` is their
+    relative L2 distance, None where the trace has nothing there. `calls` are the operations since
+    the last point the trace holds: what the model did to get here. `base` is the point this one
+    is compared with where the model has no operation between the two ("" otherwise). `after`
+    are the points of the trace that these operations started from: the last good ones.
+    `tolerance` is that of one operation. `whole_tolerance` is that of whole passes in these dtypes,
+    without what an engine's own products may add: that would excuse a wrong operation.
+    """
+
+    key: str
+    point: str
+    layer: int
+    mine: Array
+    recorded: RecordedValue | None
+    residual: float | None
+    tolerance: float
+    whole_tolerance: float
+    calls: tuple[OperationCall, ...]
+    base: str = ""
+    note: str = ""
+    after: tuple[str, ...] = ()
+
+    @property
+    def flagged(self) -> bool:
+        """True if the model's value on the trace's input differs from the trace's value."""
+        return self.residual is not None and not self.residual <= self.tolerance
+
+    @cached_property
+    def odd(self) -> NonFinite | None:
+        """NaN and infinities in the model's value (as A) and in the trace's (as B)."""
+        if self.recorded is None or self.point in DISCRETE:
+            return None
+        mine, theirs = self.recorded.both(self.mine, self.axis)
+        return census(mine, theirs) if mine.size == theirs.size else None
+
+    @property
+    def alone(self) -> bool:
+        """True if one side is not finite where the other side has another value."""
+        return self.odd is not None and self.odd.alone > 0
+
+    @property
+    def rest(self) -> float:
+        """The distance over the values that are finite on both sides."""
+        assert self.recorded is not None
+        return apart(*self.recorded.both(self.mine, self.axis))
+
+    @property
+    def axis(self) -> int:
+        """The axis that counts tokens."""
+        return axis_of(self.key)
+
+    def distance(self, other: Array) -> float:
+        """Return the distance of another value, in the model's shape, from the trace's."""
+        assert self.recorded is not None
+        return self.recorded.distance(other, self.axis)
+
+    @property
+    def theirs(self) -> Array:
+        """The trace's value; the model's on rows and entries that the trace lacks."""
+        assert self.recorded is not None
+        return self.recorded.into(self.mine, self.axis)
+
+
+@dataclass
+class ShadowPass:
+    """The points of one pass, in execution order."""
+
+    views: dict[str, ShadowPoint] = field(default_factory=dict)
+
+    def add(self, view: ShadowPoint) -> None:
+        """Take a point that the pass came by."""
+        self.views[view.key] = view
+
+    @property
+    def flagged(self) -> list[ShadowPoint]:
+        """The points beyond their tolerance, in execution order."""
+        return [view for view in self.views.values() if view.flagged]
+
+    @property
+    def first(self) -> ShadowPoint | None:
+        """The first point beyond its tolerance."""
+        return next(iter(self.flagged), None)
+
+    @property
+    def compared(self) -> int:
+        """How many points the trace has."""
+        return sum(view.residual is not None for view in self.views.values())
+
+
+@dataclass
+class OperationResiduals:
+    """What each operation gave on the run's own inputs, without the values.
+
+    `found` has (relative L2 distance, bound) by key, in execution order. Points that are choices
+    or differences of near values are left out: a rounding may flip them.
+    """
+
+    found: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, view: ShadowPoint) -> None:
+        """Take the numbers of a point that the run recorded."""
+        if view.residual is not None and view.point not in DISCRETE:
+            self.found[view.key] = view.residual, view.tolerance
+
+    @property
+    def wrong(self) -> list[str]:
+        """The points whose operation is beyond its bound, in execution order."""
+        return [key for key, (residual, bound) in self.found.items() if not residual <= bound]
+
+    @property
+    def clean(self) -> bool:
+        """Operations were judged, and none is wrong."""
+        return bool(self.found) and not self.wrong
+
+    @property
+    def worst(self) -> str:
+        """The point that comes nearest to its bound."""
+        return max(self.found, key=lambda key: self.found[key][0] / self.found[key][1])
+
+
+class PointRecorder(CallRecorder):
+    """A recorder that keeps every point's value."""
+
+    def __init__(self, patched: PatchedModel) -> None:
+        super().__init__()
+        self._patched = patched
+        self.values: dict[str, Array] = {}
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Copy the value."""
+        self.values[key_name(point, layer)] = np.array(self._patched.backend.to_numpy(x))
+        self.calls = []
+        self.passed(point, layer)
+        return x
+
+
+def record_points(patched: PatchedModel) -> dict[str, Array]:
+    """Return every point's value of a pass, by key, in execution order."""
+    recorder = PointRecorder(patched)
+    patched.run(recorder)
+    return recorder.values
+
+
+def shadow_pass(patched: PatchedModel, recorded: RecordedTrace, until: str = "") -> ShadowPass:
+    """Return the points of a pass on the trace's own inputs, up to the key `until`.
+
+    The backend is numpy's: which operations made a point is found by the memory of its arrays.
+    """
+    found = ShadowPass()
+    with contextlib.suppress(StopPass):
+        patched.run(_ShadowRecorder(patched, recorded, found, until))
+    return found
+
+
+def shadow_point(patched: PatchedModel, recorded: RecordedTrace, wanted: str) -> ShadowPoint | None:
+    """Return one point of a shadow pass, None where the pass has no such point.
+
+    Nothing else is compared and no operation is remembered (the point has no `calls`): many times
+    quicker than `shadow_pass` where the trace holds few points.
+    """
+    found = ShadowPass()
+    with contextlib.suppress(StopPass):
+        patched.run(_OnePoint(patched, recorded, found, wanted))
+    return found.views.get(wanted)
+
+
+def operation_residuals(
+    patched: PatchedModel, recorded: RecordedTrace, bound: OperationBound
+) -> OperationResiduals:
+    """Return how far each operation of a run is off on the run's own inputs, on any backend.
+
+    Operations run as the backend has them, fused ones too, and nothing but numbers is held.
+    """
+    found = OperationResiduals()
+    patched.run(_ShadowRecorder(patched, recorded, found, bound=bound, records_calls=False))
+    return found
+
+
+def value_at(patched: PatchedModel, given: Mapping[str, Array], wanted: str) -> Array | None:
+    """Return the value of the point `wanted` where the points of `given` have these values.
+
+    None where the pass has no such point; nothing after it is computed.
+    """
+    recorder = _ValueAt(patched, given, wanted)
+    with contextlib.suppress(StopPass):
+        patched.run(recorder)
+    return recorder.found
+
+
+class _Collector(Protocol):
+    def add(self, view: ShadowPoint) -> None:
+        """Take a point that the pass came by."""
+
+
+def _in_kind_of(x: Any, values: Array, patched: PatchedModel) -> Any:
+    """Return values in the shape and kind of a pass's own array `x`."""
+    shaped = np.ascontiguousarray(values).reshape(tuple(int(size) for size in x.shape))
+    if isinstance(x, np.ndarray):
+        return np.asarray(shaped, x.dtype)
+    return patched.backend.array(shaped)
+
+
+class _ValueAt(CallRecorder):
+    """Puts given values in, and takes the wanted one out."""
+
+    records_calls = False
+
+    def __init__(self, patched: PatchedModel, given: Mapping[str, Array], wanted: str) -> None:
+        super().__init__()
+        self._patched, self._given, self._wanted = patched, given, wanted
+        self.found: Array | None = None
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Return the given value, or end the pass with the wanted one."""
+        key = key_name(point, layer)
+        if key == self._wanted:
+            self.found = np.array(self._patched.backend.to_numpy(x))
+            raise StopPass
+        given = self._given.get(key)
+        return x if given is None else _in_kind_of(x, given, self._patched)
+
+
+class _ShadowRecorder(CallRecorder):
+    """Compares each point with the trace, and continues with the trace's value."""
+
+    def __init__(
+        self, patched: PatchedModel, recorded: RecordedTrace, found: _Collector, until: str = "",
+        bound: OperationBound | None = None, records_calls: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.records_calls = records_calls
+        self._patched = patched
+        self._recorded = recorded
+        self._until = until
+        self._own_bound = bound
+        self._extras = _extras(patched, recorded)
+        self._moe = bool(patched.hp["n_experts"])
+        self._engine = backend_name(recorded.trace)
+        self._logits: Array | None = None
+        self._experts: tuple[Array, Array] | None = None
+        self._held: dict[str, Array] = {}  # values the pass continued with, of the last two layers
+        self._found = found
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Compare the model's value with the trace's; continue with the trace's."""
+        key = key_name(point, layer)
+        mine = np.asarray(self._patched.backend.to_numpy(x))
+        self._recorded.shapes.setdefault(key, mine.shape)
+        value = self._recorded.at(key)
+        calls, goes_on = () if value is None else self.take_calls(x), x
+        if point in _APART:
+            goes_on = self._routing(key, mine, value, calls, x)
+        else:
+            view = self._view(key, mine, value, calls, x=x)
+            if value is not None:
+                mine = view.theirs
+                goes_on = _in_kind_of(x, mine, self._patched)
+            for extra in self._extras.get(key, ()):
+                goes_on, mine = self._extra(extra, key, mine, goes_on)
+        if point == "router":
+            self._logits = mine
+        if value is not None and self.records_calls:
+            self._hold(key, layer, goes_on)
+        self.passed(point, layer)
+        if not self.records_calls:
+            self._recorded.forget(key)
+        if key == self._until:
+            raise StopPass
+        return goes_on
+
+    def _bound(self, key: str, dtype: str, calls: Sequence[OperationCall] = ()) -> float:
+        """Return the tolerance of the operations that made a point."""
+        if self._own_bound is not None:
+            return self._own_bound(key)
+        kinds = _kinds(calls, self._patched)
+        return one_operation(self._patched.backend.dtype, dtype, self._engine, kinds).rel_l2
+
+    def _view(
+        self, key: str, mine: Array, value: RecordedValue | None, calls: tuple[OperationCall, ...],
+        base: str = "", x: Any = None,
+    ) -> ShadowPoint:  # fmt: skip
+        """Compare a point with the trace; `base` is the point it differs from there only."""
+        dtype = self._patched.backend.dtype
+        other = dtype if value is None else value.dtype
+        empty = value is not None and bool(mine.size) and not (mine.any() or value.values.any())
+        grown = self._recorded.bounds.get(key)
+        view = ShadowPoint(
+            key,
+            *parse_key(key),
+            mine,
+            value,
+            None if value is None or empty else value.distance(mine, axis_of(key)),
+            self._bound(key, other, calls) if grown is None else grown,
+            tolerance(dtype, other, moe=self._moe).rel_l2 if grown is None else grown,
+            calls,
+            base,
+            NO_VALUES if empty else "",
+            (base,) if base else self._sources(calls, x),
+        )
+        self._found.add(view)
+        return view
+
+    def _hold(self, key: str, layer: int, x: Any) -> None:
+        """Remember a point's array; those of layers before the last one are dropped."""
+        self._held = {
+            name: array
+            for name, array in self._held.items()
+            if not 0 <= parse_key(name)[1] < layer - 1
+        }
+        self._held[key] = x
+
+    def _sources(self, calls: Sequence[OperationCall], x: Any) -> tuple[str, ...]:
+        """Return the points of the trace that were inputs of these operations."""
+        read = [x, *(array for call in calls for array in arrays(call.args))]
+        return tuple(
+            key
+            for key, held in self._held.items()
+            if any(same_memory(held, array) for array in read)
+        )
+
+    def _extra(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
+        """Compare a point that differs from `base` in the trace only."""
+        self._recorded.shapes.setdefault(key, mine.shape)
+        value = self._recorded.at(key)
+        if value is None:
+            return x, mine
+        view = self._view(key, mine, value, (), base)
+        return _in_kind_of(x, view.theirs, self._patched), view.theirs
+
+    def _routing(
+        self, key: str, mine: Array, value: RecordedValue | None,
+        calls: tuple[OperationCall, ...], x: Any,
+    ) -> Any:  # fmt: skip
+        """Compare the chosen experts as sets, and their weights expert by expert."""
+        point, layer = parse_key(key)
+        partial = value is None or value.rows is not None or value.values.shape != mine.shape
+        if value is None or partial or point == "router_margin":
+            if point == "experts":
+                self._experts = (mine, mine)
+            return x
+        whole = tolerance(self._patched.backend.dtype, value.dtype, moe=True).rel_l2
+        bound = self._bound(key, value.dtype)
+        if point == "experts":
+            theirs = np.asarray(np.rint(value.values), np.int64)
+            self._experts = (mine, theirs)
+            wrong, close = self._flips(layer, mine, theirs, bound)
+            note = (
+                f"{close} tokens chose otherwise by a margin inside the rounding" if close else ""
+            )
+            self._found.add(ShadowPoint(
+                key, point, layer, mine, value, wrong / len(mine), bound, whole, calls, "", note
+            ))  # fmt: skip
+            return theirs if f"L{layer}.expert_w" in self._recorded.trace.records else x
+        assert self._experts is not None
+        ours, chosen = self._experts
+        size = int(self._patched.hp["n_experts"])
+        same = (np.sort(ours, -1) == np.sort(chosen, -1)).all(-1)
+        theirs = np.asarray(value.values, np.float64)
+        residual = (
+            value.distance(mine, 0)
+            if ours is chosen
+            else RecordedValue(_spread(chosen, theirs, size)[same], None, value.dtype).distance(
+                _spread(ours, mine, size)[same], 0
+            )
+        )
+        self._found.add(ShadowPoint(
+            key, point, layer, mine, value, residual if same.any() else None, bound, whole, calls
+        ))  # fmt: skip
+        return _in_kind_of(x, theirs, self._patched)
+
+    def _flips(self, layer: int, mine: Array, theirs: Array, bound: float) -> tuple[int, int]:
+        """Count tokens whose experts differ: by more than the margin allows, and within it."""
+        differ = (np.sort(mine, -1) != np.sort(theirs, -1)).any(-1)
+        if not differ.any() or self._logits is None:
+            return int(differ.sum()), 0
+        correction = self._patched.weights.get_role(layer, "exp_probs_b.bias")
+        bias = None if correction is None else correction.numpy().astype(self._logits.dtype)
+        margin = route(self._logits, bias, self._patched.hp).margin
+        slack = bound * max(1.0, float(np.abs(self._logits).max()))
+        close = differ & (margin <= slack)
+        return int((differ & ~close).sum()), int(close.sum())
+
+
+class _Forgetful(list[OperationCall]):
+    """A list of calls that records none."""
+
+    def append(self, call: OperationCall) -> None:
+        """Forget it."""
+
+
+class _OnePoint(_ShadowRecorder):
+    """Looks at one point only, and at routing, which depends on what was looked at before."""
+
+    def __init__(
+        self, patched: PatchedModel, recorded: RecordedTrace, found: _Collector, wanted: str
+    ) -> None:
+        super().__init__(patched, recorded, found, wanted)
+        self.calls = _Forgetful()
+
+    def capture(self, point: str, layer: int, x: Any) -> Any:
+        """Continue with the trace's value; compare it at the wanted point alone."""
+        key = key_name(point, layer)
+        if key == self._until or point in (*_APART, "router") or key in self._extras:
+            return super().capture(point, layer, x)
+        mine = np.asarray(self._patched.backend.to_numpy(x))
+        self._recorded.shapes.setdefault(key, mine.shape)
+        value = self._recorded.at(key)
+        self.passed(point, layer)
+        if value is None:
+            return x
+        return _in_kind_of(x, value.into(mine, axis_of(key)), self._patched)
+
+    def take_calls(self, x: Any) -> tuple[OperationCall, ...]:
+        """Remember nothing."""
+        return ()
+
+
+def _kinds(calls: Sequence[OperationCall], patched: PatchedModel) -> list[str]:
+    """Return the kinds of these operations, as the tolerances of engines name them.
+
+    A weight counts with its stored encoding, also if a hypothesis replaced it: the engine read the
+    file.
+    """
+    read = [call.args[1] for call in calls if call.op in ("linear", "router")]
+    stored = patched.stored
+    weights = [stored.get(w.key, w).encoding for w in read]
+    found = [call.op for call in calls if call.op == "activate"]
+    return [*found, *(weights_class([encoding]) for encoding in weights)]
+
+
+def _spread(ids: Array, weights: Array, size: int) -> Array:
+    """Return [tokens, n_experts] with each chosen expert's weight in its place."""
+    out = np.zeros((len(ids), size))
+    np.put_along_axis(out, np.clip(ids, 0, size - 1), weights, -1)
+    return out
+
+
+def _extras(patched: PatchedModel, recorded: RecordedTrace) -> Mapping[str, list[str]]:
+    """Return, by key, later points that are equal in the reference but recorded on their own."""
+    known = patched.points
+    order = {key: i for i, key in enumerate(known)}
+    found: dict[str, list[str]] = {}
+    for key, instance in known.items():
+        if not instance.alias_of or not recorded.has(key):
+            continue
+        target = resolve(key, known)
+        if target is not None and order[target.key] < order[key]:
+            found.setdefault(target.key, []).append(key)
+    for layer in range(patched.n_layers):  # a decoding step reads the cache that all tokens wrote
+        for written, read in (("k_attn", "k_cache"), ("v", "v_cache")):
+            target = resolve(key_name(written, layer), known)
+            key = key_name(read, layer)
+            if target is not None and recorded.has(key):
+                found.setdefault(target.key, []).append(key)
+    return found
