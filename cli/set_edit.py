@@ -203,9 +203,11 @@ def raised(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> I
 def trouble(opened: "Model") -> str | None:
     """Return why a file is no model whose architecture can be read; None where it is one."""
     try:
-        _ = opened.resolution
+        found = opened.resolution
     except AprfmtError as error:
         return str(error)
+    if found.relations:  # only under a change that other readers do not make
+        return found.relations[0].text
     return None
 
 

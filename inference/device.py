@@ -121,8 +121,8 @@ def parse_run(text: str) -> Choice:
         whole = f"{_SHORT[name][1]}:{device}" if name in _SHORT else device
         if not _DEVICE.fullmatch(whole):
             raise UsageError(
-                f"run {text!r}: {device!r} is no device (cpu, cuda, cuda:N, cuda:all, auto) and "
-                f"ends in no dtype ({', '.join(DTYPES)})"
+                f"run {text!r}: {device!r} is no device; expected cpu, cuda, cuda:N, cuda:all "
+                f"or auto, and then a dtype ({', '.join(DTYPES)})"
             )
     if name in _SHORT:
         backend, place = _SHORT[name]

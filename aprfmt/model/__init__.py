@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.arch import check_arch
 from aprfmt.base.collector import collector_paused
 from aprfmt.base.protocols import Damage, Note, Source, Typed, Value
 from aprfmt.base.shown import public_dir, short_repr
@@ -391,8 +392,6 @@ def open_model(
     if path == "":
         raise UsageError("the path of the model is empty; is a variable of the shell not set?")
     if arch is not None:
-        from aprfmt.arch import check_arch
-
         check_arch(arch)
     path = place(path)
     named_folder = False

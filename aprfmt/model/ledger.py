@@ -12,6 +12,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from aprfmt.arch import ARCHS
+from aprfmt.arch.called import CALLED
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
@@ -546,9 +548,7 @@ def towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
     left = [name for name in beside if not name.startswith(below)]
     if not left or resolution.spec.section in _SECTIONS:
         return
-    from aprfmt.arch import ARCHS
     from aprfmt.arch.bind import bind
-    from aprfmt.arch.called import CALLED
 
     for section in _SECTIONS:
         best: tuple[ArchSpec, tuple[str, ...]] | None = None

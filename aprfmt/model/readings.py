@@ -118,6 +118,10 @@ METADATA: Mapping[str, tuple[KeyPattern, ...]] = {
             "llama.cpp: when an adapter is used",
         ),
         KeyPattern(r"imatrix\.(datasets|chunk_count|chunk_size)", "text", "llama-imatrix"),
+        KeyPattern(r"format", "text", "safetensors: whose arrays were saved, in a copy of one"),
+        KeyPattern(
+            r"model_type|total_size|param_count", "text", "aprender: sizes, in a copy of its file"
+        ),
         KeyPattern(
             r"clip\.\w*_?(has_\w+|use_gelu|use_silu|projector_type)",
             "hyperparameter",

@@ -413,8 +413,8 @@ class View:
                 raise IndexError(f"{self.name}: index {first}; axis 0 has {count} rows")
             return self._entries(first % count, first % count + 1)[(0, *rest)]
         places = range(*first.indices(count))
-        ends = (places[0], places[-1]) if places else (0, -1)
-        low, high = min(ends), max(ends) + 1
+        ends = (places[0], places[-1]) if places else ()
+        low, high = (min(ends), max(ends) + 1) if ends else (0, 0)
         entries = self._entries(low, high)
         if high:
             entries = entries[first.indices(count)[0] - low :: first.step or 1]

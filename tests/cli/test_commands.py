@@ -94,7 +94,8 @@ def test_what_is_no_encoding_is_said_by_name(
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("Q4_K_M", "general.file_type 15"), ("NF4-double", "NF4"), ("GPTQ", "never written"),
+    [("Q4_K_M", "general.file_type 15"), ("NF4-double", "NF4"),
+     ("GPTQ", "written by `quantize --type` GPTQ-g32"),
      ("Q4_2", "ggml id 4"), ("Q4_K", "A block is d:f2 dmin:f2 scales:12u1 qs:128u1")],
 )  # fmt: skip
 def test_types_and_encodings_are_explained(name: str, says: str) -> None:

@@ -119,7 +119,7 @@ MALFORMED: tuple[Case, ...] = (
     _cut("trunc_data", _WHOLE[:-70], "tensor 'b' is the first beyond the end"),
     _cut("trunc_padding", _WHOLE[:-5], "1 bytes are missing"),
     _cut("trunc_index", _WHOLE[: 64 + 128 + 10], "index entries"),
-    _bad("lz4_garbage", _F.but(flags=0x0401, metadata=b"\x05" * 40), "LZ4"),
+    _bad("lz4_garbage", _F.but(flags=0x0401, metadata=b"\x10\0\0\0" + b"\x05" * 36), "LZ4"),
 )
 
 _LEGACY = {**METADATA, "quantization": "Q4_K_M"}

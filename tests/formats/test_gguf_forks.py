@@ -1,6 +1,7 @@
 """GGUF files of forks: named types, rows with headers, and ids that mean two things."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,8 @@ def test_a_copy_keeps_every_bit_and_a_decoded_one_every_value(tmp_path: Path) ->
     assert done.code == 0, done.err
     assert aprfmt("diff", path, tmp_path / "b.apr").code == 0
     said = aprfmt("validate", path).out
-    assert "PASS     values           38 tensors" in said
-    assert "PASS     block_scales     19 tensors" in said
+    assert re.search(r"PASS +values +38 tensors", said)
+    assert re.search(r"PASS +block_scales +19 tensors", said)
 
 
 def test_hex_shows_blocks_behind_the_header(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_conversion_of_a_mixture_is_not_published(
     if done.code == 0:  # what came of the old one alone, or after it, is in both
         assert after == 1 if version != "strong" else len(server.log) == after
         (tmp_path / "is.safetensors").write_bytes(server.files[FILE])
-        words = (tmp_path / "is.safetensors", tmp_path / "out" / to, "--arch", "none")
+        words = (tmp_path / "is.safetensors", tmp_path / "out" / to)
         assert command("diff", *words).code == 0
         return
     assert done.code == 2 and "changed while it was read" in done.err, done.err
@@ -142,7 +142,7 @@ def test_nothing_is_kept_on_disk_without_proof(
     """A replaced file of one size and one date was `equal` by the ranges of the old one."""
     server.versions, server.files[FILE] = version, two[0]
     (tmp_path / "old.safetensors").write_bytes(two[0])
-    words = ("diff", f"{server.url}{FILE}", tmp_path / "old.safetensors", "--arch", "none")
+    words = ("diff", f"{server.url}{FILE}", tmp_path / "old.safetensors")
     assert command(*words).code == 0
     assert not list((tmp_path / "ranges").glob("*/*"))
     forget()
@@ -155,7 +155,7 @@ def test_ranges_of_a_strong_etag_are_those_of_that_version(
 ) -> None:
     server.files[FILE] = two[0]
     (tmp_path / "old.safetensors").write_bytes(two[0])
-    words = ("diff", f"{server.url}{FILE}", tmp_path / "old.safetensors", "--arch", "none")
+    words = ("diff", f"{server.url}{FILE}", tmp_path / "old.safetensors")
     for data, code in ((two[0], 0), (two[1], 1), (two[0], 0)):
         forget()
         server.files[FILE] = data
@@ -195,7 +195,7 @@ def test_a_mirrors_bytes_are_not_believed_of_the_hub(
     for hub, number in ((server, 0), (other, 1), (server, 0)):
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         words = ("hf://someone/m/m.safetensors", tmp_path / f"{number}.safetensors")
-        done = command("diff", *words, "--arch", "none")
+        done = command("diff", *words)
         assert done.code == 0, (hub.url, done.out)
         forget()
 

@@ -127,6 +127,13 @@ def added(path: Path, name: str) -> None:
     write_mixed(path / "model.safetensors", rows)
 
 
+def reshaped(path: Path, name: str, shape: tuple[int, ...]) -> None:
+    """Give a tensor of a folder another shape of as many elements."""
+    rows = tensors_of(path)
+    rows[name] = (rows[name][0], shape, rows[name][2])
+    write_mixed(path / "model.safetensors", rows)
+
+
 def scaled(path: Path, name: str, factor: float) -> None:
     """Multiply a BF16 tensor of a folder."""
     import numpy as np

@@ -19,6 +19,7 @@ from tests.validate.bases import MAKERS, element, hf, patch, sealed_swap, swap, 
 
 _SCALE = "model.layers.2.mlp.up_proj.input_scale"
 NORM = "model.layers.0.input_layernorm.weight"
+DOWN = "model.layers.0.mlp.down_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              "in no table", True),
     Mutation("architecture", "hf", _key("num_attention_heads", "many"), "num_attention_heads"),
     Mutation("completeness", "hf", lambda p: bases.without(p, NORM), "missing"),
-    Mutation("shapes", "hf", _key("intermediate_size", 500), "shape [512, 256]"),
+    Mutation("architecture", "hf", _key("intermediate_size", 500), "the tensors say 512"),
+    Mutation("shapes", "hf", lambda p: bases.reshaped(p, DOWN, (128, 1024)), "shape [128, 1024]"),
     Mutation("unexpected", "hf", lambda p: bases.added(p, "model.layers.0.mystery.weight"),
              "no role", True),
     Mutation("completeness", "hf", _key("tie_word_embeddings", False), "missing"),
@@ -256,7 +258,7 @@ def test_every_check_has_its_mutation() -> None:
 def test_a_fault_costs_a_pass(made: Callable[[str], Path], tmp_path: Path) -> None:
     """What a failed check stands before is NOT-RUN with a reason, never PASS."""
     path = hf(tmp_path)
-    text(path, "config.json", lambda value: value.update(num_attention_heads="many"))
+    text(path, "config.json", lambda value: value.update(rms_norm_eps="many"))
     outcomes = {check.name: check for check in validate(path).checks}
     for name in ("completeness", "shapes", "role_bounds", "vocabulary_size"):
         assert outcomes[name].outcome == "NOT_RUN"

@@ -86,6 +86,8 @@ def unexpected(ctx: Checked) -> Result:
 
 def unread(ctx: Checked) -> Result:
     """Look for files, index entries and keys that no table lists: nothing here reads them."""
+    index = {one.kind for one in ctx.model.relations} & {"index"}
+    # An index that does not fit its shards is one finding, of the check `shards`.
     others = [item for item in ctx.ledger.unread if item.kind not in OF_TENSORS]
     findings = [
         Finding(f"{item.kind} {item.name}", item.of or "is in no table", "something that is read",
@@ -95,7 +97,7 @@ def unread(ctx: Checked) -> Result:
     findings += [
         Finding(f"index entry {item.name}", item.of, "a tensor of that file", "make the index anew")
         for item in ctx.ledger.items
-        if item.kind == "index entry" and item.reading == "contradicted"
+        if item.kind == "index entry" and item.reading == "contradicted" and not index
     ]
     findings += [
         Finding(f"{row.kind} {row.name}", row.why, "something that can be read", level="warning")

@@ -20,7 +20,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "safetensors-gap", "aprfmt/formats/safetensors/parse.py",
-        "        if info.offset != at:\n", "        if info.offset < at:\n",
+        "        if info.offset != at:\n            inside",
+        "        if info.offset < at:\n            inside",
         "bytes that no tensor owns can hide in a file",
     ),
     Row(

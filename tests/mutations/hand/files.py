@@ -49,7 +49,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "convert-source-checksum", "aprfmt/conversion/__init__.py",
-        "        damage = verifier.notes()\n",
+        "        damage = verifier.notes(hashed.checksums if hashed is not None else dict)\n",
         "        damage = []\n",
         "a source whose checksum is wrong is converted in silence",
     ),

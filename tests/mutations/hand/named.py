@@ -11,8 +11,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "unreadable-exit-1", "aprfmt/compare/diffs.py",
-        "            return 2\n",
-        "            return 1\n",
+        '            if tensor.verdict == "UNREADABLE"\n        ]',
+        "            if False\n        ]",
         "UNREADABLE is no longer exit 2",
     ),
     Row(
@@ -36,8 +36,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "tokenizer-exit-code", "aprfmt/compare/diffs.py",
-        "any(f.decisive for f in (*self.hyperparameters, *self.tokenizer))",
-        "any(f.decisive for f in self.hyperparameters)",
+        "for name in SECTIONS if name != \"tensors\"}",
+        "for name in SECTIONS[:2] if name != \"tensors\"}",
         "another tokenizer does not change the exit code",
     ),
     Row(
@@ -186,8 +186,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "unreadable-exit-none", "aprfmt/compare/diffs.py",
-        "            return 2\n",
-        "            pass\n",
+        ' else set()) | {"UNREADABLE"}\n        apart',
+        " else set())\n        apart",
         "an unreadable tensor is a difference like another",
     ),
     Row(
