@@ -157,6 +157,9 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         ):
             if rows:
                 found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
+    language = body["tokenizer"].get("chat_template_language")
+    if language is not None:
+        found.append(f"the chat template is {language}, not jinja2")
     scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
     if scan != "nothing suspicious":
         found.append("suspicious chat template")

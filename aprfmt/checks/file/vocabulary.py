@@ -19,6 +19,7 @@ from aprfmt.tokenizer.conversations import lacking
 from aprfmt.tokenizer.loading import load
 from aprfmt.tokenizer.stated import stated
 from aprfmt.tokenizer.template import scan_template
+from aprfmt.tokenizer.template_language import TODO, foreign_template
 
 _MANY = 20  # findings of one kind; the rest is counted
 
@@ -170,6 +171,12 @@ def template(ctx: Checked) -> Result:
     text = ctx.model.carried.chat_template()
     if text is None:
         raise NotRun("the model carries no chat template")
+    foreign = foreign_template(text)
+    if foreign is not None:
+        where, expected = f"chat template, line {foreign.line}", "a jinja2 template"
+        todo = f"engines refuse it or use another; {TODO}"
+        one = Finding(where, f"is {foreign.says}", expected, todo)
+        return Result(f"{len(text)} characters", [one])
     findings = [
         Finding(f"chat template, {line}", what, "a template that joins texts",
                 "read it before you let a program render it")
