@@ -280,3 +280,30 @@ def test_a_table_with_text_for_a_number_is_refused(tmp_path: Path) -> None:
     path.write_text("name,mean\nL0.q,much\n")
     result = ran(2, "diagnose", tiny_folder("llama"), path, "--ids", TEXT)
     assert "mean is 'much'; expected a number" in result.err
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", ["batched", "rows", "last", "flat"])
+def test_logits_alone_of_a_16_bit_run_are_precision_with_their_size(
+    shape: str, dtype: str, tmp_path: Path
+) -> None:
+    """A rollout in 16 bits against a float32 model: transformers is the other engine."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = tiny_folder("llama")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        logits = model(torch.tensor([IDS])).logits.float().numpy()
+    given = {
+        "batched": logits, "rows": logits[0], "last": logits[:, -1], "flat": logits[0, -1],
+    }[shape]  # fmt: skip
+    arrays = {"logits": given, "input_ids": np.array([IDS])}
+    made = tmp_path / "made.safetensors"
+    ran(0, "trace", folder, "--map", npy(tmp_path / "d", arrays), "-o", made)
+    with open_trace(made) as trace:
+        values = trace.values("logits")
+        assert values is not None and values.ndim == 2 and values.shape[1] == logits.shape[2]
+    found = ran(0, "diagnose", folder, made, "--json").json
+    assert found["verdict"] == "precision" and found["cause"] == "rounding", found["sentence"]
+    reference = own()["logits"][-1]
+    apart = np.linalg.norm(logits[0, -1] - reference) / np.linalg.norm(reference)
+    assert 0.2 * apart < found["residual_before"] < 5 * apart
