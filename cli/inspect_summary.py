@@ -163,6 +163,8 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
     if scan != "nothing suspicious":
         found.append("suspicious chat template")
+    if "turn_end" in body["tokenizer"]:
+        found.append(str(body["tokenizer"]["turn_end"]))
     found += [str(relation["says"]) for relation in body["relations"]]
     warnings = sum(
         note["level"] == "warning" and note["key"] != "relation" for note in body["notes"]

@@ -13,6 +13,7 @@ from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS, name_of
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import foreign_template
+from aprfmt.tokenizer.turn_ends import unstopped_turn
 from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata
 
 if TYPE_CHECKING:
@@ -113,4 +114,7 @@ def _quick(carried: Carried) -> dict[str, Any]:
             found["chat_template_language"] = foreign.says
         findings = scan_template(template)
         found["chat_template_scan"] = "; ".join(findings) or "nothing suspicious"
+        unstopped = None if findings else unstopped_turn(carried, quick=True)
+        if unstopped is not None:
+            found["turn_end"] = f"{unstopped.says}; {unstopped.todo}"
     return found

@@ -245,7 +245,7 @@ def test_a_template_of_another_engine_is_named(case: str) -> None:
     assert found is not None and (found.name, found.line) == (case.split("-")[0], line)
     assert scan_template(text) == []
     with pytest.raises(
-        FormatError, match="x: the chat template is .*, not jinja2: .*take"
+        FormatError, match=r"x: the chat template is .*, not jinja2: .*take"
     ) as error:
         render(text, MESSAGES, add_generation_prompt=True, variables={}, where="x")
     assert found.says in str(error.value) and "unexpected" not in str(error.value)

@@ -20,6 +20,7 @@ from aprfmt.tokenizer.loading import load
 from aprfmt.tokenizer.stated import stated
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
+from aprfmt.tokenizer.turn_ends import unstopped_turn
 
 _MANY = 20  # findings of one kind; the rest is counted
 
@@ -102,7 +103,24 @@ def ids(ctx: Checked) -> Result:
             )  # fmt: skip
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
+    if not findings:
+        findings += _unstopped(ctx)
     return Result(f"{len(stated)} ids", findings)
+
+
+def _unstopped(ctx: Checked) -> list[Finding]:
+    """Return a finding where the template ends a turn with an id at which no generation stops.
+
+    Base models come with a chat template, too: their own eos is another token, and it is a warning.
+    """
+    found = unstopped_turn(ctx.carried)
+    if found is None:
+        return []
+    level: Literal["fail", "warning"] = "fail" if found.contradicted else "warning"
+    return [
+        Finding(ctx.carried.where, found.says, "a turn's end that stops a generation",
+                found.todo, level)
+    ]  # fmt: skip
 
 
 def _configured(ctx: Checked) -> list[tuple[str, int]]:
