@@ -172,7 +172,8 @@ def _real(batch: Batch, sample: int) -> NDArray[np.bool_]:
 
     The first of a document behind another is left out: no row of its own document predicts it.
     """
-    return np.append(batch.mask[sample], batch.label[sample, -1]) & ~batch.starts[sample]
+    there: NDArray[np.bool_] = np.append(batch.mask[sample], batch.label[sample, -1])
+    return there & ~batch.starts[sample]
 
 
 def capacities(tokens: int) -> list[int]:
