@@ -172,8 +172,9 @@ def _real(batch: Batch, sample: int) -> NDArray[np.bool_]:
 
     The first of a document behind another is left out: no row of its own document predicts it.
     """
-    there: NDArray[np.bool_] = np.append(batch.mask[sample], batch.label[sample, -1])
-    return there & ~batch.starts[sample]
+    there = np.append(batch.mask[sample], batch.label[sample, -1])
+    found: NDArray[np.bool_] = there & ~batch.starts[sample]
+    return found
 
 
 def capacities(tokens: int) -> list[int]:
