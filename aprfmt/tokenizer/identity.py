@@ -114,7 +114,10 @@ def _quick(carried: Carried) -> dict[str, Any]:
             found["chat_template_language"] = foreign.says
         findings = scan_template(template)
         found["chat_template_scan"] = "; ".join(findings) or "nothing suspicious"
-        unstopped = None if findings else unstopped_turn(carried, quick=True)
+        try:
+            unstopped = None if findings else unstopped_turn(carried, quick=True)
+        except FormatError:
+            unstopped = None  # lists that cannot be read: `validate` says which
         if unstopped is not None:
             found["turn_end"] = f"{unstopped.says}; {unstopped.todo}"
     return found

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from aprfmt.errors import FormatError
 from aprfmt.model import open_model
-from aprfmt.tokenizer import load, stated_ends, to_gguf
+from aprfmt.tokenizer import facts, load, stated_ends, to_gguf
 from aprfmt.tokenizer.keys import TOKENS
 from aprfmt.tokenizer.turn_ends import unstopped_turn
 from tests.cli.run import aprfmt
@@ -138,3 +139,13 @@ def test_lists_stop_at_their_ids_and_at_known_ends(quick: bool, demo_model: Path
     assert found is not None and found.id == ids[END] and "eot_token_id" in found.todo
     gguf["tokenizer.ggml.eot_token_id"] = ids[END]
     assert unstopped_turn(fake("gguf", gguf).carried, quick=quick) is None
+
+
+def test_lists_that_cannot_be_read_leave_inspect_whole(demo_model: Path) -> None:
+    gguf = without_json(to_gguf(folder_model(demo_model)))
+    gguf["tokenizer.chat_template"] = TURN % "<|fin|>"
+    gguf["tokenizer.ggml.token_type"] = "no list"
+    model = fake("gguf", gguf)
+    assert "turn_end" not in facts(model, quick=True)
+    with pytest.raises(FormatError, match="token_type"):
+        unstopped_turn(model.carried)
