@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class BatchFacts(TypedDict):
-    """What a batch holds; `loss_of_logits` where it has the trainer's logits."""
+    """What a batch holds; `loss_of_logits` where it has the trainer's logits.
+
+    `unread` are arrays of the file that nothing here reads.
+    """
 
     path: str
     samples: int
@@ -26,6 +29,8 @@ class BatchFacts(TypedDict):
     padding: int
     labels: int
     shift: int
+    documents: int
+    unread: list[str]
     loss_of_logits: float | None
 
 
@@ -86,7 +91,7 @@ def measure(
         "batch": batch_to_json(batch),
         **eval_show.loss_to_json(loss),
     }
-    checks = [shift_check(batch)]
+    checks = [shift_check(batch), *edge_checks(batch)]
     theirs = None
     if batch.logits is not None:
         theirs = list(score(batch, None))
@@ -109,6 +114,22 @@ def shift_check(batch: "Batch") -> "Check":
         "labels-shifted", batch.shift in PROPER, SHIFTS[batch.shift],
         "the ids themselves, or the ids one ahead", "shift the labels once", str(batch.path),
     )  # fmt: skip
+
+
+def edge_checks(batch: "Batch") -> "list[Check]":
+    """Return the check that no document's first token is a label, where rows are packed."""
+    from aprfmt.base.outcome import check
+
+    if batch.document is None:
+        return []
+    found = f"{batch.documents} documents in {len(batch.mask)} rows; "
+    return [check(
+        "documents-apart", not batch.edges,
+        found + (f"labels of {batch.edges} first tokens are set" if batch.edges else "no label is "
+                 "the first token of one"),
+        "no document scored by the one before",
+        "set the label of each document's first token to -100", str(batch.path),
+    )]  # fmt: skip
 
 
 def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "Check":
@@ -173,7 +194,7 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
     return {
         "path": str(batch.path), "samples": samples, "tokens": tokens,
         "padding": int((~batch.mask).sum()), "labels": batch.scored, "shift": batch.shift,
-        "loss_of_logits": None,
+        "documents": batch.documents, "unread": list(batch.unread), "loss_of_logits": None,
     }  # fmt: skip
 
 
@@ -198,6 +219,13 @@ def show(body: BatchScored, reported: Reported | None) -> None:
          f"padding, {batch['labels']} labels"),
         ("loss", f"{loss:.6f} nats per token"),
     ]  # fmt: skip
+    if batch["documents"] != batch["samples"]:
+        rows.insert(1, ("packed", f"{batch['documents']} documents, each scored by itself"))
+    if batch["unread"]:
+        shown = ", ".join(map(render.escape, batch["unread"][:8]))
+        more = "" if len(batch["unread"]) <= 8 else ", ..."
+        count = len(batch["unread"])
+        rows.append(("not read", f"{count} array{'s' * (count > 1)}: {shown}{more}"))
     if batch["loss_of_logits"] is not None:
         rows.append(("of its logits", f"{batch['loss_of_logits']:.6f} nats per token"))
     if reported is not None:

@@ -161,9 +161,14 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     if files:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         found.append(f"{files[0]}{more}, which nothing reads")
+    language = body["tokenizer"].get("chat_template_language")
+    if language is not None:
+        found.append(f"the chat template is {language}, not jinja2")
     scan = body["tokenizer"].get("chat_template_scan", "nothing suspicious")
     if scan != "nothing suspicious":
         found.append("suspicious chat template")
+    if "turn_end" in body["tokenizer"]:
+        found.append(str(body["tokenizer"]["turn_end"]))
     found += [str(relation["says"]) for relation in body["relations"]]
     warnings = sum(
         note["level"] == "warning" and note["key"] != "relation" for note in body["notes"]

@@ -41,6 +41,7 @@ def command(
     from aprfmt.cli.run_show import TextWriter, report
     from aprfmt.inference.generating import MadeBeside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
+    from aprfmt.tokenizer.turn_ends import unstopped_turn
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     began = time.perf_counter()
@@ -56,6 +57,9 @@ def command(
         if tokenizer.result is None:
             known = f"stop tokens as configured: {sorted(stop)}" if stop else "no stop token"
             render.warn(f"{opened.path}: has no tokenizer: ids only; {known}", "no_tokenizer")
+        unstopped = unstopped_turn(opened.carried) if tokens.chat is not None else None
+        if unstopped is not None and not ignore_stop:
+            render.warn(f"{unstopped.says}; {unstopped.todo}", "turn_end")
         stopped = bool(found) and found[-1] in stop
         made = found[:-1] if stopped else found
         full = "max_tokens" if len(made) == max_tokens else "context"

@@ -6,13 +6,15 @@ Rows and tokens are counted from 0; row t of the logits predicts token t + 1. A 
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.loss import log_probabilities, rows_at_once
@@ -24,6 +26,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "mask": ("mask", "attention_mask"),
     "logits": ("logits",),
 }
+# Arrays that say which document of a packed row a token is of, as trainers name them.
+POSITIONS = ("position_ids",)  # transformers: they begin anew with each document
+LENGTHS = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "cu_seqlens_k", "cu_seq_lens_k")
+DOCUMENTS = ("document_ids", "doc_ids", "segment_ids", "sequence_ids", "seq_idx")
 # What `labels[t]` may be: the token at t + shift. 0 is transformers' convention (the loss shifts),
 # 1 that of loaders that shift themselves; the others are mistakes of the file.
 SHIFTS: Mapping[int, str] = {
@@ -41,7 +47,10 @@ class Batch:
     """Arrays [samples, tokens]; `label` [samples, tokens + 1] says which tokens are scored.
 
     `ids` has one column more, the token after the last where the labels hold it, else -1.
-    `logits` [samples, tokens, vocab] are the trainer's own, if the file has them.
+    `logits` [samples, tokens, vocab] are the trainer's own, if the file has them. `document`
+    [samples, tokens] numbers the documents of a packed row from 0; the first token of each but the
+    first is no label, and `edges` says where the file's labels have it as one. `unread` are arrays
+    of the file that nothing here reads.
     """
 
     path: Path
@@ -50,6 +59,24 @@ class Batch:
     mask: NDArray[np.bool_]
     shift: int
     logits: Numbers | None = None
+    document: NDArray[np.int64] | None = None
+    edges: int = 0
+    unread: tuple[str, ...] = ()
+
+    @property
+    def documents(self) -> int:
+        """How many documents the rows hold; a row that is not packed is one."""
+        if self.document is None:
+            return len(self.mask)
+        return int((self.document.max(1) + 1).sum())
+
+    @property
+    def starts(self) -> NDArray[np.bool_]:
+        """Where a document begins behind another in its row, [samples, tokens + 1]."""
+        found = np.zeros(self.label.shape, bool)
+        if self.document is not None:
+            found[:, 1:-1] = np.diff(self.document, axis=1) > 0
+        return found
 
     @property
     def tokens(self) -> int:
@@ -67,11 +94,14 @@ class Scored:
     """The losses in nats of one sample's rows, float64 [AHEAD, tokens]; NaN where none was run.
 
     Entry k of row t is the loss of token t + k. `whole` are those of a pass over the padding as
-    well, which attends to what stands before; the same array where there is no padding.
+    well, which attends to what stands before; the same array where there is no padding. Of a packed
+    row `joined` are those of passes in which its documents see each other, by what their positions
+    do; None of a row that is one document.
     """
 
     nats: Numbers
     whole: Numbers
+    joined: Mapping[str, Numbers] | None = None
 
 
 def read_batch(path: Path, vocab: int) -> Batch:
@@ -82,6 +112,13 @@ def read_batch(path: Path, vocab: int) -> Batch:
     with ExitStack() as stack:
         file = NpzFile(path, stack)
         found = {name: _read(file, name, known) for name, known in NAMES.items()}
+        packed = {
+            name: file.read(name)
+            for name in (*POSITIONS, *LENGTHS, *DOCUMENTS)
+            if name in file.arrays
+        }
+        names = {name for known in NAMES.values() for name in known} | set(packed)
+        unread = tuple(sorted(set(file.arrays) - names))
     ids = found["ids"]
     if ids is None:
         raise FormatError(
@@ -113,7 +150,61 @@ def read_batch(path: Path, vocab: int) -> Batch:
                 f"{[*ids.shape, vocab]} of floats"
             )
     shift = _shift_of(path, ids, labels, mask)
-    return Batch(path, *_aligned(ids, labels, mask, shift), mask, shift, logits)
+    longer, label = _aligned(ids, labels, mask, shift)
+    document = _documents(path, packed, mask)
+    batch = Batch(path, longer, label, mask, shift, logits, document, 0, unread)
+    edges = int((label & batch.starts).sum()) if given is not None else 0
+    return replace(batch, label=label & ~batch.starts, edges=edges)
+
+
+def _documents(
+    path: Path, packed: Mapping[str, Numbers], mask: NDArray[np.bool_]
+) -> NDArray[np.int64] | None:
+    """Return the number of each token's document in its row; None where no row holds several.
+
+    Raises FormatError for arrays of another size, and for two that mark other documents.
+    """
+    said: dict[str, NDArray[np.bool_]] = {}
+    for name, values in packed.items():
+        begins = _begins(path, name, values, mask)
+        begins[:, 0] = False
+        begins[:, 1:] &= mask[:, :-1] & mask[:, 1:]  # padding is no document
+        said[name] = begins
+    for name, begins in said.items():
+        first = next(iter(said))
+        if not np.array_equal(begins, said[first]):
+            sample, at = np.argwhere(begins != said[first])[0]
+            raise FormatError(
+                f"{path}: {first} and {name} mark other documents: token {at} of sample {sample} "
+                f"begins one in {name if begins[sample, at] else first} alone; leave out the wrong "
+                "one"
+            )
+    found = next(iter(said.values()), None)
+    if found is None or not found.any():
+        return None
+    return np.cumsum(found, axis=1, dtype=np.int64)
+
+
+def _begins(path: Path, name: str, values: Numbers, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return at which tokens an array says that a document begins."""
+    if name not in LENGTHS:
+        rows = _integers(path, name, values, mask.shape)
+        steps = np.diff(rows, axis=1)
+        apart = steps != 1 if name in POSITIONS else steps != 0
+        return np.pad(apart, ((0, 0), (1, 0)))
+    ends = values.reshape(-1)
+    total, filled = mask.size, int(mask.sum())
+    rising = ends.dtype.kind in "iu" and len(ends) > 1 and bool((np.diff(ends) >= 0).all())
+    if not rising or int(ends[0]) != 0 or int(ends[-1]) not in (total, filled):
+        raise FormatError(
+            f"{path}: {name} is {shorten(str(values.tolist()), 80)}; expected the ends of the "
+            f"documents, rising from 0 to all {total} tokens of the batch"
+            + (f", or its {filled} without padding" if filled != total else "")
+        )
+    places = np.arange(total) if int(ends[-1]) == total else np.flatnonzero(mask)
+    flat = np.zeros(total, bool)
+    flat[places[ends[1:-1][ends[1:-1] < ends[-1]]]] = True
+    return flat.reshape(mask.shape)
 
 
 def _read(file: NpzFile, name: str, known: tuple[str, ...]) -> Numbers | None:
@@ -215,16 +306,30 @@ def score(batch: Batch, session: Session | None) -> Iterator[Scored]:
             yield Scored(whole, _run(session, ids, 0, batch.tokens))
             continue
         first, stop = int(inside[0]), int(inside[-1]) + 1
-        nats = whole.copy()
-        nats[:, first:stop] = _run(session, ids, first, stop)
+        nats, joined = whole.copy(), None
+        cuts = [first, *(int(at) for at in np.flatnonzero(batch.starts[sample])), stop]
+        for start, end in pairwise(cuts):
+            nats[:, start:end] = _run(session, ids, start, end)
         padded = stop - first < batch.tokens
-        yield Scored(nats, _run(session, ids, 0, batch.tokens) if padded else nats)
+        if len(cuts) > 2:
+            places = np.concatenate([np.arange(end - start) for start, end in pairwise(cuts)])
+            joined = {name: whole.copy() for name in ("positions count on", "positions restart")}
+            joined["positions count on"][:, first:stop] = _run(session, ids, first, stop)
+            joined["positions restart"][:, first:stop] = _run(session, ids, first, stop, places)
+        yield Scored(nats, _run(session, ids, 0, batch.tokens) if padded else nats, joined)
 
 
-def _run(session: Session, ids: NDArray[np.int64], first: int, stop: int) -> Numbers:
-    """Return losses [AHEAD, stop - first] of a pass over tokens [first, stop)."""
+def _run(
+    session: Session, ids: NDArray[np.int64], first: int, stop: int, places: Numbers | None = None
+) -> Numbers:
+    """Return losses [AHEAD, stop - first] of a pass over tokens [first, stop).
+
+    `places` are the positions of the tokens, where they do not count on.
+    """
     most = rows_at_once(int(session.hp["vocab_size"]))
     tokens = [int(i) for i in ids[first:stop]]
+    if places is not None:
+        return log_rows(session.at_positions(tokens, places, most), ids, first)
     return log_rows(session.in_parts(tokens, range(len(tokens)), most), ids, first)
 
 

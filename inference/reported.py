@@ -56,6 +56,11 @@ MISTAKES: dict[str, Mistake] = {
                 "set the labels of padding to -100 and divide by the scored tokens"),
         Mistake("mask_ignored", "padding before the text is attended to, and positions count from "
                 "it", "pass the attention mask, and positions that begin behind the padding"),
+        Mistake("documents_joined", "the documents of a packed row attend to each other",
+                "keep them apart: a mask of documents or cu_seqlens for attention, positions that "
+                "begin anew with each"),
+        Mistake("boundary_scored", "the first token of a document is scored against the last row "
+                "of the one before", "set the label of each document's first token to -100"),
         Mistake("unshifted", "each row is scored against its own token, which it has seen",
                 "shift the labels: row t predicts token t + 1"),
         Mistake("shifted_twice", "labels are shifted by the loader and again by the loss: row t is "
@@ -163,8 +168,13 @@ def _given(batch: Batch, sample: int, one: Scored, ahead: int = 1) -> Numbers:
 
 
 def _real(batch: Batch, sample: int) -> NDArray[np.bool_]:
-    """Return which tokens of a sample, and the one after the last, are not padding."""
-    return np.append(batch.mask[sample], batch.label[sample, -1])
+    """Return which tokens of a sample, and the one after the last, are not padding.
+
+    The first of a document behind another is left out: no row of its own document predicts it.
+    """
+    there = np.append(batch.mask[sample], batch.label[sample, -1])
+    found: NDArray[np.bool_] = there & ~batch.starts[sample]
+    return found
 
 
 def capacities(tokens: int) -> list[int]:
@@ -180,6 +190,8 @@ def _selections(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, s
     yield "unshifted", "", [_given(batch, i, one, 0) for i, one in each]
     yield "shifted_twice", "", [_given(batch, i, one, 2) for i, one in each]
     yield "prompt_scored", "", [_picked(batch, i, one.nats, 1, _real(batch, i)) for i, one in each]
+    if batch.document is not None:
+        yield from _unpacked(batch, scored)
     if not batch.mask.all():
         longer = [batch.label[i] | ~_real(batch, i) for i, _ in each]
         yield "padding_counted", "labels of padding are scored", [
@@ -197,6 +209,23 @@ def _selections(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, s
         inside = np.arange(batch.tokens + 1) < size
         yield "window", f"{size} tokens", [
             _picked(batch, i, one.nats, 1, batch.label[i] & inside) for i, one in each
+        ]  # fmt: skip
+
+
+def _unpacked(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, str, Picked]]:
+    """Yield the wrong ways to score documents that stand in one row."""
+    edged = batch.label | batch.starts
+    yield "boundary_scored", "", [
+        _picked(batch, i, one.nats, 1, edged[i]) for i, one in enumerate(scored)
+    ]  # fmt: skip
+    ways = dict.fromkeys(way for one in scored for way in one.joined or ())
+    for way in ways:
+        losses = [one.nats if one.joined is None else one.joined[way] for one in scored]
+        yield "documents_joined", way, [
+            _picked(batch, i, each, 1, batch.label[i]) for i, each in enumerate(losses)
+        ]  # fmt: skip
+        yield "documents_joined", f"{way}, and each document's first token is scored", [
+            _picked(batch, i, each, 1, edged[i]) for i, each in enumerate(losses)
         ]  # fmt: skip
 
 

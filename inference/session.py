@@ -201,6 +201,21 @@ class Session:
         for start, stop in pairwise(ends):
             yield self.extend(ids[start:stop], None, "all")
 
+    def at_positions(self, ids: Sequence[int], positions: Numbers, most: int) -> Iterator[Numbers]:
+        """Yield the logits of all rows of a sequence whose tokens stand at given positions.
+
+        Every token attends to all before it, whatever the positions. At most `most` rows are held,
+        and each part of them takes a pass over the whole sequence.
+        """
+        for start in range(0, len(ids), most):
+            rows = range(start, min(start + most, len(ids)))
+            yield self.backend.to_numpy(
+                self._forward(
+                    self.backend, self.spec, self.hp, self.weights, ids,
+                    positions=positions, logits_rows=rows,
+                )
+            )  # fmt: skip
+
     def step(self, token: int) -> Numbers:
         """Run one more token; return its logits [vocab]."""
         logits: Numbers = self.extend([token])[0]

@@ -96,6 +96,8 @@ WARNINGS: Mapping[str, str] = {
     "signed by the key in your state folder: it came with the folder, or another user, another "
     "machine or a run without a home folder left it. It is never acted upon. Its writer can "
     "complete it; otherwise check the files that it names, and remove it.",
+    "turn_end": "the chat template ends turns with a token that no eos id is: chats run on behind "
+    "their answers. Set it in generation_config.json, or tokenizer.ggml.eot_token_id in a GGUF.",
     "no_tokenizer": "the model carries no tokenizer, so only token ids can be shown.",
     "context_length": "there are more tokens than the model was made for; it runs all the same, "
     "and what it says beyond is not what it was trained for.",

@@ -16,28 +16,29 @@ def rounding(
 
     `supposed` is an arithmetic that only the size of the differences shows: never confirmed.
     Points recorded at another place do not count. A difference beyond the tolerance of whole runs
-    is rounding only if every operation was judged on the run's own input and none is wrong.
+    is rounding only if every operation was judged on the run's own input and none is wrong. A point
+    that only one side recorded is as far apart as its operation makes it on the run's own input.
     """
     elsewhere = {key for finding in found if finding.level == "capture" for key in finding.where}
-    rows = [row for row in points if row.key not in elsewhere and row.direct is not None]
+    rows = [row for row in points if row.key not in elsewhere and _size(row) is not None]
     rows = [row for row in rows if row.point not in ("experts", "router_margin")]
     if not rows:
         return None
-    worst = max(rows, key=lambda row: row.direct or 0.0)
-    if not worst.direct:
+    worst = max(rows, key=lambda row: _size(row) or 0.0)
+    if not _size(worst):
         return None
     beyond = [row for row in rows if row.apart]
     if not beyond and elsewhere:
         return None
     shadows = [row.shadow for row in rows if row.shadow is not None]
-    endless = [row for row in rows if not math.isfinite(row.direct or 0.0)]
+    endless = [row for row in rows if not math.isfinite(_size(row) or 0.0)]
     if endless:
         return CauseFound(
             "", f"{endless[0].key} is infinitely far apart: there is no distance to call rounding",
-            "forward", "bug", (endless[0].key,), False, endless[0].key, endless[0].direct,
+            "forward", "bug", (endless[0].key,), False, endless[0].key, _size(endless[0]),
         )  # fmt: skip
     explained = bool(shadows) or not beyond
-    says = f"runs differ by {worst.direct:.3g} at most, at {worst.key}"
+    says = f"runs differ by {_size(worst):.3g} at most, at {worst.key}"
     if beyond:
         says += f"; {beyond[0].key} is beyond the tolerance of whole runs, " + (
             "yet every operation gives the run's own values on its own inputs: rounding, amplified"
@@ -53,9 +54,14 @@ def rounding(
         )
     return CauseFound(
         "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
-        explained and not supposed, beyond[0].key if beyond else "", worst.direct,
+        explained and not supposed, beyond[0].key if beyond else "", _size(worst),
         max(shadows, default=None), "the worst point; after: one operation at a time",
     )  # fmt: skip
+
+
+def _size(row: PointRow) -> float | None:
+    """Return the relative difference of both runs at a point, else on the run's own input."""
+    return row.shadow if row.direct is None else row.direct
 
 
 def spikes(points: Sequence[PointRow]) -> Iterator[Evidence]:

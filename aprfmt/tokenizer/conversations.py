@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import AprfmtError
@@ -46,6 +46,22 @@ def rendered(template: str, variables: Mapping[str, str], where: str) -> dict[st
     """
     found = renderings(template, list(CONVERSATIONS.values()), variables, where)
     return dict(zip(CONVERSATIONS, found, strict=True))
+
+
+def answer_end(
+    template: str, variables: Mapping[str, str], tokens: Iterable[str], where: str
+) -> str | None:
+    """Return which of `tokens` the template writes right behind an answer that ends a chat.
+
+    None where another text, or nothing, stands there. Raises FormatError as `renderings` does.
+    """
+    conversation = CONVERSATIONS["an answer, no prompt"]
+    ((status, text),) = renderings(template, [conversation], variables, where)
+    _, answered, behind = text.rpartition(_ANSWER["content"])
+    if status != "ok" or not answered:
+        return None
+    behind = behind.lstrip()
+    return max((t for t in tokens if t and behind.startswith(t)), key=len, default=None)
 
 
 def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:

@@ -233,14 +233,23 @@ def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[st
 
 
 def stated_stops(carried: Carried) -> frozenset[int]:
-    """Return the eos ids of generation_config.json and config.json; may be empty."""
-    found: set[int] = set()
+    """Return the eos ids of the first file that states some; empty if none does.
+
+    generation_config.json goes before config.json, as transformers has it: generate() stops at its
+    ids and no others.
+    """
     config = carried.model.config or {}
     for source in (carried.parse("generation_config.json"), config, config.get("text_config")):
-        value = source.get("eos_token_id") if isinstance(source, Mapping) else None
-        values = value if isinstance(value, list) else [value]
-        found.update(i for i in values if type(i) is int and i >= 0)
-    return frozenset(found)
+        found = id_list(source.get("eos_token_id") if isinstance(source, Mapping) else None)
+        if found:
+            return frozenset(found)
+    return frozenset()
+
+
+def id_list(value: Any) -> list[int]:
+    """Return the token ids that a key states: one, several, or none."""
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if type(i) is int and i >= 0]
 
 
 def _lookup(value: Any, key: Any) -> Any:

@@ -12,6 +12,8 @@ from aprfmt.tokenizer.hf_json import from_json, special_texts
 from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS, name_of
 from aprfmt.tokenizer.template import scan_template
+from aprfmt.tokenizer.template_language import foreign_template
+from aprfmt.tokenizer.turn_ends import unstopped_turn
 from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata
 
 if TYPE_CHECKING:
@@ -107,6 +109,15 @@ def _quick(carried: Carried) -> dict[str, Any]:
         return found
     if template is not None:
         found["chat_template"] = f"{len(template)} characters"
+        foreign = foreign_template(template)
+        if foreign is not None:
+            found["chat_template_language"] = foreign.says
         findings = scan_template(template)
         found["chat_template_scan"] = "; ".join(findings) or "nothing suspicious"
+        try:
+            unstopped = None if findings else unstopped_turn(carried, quick=True)
+        except FormatError:
+            unstopped = None  # lists that cannot be read: `validate` says which
+        if unstopped is not None:
+            found["turn_end"] = f"{unstopped.says}; {unstopped.todo}"
     return found

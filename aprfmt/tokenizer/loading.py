@@ -1,6 +1,6 @@
 """Builds the Tokenizer from the parts that a model carries."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import FormatError
@@ -76,7 +76,21 @@ def stated_ends(model: "Model") -> frozenset[int]:
     Raises FormatError if a value is not a token id.
     """
     carried = model.carried
-    return stop_ids(carried.ids(), lambda text: None, stated_stops(carried))
+    return _stops(carried, carried.ids(), lambda text: None)
+
+
+def _stops(
+    carried: Carried, ids: Mapping[str, int], control: Callable[[str], int | None]
+) -> frozenset[int]:
+    """Return the ids that end a generation, as the readers of this format take them.
+
+    transformers stops at the ids that the configuration states and no others; llama.cpp at those
+    of the lists, to which ours add what a carried configuration states.
+    """
+    stated = stated_stops(carried)
+    if stated and carried.model.key_style != "gguf":
+        return stated
+    return stop_ids(ids, control, stated)
 
 
 def _from_text(carried: Carried, text: str) -> Tokenizer:
@@ -139,7 +153,7 @@ def _tokenizer(
         engine,
         origin,
         dict(ids),
-        stop_ids(ids, control, stated_stops(carried)),
+        _stops(carried, ids, control),
         template,
         {f"{role}_token": text for role, text in texts.items()},
         frame,

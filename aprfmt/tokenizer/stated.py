@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer.carried import Carried
-from aprfmt.tokenizer.hf_json import effective_added, frame, from_json, special_texts, stored_vocab
+from aprfmt.tokenizer.hf_json import (
+    effective_added,
+    frame,
+    from_json,
+    special_texts,
+    stated_stops,
+    stored_vocab,
+)
 from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, SCORES, TOKENS, TYPES
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS
 from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata, stop_ids, without_padding
@@ -99,18 +106,10 @@ class Stated:
             tokens, types = self.vocabulary.tokens, self.vocabulary.types
             control = {t: i for i, t in enumerate(tokens) if types[i] == CONTROL}
             return stop_ids(ids, control.get, frozenset())
-        config = self.carried.model.config or {}
-        for source in (self.carried.parse("generation_config.json"), config):
-            found = id_list(source.get("eos_token_id"))
-            if found:
-                return frozenset(found)
+        found = stated_stops(self.carried)
+        if found:
+            return found
         return frozenset(ids[role] for role in ("eos",) if role in ids)
-
-
-def id_list(value: Any) -> list[int]:
-    """Return the token ids that a key states: one, several, or none."""
-    values = value if isinstance(value, list) else [value]
-    return [i for i in values if type(i) is int and i >= 0]
 
 
 def stated(model: "Model", *, carried_json: bool = False) -> Stated | None:

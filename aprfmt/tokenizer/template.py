@@ -15,6 +15,7 @@ from aprfmt.base.child import import_path
 from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.tokenizer.child import start_library_child
 from aprfmt.tokenizer.limits import CPU_SECONDS, MEMORY, OUTPUT, REASON, WALL_SECONDS
+from aprfmt.tokenizer.template_language import TODO, foreign_template
 
 if TYPE_CHECKING:
     import subprocess
@@ -45,6 +46,7 @@ def render(
     Raises UsageError if the template rejects the messages, FormatError if it is not a valid
     template, is unsafe, or exceeds a limit (5 s of CPU, 256 MiB, 4 MiB of output).
     """
+    _refuse_foreign(template, where)
     request = {
         "template": template,
         "context": {
@@ -70,12 +72,23 @@ def renderings(
     of the table of answers, and its text the reason. Raises FormatError if the template is not one,
     or if rendering all of them exceeds a limit.
     """
+    _refuse_foreign(template, where)
     contexts = [
         {**variables, "tools": None, "documents": None, **conversation}
         for conversation in conversations
     ]
     answer = _ask("several", {"template": template, "contexts": contexts}, where)
     return [(str(status), str(text)) for status, text in json.loads(answer)]
+
+
+def _refuse_foreign(template: str, where: str) -> None:
+    """Raise FormatError for a template of another engine's language."""
+    found = foreign_template(template)
+    if found is not None:
+        raise FormatError(
+            f"{where}: the chat template is {found.says}, not jinja2: what renders chat templates "
+            f"refuses it or uses another; {TODO}"
+        )
 
 
 def same_program(one: str, other: str) -> bool:
@@ -93,8 +106,11 @@ def same_program(one: str, other: str) -> bool:
 def scan_template(template: str) -> list[str]:
     """Return a sentence for each suspicious part of a chat template; [] if there is none.
 
-    Nothing is rendered. The scan is only information: the sandbox protects in any case.
+    Nothing is rendered. The scan is only information: the sandbox protects in any case. What
+    another language's template does is not known here: it is for `foreign_template` to name it.
     """
+    if foreign_template(template) is not None:
+        return []
     try:
         return _ask("scan", {"template": template}, "the chat template").splitlines()
     except AprfmtError as error:

@@ -252,7 +252,7 @@ def point_shapes(collector: Collector, tokens: int) -> dict[str, tuple[int, ...]
     dims: dict[str, int] = {
         "hidden_size": int(hp["hidden_size"]), "head_dim": head, "value_dim": value_dim,
         "ffn_size": int(hp["ffn_size"] or 0), "vocab_size": int(hp["vocab_size"]),
-        "heads": int(hp["n_heads"]), "tokens": tokens, "keys": tokens, "1": 1,
+        "heads": int(hp["n_heads"]), "tokens": tokens, "keys": tokens, "rows": tokens, "1": 1,
         "kv_heads": int(hp["n_heads"] if mla else hp["n_kv_heads"]),
     }  # fmt: skip
     found = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from aprfmt.errors import FormatError
 from aprfmt.inference.aprt import is_aprt, load_aprt
 from aprfmt.inference.engines.llama_text import is_eval_text, load_eval_text
+from aprfmt.inference.engines.logprobs import is_logprobs, refuse_logprobs
 from aprfmt.inference.engines.mapping import is_mapped, load_mapped
 from aprfmt.inference.engines.npz import load_npz
 from aprfmt.inference.engines.statistics import is_table, load_table
@@ -32,6 +33,7 @@ TRACES: Mapping[str, tuple[Callable[[Path], bool], Opener]] = {
     "npz": (_is_npz, load_npz),
     "aprfmt": (is_trace_file, lambda path, ids, model: load_trace(path)),
     "llama-eval-callback": (is_eval_text, load_eval_text),
+    "logprobs": (is_logprobs, refuse_logprobs),
 }
 
 

@@ -280,3 +280,64 @@ def test_a_table_with_text_for_a_number_is_refused(tmp_path: Path) -> None:
     path.write_text("name,mean\nL0.q,much\n")
     result = ran(2, "diagnose", tiny_folder("llama"), path, "--ids", TEXT)
     assert "mean is 'much'; expected a number" in result.err
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", ["batched", "rows", "last", "flat"])
+def test_logits_alone_of_a_16_bit_run_are_precision_with_their_size(
+    shape: str, dtype: str, tmp_path: Path
+) -> None:
+    """A rollout in 16 bits against a float32 model: transformers is the other engine."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = tiny_folder("llama")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        logits = model(torch.tensor([IDS])).logits.float().numpy()
+    given = {
+        "batched": logits, "rows": logits[0], "last": logits[:, -1], "flat": logits[0, -1],
+    }[shape]  # fmt: skip
+    arrays = {"logits": given, "input_ids": np.array([IDS])}
+    made = tmp_path / "made.safetensors"
+    ran(0, "trace", folder, "--map", npy(tmp_path / "d", arrays), "-o", made)
+    with open_trace(made) as trace:
+        values = trace.values("logits")
+        assert values is not None and values.ndim == 2 and values.shape[1] == logits.shape[2]
+    found = ran(0, "diagnose", folder, made, "--json").json
+    assert found["verdict"] == "precision" and found["cause"] == "rounding", found["sentence"]
+    reference = own()["logits"][-1]
+    apart = np.linalg.norm(logits[0, -1] - reference) / np.linalg.norm(reference)
+    assert 0.2 * apart < found["residual_before"] < 5 * apart
+
+
+# What servers answer: the writer's name in words -> the JSON.
+ANSWERS: dict[str, Any] = {
+    "vLLM's": {
+        "prompt_token_ids": list(range(1000)),
+        "prompt_logprobs": [None, {"5": {"logprob": -0.5, "rank": 1}}],
+    },
+    "SGLang's": {"text": "x", "meta_info": {"input_token_logprobs": [[None, 5], [-0.5, 7]]}},
+    "server's completion": {"choices": [{"logprobs": {"token_logprobs": [None, -0.5]}}]},
+    "server's chat": {
+        "choices": [{"logprobs": {"content": [{"logprob": -0.5, "top_logprobs": []}]}}]
+    },
+    "list of tokens": [None, {"5": {"logprob": -0.5, "rank": 1}}],
+}
+
+
+@pytest.mark.parametrize("writer", ANSWERS)
+def test_log_probabilities_of_servers_are_named_with_what_to_save(
+    writer: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "answer.json"
+    path.write_text(json.dumps(ANSWERS[writer]))
+    for words in (("diagnose", tiny_folder("llama"), path),
+                  ("trace", tiny_folder("llama"), "--load", path)):  # fmt: skip
+        done = ran(2, *words)
+        assert writer in done.err and "logits [tokens, vocabulary]" in done.err, done.err
+
+
+def test_other_json_is_no_answer_of_a_server(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    for text in ('{"logprobs": 1}', '["prompt_logprobs"]', "", "{"):
+        path.write_text(text)
+        assert trace_kind(path) is None, text

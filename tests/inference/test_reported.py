@@ -136,7 +136,7 @@ def test_every_mistake_is_named_alone(name: str, made: Made) -> None:
 
 
 def test_the_table_is_tried_whole(made: Made) -> None:
-    assert set(WRONG) | {"mask_ignored"} == set(MISTAKES)
+    assert set(WRONG) | {"mask_ignored"} | {cause for cause, _ in PACKED.values()} == set(MISTAKES)
 
 
 def test_padding_on_the_left_and_a_pass_without_the_mask(made: Made, tmp_path: Path) -> None:
@@ -254,3 +254,134 @@ def test_wrong_arguments_end_in_one_line(words: tuple[str, ...], says: str, made
     done = aprfmt("eval", made.folder, *(word.format(path=made.path) for word in words))
     assert done.code == 2 and says in done.err
     assert "Traceback" not in done.err
+
+
+# --- packed rows ---------------------------------------------------------------------------------
+
+ROWS = ((13, 9, 8), (30,), (11, 12))  # the documents of each row, of 30 tokens; the last is padded
+# How a script scores packed rows -> (the mistake, its losses); `apart` and `edge`: see `packed`.
+PACKED: dict[str, tuple[str, tuple[str, bool]]] = {
+    "joined": ("documents_joined", ("count on", False)),
+    "joined, positions anew": ("documents_joined", ("restart", False)),
+    "joined, edges scored": ("documents_joined", ("count on", True)),
+    "edges scored": ("boundary_scored", ("apart", True)),
+}
+
+
+def packed_arrays() -> dict[str, Any]:
+    random = np.random.default_rng(3)
+    ids = random.integers(3, VOCAB, (len(ROWS), 30))
+    mask = np.array([np.arange(30) < sum(row) for row in ROWS])
+    document = np.array(
+        [np.pad(np.repeat(range(len(row)), row), (0, 30 - sum(row))) for row in ROWS]
+    )
+    document[~mask] = -1
+    positions = np.array(
+        [np.pad(np.concatenate([*map(np.arange, row)]), (0, 30 - sum(row))) for row in ROWS]
+    )
+    labels = np.where(mask, ids, -100)
+    begins = positions == 0
+    labels[begins & mask] = -100
+    lengths = [n for row in ROWS for n in row]
+    return {
+        "ids": ids, "mask": mask, "labels": labels, "document": document, "positions": positions,
+        "ends": np.cumsum([0, *lengths]),
+    }  # fmt: skip
+
+
+def packed_loss(model: Any, arrays: Any, how: str, edges: bool) -> float:
+    """Return transformers' loss of packed rows: each document alone, or rows as they stand."""
+    losses = []
+    for row, ids, positions in zip(ROWS, arrays["ids"], arrays["positions"], strict=True):
+        real, at = torch.tensor(ids[: sum(row)])[None], 0
+        with torch.no_grad():
+            if how == "apart":
+                cuts = real.split(list(row), 1)
+                logits = torch.cat([model(each).logits[0] for each in cuts])
+            else:
+                places = torch.tensor(positions[: sum(row)])[None] if how == "restart" else None
+                ones = torch.ones_like(real)
+                logits = model(real, attention_mask=ones, position_ids=places).logits[0]
+        each = torch.nn.functional.cross_entropy(logits[:-1], real[0, 1:], reduction="none")
+        kept = torch.ones(len(each), dtype=torch.bool)
+        for length in row[:-1]:
+            at += length
+            kept[at - 1] = edges
+        losses.append(each[kept])
+    return float(torch.cat(losses).mean())
+
+
+MARKS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "position_ids": lambda a: {"position_ids": a["positions"]},
+    "cu_seqlens": lambda a: {"cu_seqlens": a["ends"]},
+    "cu_seqlens with padding": lambda a: {"cu_seqlens": np.array([0, 13, 22, 30, 60, 71, 83, 90])},
+    "document_ids": lambda a: {"document_ids": a["document"]},
+    "seq_idx": lambda a: {"seq_idx": a["document"].astype(np.int32)},
+    "two of them": lambda a: {"segment_ids": a["document"] + 1, "position_ids": a["positions"]},
+}
+
+
+@pytest.mark.parametrize("marks", MARKS)
+def test_documents_of_packed_rows_are_scored_apart(marks: str, made: Made, tmp_path: Path) -> None:
+    arrays, path = packed_arrays(), tmp_path / "packed.npz"
+    np.savez(
+        path, ids=arrays["ids"], mask=arrays["mask"], labels=arrays["labels"],
+        **MARKS[marks](arrays),
+    )  # fmt: skip
+    batch = read_batch(path, VOCAB)
+    assert batch.documents == sum(map(len, ROWS)) and not batch.edges and not batch.unread
+    with (
+        open_model(str(made.folder)) as opened,
+        Session.of(opened, NumpyBackend("cpu", "float32")) as session,
+    ):
+        scored = list(score(batch, session))
+    right = explain(batch, scored, packed_loss(made.model, arrays, "apart", False))
+    assert right.says == "agrees", right
+    for cause, (how, edges) in PACKED.values():
+        found = explain(batch, scored, packed_loss(made.model, arrays, how, edges))
+        assert found.says in ("named", "ambiguous"), (how, edges, found)
+        nearest = found.guesses[0]
+        assert nearest.mistakes == (cause,), (how, edges, found)
+        assert how == "apart" or how in nearest.detail, nearest
+        assert ("first token" in nearest.detail) == (edges and how != "apart"), nearest
+
+
+def test_labels_at_the_edges_of_documents_are_named(made: Made, tmp_path: Path) -> None:
+    arrays, path = packed_arrays(), tmp_path / "packed.npz"
+    labels = np.where(arrays["mask"], arrays["ids"], -100)
+    marks = {"position_ids": arrays["positions"], "token_weights": np.ones(3), "z": np.ones(2)}
+    np.savez(path, ids=arrays["ids"], mask=arrays["mask"], labels=labels, **marks)
+    reported = packed_loss(made.model, arrays, "apart", True)
+    done = aprfmt("eval", made.folder, "--batch", path, "--reported", reported, "--json")
+    checks = {row["name"]: row for row in done.json["gate"]["checks"]}
+    assert done.code == 1 and checks["documents-apart"]["outcome"] == "FAIL"
+    assert "labels of 3 first tokens" in checks["documents-apart"]["found"]
+    assert done.json["reported"]["mistakes"][0] == ["boundary_scored"]
+    assert done.json["batch"]["documents"] == 6
+    assert done.json["batch"]["unread"] == ["token_weights", "z"]
+    shown = aprfmt("eval", made.folder, "--batch", path).out
+    assert "6 documents" in shown and "2 arrays: token_weights, z" in shown
+    np.savez(path, ids=arrays["ids"], mask=arrays["mask"], position_ids=arrays["positions"])
+    assert not read_batch(path, VOCAB).edges, "without labels nothing was asked for"
+
+
+@pytest.mark.parametrize(
+    ("marks", "says"),
+    [
+        ({"position_ids": np.zeros((3, 29), int)}, r"ids are \[3, 30\]"),
+        ({"document_ids": np.zeros((3, 30))}, "expected integers"),
+        ({"cu_seqlens": np.array([0, 13, 9, 90])}, "rising from 0 to all 90 tokens"),
+        ({"cu_seqlens": np.array([0, 13, 84])}, "or its 83 without padding"),
+        ({"cu_seqlens": np.array([0.0, 90.0])}, "rising from 0"),
+        ({"seq_idx": np.zeros((3, 30), int), "position_ids": None},
+         "seq_idx.*other documents: token 13 of sample 0|position_ids and seq_idx mark other"),
+    ],
+)  # fmt: skip
+def test_marks_of_documents_that_do_not_fit_are_refused(
+    marks: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    arrays = packed_arrays()
+    given = {k: arrays["positions"] if v is None else v for k, v in marks.items()}
+    np.savez(tmp_path / "b.npz", ids=arrays["ids"], mask=arrays["mask"], **given)
+    with pytest.raises(FormatError, match=says):
+        read_batch(tmp_path / "b.npz", VOCAB)

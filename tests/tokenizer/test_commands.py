@@ -160,3 +160,26 @@ def test_special_tokens_of_a_template_without_a_tokenizer(tmp_path: Path) -> Non
     }
     path = write_gguf(tmp_path / "x.gguf", keys)
     assert aprfmt("template", path, "--user", "hi").out == "<s>hi</s>\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}", "a Go template"),
+        ("{{#each messages}}{{content}}{{/each}}", "a Handlebars template"),
+        ("llama2", "built in (llama2)"),
+    ],
+)
+def test_commands_name_the_language_of_a_template(
+    text: str, says: str, demo_model: Path, tmp_path: Path
+) -> None:
+    gguf = to_gguf(folder_model(demo_model)) | {"tokenizer.chat_template": text}
+    path = write_gguf(tmp_path / "demo.gguf", gguf)
+    done = aprfmt("template", path, "--user", "hello")
+    assert done.code == 2 and says in done.err and "source model" in done.err, done.err
+    seen = aprfmt("inspect", path, "--json").json["summary"]["unusual"]
+    assert sum(says in one and "not jinja2" in one for one in seen) == 1, seen
+    rows = {row["name"]: row for row in aprfmt("validate", path, "--json").json["checks"]}
+    assert rows["chat_template"]["outcome"] == "FAIL", rows["chat_template"]
+    found = str(rows["chat_template"])
+    assert says in found and "source model" in found and "expected" in found

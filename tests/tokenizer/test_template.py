@@ -12,6 +12,7 @@ from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer import scan_template, template
 from aprfmt.tokenizer.render_child import environment
 from aprfmt.tokenizer.template import render
+from aprfmt.tokenizer.template_language import BUILT_IN, LANGUAGES, foreign_template
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("rendered_each_time")
@@ -221,3 +222,46 @@ def test_scan_is_bounded_and_on_one_line_each() -> None:
     assert len(found) == 40 and found[1].startswith("line 2: ")
     (only,) = scanned("{{ x['__a\\nb'] }}")
     assert only.startswith("line 1: reads [") and "\n" not in only
+
+
+# Templates of other engines, as their documents show them: language -> text, line of the mark.
+FOREIGN: dict[str, tuple[str, int]] = {
+    "go": ("<s>\n{{- if .System }}{{ .System }}{{ end }}{{ .Prompt }}</s>", 2),
+    "go-comment": ("{{- /*\n a vendor's */ -}}\n{{ range $i, $m := .Messages }}x{{ end }}", 1),
+    "go-fields": ("[INST] {{ .System }} {{ .Prompt }} [/INST]", 1),
+    "handlebars": ("{{#each messages}}<|{{role}}|>{{content}}{{/each}}", 1),
+    "handlebars-partial": ("a\n\n{{> turn}}", 3),
+    "erb": ("<% messages.each do |m| %><%= m.content %><% end %>", 1),
+    "format": ("### Instruction:\n{prompt}\n### Response:\n", 2),
+    "name": ("chatml\n", 1),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_template_of_another_engine_is_named(case: str) -> None:
+    """Never an error of jinja2's parser, and never printed as if it were a chat."""
+    text, line = FOREIGN[case]
+    found = foreign_template(text)
+    assert found is not None and (found.name, found.line) == (case.split("-")[0], line)
+    assert scan_template(text) == []
+    with pytest.raises(
+        FormatError, match=r"x: the chat template is .*, not jinja2: .*take"
+    ) as error:
+        render(text, MESSAGES, add_generation_prompt=True, variables={}, where="x")
+    assert found.says in str(error.value) and "unexpected" not in str(error.value)
+
+
+def test_every_language_is_tried() -> None:
+    assert {row.name for row in LANGUAGES} | {"name"} == {case.split("-")[0] for case in FOREIGN}
+
+
+@pytest.mark.parametrize("text", [*PLAIN.values(), "{{ messages[0].content }}", "", "hello {}"])
+def test_a_jinja2_template_is_no_other_language(text: str) -> None:
+    assert foreign_template(text) is None
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_marks_inside_a_jinja2_template_are_its_text(case: str) -> None:
+    text = FOREIGN[case][0]
+    assert foreign_template("{% raw %}" + text + "{% endraw %}") is None
+    assert text not in BUILT_IN

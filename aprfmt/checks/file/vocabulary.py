@@ -19,6 +19,8 @@ from aprfmt.tokenizer.conversations import lacking
 from aprfmt.tokenizer.loading import load
 from aprfmt.tokenizer.stated import stated
 from aprfmt.tokenizer.template import scan_template
+from aprfmt.tokenizer.template_language import TODO, foreign_template
+from aprfmt.tokenizer.turn_ends import unstopped_turn
 
 _MANY = 20  # findings of one kind; the rest is counted
 
@@ -101,7 +103,27 @@ def ids(ctx: Checked) -> Result:
             )  # fmt: skip
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
+    if not findings:
+        findings += _unstopped(ctx)
     return Result(f"{len(stated)} ids", findings)
+
+
+def _unstopped(ctx: Checked) -> list[Finding]:
+    """Return a finding where the template ends a turn with an id at which no generation stops.
+
+    Base models come with a chat template, too: their own eos is another token, and it is a warning.
+    """
+    try:
+        found = unstopped_turn(ctx.carried)
+    except AprfmtError:
+        return []  # the checks of the lists and of the template say it
+    if found is None:
+        return []
+    level: Literal["fail", "warning"] = "fail" if found.contradicted else "warning"
+    return [
+        Finding(ctx.carried.where, found.says, "a turn's end that stops a generation",
+                found.todo, level)
+    ]  # fmt: skip
 
 
 def _configured(ctx: Checked) -> list[tuple[str, int]]:
@@ -170,6 +192,12 @@ def template(ctx: Checked) -> Result:
     text = ctx.model.carried.chat_template()
     if text is None:
         raise NotRun("the model carries no chat template")
+    foreign = foreign_template(text)
+    if foreign is not None:
+        where, expected = f"chat template, line {foreign.line}", "a jinja2 template"
+        todo = f"engines refuse it or use another; {TODO}"
+        one = Finding(where, f"is {foreign.says}", expected, todo)
+        return Result(f"{len(text)} characters", [one])
     findings = [
         Finding(f"chat template, {line}", what, "a template that joins texts",
                 "read it before you let a program render it")

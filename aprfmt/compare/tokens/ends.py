@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from aprfmt.base.text import shorten
 from aprfmt.compare.tokens.listed import Difference, across, said
 from aprfmt.compare.tokens.places import place
+from aprfmt.tokenizer.hf_json import id_list
 from aprfmt.tokenizer.keys import GENERATION, IDS
-from aprfmt.tokenizer.stated import Stated, id_list
+from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.template import same_program
 
 # Those that a greedy generation does not read.

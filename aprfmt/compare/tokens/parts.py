@@ -8,9 +8,9 @@ from aprfmt.compare.tokens.listed import LOOKS_SPECIAL, spelled
 from aprfmt.compare.tokens.split import UNSAID
 from aprfmt.tokenizer import pre
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
-from aprfmt.tokenizer.hf_json import FLAGS
+from aprfmt.tokenizer.hf_json import FLAGS, id_list
 from aprfmt.tokenizer.keys import CONTROL, GENERATION, IDS, NORMAL, UNKNOWN, USER_DEFINED
-from aprfmt.tokenizer.stated import Stated, id_list
+from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
 TokenizerParts = dict[str, Any]

@@ -1,0 +1,141 @@
+"""Whether a generation stops where the chat template ends a turn.
+
+The token that the template writes behind an answer is the one a chat model ends its answers with.
+Where it is none of the ids that end a generation, the answer runs on into turns the model makes up.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aprfmt.errors import AprfmtError
+from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.conversations import answer_end
+from aprfmt.tokenizer.hf_json import id_list, special_texts, stated_stops
+from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, TOKENS, TYPES, USER_DEFINED
+from aprfmt.tokenizer.vocabulary import stop_ids
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class UnstoppedTurn:
+    """A turn's end that no stop id is: its token, the ids that stop, and the place of these.
+
+    `contradicted`: the tokenizer's own eos is that token, so that two files disagree.
+    """
+
+    id: int
+    text: str
+    stops: tuple[int, ...]
+    place: str
+    contradicted: bool
+
+    @property
+    def says(self) -> str:
+        """What is wrong, in words."""
+        stops = ", ".join(map(str, self.stops))
+        return (
+            f"the chat template ends turns with {self.text!r} ({self.id}), which is not in "
+            f"{self.place} [{stops}]"
+        )
+
+    @property
+    def todo(self) -> str:
+        """How it is mended."""
+        if self.place.startswith("tokenizer."):
+            return f"set tokenizer.ggml.eot_token_id to {self.id}"
+        file, _, key = self.place.partition(": ")
+        return f"in {file}, set {key} to {sorted({*self.stops, self.id})}"
+
+
+def unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
+    """Return the end of a turn at which a generation does not stop; None if it stops there.
+
+    None, too, where there is no template, or the end is no token that is split off whole. `quick`
+    renders nothing where the template names a token that stops, which nearly every one does.
+    Raises FormatError for damaged files.
+    """
+    template, where = carried.template_and_origin()
+    if template is None:
+        return None
+    lists = carried.model.key_style == "gguf" and bool(carried.length(TOKENS))
+    if quick and lists and any(text in template for text in ("eos_token", *END_TEXTS)):
+        return None
+    tokens = _listed(carried) if lists or not carried.origin else _added(carried)
+    texts = {i: text for text, i in tokens.items()}
+    roles = {role: texts[i] for role, i in carried.ids().items() if i in texts}
+    roles = roles if lists else special_texts(carried) or roles
+    stops, place = _stops(carried, tokens, roles, lists)
+    if not stops:
+        return None
+    named = {texts[i] for i in stops if i in texts}
+    eos = roles.get("eos") in named and "eos_token" in template
+    if quick and (eos or any(text in template for text in named)):
+        return None
+    variables = {f"{role}_token": text for role, text in roles.items()}
+    try:
+        end = answer_end(template, variables, tokens, where)
+    except AprfmtError:
+        return None  # the check of the template says it
+    if end is None or tokens[end] in stops:
+        return None
+    return UnstoppedTurn(tokens[end], end, tuple(sorted(stops)), place, roles.get("eos") == end)
+
+
+def _stops(
+    carried: Carried, tokens: Mapping[str, int], roles: Mapping[str, str], lists: bool
+) -> tuple[frozenset[int], str]:
+    """Return the ids that end a generation for those who read this format, and their place."""
+    if lists:
+        return stop_ids(carried.ids(), tokens.get, frozenset()), "tokenizer.ggml.eos_token_id"
+    stated = stated_stops(carried)
+    if stated:
+        here = id_list(carried.parse(GENERATION_CONFIG).get("eos_token_id"))
+        return stated, f"{GENERATION_CONFIG if here else 'config.json'}: eos_token_id"
+    eos = tokens.get(roles.get("eos", ""))
+    return frozenset(() if eos is None else (eos,)), "tokenizer_config.json: eos_token"
+
+
+def _added(carried: Carried) -> dict[str, int]:
+    """Return the ids of tokens that are split off a text whole, by their text.
+
+    They are `added_tokens` of tokenizer.json, which is not parsed for it: its vocabulary may take a
+    second. tokenizer_config.json's added_tokens_decoder adds to them.
+    """
+    text = carried.tokenizer_json() or ""
+    at = text.find('"added_tokens"')
+    start = text.find("[", at) if at >= 0 else -1
+    rows: list[Any] = []
+    if start >= 0:
+        try:
+            rows = list(json.JSONDecoder().raw_decode(text, start)[0])
+        except (ValueError, RecursionError):
+            rows = []  # the check of the tokenizer says it
+    decoder = carried.tokenizer_config.get("added_tokens_decoder")
+    if isinstance(decoder, Mapping):
+        rows += [
+            {**row, "id": int(i)}
+            for i, row in decoder.items()
+            if isinstance(row, Mapping) and i.isascii() and i.isdecimal() and len(i) < 10
+        ]
+    found: dict[str, int] = {}
+    for row in rows:
+        said = row.get("content") if isinstance(row, Mapping) else None
+        if isinstance(said, str) and said and type(row.get("id")) is int:
+            found.setdefault(said, row["id"])
+    return found
+
+
+def _listed(carried: Carried) -> dict[str, int]:
+    """Return the ids of control and user-defined tokens of the metadata's lists, by their text."""
+    tokens = carried.sequence(TOKENS, str) or []
+    types = carried.sequence(TYPES, int)
+    if types is None:
+        return {text: i for i, text in enumerate(tokens) if text in END_TEXTS}
+    return {
+        text: i
+        for i, (text, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind in (CONTROL, USER_DEFINED)
+    }
