@@ -20,10 +20,10 @@ from aprfmt.errors import UsageError
               "`validate`, digests, template, encodings, support.")  # fmt: skip
 @click.option("-o", "--output", type=options.FILE, show_default=True,
               default=Path("aprfmt-scan.jsonl"),
-              help="Rows: .jsonl, or .parquet (needs aprfmt[fleet]).")  # fmt: skip
+              help="Rows: .jsonl, or .parquet (needs the extra fleet).")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1), help="Processes; the machine's cores by default.")
 @click.option("--ray", metavar="ADDRESS", is_flag=False, flag_value="",
-              help="Ask on a Ray cluster instead (needs aprfmt[fleet]).")  # fmt: skip
+              help="Ask on a Ray cluster instead (needs the extra fleet).")  # fmt: skip
 @click.option("--unit-time", type=click.FloatRange(0, min_open=True), default=600.0,
               show_default=True,
               help="Seconds that one question of one model may take.")  # fmt: skip
