@@ -115,6 +115,8 @@ def test_wheel_holds_every_module_and_the_demo_model(source: str, tmp_path: Path
     pages = [path.name for path in (ROOT / "cli" / "pages").glob("*.*")]
     assert len(pages) > 10 and {f"aprfmt/cli/pages/{file}" for file in pages} <= names
     assert "aprfmt/py.typed" in names
+    skill = [path for path in (ROOT / "aprfmt" / ".agents").rglob("*") if path.is_file()]
+    assert len(skill) > 3 and {path.relative_to(ROOT).as_posix() for path in skill} <= names
     assert not [name for name in names if name.startswith(("cli/", "inference/", "tests/"))]
     _smoke(next(tmp_path.glob("*.whl")), tmp_path / "elsewhere")
 
