@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.ci_formats import cases_of_scan, with_verdict
 from aprfmt.cli.html import add_page
 from aprfmt.cli.scan_html import render_page
 from aprfmt.cli.scan_show import show, verdict
@@ -38,6 +39,7 @@ from aprfmt.errors import UsageError
               help="Do not prove which quantized models derive from which others.")  # fmt: skip
 @click.option("--html", type=options.FILE, help="Write the summary as one page.")
 @options.force
+@options.ci_format
 @options.common
 def command(
     roots: tuple[str, ...], listed: Path | None, checks: tuple[str, ...], output: Path,
@@ -63,7 +65,11 @@ def command(
         report = scan(request, progress)
     body = report.to_json()
     add_page(body, html, force, lambda: render_page(report, verdict(report)))
-    return render.emit(body, report.exit_code, lambda: show(report))
+    code = report.exit_code
+    return render.emit(
+        body, code, lambda: show(report),
+        cases=lambda: with_verdict(cases_of_scan(body), code, str(output)),
+    )  # fmt: skip
 
 
 def every_root(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:
