@@ -179,7 +179,8 @@ def junit(command: str, cases: Sequence[Case]) -> str:
     }
     time = f"{sum(case.seconds for case in cases):.3f}"
     root = ElementTree.Element("testsuites")
-    suite = ElementTree.SubElement(root, "testsuite", name=f"aprfmt {command}", time=time, **counts)
+    facts = {"name": f"aprfmt {command}", "time": time, **counts}
+    suite = ElementTree.SubElement(root, "testsuite", facts)
     for case in cases:
         name = _printable(f"{case.check}: {case.place}".removesuffix(": "))
         took, where = f"{case.seconds:.3f}", _printable(case.file)
