@@ -1,8 +1,8 @@
 """SARIF by OASIS's own schema, JUnit by its elements, and both by the exit code of the command.
 
 JUnit has no official schema. The elements and attributes allowed here are those that Jenkins'
-junit-10.xsd and pytest's own report know. Seen red: a failure written as a pass, a count off by
-one, a key that SARIF lacks.
+junit-10.xsd and pytest's own report know. Seen red: failures written as
+skipped.
 """
 
 import json
