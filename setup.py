@@ -6,11 +6,12 @@ Without a compiler, or where it fails, the package installs and works on its num
 import os
 import platform
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 NATIVE = Path("aprfmt") / "codecs" / "native"
@@ -18,6 +19,22 @@ FLAGS = [] if sys.platform == "win32" else ["-std=c11", "-O3", "-g0"]
 # There these kernels serve only processors from before 2013: compiling them takes 28 s, not 82.
 FALLBACK = ("generic.c", "generic_weights.c") if platform.machine() in ("x86_64", "AMD64") else ()
 LONGEST = ("avx2_weights.c", "generic.c", "avx2.c", "generic_weights.c")  # begun first
+
+
+MAPPED = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"][
+    "package-dir"
+]
+
+
+def packages() -> list[str]:
+    """Return every package by its import name: those of aprfmt/ and of the folders mapped into it.
+
+    A checkout may lack the links that lead from aprfmt/ to these folders.
+    """
+    found = set(find_packages(include=["aprfmt", "aprfmt.*"]))
+    for name, folder in MAPPED.items():
+        found |= {name, *(f"{name}.{inner}" for inner in find_packages(folder))}
+    return sorted(found)
 
 
 class SideBySide(build_ext):
@@ -46,6 +63,7 @@ class SideBySide(build_ext):
 
 
 setup(
+    packages=packages(),
     cmdclass={"build_ext": SideBySide},
     ext_modules=[
         Extension(

@@ -40,7 +40,8 @@ def run(
     `only`, the gate whose own input is given (`also`, `against`, `baseline`) is asked too. With
     fewer than `min_run` answers the report fails. `options` are the fields of
     aprfmt.checks.gates.subject.QaRequest: arch, choice (where to run), also, against, golden,
-    baseline, random_weights, threads, memory, deterministic. Raises UsageError for a name that is
+    baseline, random_weights, threads, memory, deterministic,
+    strict (warnings fail, too). Raises UsageError for a name that is
     no gate, or for a gate left out whose input is given; BackendUnavailableError for a device that
     is not there; and what opening the model raises: FormatError, ArchError.
     """
@@ -72,7 +73,7 @@ def _answer(row: CheckRow, subject: Subject, wanted: bool) -> Answer:
         return answered(row, Result(), LEFT_OUT)
     if row.needs == "session" and subject.outcome_of(CONTRACT) == "FAIL":
         return answered(row, Result(), f"{CONTRACT} failed")
-    return ask(row, subject)
+    return ask(row, subject, strict=subject.request.strict)
 
 
 def save_baseline(report: QaReport, path: Path | str, *, force: bool = False) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.ci_formats import cases_of_diff, with_verdict
 from aprfmt.cli.damage import told
 from aprfmt.cli.html import add_page
 from aprfmt.compare import diff
@@ -39,6 +40,7 @@ from aprfmt.errors import UsageError
 @options.html("Write a page: findings, map of all tensors, difference images.")
 @options.arch
 @options.force
+@options.ci_format
 @options.common
 def command(
     a: Path, b: Path, patterns: tuple[str, ...], only: tuple[str, ...], top: int,
@@ -54,6 +56,8 @@ def command(
     """
     from aprfmt.cli import diff_adapter, diff_html, diff_sampled, diff_show
 
+    if render.wanted("form") and (sample is not None or adapter is not None):
+        raise UsageError("--format sarif and junit list tensors: not with --sample or --adapter")
     if sample is not None:
         if base or imatrix or html or only or accept:
             raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")
@@ -75,4 +79,9 @@ def command(
     body = report.to_json()
     add_page(body, html, force, lambda: diff_html.render_page(report, code))
     told(report.damage)
-    return render.emit(body, code, lambda: diff_show.show(report, top, found))
+    return render.emit(
+        body, code, lambda: diff_show.show(report, top, found),
+        cases=lambda: with_verdict(
+            cases_of_diff(body, report.fields_apart, accept), code, report.b
+        ),
+    )  # fmt: skip

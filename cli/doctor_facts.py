@@ -7,25 +7,26 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import NotRequired, TypedDict
 
+from aprfmt.base.installation import install_command
 from aprfmt.base.version import __version__
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference import cuda_driver
 
-# What each package is for, and how to get it.
-PACKAGES: tuple[tuple[str, str, str], ...] = (
-    ("numpy", "everything that decodes", "pip install aprfmt"),
-    ("ml_dtypes", "FP8 and BF16 arrays", "pip install aprfmt"),
-    ("safetensors", "the tests' oracle", "pip install aprfmt"),
-    ("gguf", "the tests' oracle", "pip install aprfmt"),
-    ("tokenizers", "tokenize, run, trace --prompt", "pip install aprfmt"),
-    ("jinja2", "chat templates", "pip install aprfmt"),
-    ("torch", "backend torch", "pip install 'aprfmt[torch]'"),
-    ("cupy", "backend cupy", "pip install 'aprfmt[cuda12]' or 'aprfmt[cuda13]'"),
-    ("transformers", "engine transformers", "pip install transformers"),
-    ("llama-cpp-python", "engine llama.cpp", "pip install 'aprfmt[llama-cpp]'"),
-    ("zstandard", "zstd-compressed APR files", "pip install zstandard"),
-    ("obstore", "s3://, gs:// and az:// addresses", "pip install obstore"),
-    ("fsspec", "addresses of other schemes", "pip install fsspec"),
+# What each package is for, and the extras that install it: "" is the base, and none its own name.
+PACKAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("numpy", "everything that decodes", ("",)),
+    ("ml_dtypes", "FP8 and BF16 arrays", ("",)),
+    ("safetensors", "the tests' oracle", ("",)),
+    ("gguf", "the tests' oracle", ("",)),
+    ("tokenizers", "tokenize, run, trace --prompt", ("",)),
+    ("jinja2", "chat templates", ("",)),
+    ("torch", "backend torch", ("torch",)),
+    ("cupy", "backend cupy", ("cuda12", "cuda13")),
+    ("transformers", "engine transformers", ()),
+    ("llama-cpp-python", "engine llama.cpp", ("llama-cpp",)),
+    ("zstandard", "zstd-compressed APR files", ()),
+    ("obstore", "s3://, gs:// and az:// addresses", ()),
+    ("fsspec", "addresses of other schemes", ()),
 )
 
 
@@ -100,6 +101,11 @@ def installed(name: str) -> str | None:
     return "unknown" if find_spec(name) is not None else None
 
 
+def get(name: str, extras: tuple[str, ...]) -> str:
+    """Return the command that installs a package: by an extra of ours, or by its own name."""
+    return " or ".join(map(install_command, extras)) or f"pip install {name}"
+
+
 def native() -> Kernels:
     """Say whether the C extension is built, for which processor, and what is switched off."""
     if os.environ.get("APRFMT_NATIVE") == "0":
@@ -127,8 +133,8 @@ def facts() -> DoctorFacts:
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
         "packages": [
-            {"name": name, "version": installed(name), "for": purpose, "get": how}
-            for name, purpose, how in PACKAGES
+            {"name": name, "version": installed(name), "for": purpose, "get": get(name, extras)}
+            for name, purpose, extras in PACKAGES
         ],
         "native": native(),
         "devices": devices(),
@@ -173,7 +179,7 @@ def torch_on_gpu(found: cuda_driver.Driver) -> str:
     try:
         import torch
     except ImportError:
-        return f"torch is not installed; pip install 'aprfmt[{found.extra}]'"
+        return f"torch is not installed; {install_command(found.extra)}"
     if torch.cuda.is_available():
         return ""
     return cuda_driver.torch_problem(torch.__version__, torch.version.cuda, found)

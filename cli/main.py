@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -184,6 +185,15 @@ def _place(message: str) -> str:
     return where if found and ";" not in where else ""
 
 
+def asked_format(args: list[str]) -> str:
+    """Return what --json or --format asks for, read where click has failed; human by default."""
+    if "--json" in args:
+        return "json"
+    apart = [value for option, value in pairwise(args) if option == "--format"]
+    joined = [one.partition("=")[2] for one in args if one.startswith("--format=")]
+    return next(iter([*apart, *joined]), "human")
+
+
 def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
     """Print one line on stderr, and one JSON object on stdout if JSON was asked for."""
     if "--debug" in args:
@@ -194,7 +204,14 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
             for line in piece.rstrip("\n").split("\n") if ours else [piece.rstrip("\n")]:
                 click.echo(escape(line), err=True)
     click.echo(f"aprfmt: {escape(message)}", err=True)
-    if "--json" in args:
+    form = asked_format(args)
+    if form in ("sarif", "junit"):
+        from aprfmt.cli.ci_formats import Case
+        from aprfmt.cli.render import print_cases
+
+        command = next((arg for arg in args if arg in COMMANDS), "aprfmt")
+        print_cases(form, command, [Case("error", _place(message), "error", message)], 2)
+    if form == "json":
         from aprfmt.cli.render import envelope, print_json
 
         said = next((arg for arg in args if arg in COMMANDS), "aprfmt")

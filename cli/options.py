@@ -315,6 +315,13 @@ tensor_encodings = click.option(
 )  # fmt: skip
 
 
+ci_format = click.option(
+    "--format", "form", type=click.Choice(render.FORMS), default="human", show_default=True,
+    expose_value=False, callback=render.note_format,
+    help="What stdout gets; sarif and junit are for CI servers.",
+)  # fmt: skip
+
+
 def html(help: str) -> Callable[[F], F]:
     """Add --html FILE."""
     return click.option("--html", type=FILE, metavar="FILE", help=help)

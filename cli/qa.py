@@ -6,6 +6,7 @@ from typing import TypedDict, Unpack
 import click
 
 from aprfmt.cli import checks_html, checks_show, options, render, running
+from aprfmt.cli.ci_formats import cases_of_gates, with_verdict
 from aprfmt.cli.html import add_page
 
 
@@ -34,6 +35,8 @@ class QaAsked(TypedDict):
               help="The model is untrained: expect the losses of such a one.")  # fmt: skip
 @click.option("--only", multiple=True, metavar="GATE", help="Ask only these gates.")
 @click.option("--skip", multiple=True, metavar="GATE", help="Leave these gates out.")
+@click.option("--fail-on", type=click.Choice(["failure", "warning"]), default="failure",
+              show_default=True, help="The least that fails a gate.")  # fmt: skip
 @click.option("--min-run", type=click.IntRange(min=0), default=0, metavar="N",
               help="Fail if fewer than N gates gave an answer.")  # fmt: skip
 @click.option("--baseline", type=options.FILE, metavar="FILE.json",
@@ -44,10 +47,11 @@ class QaAsked(TypedDict):
 @running.where
 @options.arch
 @options.force
+@options.ci_format
 @options.common
 def command(
-    model: str, also: tuple[str, ...], save_baseline: Path | None, html: Path | None, force: bool,
-    where: running.WhereOptions, **asked: Unpack[QaAsked],
+    model: str, also: tuple[str, ...], fail_on: str, save_baseline: Path | None,
+    html: Path | None, force: bool, where: running.WhereOptions, **asked: Unpack[QaAsked],
 ) -> int:  # fmt: skip
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 
@@ -67,7 +71,7 @@ def command(
             request.model, progress=lambda gate, done, total: bar(done, total),
             choice=request.choice, also=tuple(parse_run(text) for text in also), arch=where.arch,
             threads=where.threads, memory=where.memory, deterministic=where.deterministic,
-            allow_missing=where.allow_missing, **asked,
+            allow_missing=where.allow_missing, strict=fail_on == "warning", **asked,
         )  # fmt: skip
     if save_baseline is not None:
         qa.save_baseline(report, save_baseline, force=force)
@@ -75,4 +79,7 @@ def command(
     body = {**report.to_json(), "saved_baseline": saved}
     code, sentence = report.exit_code, report.sentence
     add_page(body, html, force, lambda: checks_html.of_gates(body, code, sentence))
-    return render.emit(body, code, lambda: checks_show.show_gates(report, saved))
+    return render.emit(
+        body, code, lambda: checks_show.show_gates(report, saved),
+        cases=lambda: with_verdict(cases_of_gates(body), code, report.subject),
+    )  # fmt: skip

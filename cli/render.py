@@ -10,13 +10,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from aprfmt.base.protocols import Note
 from aprfmt.base.text import escape as escape
 from aprfmt.base.text import guard
+
+if TYPE_CHECKING:
+    from aprfmt.cli.ci_formats import Case
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,7 +73,18 @@ def wanted(flag: str) -> bool:
 
 def note_flag(context: click.Context, option: click.Parameter, value: bool) -> None:
     """Keep a flag of `options.common` for `wanted`; click calls it."""
-    context.meta[f"{__name__}.{option.name}"] = value
+    key = f"{__name__}.{option.name}"
+    context.meta[key] = value or context.meta.get(key, False)  # --format json came before
+
+
+FORMS = ("human", "json", "sarif", "junit")
+
+
+def note_format(context: click.Context, option: click.Parameter, value: str) -> None:
+    """Keep --format for `emit`; json is --json. click calls it."""
+    context.meta[f"{__name__}.form"] = value if value in ("sarif", "junit") else ""
+    if value == "json":
+        context.meta[f"{__name__}.json"] = True
 
 
 def emit(
@@ -78,16 +92,22 @@ def emit(
     exit_code: int = 0,
     show: Callable[[], None] | None = None,
     written: bool = False,
+    cases: "Callable[[], Sequence[Case]] | None" = None,
 ) -> int:
     """Print a command's result, as one JSON object if asked for, else by `show` for people.
 
+    `cases` are what `--format sarif` and `junit` print, of a command that has them.
     `written`: it only reports what was written, which --quiet leaves out. Returns the exit code,
     for the command to return. Raises RemoteError where a file changed while it was read.
     """
     STATUS.end()
     if (fetched := sys.modules.get("aprfmt.remote.file")) is not None:
         fetched.refuse_changed()
-    if wanted("json"):
+    if cases is not None and wanted("form"):
+        context = click.get_current_context()
+        form = context.meta[f"{__name__}.form"]
+        print_cases(form, context.info_name or "", cases(), exit_code)
+    elif wanted("json"):
         command = click.get_current_context().info_name or ""
         print_json(envelope(command, exit_code, body))
     elif show is not None and not (written and wanted("quiet")):
@@ -96,6 +116,16 @@ def emit(
         for text in from_elsewhere():
             click.echo(escape(text), err=True)
     return exit_code
+
+
+def print_cases(form: str, command: str, cases: "Sequence[Case]", exit_code: int) -> None:
+    """Print what --format asks for: SARIF as one JSON object, or JUnit's XML."""
+    from aprfmt.cli.ci_formats import junit, sarif
+
+    if form == "sarif":
+        print_json(sarif(command, cases, exit_code))
+    else:
+        click.echo(junit(command, cases))
 
 
 def from_elsewhere() -> Iterable[str]:

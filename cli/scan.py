@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, render
+from aprfmt.cli.ci_formats import cases_of_scan, with_verdict
 from aprfmt.cli.html import add_page
 from aprfmt.cli.scan_html import render_page
 from aprfmt.cli.scan_show import show, verdict
@@ -20,10 +21,10 @@ from aprfmt.errors import UsageError
               "`validate`, digests, template, encodings, support.")  # fmt: skip
 @click.option("-o", "--output", type=options.FILE, show_default=True,
               default=Path("aprfmt-scan.jsonl"),
-              help="Rows: .jsonl, or .parquet (needs aprfmt[fleet]).")  # fmt: skip
+              help="Rows: .jsonl, or .parquet (needs the extra fleet).")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1), help="Processes; the machine's cores by default.")
 @click.option("--ray", metavar="ADDRESS", is_flag=False, flag_value="",
-              help="Ask on a Ray cluster instead (needs aprfmt[fleet]).")  # fmt: skip
+              help="Ask on a Ray cluster instead (needs the extra fleet).")  # fmt: skip
 @click.option("--unit-time", type=click.FloatRange(0, min_open=True), default=600.0,
               show_default=True,
               help="Seconds that one question of one model may take.")  # fmt: skip
@@ -38,6 +39,7 @@ from aprfmt.errors import UsageError
               help="Do not prove which quantized models derive from which others.")  # fmt: skip
 @click.option("--html", type=options.FILE, help="Write the summary as one page.")
 @options.force
+@options.ci_format
 @options.common
 def command(
     roots: tuple[str, ...], listed: Path | None, checks: tuple[str, ...], output: Path,
@@ -63,7 +65,11 @@ def command(
         report = scan(request, progress)
     body = report.to_json()
     add_page(body, html, force, lambda: render_page(report, verdict(report)))
-    return render.emit(body, report.exit_code, lambda: show(report))
+    code = report.exit_code
+    return render.emit(
+        body, code, lambda: show(report),
+        cases=lambda: with_verdict(cases_of_scan(body), code, str(output)),
+    )  # fmt: skip
 
 
 def every_root(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:

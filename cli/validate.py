@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import checks_html, checks_show, options, render
+from aprfmt.cli.ci_formats import cases_of_validation, with_verdict
 from aprfmt.cli.html import add_page
 
 
@@ -17,6 +18,7 @@ from aprfmt.cli.html import add_page
 @options.html("Write a page: the verdict, every check with what it found.")
 @options.arch
 @options.force
+@options.ci_format
 @options.common
 def command(
     model: Path, strict: bool, against: Path | None, allow_missing: tuple[str, ...],
@@ -37,4 +39,8 @@ def command(
         )  # fmt: skip
     body = report.to_json()
     add_page(body, html, force, lambda: checks_html.of_file(body))
-    return render.emit(body, report.exit_code, lambda: checks_show.show_validation(report))
+    code = report.exit_code
+    return render.emit(
+        body, code, lambda: checks_show.show_validation(report),
+        cases=lambda: with_verdict(cases_of_validation(body), code, report.subject),
+    )  # fmt: skip

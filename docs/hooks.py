@@ -1,4 +1,8 @@
-"""Pages of the site that tables and the commands' own help already say: made, never written."""
+"""Pages of the site that tables and the commands' own help already say: made, never written.
+
+Every page also stands in the site as the Markdown it was made of, under its source's path, and
+`llms.txt` (https://llmstxt.org) lists these: an agent reads them without the site's HTML.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,6 +11,7 @@ from typing import Any
 
 import click
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from aprfmt.arch import ARCHS
 from aprfmt.base.encodings import ENCODINGS
@@ -129,3 +134,38 @@ def on_files(files: Files, config: Any) -> Files:
     for name in COMMANDS:
         files.append(File.generated(config, f"commands/{name}.md", content=command_page(name)))
     return files
+
+
+TEXTS: dict[str, tuple[str, str]] = {}  # source path -> title and Markdown of the pages being built
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """Keep a page's Markdown for its twin."""
+    title = re.search(r"^# (.+)$", markdown, re.M)
+    TEXTS[page.file.src_uri] = (title[1] if title else str(page.title), markdown)
+    return markdown
+
+
+def on_post_build(config: Any) -> None:
+    """Write the twins and llms.txt."""
+    site = Path(config["site_dir"])
+    for path, (_, markdown) in TEXTS.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(markdown, encoding="utf-8")
+    (site / "llms.txt").write_text(llms_text(config), encoding="utf-8")
+    TEXTS.clear()
+
+
+def llms_text(config: Any) -> str:
+    """Return llms.txt: what the project is, then a link to the Markdown of every page."""
+    text = f"# {config['site_name']}\n\n> {config['site_description']}\n"
+    sections: dict[str, list[str]] = {"Pages": [], "Commands": []}
+    for path in sorted(TEXTS):
+        name = path.removeprefix("commands/").removesuffix(".md")
+        command = COMMANDS.get(name) if path.startswith("commands/") else None
+        said = f": {command.summary}" if command is not None else ""
+        section = "Pages" if command is None else "Commands"
+        sections[section].append(f"- [{TEXTS[path][0].replace('`', '')}]({path}){said}\n")
+    for title, lines in sections.items():
+        text += f"\n## {title}\n\n" + "".join(lines)
+    return text

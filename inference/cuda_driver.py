@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError
 
 _LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -129,7 +130,7 @@ def torch_problem(torch_version: str, built_for: str | None, found: Driver | Non
     found = driver() if found is None else found
     if built_for is None:
         why = f"torch {torch_version} was built without CUDA"
-        todo = f"pip install 'aprfmt[{found.extra}]', or torch from its CUDA index"
+        todo = f"{install_command(found.extra)}, or torch from its CUDA index"
         return f"{why}; {todo}" + (f"; also, {found.why}" if found.why else "")
     if found.why:
         return f"{found.why}; install the driver, or run on cpu"
@@ -138,7 +139,7 @@ def torch_problem(torch_version: str, built_for: str | None, found: Driver | Non
         newest = ".".join(map(str, found.cuda))
         return (
             f"torch {torch_version} was built for CUDA {built_for}, the driver runs CUDA up to "
-            f"{newest}; update the driver, or pip install 'aprfmt[{found.extra}]'"
+            f"{newest}; update the driver, or {install_command(found.extra)}"
         )
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
@@ -169,7 +170,7 @@ def cupy_problem(found: Driver | None = None) -> str:
     found = driver() if found is None else found
     package = installed_cupy()
     if package is None:
-        return f"cupy is not installed; pip install 'aprfmt[{found.extra}]'"
+        return f"cupy is not installed; {install_command(found.extra)}"
     if found.why:
         return f"{found.why}; install the driver, or run on cpu"
     name, major = package
@@ -177,6 +178,6 @@ def cupy_problem(found: Driver | None = None) -> str:
         newest = ".".join(map(str, found.cuda))
         return (
             f"{name} is for CUDA {major}, the driver runs CUDA up to {newest}; pip uninstall "
-            f"{name}, then pip install 'aprfmt[{found.extra}]'"
+            f"{name}, then {install_command(found.extra)}"
         )
     return ""

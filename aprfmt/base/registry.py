@@ -67,14 +67,15 @@ def some_of(names: Sequence[str]) -> str:
 class Registry(Mapping[str, T], Generic[T]):
     """A lazy table; iteration gives names without importing anything.
 
-    `rows` maps a name to `"module:attribute"` or to `("module:attribute", "what to install")`;
+    `rows` maps a name to `"module:attribute"` or to `("module:attribute", "what to install")`,
+    where a function may say what to install;
     `held` to rows that are there already. `error` is the class raised for an unknown name.
     """
 
     def __init__(
         self,
         kind: str,
-        rows: Mapping[str, str | tuple[str, str]],
+        rows: Mapping[str, str | tuple[str, str | Callable[[], str]]],
         error: type[AprfmtError] = AprfmtError,
         *,
         held: Mapping[str, T] | None = None,
@@ -110,10 +111,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[name]
 
     def _import(self, name: str) -> T:
-        target, hint = self._rows[name]
+        target, said = self._rows[name]
         try:
             loaded = load(target)
         except ImportError as error:
+            hint = said if isinstance(said, str) else said()
             if not hint:
                 raise
             raise BackendUnavailableError(

@@ -11,6 +11,7 @@ from contextlib import chdir
 from dataclasses import replace
 from typing import Any
 
+from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.fleet.answers import AnswerLine, answer_of
 from aprfmt.fleet.units import ERROR, OPEN, Task, row_of
@@ -83,7 +84,8 @@ def _joined(address: str) -> Any:
         import ray
     except ImportError:
         raise BackendUnavailableError(
-            "--ray needs ray, which is not installed; install aprfmt[fleet], or leave --ray out"
+            f"--ray needs ray, which is not installed; {install_command('fleet')}, or leave --ray "
+            "out"
         ) from None
     if not ray.is_initialized():
         _reached(address)

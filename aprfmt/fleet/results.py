@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from aprfmt.base.installation import install_command
 from aprfmt.base.version import __version__
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.fleet.answers import AnswerLine, answer_of
@@ -159,8 +160,8 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError:
         raise OutputError(
-            "Parquet needs pyarrow, which is not installed; install aprfmt[fleet], or name a "
-            ".jsonl file"
+            f"Parquet needs pyarrow, which is not installed; {install_command('fleet')}, or name "
+            "a .jsonl file"
         ) from None
     return pyarrow
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def as_torch(view: "View") -> Any:
         import torch
     except ImportError as error:
         raise BackendUnavailableError(
-            f"{view.name}: torch is not installed; pip install 'aprfmt[torch]'"
+            f"{view.name}: torch is not installed; {install_command('torch')}"
         ) from error
     same = _TORCH_DTYPES.get(view.encoding)
     if same is None or view.data is None or view.restored:

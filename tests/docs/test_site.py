@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.codecs import CODECS
-from tests.docs.examples import ROOT
+from tests.docs.examples import DOCS, ROOT
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +56,19 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     page = (site / "index.html").read_text()
     asked = re.findall(r'(?:src|<link[^>]*href)="(https?://[^"]+)"', page)
     assert not [url for url in asked if "canonical" not in url]
+
+
+def test_every_page_has_its_markdown_and_llms_txt_lists_it(site: Path) -> None:
+    """As https://llmstxt.org asks: a title, a quotation, lists of links that lead to pages."""
+    text = (site / "llms.txt").read_text()
+    assert re.match(r"# aprfmt\n\n> .+\n\n## ", text)
+    listed = re.findall(r"^- \[[^\]]+\]\(([^)]+\.md)\)", text, re.M)
+    assert len(listed) == len(set(listed)) == len(re.findall(r"^- ", text, re.M))
+    sources = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    commands = {f"commands/{name}.md" for name in COMMANDS}
+    assert sources | commands <= set(listed)
+    for path in listed:
+        html = site / path.removesuffix("index.md").removesuffix(".md") / "index.html"
+        assert html.is_file() and (site / path).read_text().strip(), path
+    for path in sources:  # relative links of a page lead to twins, as they do in the repository
+        assert (site / path).read_text().strip() == (DOCS / path).read_text().strip(), path

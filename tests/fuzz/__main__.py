@@ -31,7 +31,7 @@ def main() -> None:
     try:
         import atheris
     except ImportError:
-        print("NOT-RUN: atheris is not installed: pip install 'aprfmt[fuzz]'", file=sys.stderr)
+        print("NOT-RUN: atheris is not installed: pip install atheris", file=sys.stderr)
         raise SystemExit(3) from None
     with atheris.instrument_imports(include=["aprfmt", "tests.fuzz.broken"]):
         from tests.fuzz.targets import find

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from aprfmt.base.installation import install_command
 from aprfmt.cli import doctor_facts
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference import cuda_driver
@@ -115,8 +116,8 @@ def test_the_real_driver_answers_or_is_named() -> None:
 @pytest.mark.parametrize(
     ("built_for", "found", "says"),
     [
-        (None, NEW, "built without CUDA; pip install 'aprfmt[cuda13]'"),
-        (None, OLD, "pip install 'aprfmt[cuda12]'"),
+        (None, NEW, "built without CUDA; " + install_command("cuda13")),
+        (None, OLD, install_command("cuda12")),
         (None, NONE, "libcuda.so.1 is not found"),
         ("13.0", NONE, "install the driver, or run on cpu"),
         ("13.0", OLD, "for CUDA 13.0, the driver runs CUDA up to 12.4; update the driver"),
@@ -138,8 +139,8 @@ def test_a_hidden_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("installed", "found", "says"),
     [
-        ((), NEW, "cupy is not installed; pip install 'aprfmt[cuda13]'"),
-        ((), OLD, "pip install 'aprfmt[cuda12]'"),
+        ((), NEW, "cupy is not installed; " + install_command("cuda13")),
+        ((), OLD, install_command("cuda12")),
         (("cupy-cuda13x",), OLD, "is for CUDA 13, the driver runs CUDA up to 12.4"),
         (("cupy-cuda13x",), NONE, "no NVIDIA driver"),
         (("cupy-cuda12x",), NEW, ""),

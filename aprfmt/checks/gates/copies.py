@@ -51,7 +51,7 @@ def format_parity(subject: Subject) -> Result:
         checks += _same(subject, mine, copy, name)
     if subject.other is not None:
         subject.source = subject.other
-        checks += retold(subject, ACCOUNTED, "against-accounted", strict=False)
+        checks += retold(subject, ACCOUNTED, "against-accounted", strict=subject.request.strict)
         checks += _against(subject, mine, subject.other)
     return Result(checks=checks)
 

@@ -21,7 +21,7 @@ def tensor_contract(subject: Subject) -> Result:
     """Hold the tensors to what configuration and architecture demand: names, shapes, encodings."""
     model, found = subject.model, subject.resolution.coverage
     checks = [
-        *retold(subject, "completeness", "tensors-complete", strict=False),
+        *retold(subject, "completeness", "tensors-complete", strict=subject.request.strict),
         *retold(subject, "shapes", "tensors-shaped"),
         *retold(subject, "unexpected", "tensors-claimed"),
         *retold(subject, "architecture", "names-fit"),
@@ -144,8 +144,9 @@ def _tokenizer(subject: Subject) -> Iterator[Check]:
     if tokenizer is None:
         yield not_run("tokenizer", "the model carries no tokenizer")
         return
-    yield from retold(subject, "vocabulary_size", "vocabulary-fits", strict=False)
-    yield from retold(subject, "special_ids", "special-ids-inside", strict=False)
+    strict = subject.request.strict
+    yield from retold(subject, "vocabulary_size", "vocabulary-fits", strict=strict)
+    yield from retold(subject, "special_ids", "special-ids-inside", strict=strict)
     yield check("stop-tokens", bool(tokenizer.stop_ids),
                 listed([f"{i} {tokenizer.token(i)!r}" for i in sorted(tokenizer.stop_ids)]),
                 "at least one", "generation would never stop: set eos_token_id")  # fmt: skip

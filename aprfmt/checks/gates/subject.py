@@ -34,7 +34,8 @@ class QaRequest:
     `choice` is where every gate runs, `also` are runs to compare it with; `against` is another
     copy of the model. `random_weights` says the model is untrained: only loss bounds of such a
     model are asked. `memory` is the budget in bytes for decoded weights of one session.
-    `allow_missing` are patterns of required roles that may be missing.
+    `allow_missing` are patterns of required roles that may be missing. `strict`
+    makes warnings failures.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class QaRequest:
     memory: int | None = None
     deterministic: bool = False
     allow_missing: tuple[str, ...] = ()
+    strict: bool = False
 
 
 class Subject(Checked):

@@ -8,6 +8,7 @@ Source of the block layout: the LZ4 block format description of the lz4 project.
 
 from collections.abc import Callable
 
+from aprfmt.base.installation import install_command
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.apr.layout import BITS, HEADER_SIZE
 
@@ -101,7 +102,7 @@ def _expand_zstd(head: bytes, packed: memoryview, limit: int, where: str) -> byt
     except ImportError as error:
         raise UnsupportedError(
             f"{where}: is compressed with Zstd, which needs a package that is not installed: "
-            "pip install 'aprfmt[zstd]'"
+            f"{install_command('zstd')}"
         ) from error
     out = bytearray(head)
     try:

@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError
 
 Function = Callable[..., None]  # (grid, block, args, shared_mem=0, stream=None)
@@ -30,7 +31,7 @@ def cupy() -> Any:
         import cupy as module
     except ImportError as error:
         raise BackendUnavailableError(
-            f"cupy cannot be imported ({error}); pip install 'aprfmt[cuda13]', or 'aprfmt[cuda12]' "
+            f"cupy cannot be imported ({error}); {install_command('cuda13')}, or the extra cuda12 "
             "for a driver of CUDA 12"
         ) from error
     return module
