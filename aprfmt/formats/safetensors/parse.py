@@ -74,7 +74,7 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     if size < PREFIX:
         raise TruncatedError(f"{where}: has {size} bytes, the header's length alone takes {PREFIX}")
     length = int.from_bytes(buffer[:PREFIX], "little")
-    if MAX_HEADER < length <= size - PREFIX and buffer[PREFIX : PREFIX + 1] == b"{":
+    if MAX_HEADER < length <= size - PREFIX and bytes(buffer[PREFIX : PREFIX + 1]) == b"{":
         raise FormatError(
             f"{where}: its header has {length} bytes, the format allows {MAX_HEADER}. This is a "
             "limit of the format and no damage: store the tensors in several files, with an "
