@@ -99,6 +99,10 @@ LONG = {
     "parity": ["MODEL", "--between", "numpy:float64", "numpy", "--ids", "1,2,3"],
     "run": ["MODEL", "--ids", "1,2,3", "--max-tokens", "2"],
     "trace": ["MODEL", "--payload", "--ids", "1,2,3"],
+    "eval": ["MODEL", "--ids", "1,2,3,4"],
+    "export": ["MODEL", "-o", "OUT", "--to", "gguf"],
+    "qa": ["MODEL", "--only", "metadata"],
+    "diagnose": ["MODEL", "MODEL"],
 }
 
 
