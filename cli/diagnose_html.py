@@ -9,9 +9,7 @@ from aprfmt.cli import html
 def render_page(body: Mapping[str, Value]) -> str:
     """Return the page of what `diagnose --json` prints (Diagnosis.to_json)."""
     facts = {
-        "A": body["a"], "B": body["b"], "class": body["class"], "verdict": body["verdict"],
-        "cause": body["cause"], "complete": _said(body["complete"]),
-        "confidence": body["confidence"], "first capture point": body["first"],
+        "A": body["a"], "B": body["b"],
         "tokens": html.ids_text(body["ids"]) if body["ids"] else None,
         **{str(name): value for name, value in body["facts"].items()
            if isinstance(value, str | int | float)},
@@ -22,13 +20,6 @@ def render_page(body: Mapping[str, Value]) -> str:
     ]
     data = {"found": {**body, "causes": causes}}
     return html.page("Diagnosis", facts, data, (*html.REPORT, "diagnose.js"))
-
-
-def _said(complete: bool | None) -> str | None:
-    """Return whether the causes explain everything, in words; None where it was not measured."""
-    if complete is None:
-        return None
-    return "nothing but rounding is left" if complete else "no: a difference is left"
 
 
 def _text(value: object) -> str:

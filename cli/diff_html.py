@@ -1,5 +1,6 @@
 """The page of `aprfmt diff --html`: what differs and why, layer by role, and where inside."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -17,6 +18,7 @@ def render_page(report: DiffReport, code: int) -> str:
     found = report.to_json() | {name: _fields(getattr(report, name)) for name in fields}
     data = {
         "code": code,
+        "command": shlex.join(["aprfmt", "diagnose", report.a, report.b]) if code == 1 else None,
         "found": found,
         "worst": [tensor.key for tensor in report.worst()],
         "images": [asdict(image) for image in report.images],

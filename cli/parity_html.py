@@ -1,5 +1,6 @@
 """The page of `aprfmt parity --html`: every run against the first, point by point."""
 
+import shlex
 from collections.abc import Mapping
 
 from aprfmt.base.protocols import Value
@@ -16,12 +17,30 @@ def render_page(body: Mapping[str, Value]) -> str:
         "runs": ", ".join(run["requested"] for run in body["runs"]), "text": tokens["text"],
         "tokens": html.ids_text(tokens["ids"]), "calibrated with": body["calibrated"],
     }  # fmt: skip
-    data = {"found": body, "heats": [_heats(pair) for pair in body["pairs"]]}
+    data = {
+        "found": body,
+        "heats": [_heats(pair) for pair in body["pairs"]],
+        "command": _reproduce(body),
+    }
     return html.page("Parity of runs", facts, data, (*html.REPORT, "parity.js"))
+
+
+def _reproduce(body: Mapping[str, Value]) -> str | None:
+    """Return the command that writes the first wrong operation, or runs what was written."""
+    if body["verdict"] != "bug":
+        return None
+    if body["bundle"]:
+        return shlex.join(["aprfmt", "parity", "--replay", body["bundle"]["path"]])
+    pair = next(pair for pair in body["pairs"] if pair["verdict"] == "bug")
+    runs = [body["runs"][pair[side]]["requested"] for side in ("a", "b")]
+    ids = ",".join(map(str, body["tokens"]["ids"]))
+    words = ["parity", body["model"], "--ids", ids, "--between", *runs, "--bundle", "bug.npz"]
+    return shlex.join(["aprfmt", *words])
 
 
 def _heats(pair: Mapping[str, Value]) -> dict[str, object]:
     """Return the distance of each token position, layer by layer, for every point of a pair."""
     rows = {row["key"]: row["by_position"] for row in pair["points"] if row.get("by_position")}
-    maps, positions = heats(rows, {key: range(len(found)) for key, found in rows.items()})
+    bounds = {row["key"]: (row["tolerance"], row["beyond"]) for row in pair["points"]}
+    maps, positions = heats(rows, {key: range(len(found)) for key, found in rows.items()}, bounds)
     return {"heats": maps, "positions": positions}

@@ -50,6 +50,9 @@ def run(
     if base is not None and asked.through is not None:
         raise UsageError("--through has its own base: the model itself; leave --base out")
     choices = [parse_run(run) for run in runs]
+    if not wanted.dry_run:
+        for choice in choices:
+            choice.refuse_missing_gpu()  # before the model is opened and read
     with ExitStack() as stack:
         opened, request = prepare(text, asked, tokens, stack)
         request = replace(request, by_position=wanted.html is not None)

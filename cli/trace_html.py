@@ -1,5 +1,6 @@
 """The page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -50,12 +51,15 @@ def row_sizes(key: str, values: Array) -> list[float]:
 
 
 def heats(
-    rows: Mapping[str, Sequence[float | None]], positions: Mapping[str, Sequence[int]]
+    rows: Mapping[str, Sequence[float | None]],
+    positions: Mapping[str, Sequence[int]],
+    bounds: Mapping[str, tuple[float, bool]],
 ) -> tuple[list[dict[str, object]], list[str]]:
     """Return what the heat maps of a page show, and the names of their columns.
 
     `rows` are numbers of each position by key (`L3.attn_out`), `positions` the token positions
-    they are of. Points of other positions than most have no map.
+    they are of. Points of other positions than most have no map. `bounds` are the tolerance of
+    each key's point, and whether it is beyond.
     """
     kept = {key: tuple(positions[key]) for key in rows if len(positions[key]) == len(rows[key]) > 1}
     if not kept:
@@ -73,7 +77,9 @@ def heats(
     ]
     return [
         {"point": point, "rows": [key.rpartition(".")[0] or "model" for key in keys],
-         "values": [[_largest(part) for part in _grouped(rows[key], group)] for key in keys]}
+         "values": [[_largest(part) for part in _grouped(rows[key], group)] for key in keys],
+         "tolerances": [bounds.get(key, (None, False))[0] for key in keys],
+         "beyond": [bounds.get(key, (None, False))[1] for key in keys]}
         for point, keys in by_point.items()
     ], names  # fmt: skip
 
@@ -106,6 +112,7 @@ def render_page(
                 "says": "" if row is None else row.sentence,
                 "stats": {name: record["stats"][name] for name in STATISTICS},
                 "rel": None if point is None else point.rel_l2,
+                "tolerance": None if point is None else point.tolerance,
                 "fault": (row is None or row.finite)
                 and record["stats"]["nan"] + record["stats"]["inf"] > 0,
                 "beyond": point is not None and point.beyond,
@@ -114,24 +121,34 @@ def render_page(
         )  # fmt: skip
     reference = body.get("reference")
     spots = {row["key"]: row["positions"] or () for row in body["records"]}
+    bounds = {key: (point.tolerance, point.beyond) for key, point in points.items()}
     apart = {key: point.by_position for key, point in points.items() if point.by_position}
     known = {key: sizes for key, sizes in histograms.rows.items() if key in spots}
     data = {
         "statistics": [*(["relL2"] if points else []), *STATISTICS], "cells": cells,
         "nonfinite": body["nonfinite"], "observations": body["observations"],
         "reference": reference and {name: reference[name] for name in ("first", "compared")},
+        "command": _next(trace, reference),
         "top": (body["logits"] or {}).get("top") or [],
         "heats": [
-            _heat(what, label, *heats(found, {key: spots.get(key, ()) for key in found}))
-            for what, label, found in (
-                ("distance from the reference", "relative L2", apart),
-                ("size of the values", "root mean square", known),
+            _heat(what, label, *heats(found, {key: spots.get(key, ()) for key in found}, held))
+            for what, label, found, held in (
+                ("distance from the reference", "relative L2", apart, bounds),
+                ("size of the values", "root mean square", known, {}),
             )
         ],
     }  # fmt: skip
     name = str(trace.run.get("model") or trace.run.get("path") or "a saved trace")
     parts = html.TRACE
     return html.page(f"Trace of {name}", facts(trace, body), data, parts)
+
+
+def _next(trace: Trace, reference: Mapping[str, Value] | None) -> str | None:
+    """Return the command that finds the cause of a difference; None without a model to name."""
+    name = trace.run.get("model") or trace.run.get("path")
+    if reference is None or name is None:
+        return None
+    return shlex.join(["aprfmt", "diagnose", str(reference["against"]), str(name)])
 
 
 def _heat(

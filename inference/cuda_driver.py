@@ -5,11 +5,14 @@ Codes and attribute numbers are those of the CUDA driver API's cuda.h, names of 
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from aprfmt.base.installation import install_command
@@ -145,6 +148,49 @@ def torch_problem(torch_version: str, built_for: str | None, found: Driver | Non
     if hidden is not None:
         return f"torch sees no GPU with CUDA_VISIBLE_DEVICES={hidden!r}; unset it"
     return f"torch {torch_version} for CUDA {built_for} cannot use the GPU the driver has"
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What torch/version.py says: `cuda` and `hip` are versions, None for a build without them."""
+
+    version: str
+    cuda: str | None
+    hip: str | None
+
+
+def installed_torch() -> TorchBuild | None:
+    """Return what the installed torch was built for, without importing it; None if not known."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text("utf-8")
+    except OSError:
+        return None
+    rows = re.findall(
+        r"^(__version__|cuda|hip)\b[^=\n]*= *(?:'([^']*)'|None) *$", text, re.MULTILINE
+    )
+    found = {name: value or None for name, value in rows}
+    if not {"__version__", "cuda", "hip"} <= found.keys():
+        return None
+    return TorchBuild(str(found["__version__"]), found["cuda"], found["hip"])
+
+
+def gpu_problem(library: str) -> str:
+    """Return why `torch` or `cupy` cannot use a GPU here, and what to do; "" if no reason is found.
+
+    Neither is imported: that takes seconds. A torch for AMD's GPUs needs no NVIDIA driver.
+    """
+    found = driver()
+    if not found.why:
+        return ""
+    if library == "cupy":
+        return cupy_problem(found)
+    build = installed_torch()
+    if build is None or build.hip is not None:
+        return ""
+    return torch_problem(build.version, build.cuda, found)
 
 
 def installed_cupy() -> tuple[str, int | None] | None:

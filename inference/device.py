@@ -14,7 +14,7 @@ from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import BackendUnavailableError, UsageError
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.cuda_driver import NOT_ELSEWHERE
+from aprfmt.inference.cuda_driver import NOT_ELSEWHERE, gpu_problem
 from aprfmt.inference.engines import ENGINES
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _DEVICE = re.compile(r"cpu|auto|cuda(:\d{1,3}|:all)?")
 _DEFAULT_BACKEND: Mapping[str, str] = {"cpu": "numpy", "cuda": "torch"}
 # Default device of backends that cannot run on the CPU.
 _HOME: Mapping[str, str] = {"cupy": "cuda"}
+_GPU_LIBRARIES = ("torch", "cupy")  # backends of a library of that name
 # Short forms of a run.
 _SHORT: Mapping[str, tuple[str, str]] = {"cpu": ("numpy", "cpu"), "cuda": ("torch", "cuda")}
 
@@ -48,6 +49,16 @@ class Choice:
         """Whether a foreign engine runs the whole model, instead of one of our backends."""
         return self.backend in ENGINES
 
+    def refuse_missing_gpu(self) -> None:
+        """Raise BackendUnavailableError where this runs on a GPU and the machine has none.
+
+        No library is imported. Does nothing for an engine, which says itself what it needs.
+        """
+        if self.backend in _GPU_LIBRARIES and self.device.startswith("cuda"):
+            why = gpu_problem(self.backend)
+            if why:
+                raise BackendUnavailableError(f"device {self.device!r}: {why}{NOT_ELSEWHERE}")
+
     def open(
         self, *, deterministic: bool = False, threads: int | None = None, tf32: bool = False
     ) -> "Backend":
@@ -63,6 +74,7 @@ class Choice:
             )
         if deterministic and threads is None:
             threads = 1
+        self.refuse_missing_gpu()
         make = BACKENDS[self.backend]
         return make(
             self.device, self.dtype, deterministic=deterministic, threads=threads, tf32=tf32
@@ -103,6 +115,7 @@ def _auto(requested: str, backend: str | None, dtype: str) -> Choice:
     """Choose the GPU if the backend can use it, else the CPU, with the reason."""
     wanted = backend or _DEFAULT_BACKEND["cuda"]
     try:
+        Choice(requested, wanted, "cuda", dtype, "").refuse_missing_gpu()
         BACKENDS[wanted]("cuda", dtype)
     except BackendUnavailableError as error:
         name = backend or _DEFAULT_BACKEND["cpu"]
@@ -121,8 +134,8 @@ def parse_run(text: str) -> Choice:
         whole = f"{_SHORT[name][1]}:{device}" if name in _SHORT else device
         if not _DEVICE.fullmatch(whole):
             raise UsageError(
-                f"run {text!r}: {device!r} is no device; expected cpu, cuda, cuda:N, cuda:all "
-                f"or auto, and then a dtype ({', '.join(DTYPES)})"
+                f"run {text!r}: {device!r} is no device (expected cpu, cuda, cuda:N, "
+                f"cuda:all or auto) and ends in no dtype ({', '.join(DTYPES)})"
             )
     if name in _SHORT:
         backend, place = _SHORT[name]

@@ -341,6 +341,9 @@ class Shard(Generic[ParsedT]):
         """The tensors, in the file's order."""
         data, broken, whole = self.data, self.parsed.faults.broken, self.whole
         infos = self.parsed.infos
+        end = max((info.offset + info.nbytes for info in infos.values()), default=0)
+        if not broken and end <= data.size:
+            return {name: whole(data, info) for name, info in infos.items()}
         return {name: stored_tensor(data, info, broken, whole) for name, info in infos.items()}
 
 

@@ -37,6 +37,7 @@ from aprfmt.tensors.view import View
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
     from aprfmt.base.protocols import TensorInfo
+    from aprfmt.model.kinds import Kind
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unread import Unread
     from aprfmt.tensors.restore import Restoration
@@ -240,6 +241,13 @@ class Model(Mapping[str, View]):
         if found.relations:
             self.style = found.style  # under the relation, whatever most names look like
         return found
+
+    @cached_property
+    def kind(self) -> "Kind | None":
+        """What a file is that is no whole model, None for a model; every name is read once."""
+        from aprfmt.model.kinds import kind_of
+
+        return kind_of(self)
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:

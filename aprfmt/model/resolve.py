@@ -15,7 +15,6 @@ from aprfmt.arch.names import detect_style
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
-from aprfmt.model.kinds import kind_of
 from aprfmt.model.patterns import select, select_one
 from aprfmt.tensors.view import View
 
@@ -104,7 +103,7 @@ def find_spec(
 
     `tensors` are the names it is read under, where those are not the file's.
     """
-    kind = kind_of(model)
+    kind = model.kind
     if forced is not None and (kind is None or not kind.foreign):
         return ARCHS[forced]
     if kind is not None:

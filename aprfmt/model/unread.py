@@ -100,6 +100,8 @@ def unread(
 ) -> Unread | None:
     """Return what is packed and was not joined; None where there is nothing of the kind."""
     section = section_of(config or {})
+    if section is None and not any(_is_coded(tensor.info) for tensor in tensors.values()):
+        return None  # no name has to be taken apart: a file may hold a million
     modules: dict[str, list[TensorInfo]] = defaultdict(list)
     for name, tensor in tensors.items():
         if not tensor.parts:

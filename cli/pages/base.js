@@ -45,18 +45,68 @@ function general(value, count) {
   return `${trim(mantissa)}e${power[0]}${power.slice(1).padStart(2, "0")}`;
 }
 
-// Colours of a heat map, dark to bright as in viridis: [r, g, b] of a share.
-const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
-function colour(share) {
-  const at = Math.min(Math.max(share, 0), 1) * (stops.length - 1);
+// Colours of numbers, [r, g, b] from the least to the most. The least is nearest to the ground: the
+// lightest on a light page, the darkest on a dark one. `amount` is of a number alone; `tolerance`
+// has its lower half within a tolerance, pale, and its upper half beyond it, red.
+const RAMPS = {
+  amount: {
+    light: [[[240, 245, 250], [183, 206, 231], [108, 158, 205], [42, 103, 165], [10, 42, 90]]],
+    dark: [[[30, 36, 46], [32, 64, 104], [44, 108, 160], [112, 172, 220], [222, 238, 252]]],
+  },
+  tolerance: {
+    light: [[[250, 252, 251], [206, 232, 214]], [[250, 206, 170], [220, 96, 70], [120, 14, 22]]],
+    dark: [[[30, 35, 42], [36, 70, 54]], [[120, 62, 32], [218, 96, 70], [255, 190, 172]]],
+  },
+};
+const SCHEMES = ["light", "dark"];
+// Of what has no tolerance and is wrong: the upper half of `tolerance`.
+RAMPS.beyond = Object.fromEntries(SCHEMES.map((name) => [name, [RAMPS.tolerance[name][1]]]));
+function colour(share, ramp = "amount", scheme = nowDark() ? "dark" : "light") {
+  const parts = RAMPS[ramp][scheme], whole = Math.min(Math.max(share, 0), 1);
+  const upper = parts.length > 1 && whole > 0.5;
+  const stops = parts[upper ? 1 : 0];
+  const at = (parts.length > 1 ? 2 * whole - (upper ? 1 : 0) : whole) * (stops.length - 1);
   const low = Math.min(Math.floor(at), stops.length - 2), part = at - low;
   return stops[low].map((c, i) => Math.round(c + (stops[low + 1][i] - c) * part));
 }
-// The text on it is black or white, whichever has the greater contrast (WCAG's relative luminance).
-function paint(button, share) {
-  const [r, g, b] = colour(share), f = (c) => ((c / 255 + 0.055) / 1.055) ** 2.4;
-  button.style.background = `rgb(${r},${g},${b})`;
-  button.style.color = 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b) > 0.179 ? "#000" : "#fff";
+const css = (share, ramp) =>
+  `light-dark(${SCHEMES.map((scheme) => `rgb(${colour(share, ramp, scheme)})`).join(",")})`;
+// WCAG's relative luminance of a colour.
+function luminance([r, g, b]) {
+  const f = (c) => c <= 10 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4;
+  return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b);
+}
+// The text on it is black or white, whichever has the greater contrast.
+function paint(button, share, ramp) {
+  const inks = SCHEMES.map((scheme) =>
+    luminance(colour(share, ramp, scheme)) > 0.179 ? "#000" : "#fff");
+  button.style.background = css(share, ramp);
+  button.style.color = `light-dark(${inks.join(",")})`;
+}
+// Where a distance stands to its tolerance: up to 0.5 within, above it beyond. What decides is the
+// verdict, `beyond` (true, false, or null where there is none): a point has other bounds too. The
+// colours within are the same everywhere; those beyond end at the furthest of a map, `most`.
+const DECADES = 3; // within
+const decades = (value, tolerance) =>
+  isFinite(value) && tolerance > 0 ? Math.log10(value / tolerance) : Infinity;
+function toleranceShare(value, tolerance, beyond, most) {
+  if (!value && !beyond) return 0;
+  const ratio = value ? decades(value, tolerance) : 0;
+  if (beyond ?? ratio > 0) return 0.5 + Math.min(Math.max(ratio / most, 1e-6), 1) / 2;
+  return 0.5 + Math.min(Math.max(ratio / DECADES, -1), 0) / 2;
+}
+// The decades beyond its tolerance of the furthest; `rows` are [value, tolerance].
+function furthestOf(rows) {
+  const known = rows.map(([value, tolerance]) => value ? decades(value, tolerance) : 0);
+  return Math.ceil(Math.max(1, ...known.filter(isFinite)));
+}
+function toleranceLegend(parent, most) {
+  const bar = make("span", "equal", parent), strip = make("i", undefined, bar);
+  const places = [[0, 0], [0.5, 50], [0.5 + 1e-6, 50], [0.75, 75], [1, 100]];
+  strip.style.background = `linear-gradient(to right, ${places.map(([share, at]) =>
+    `${css(share, "tolerance")} ${at}%`).join(",")})`;
+  bar.append(`${general(10 ** most, 6)} times the tolerance; the tolerance is in the middle: ` +
+    "pale is within it, red beyond");
 }
 
 const layerName = (layer) => layer === null ? "model" : `L${layer}`;
@@ -117,10 +167,11 @@ function cellButton(text, key, flag, kind) {
 
 // A table whose headings sort it, empty cells last. `columns` are {name, left, of}, `of(row)` being
 // the value; `draw(row, line)` makes the cells. Returns the function that fills it with rows; of
-// many it shows the first, and a button for the others.
+// many it shows the first, and a button for the others. Rows that `aside(row)` says do not apply
+// are behind a button too.
 const SHOWN_ROWS = 500;
-function sortable(table, columns, draw) {
-  let order = { of: null, down: false }, last = [], most = SHOWN_ROWS;
+function sortable(table, columns, draw, aside = () => false) {
+  let order = { of: null, down: false }, last = [], most = SHOWN_ROWS, whole = false;
   function compare(a, b) {
     let x = order.of(a), y = order.of(b);
     if (number(x) !== null || number(y) !== null) { x = number(x); y = number(y); }
@@ -145,14 +196,20 @@ function sortable(table, columns, draw) {
       });
     }
     const body = make("tbody", undefined, table);
-    const ordered = order.of ? [...rows].sort(compare) : rows;
+    const shown = whole ? rows : rows.filter((row) => !aside(row));
+    const ordered = order.of ? [...shown].sort(compare) : shown;
     for (const row of ordered.slice(0, most)) draw(row, make("tr", undefined, body));
-    if (rows.length <= most) return;
-    const cell = make("td", undefined, make("tr", undefined, body), "l");
+    const left = rows.length - shown.length;
+    if (shown.length > most)
+      more(body, `show all ${shown.length} rows`, () => { most = Infinity; });
+    if (left) more(body, `${left} that do not apply`, () => { whole = true; });
+  }
+  function more(body, text, change) {
+    const cell = make("td", undefined, make("tr", undefined, body, "more"), "l");
     cell.colSpan = columns.length;
-    const more = make("button", `show all ${rows.length} rows`, cell);
-    more.type = "button";
-    more.addEventListener("click", () => { most = Infinity; fill(last); });
+    const button = make("button", text, cell);
+    button.type = "button";
+    button.addEventListener("click", () => { change(); fill(last); });
   }
   return fill;
 }
@@ -196,6 +253,46 @@ function tipped(node, fill) {
 }
 addEventListener("keydown", (event) => { if (event.key === "Escape") tip.hidden = true; });
 
+// The verdict: `text` in a sentence; `rows` [name, text], the cause and the place; `commands`
+// {name, text}, each with a button that copies it. What stands here stands nowhere else.
+function drawVerdict({ text, kind, rows = [], commands = [] }) {
+  const box = $("verdict");
+  if (kind) box.classList.add(kind);
+  make("p", text, box, "says");
+  const said = rows.filter(([, value]) => value);
+  if (said.length) {
+    const body = make("tbody", undefined, make("table", undefined, box, "facts"));
+    for (const [name, value] of said) {
+      const line = make("tr", undefined, body);
+      make("th", name, line, "l");
+      make("td", value, line);
+    }
+  }
+  for (const { name, text: command } of commands) {
+    const line = make("div", undefined, box, "command");
+    make("span", name, line, "dim");
+    make("code", command, line);
+    const button = make("button", "copy", line, "plain");
+    button.type = "button";
+    button.setAttribute("aria-label", `copy: ${command}`);
+    button.addEventListener("click", () => copy(command, button));
+  }
+}
+// A page that was opened as a file may have no clipboard: then the old way, which needs none.
+async function copy(text, button) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = make("textarea", text, document.body);
+    field.select();
+    document.execCommand("copy");
+    field.remove();
+    button.focus();
+  }
+  button.textContent = "copied";
+  setTimeout(() => { button.textContent = "copy"; }, 2000);
+}
+
 // A and B side by side: rows are [what, of A, of B].
 function sides(parent, rows) {
   const place = make("table", undefined, parent, "sides");
@@ -232,7 +329,11 @@ const percentText = (share) => share >= 0.0995 ? `${Math.round(100 * share)} %`
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const nowDark = () => (document.documentElement.style.colorScheme ||
   (dark.matches ? "dark" : "light")) === "dark";
-const nameScheme = () => { $("scheme").textContent = nowDark() ? "Light" : "Dark"; };
+const repaints = new Map(); // what paints a canvas again, whose colours are no style, by canvas
+const nameScheme = () => {
+  $("scheme").textContent = nowDark() ? "Light" : "Dark";
+  for (const again of repaints.values()) again();
+};
 $("scheme").addEventListener("click", () => {
   document.documentElement.style.colorScheme = nowDark() ? "light" : "dark";
   nameScheme();

@@ -25,8 +25,17 @@ const expected = data.code === 1 && found.tensors.length > 0 &&
   ![...found.hyperparameters, ...found.tokenizer].some((row) => row.decisive) &&
   worst.every((one) => kindOf(one) !== "bad" && !one.verdict.startsWith("ONLY_IN"));
 
-// The first cause, or how many tensors do what.
+// The first cause and its place, or how many tensors do what; `data.command` finds out more.
 function verdict() {
+  const [first] = found.findings, keys = first?.keys ?? [], more = keys.length - SHOWN;
+  return {
+    text: sentence(), kind: expected ? "warn" : ["good", "bad", "bad"][data.code],
+    rows: first ? [["cause", first.text],
+      ["place", keys.slice(0, SHOWN).join(", ") + (more > 0 ? ` and ${more} more` : "")]] : [],
+    commands: data.command && !expected ? [{ name: "next", text: data.command }] : [],
+  };
+}
+function sentence() {
   const said = Object.entries(found.counts).filter(([, count]) => count)
     .map(([name, count]) => `${count} ${name}`).join(", ");
   const counted = found.tensors.length ? `${found.tensors.length} tensors: ${said}`
@@ -36,7 +45,7 @@ function verdict() {
   if (found.findings.length) {
     const [first, ...others] = found.findings, sure = first.confirmed ? "" : " (unconfirmed)";
     const more = others.length ? `, and ${others.length} more finding${plural(others.length)}` : "";
-    return `${start} - ${first.cause}${sure}: ${first.text}${more}. ${counted}.`;
+    return `${start} - ${first.cause}${sure}${more}. ${counted}.`;
   }
   const fields = [...found.hyperparameters, ...found.tokenizer].filter((row) => row.decisive);
   if (!fields.length) return `${start}. ${counted}.`;
@@ -74,7 +83,8 @@ function finding(row) {
     lines.push(`distance ${before} as stored, ${general(first.residual_after, 3)} with the cause ` +
       "taken away");
   }
-  return link(`${row.cause}: ${row.text}`, kindOfCause(row),
+  const above = row === found.findings[0]; // its text stands in the verdict
+  return link(above ? row.cause : `${row.cause}: ${row.text}`, kindOfCause(row),
     row.confirmed ? "confirmed" : "unconfirmed", lines);
 }
 
@@ -87,7 +97,7 @@ function map() {
   const far = (tensor) => kindOf(tensor) === "bad" && size(tensor) > 0 && isFinite(size(tensor));
   const apart = found.tensors.filter(far).map(size);
   const scale = apart.length ? { low: Math.min(...apart), high: Math.max(...apart), log: true,
-    label: "relative L2, logarithmic" } : null;
+    ramp: "beyond", label: "relative L2 of the different, logarithmic" } : null;
   const short = (tensor) => SHORT[tensor.verdict]
     ?? (tensor.stats ? general(tensor.stats.rel_l2, 3) : tensor.verdict.toLowerCase());
   return {
@@ -168,7 +178,7 @@ function tables() {
 }
 
 report({
-  verdict: { text: verdict(), kind: expected ? "warn" : ["good", "bad", "bad"][data.code] },
+  verdict: verdict(),
   chain: chain(), maps: found.tensors.length ? [map()] : [], images: data.images.map(picture),
   tables: tables(),
 });

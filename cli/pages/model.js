@@ -32,7 +32,8 @@ const GROUPS = {
   "name": (row) => row.name.split("."),
 };
 
-function drawVerdict() {
+const firstFault = report.findings.find((one) => one.level === "fail");
+function judge() {
   const { PASS, FAIL, NOT_RUN } = report.counts;
   const warned = report.findings.filter((one) => one.level === "warning").length;
   const what = found.architecture ? `A ${found.architecture} model`
@@ -41,10 +42,11 @@ function drawVerdict() {
   const damaged = found.damage?.length ? `${plural(found.damage.length, "part")} damaged` : "";
   const says = [damaged, failed.length ? `${failed.join(", ")} failed` : `no check failed`,
     warned ? plural(warned, "warning") : ""].filter(Boolean).join(", ");
-  $("verdict").textContent = `${what} of ${countText(found.parameters)} parameters in ` +
+  drawVerdict({ text: `${what} of ${countText(found.parameters)} parameters in ` +
     `${bytesText(found.file_bytes)}: ${says} (${PASS} passed, ${FAIL} failed, ${NOT_RUN} not run` +
-    `${data.stats ? "" : "; --stats reads every tensor"}).`;
-  $("verdict").classList.add(damaged || FAIL ? "bad" : warned ? "warn" : "good");
+    `${data.stats ? "" : "; --stats reads every tensor"}).`,
+    kind: damaged || FAIL ? "bad" : warned ? "warn" : "good", rows: causeRows(firstFault),
+    commands: commandsOf(firstFault) });
 }
 
 function drawFigures() {
@@ -228,13 +230,13 @@ function drawTemplate() {
   make("pre", words.template.join("\n"), more);
 }
 
-drawVerdict();
+judge();
 drawFigures();
 drawBytes();
 $("find").addEventListener("input", search);
 search();
 drawChecks(part($("more"), "Checks", data.stats ? ""
-  : "Those that need no tensor's values; --stats reads every byte."), fileChecks(report));
+  : "Those that need no tensor's values; --stats reads every byte."), fileChecks(report, firstFault));
 if (found.hyperparameters) tablePart("Hyperparameters", "Each with the place its value comes from.",
   ["name", "value", "from", "key"], Object.entries(found.hyperparameters)
     .map(([name, { value, origin, key }]) => [name, shortly(value), origin, key]));

@@ -9,23 +9,29 @@ const found = data.found, value = (number) => general(number, 4);
 const names = found.runs.map((run) => run.requested);
 const against = (pair) => `${names[pair.b]} against ${names[pair.a]}`;
 
-// The verdict in a sentence, with the first bad pair's cause.
-function sentence() {
-  const words = WORDS[found.verdict];
-  const worst = found.pairs.find((pair) => pair.verdict === found.verdict);
-  if (!worst) return `${words}.`;
-  if (KINDS[found.verdict] === "good") return `${words}: ${worst.cause || worst.verdict}.`;
+// The verdict, with the first bad pair's cause and place; `data.command` shows it again.
+const worst = found.pairs.find((pair) => pair.verdict === found.verdict);
+function verdict() {
+  const kind = KINDS[found.verdict], words = WORDS[found.verdict];
+  if (!worst) return { text: `${words}.`, kind };
   const operation = worst.first_operation;
-  const at = operation ? `; the first operation that is wrong by itself is ${operation.key}` : "";
-  return `${words}: ${against(worst)}${worst.cause ? ` - ${worst.cause}` : ""}${at}.`;
+  return {
+    text: kind === "good" ? `${words}.` : `${words}: ${against(worst)}.`, kind,
+    rows: [["cause", worst.cause],
+      ["place", [worst.first ? `first beyond its tolerance at ${worst.first}` : "",
+        operation ? `the first operation that is wrong by itself is ${operation.key}` : ""]
+        .filter(Boolean).join("; ")]],
+    commands: data.command ? [{ name: "reproduce", text: data.command }] : [],
+  };
 }
 
 // What was found of one pair, in the order of the evidence.
 function chain(pair) {
-  const lines = [`${pair.compared} points compared`];
-  if (pair.first) lines.push(`first point beyond its tolerance: ${pair.first}`);
-  const links = [link(`${against(pair)}: ${pair.cause || pair.verdict}`, KINDS[pair.verdict],
-    pair.verdict, lines), ...pair.operations.map(operation)];
+  const lines = [`${pair.compared} points compared`], above = pair === worst;
+  if (pair.first && !above) lines.push(`first point beyond its tolerance: ${pair.first}`);
+  const cause = above ? "" : `: ${pair.cause || pair.verdict}`;
+  const links = [link(against(pair) + cause, KINDS[pair.verdict], pair.verdict, lines),
+    ...pair.operations.map(operation)];
   if (pair.logits) links.push(logits(pair.logits));
   return links;
 }
@@ -59,7 +65,7 @@ function map(pair) {
     ...(wrong.has(row.key) ? ["this operation is wrong by itself"] : []),
   ];
   return pointMap(pair.points, "rel_l2", `Layer by point: ${against(pair)}`,
-    "Relative L2 distance by layer and point; red frames are beyond the point's tolerance.", lines,
+    "Relative L2 distance by layer and point, coloured by the point's tolerance.", lines,
     pair.first);
 }
 
@@ -97,17 +103,18 @@ function pairTables(pair) {
     ["point", "note", "relL2", "tolerance", "max abs", "max over rms"],
     pair.points.map((row) => [row.key, row.why, row.rel_l2, row.tolerance, row.max_abs_diff,
       row.max_over_rms]),
-    pair.points.map((row) => row.beyond ? "bad" : "")));
+    pair.points.map((row) => row.beyond ? "bad" : ""),
+    pair.points.map((row) => row.rel_l2 === null)));
   return made;
 }
 
 report({
-  verdict: { text: sentence(), kind: KINDS[found.verdict] },
+  verdict: verdict(),
   chain: found.pairs.flatMap(chain), maps: found.pairs.flatMap(map),
   heats: found.pairs.map((pair, i) => ({
     title: `Token by layer: ${against(pair)}`, label: "relative L2", ...data.heats[i],
-    note: "Relative L2 distance of each token position alone: one bright column is a token, one " +
-      "bright row a layer.",
+    note: "Relative L2 distance of each token position alone, coloured by the tolerance of the " +
+      "whole point: a strong column is a token, a strong row a layer.",
   })),
   tables: tables(),
 });

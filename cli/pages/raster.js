@@ -20,11 +20,15 @@ function share(value, scale) {
 const short = (value) =>
   value >= 1e6 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
 function legend(parent, scale, more) {
-  const bar = make("span", undefined, parent);
-  bar.append(short(scale.low));
-  const strip = make("i", undefined, bar);
-  strip.style.background = `linear-gradient(to right, ${stops.map((c) => `rgb(${c})`).join(",")})`;
-  bar.append(short(scale.high) + " " + (scale.label || ""));
+  if (scale.tolerance) toleranceLegend(parent, scale.tolerance);
+  else {
+    const bar = make("span", undefined, parent);
+    bar.append(short(scale.low));
+    const strip = make("i", undefined, bar);
+    const places = [0, 0.25, 0.5, 0.75, 1].map((share) => css(share, scale.ramp));
+    strip.style.background = `linear-gradient(to right, ${places.join(",")})`;
+    bar.append(short(scale.high) + " " + (scale.label || ""));
+  }
   if (more) make("span", more, parent, "dim");
 }
 
@@ -35,8 +39,9 @@ function shownSize(across, down, wide) {
   const width = across * zoom, height = down * zoom, least = LEAST_SIDE * Math.max(width, height);
   return [Math.max(width, least), Math.max(height, least)];
 }
-// Draw cells into a canvas inside `frame`; `moved(x, y)` is told of the cursor.
-function raster(frame, canvas, { cells, scale, name, wide = WIDE }, moved) {
+// Draw cells into a canvas inside `frame`; `moved(x, y)` is told of the cursor. `scale` gives the
+// colours; with `shares`, a share of the tolerance ramp for every cell, those do.
+function raster(frame, canvas, { cells, scale, name, shares, wide = WIDE }, moved) {
   const down = cells.length, across = cells[0].length;
   canvas.width = across;
   canvas.height = down;
@@ -46,13 +51,19 @@ function raster(frame, canvas, { cells, scale, name, wide = WIDE }, moved) {
   canvas.setAttribute("aria-label",
     `${name}: ${down} rows of ${across} cells; arrow keys read them`);
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  const pixels = context.createImageData(across, down);
-  cells.flat().map(number).forEach((value, i) => {
-    const pixel = value === null ? [0, 0, 0, 0] : !isFinite(value) ? [255, 0, 255, 255]
-      : value === 0 ? [0, 0, 0, 0] : [...colour(share(value, scale)), 255];
-    pixels.data.set(pixel, 4 * i);
-  });
-  context.putImageData(pixels, 0, 0);
+  const drawn = () => {
+    const pixels = context.createImageData(across, down), known = shares?.flat();
+    cells.flat().map(number).forEach((value, i) => {
+      const rgb = known ? () => colour(known[i], "tolerance")
+        : () => colour(share(value, scale), scale.ramp);
+      const pixel = value === null ? [0, 0, 0, 0] : !isFinite(value) ? [255, 0, 255, 255]
+        : value === 0 ? [0, 0, 0, 0] : [...rgb(), 255];
+      pixels.data.set(pixel, 4 * i);
+    });
+    context.putImageData(pixels, 0, 0);
+  };
+  drawn();
+  repaints.set(canvas, drawn);
   let at = [0, 0];
   const go = (x, y) => {
     at = [Math.min(Math.max(x, 0), across - 1), Math.min(Math.max(y, 0), down - 1)];
@@ -88,8 +99,9 @@ function point(frame, x, y, across, down) {
     width: 100 / across + "%", height: 100 / down + "%" });
 }
 
-// Per token: `heats` are {point, rows, values}, a row a layer and a column a position; `positions`
-// say which tokens of the text they are.
+// Per token: `heats` are {point, rows, values}, a row a layer and a column a position, and of
+// distances `tolerances` and `beyond`, those of each row's point; `positions` say which tokens of
+// the text they are.
 function drawHeat(parent, title, note, heats, positions, label) {
   if (!heats.length) return;
   const box = part(parent, title, note);
@@ -103,13 +115,22 @@ function drawHeat(parent, title, note, heats, positions, label) {
   said.setAttribute("aria-live", "polite");
   function draw() {
     const one = heats[Number(which.value)], down = one.rows.length, across = positions.length;
-    const scale = scaleOf(one.values.flat().map(number).filter((v) => v !== null), label);
+    const held = one.tolerances?.every((bound) => bound !== null);
+    const most = held && furthestOf(one.values.flatMap((row, y) =>
+      row.map((value) => [number(value), one.tolerances[y]])));
+    const scale = held ? { tolerance: most }
+      : scaleOf(one.values.flat().map(number).filter((v) => v !== null), label);
+    const shares = held ? one.values.map((row, y) => row.map((value) =>
+      toleranceShare(number(value) ?? 0, one.tolerances[y], one.beyond[y] ? null : false,
+        most))) : null;
     frame.querySelector(".cursor").hidden = true;
-    raster(frame, canvas, { cells: one.values, scale, name: `${title}, ${one.point}` }, (x, y) => {
+    const cells = { cells: one.values, scale, shares, name: `${title}, ${one.point}` };
+    raster(frame, canvas, cells, (x, y) => {
       point(frame, x, y, across, down);
       const value = one.values[y][x];
       said.textContent = `${one.rows[y]}, position ${positions[x]}: ` +
         `${value === null ? "not recorded" : show(value)}`;
+      if (held) said.textContent += ` (tolerance of the point ${show(one.tolerances[y])})`;
     });
     key.replaceChildren();
     legend(key, scale, `rows ${one.rows[0]} to ${one.rows.at(-1)}, columns position ` +

@@ -1,20 +1,22 @@
 // The layout of `diff`, `diagnose` and `parity`. Their scripts end with `report({...})`:
 //
-// - verdict: {text, kind}; kind is good, warn or bad, as everywhere here.
+// - verdict: see drawVerdict; kind is good, warn or bad, as everywhere here.
 // - chain: [{title, kind, mark, lines}], the evidence in the order it was found.
 // - maps: [{title, note, scale, rows, columns, cells}]; a cell is {row, column, text, kind or
 //   value, title, lines, sides, flag, chosen} with row and column as indices; `value` is coloured
-//   by `scale` {low, high, log, label}, `kind` by its name; `sides` are [what, of A, of B]; `keys`
-//   are [kind, text] of the legend.
+//   by `scale` {low, high, log, label}, or by the cell's `tolerance` and `beyond` where the scale
+//   is {tolerance: decades}, `kind` by its name; `sides` are [what, of A, of B]; `keys` are
+//   [kind, text] of the legend.
 // - images: [{title, note, rows, columns, height, width, cells, a, b}], a number a cell, the cells
 //   of [height, width] elements of a matrix [rows, columns]; `a` and `b` are each side's own.
 // - heats: [{title, note, label, heats, positions}], see drawHeat.
-// - tables: [{title, note, left, columns, rows, kinds}]; `left` counts the text columns.
+// - tables: [{title, note, left, columns, rows, kinds, aside}]; `left` counts the text columns,
+//   `aside` says of each row whether it does not apply.
 
 // What several of them say in the same way.
 const link = (title, kind, mark, lines) => ({ title, kind, mark, lines });
-const table = (title, note, left, columns, rows, kinds = []) =>
-  ({ title, note, left, columns, rows, kinds });
+const table = (title, note, left, columns, rows, kinds = [], aside = []) =>
+  ({ title, note, left, columns, rows, kinds, aside });
 const sizes = (found) => found ? `[${found.join(", ")}]` : "-";
 const KINDS = { same: "good", precision: "good", derived: "warn", not_exercised: "bad",
   bug: "bad", not_comparable: "warn" };
@@ -32,27 +34,23 @@ function places(keys) {
   return { rows: layers.map(layerName), columns, cells };
 }
 
-// A map of one measure of points; `lines(point)` tells the rest, `first` is the key to begin with.
-function pointMap(points, measure, title, note, lines, first) {
+// A map of one measure of points; `lines(point)` tells the rest, `first` is the key to begin with,
+// `beyond(point)` says whether the measure leaves its tolerance.
+function pointMap(points, measure, title, note, lines, first, beyond = (point) => point.beyond) {
   const known = points.filter((point) => point[measure] !== null);
   if (!known.length) return [];
   const { rows, columns, cells } = places(known.map((point) => point.key));
-  const above = known.map((p) => number(p[measure])).filter((v) => v > 0 && isFinite(v));
-  const high = above.length ? Math.max(...above) : 1;
-  const low = Math.max(above.length ? Math.min(...above) : high, high * 1e-10);
   return [{
-    title, note, rows, columns,
-    scale: { low, high, log: true, label: "relative L2, logarithmic" },
+    title, note, rows, columns, scale: { tolerance: furthestOf(known.map((p) => [number(p[measure]), p.tolerance])) },
     cells: known.map((point, i) => ({
-      ...cells[i], text: general(point[measure], 2), value: point[measure] || null,
-      title: point.key, lines: lines(point), flag: point.beyond, chosen: point.key === first,
+      ...cells[i], text: general(point[measure], 2), value: point[measure],
+      tolerance: point.tolerance, beyond: beyond(point), title: point.key, lines: lines(point),
+      flag: beyond(point), chosen: point.key === first,
     })),
   }];
 }
 
-function drawVerdict(verdict, chain) {
-  $("verdict").textContent = verdict.text;
-  $("verdict").classList.add(verdict.kind);
+function drawChain(chain) {
   $("chainbox").hidden = !chain.length;
   for (const found of chain) {
     const item = make("li", undefined, $("chain"));
@@ -99,7 +97,10 @@ function drawMap(map, images) {
     if (!cell) return null;
     const button = cellButton(cell.text, cell.title, cell.flag, cell.kind);
     const value = number(cell.value);
-    if (value !== null && map.scale) paint(button, share(value, map.scale));
+    if (value !== null && map.scale?.tolerance)
+      paint(button, toleranceShare(value, cell.tolerance, cell.beyond, map.scale.tolerance),
+        "tolerance");
+    else if (value !== null && map.scale) paint(button, share(value, map.scale), map.scale.ramp);
     tipped(button, (into) => { make("strong", cell.title, into); tell(cell, into); });
     button.addEventListener("click", () => choose(cell, button));
     return button;
@@ -161,7 +162,8 @@ function drawTable(found, at) {
   find.placeholder = "filter";
   find.setAttribute("aria-label", "filter " + found.title);
   const place = make("table", undefined, make("div", undefined, box, "scroll"), "rows");
-  const rows = found.rows.map((cells, i) => ({ cells, kind: found.kinds[i] || "" }));
+  const rows = found.rows.map((cells, i) =>
+    ({ cells, kind: found.kinds[i] || "", aside: Boolean(found.aside[i]) }));
   const columns = found.columns
     .map((name, i) => ({ name, left: i < found.left, of: (row) => row.cells[i] ?? null }))
     // A column without a single entry says nothing.
@@ -169,7 +171,7 @@ function drawTable(found, at) {
   const fill = sortable(place, columns, (row, line) => {
     if (row.kind) line.className = "r-" + row.kind;
     for (const { left, of } of columns) make("td", show(of(row)), line, left ? "l" : "");
-  });
+  }, (row) => row.aside && rows.some((one) => !one.aside));
   function pick() {
     const wanted = find.value.toLowerCase();
     fill(rows.filter((row) => row.cells.some((cell) => show(cell).toLowerCase().includes(wanted))));
@@ -180,7 +182,8 @@ function drawTable(found, at) {
 }
 
 function report({ verdict, chain, maps, images = [], heats = [], tables }) {
-  drawVerdict(verdict, chain);
+  drawVerdict(verdict);
+  drawChain(chain);
   drawImages(images);
   for (const map of maps) drawMap(map, images);
   for (const one of heats)

@@ -2,13 +2,13 @@
 
 const found = data.found;
 const bad = found.counts.FAIL, open = found.counts.ERROR + found.left;
-$("verdict").textContent = data.verdict;
-$("verdict").classList.add(bad ? "bad" : open ? "warn" : "good");
+drawVerdict({ text: data.verdict, kind: bad ? "bad" : open ? "warn" : "good" });
 
+const none = []; // parts without a row, which share a line at the end
 // A table of its own part, with a field that picks the rows that hold a text.
 function listed(title, note, rows, columns, kind) {
+  if (!rows.length) { none.push(title.toLowerCase()); return; }
   const box = part($("parts"), title, note);
-  if (!rows.length) { make("p", "None.", box, "dim"); return; }
   const bar = make("div", undefined, box, "bar"), label = make("label", "Find ", bar);
   const field = make("input", undefined, label), count = make("span", "", bar, "dim");
   field.type = "search";
@@ -72,3 +72,4 @@ listed("Models", "", found.models, [
   column("passed", (row) => row.PASS), column("failed", (row) => row.FAIL),
   column("not run", (row) => row.NOT_RUN), column("errors", (row) => row.ERROR),
 ], (row) => row.FAIL ? ["r-bad"] : row.ERROR ? ["r-warn"] : []);
+if (none.length) make("p", `Nothing found: ${none.join(", ")}.`, $("parts"), "dim");

@@ -1,8 +1,9 @@
 // The page of `trace`: a map of one statistic, the histogram of a cell, all points as a table.
 //
 // Data: `statistics`, their names; `cells`, {key, point, layer, shape, count, dtype, form, device,
-// says, stats, rel, fault, beyond, histogram} each; `nonfinite`, `reference` {first, compared} or
-// null, `observations`, `top`, the last row's tokens {id, piece, logit}, and `heats`, see drawHeat.
+// says, stats, rel, tolerance, fault, beyond, histogram} each; `nonfinite`, `reference`
+// {first, compared} or null, `command`, what finds the cause, `observations`, `top`, the last row's
+// tokens {id, piece, logit}, and `heats`, see drawHeat.
 
 const { statistics: stats, cells } = data;
 const byKey = new Map(cells.map((cell) => [cell.key, cell]));
@@ -10,18 +11,44 @@ const flagged = (cell) => cell.fault || cell.beyond;
 const valueOf = (cell, stat) => number(stat === "relL2" ? cell.rel : cell.stats[stat]);
 const shown = told;
 
-// Verdicts first, then observations and the top tokens.
-function sentences() {
-  const said = [], found = data.reference;
-  if (data.nonfinite)
-    said.push(`First NaN or infinity: ${data.nonfinite}; the pass stopped there.`);
-  if (found) said.push(found.first ? `First point beyond tolerance: ${found.first}.`
-    : found.compared ? `All ${found.compared} compared points are within tolerance.`
-    : "No point could be compared.");
-  said.push(...data.observations);
-  const top = data.top.map((row) => `${row.id} "${row.piece ?? ""}" (${fixed(row.logit, 3)})`);
-  if (top.length) said.push(`Top tokens of the last row: ${top.join(", ")}.`);
-  return said;
+// The verdict, where there is one: of values that are no numbers, and of a reference.
+function verdict() {
+  const found = data.reference, faults = cells.filter((cell) => cell.fault);
+  const first = found?.first ? byKey.get(found.first) : null;
+  const commands = data.command && (found?.first || faults.length)
+    ? [{ name: "next", text: data.command }] : [];
+  if (data.nonfinite) return { kind: "bad", commands,
+    text: "NaN or infinity; the pass stopped there.", rows: [["place", data.nonfinite]] };
+  if (found?.first) return { kind: "bad", commands,
+    text: `Beyond tolerance at ${cells.filter((cell) => cell.beyond).length} of ` +
+      `${found.compared} compared points.`,
+    rows: [["place", `First point beyond tolerance: ${found.first}` + (first
+      ? `, relative L2 ${shown(number(first.rel))}, tolerance ${shown(first.tolerance)}` : "")]] };
+  if (faults.length) return { kind: "bad", commands,
+    text: `NaN or infinity at ${faults.length} of ${cells.length} points.`,
+    rows: [["place", `first at ${faults[0].key}`]] };
+  if (found) return found.compared
+    ? { kind: "good", text: `All ${found.compared} compared points are within tolerance.` }
+    : { kind: "warn", text: "No point could be compared." };
+  return { text: `${cells.length} points, all finite; compared with nothing, so there is no ` +
+    "verdict." };
+}
+// What stands out is no verdict: it has a part of its own, as the likeliest tokens do.
+function notes() {
+  if (data.observations.length) {
+    const box = part($("notes"), "Observations", "What stands out in the numbers; no verdict.");
+    const list = make("ul", undefined, box, "lines");
+    for (const text of data.observations) make("li", text, list);
+  }
+  if (!data.top.length) return;
+  const box = part($("notes"), "Top tokens of the last row");
+  const place = make("table", undefined, box, "facts");
+  const body = make("tbody", undefined, place);
+  for (const row of data.top) {
+    const line = make("tr", undefined, body);
+    make("th", `${row.id}`, line, "l");
+    make("td", `"${row.piece ?? ""}" (${fixed(row.logit, 3)})`, line);
+  }
 }
 
 // Signed logarithm: activations span decades on both sides of zero.
@@ -36,12 +63,20 @@ function range(stat, group) {
   return ranges.get(group);
 }
 function colours() {
-  const stat = $("stat").value, over = $("over").value;
+  const stat = $("stat").value, over = $("over").value, held = stat === "relL2";
   ranges.clear();
+  $("over").parentElement.hidden = held;
+  $("scale").replaceChildren();
+  const most = held && furthestOf(cells.map((cell) => [number(cell.rel), cell.tolerance]));
+  if (held) toleranceLegend($("scale"), most);
   for (const button of document.querySelectorAll("#map button")) {
     const cell = byKey.get(button.dataset.key), value = valueOf(cell, stat);
     button.textContent = shown(value);
     if (value === null) { button.style.background = "#8883"; button.style.color = ""; continue; }
+    if (held) {
+      paint(button, toleranceShare(value, cell.tolerance, cell.beyond, most), "tolerance");
+      continue;
+    }
     const [low, high] = range(stat, over === "all" ? "" : cell.point);
     paint(button, !isFinite(value) ? 1 : high > low ? (spread(value) - low) / (high - low) : 0.5);
   }
@@ -91,13 +126,12 @@ const fill = sortable($("rows"), columns, (cell, line) => {
 
 for (const stat of stats) make("option", stat, $("stat"));
 $("stat").value = stats.includes("relL2") ? "relL2" : "std";
-$("over").value = stats.includes("relL2") ? "all" : "point";
 for (const id of ["stat", "over"]) $(id).addEventListener("change", colours);
-$("said").classList.add(cells.some(flagged) || data.nonfinite ? "bad" : "good");
+drawVerdict(verdict());
+notes();
 for (const { what, label, heats, positions } of data.heats)
-  drawHeat($("heats"), `Token by layer: ${what}`, "One bright column is a token that stands out, " +
-    "one bright row a layer.", heats, positions, label);
-for (const text of sentences()) { make("span", text, $("said")); make("br", undefined, $("said")); }
+  drawHeat($("heats"), `Token by layer: ${what}`, "A strong column is a token that stands out, " +
+    "a strong row a layer.", heats, positions, label);
 draw();
 colours();
 fill(cells);

@@ -295,14 +295,20 @@ def test_the_page_of_a_diagnosis(tab: Page, demo_model: Path, tmp_path: Path) ->
     tab.open(page)
     assert tab.complaints() == [] and tab.requests() == [page.resolve().as_uri()]
     assert tab.evaluate("typeof window.evil") == "undefined"
-    assert tab.evaluate(TEXT.format("#verdict")) == body["sentence"]
+    # The sentence, taken apart: every word of it is in the verdict.
+    says = tab.evaluate(TEXT.format("#verdict .says"))
+    cells = tab.evaluate("[...document.querySelectorAll('#verdict td')].map(e => e.textContent)")
+    assert body["sentence"] == f"{says} - {cells[0]}, {cells[1]}; {cells[2]}"
+    assert tab.evaluate(TEXT.format("#verdict code")) == body["next"][0]
     links = tab.evaluate("document.querySelectorAll('#chain > li').length")
-    assert links == len(body["causes"]) + len(body["evidence"])
+    known = {row["says"] for row in body["causes"]}
+    others = [row for row in body["evidence"] if row["says"] not in known]
+    assert links == len(body["causes"]) + len(others)
     measured = [row["key"] for row in body["points"] if row["direct"] is not None]
     keys = "[...document.querySelectorAll('#maps section:first-child button')]"
     assert sorted(tab.evaluate(f"{keys}.map(e => e.dataset.key)")) == sorted(measured)
     flagged = tab.evaluate(f"{keys}.filter(e => e.classList.contains('flag')).length")
-    assert flagged == sum(row["beyond"] for row in body["points"]) > 0
+    assert flagged == sum(row["apart"] for row in body["points"]) > 0
     assert tab.evaluate(TEXT.format(".detail h3")) == body["first"]
     tab.click(".map button[data-key='L2.mid']")
     assert tab.evaluate(TEXT.format(".detail h3")) == "L2.mid"
@@ -353,7 +359,8 @@ def test_the_page_of_parity(tab: Page, demo_model: Path, tmp_path: Path) -> None
     tab.open(page)
     assert tab.complaints() == [] and tab.evaluate("typeof window.evil") == "undefined"
     said = tab.evaluate(TEXT.format("#verdict"))
-    assert said.startswith("The runs do not agree") and said.endswith("itself is L2.ffn_act.")
+    assert said.startswith("The runs do not agree") and "by itself is L2.ffn_act" in said
+    assert "one operation is wrong" in said and "--bundle bug.npz" in said
     assert "wrong by itself" in tab.evaluate(TEXT.format("#chain"))
     flags = "[...document.querySelectorAll('.map button.flag')].map(e => e.dataset.key)"
     assert tab.evaluate(flags) == ["L2.ffn_act"]

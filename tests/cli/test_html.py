@@ -61,7 +61,9 @@ def test_every_record_has_its_cell_and_its_row(tab: Page, made: tuple[Path, Any]
     std = {record["key"]: record["stats"]["std"] for record in made[1]["records"]}
     cell = "#map button[data-key='L2.ffn_mul']"
     assert float(tab.evaluate(TEXT.format(cell))) == pytest.approx(std["L2.ffn_mul"], rel=1e-3)
-    assert tab.evaluate(f"document.querySelector({cell!r}).style.background").startswith("rgb(")
+    assert tab.evaluate(f"document.querySelector({cell!r}).style.background").startswith(
+        "light-dark("
+    )
 
 
 def test_a_click_shows_the_histogram_of_the_cell(tab: Page, made: tuple[Path, Any]) -> None:
@@ -122,7 +124,7 @@ def test_relative_distance_is_shown_against_a_reference(
     assert tab.evaluate("document.querySelectorAll('#map button.flag').length") == sum(
         point["beyond"] for point in done.json["reference"]["points"]
     )
-    assert "First point beyond tolerance: L0.attn_norm" in tab.evaluate(TEXT.format("#said"))
+    assert "First point beyond tolerance: L0.attn_norm" in tab.evaluate(TEXT.format("#verdict"))
     assert tab.evaluate(TEXT.format("#key")).startswith("L0.attn_norm")  # chosen from the start
     loaded = tmp_path / "loaded.html"
     assert aprfmt("trace", "--load", saved, "--reference", saved, "--html", loaded).code == 0

@@ -1,11 +1,13 @@
 """All pages in a real headless browser: one look, readable at 390 and 1280 px, light and dark.
 
 Seen red: text of a contrast below 4.5, a page wider than its window, a part outside it or over
-another, a control that Tab does not reach or that shows no focus, a picture in the wrong scheme.
+another, a control that Tab does not reach or that shows no focus, a picture in the wrong scheme,
+a cell inside its tolerance painted red, a cause said twice, an observation given as the verdict.
 """
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,7 +120,8 @@ PICTURE = """(async () => {
   }
   const [most, count] = [...counts].reduce((a, b) => b[1] > a[1] ? b : a);
   const edge = new Set();
-  for (let y = 150; y < height; y++) for (const x of [0, 1, 2, 3]) {
+  const top = Math.ceil(document.getElementById("contents").getBoundingClientRect().bottom) + 1;
+  for (let y = Math.max(150, top); y < height; y++) for (const x of [0, 1, 2, 3]) {
     const i = 4 * (y * width + x);
     edge.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
   }
@@ -275,7 +278,7 @@ def test_red_is_a_verdict_amber_was_expected_and_distances_have_a_scale(
     tab.open(pages["diff"])
     cells = tab.evaluate(classes)
     assert cells["L3.ffn_up.weight"][0].split()[:2] == ["bad", "flag"]
-    assert cells["L3.ffn_up.weight"][1].startswith("rgb(")
+    assert cells["L3.ffn_up.weight"][1].startswith("light-dark(rgb(")
     assert cells["L2.ffn_up.weight"] == ["good", ""]
     assert tab.evaluate("document.querySelector('#verdict').className") == "verdict bad"
     tab.open(pages["reference"])  # colours are distances; what is beyond a tolerance has a frame
@@ -323,7 +326,7 @@ def test_every_token_has_its_number_layer_by_layer(
     shown = tab.evaluate("document.querySelector('.heat [aria-live]').textContent")
     value = out["values"][1][1]
     assert shown.startswith("L1, position 1: ")
-    assert math.isclose(float(shown.rpartition(" ")[2]), value, rel_tol=1e-3)
+    assert math.isclose(float(shown.split(": ")[1].split(" ")[0]), value, rel_tol=1e-3)
 
 
 def test_the_checks_of_a_page_are_those_of_the_command(
@@ -345,9 +348,173 @@ def test_the_checks_of_a_page_are_those_of_the_command(
         expected = {row["name"]: row["outcome"].replace("_", "-") for row in body[rows]}
         assert tab.evaluate(marks) == expected and "FAIL" in expected.values()
         assert tab.evaluate("document.querySelector('#verdict').className") == "verdict bad"
+        # What does not apply is folded away, and one click shows it.
+        seen = (
+            "[...document.querySelectorAll('.checks li > .mark')].filter(e =>"
+            "e.checkVisibility({contentVisibilityAuto: true})).map(e => e.textContent)"
+        )
+        assert "NOT-RUN" in expected.values() and "NOT-RUN" not in tab.evaluate(seen)
+        tab.click(".folded > summary")
+        assert tab.evaluate(seen).count("NOT-RUN") == list(expected.values()).count("NOT-RUN")
     tab.click(".toggle:nth-child(1)")  # without those that failed
     hidden = "[...document.querySelectorAll('.checks li[hidden] > .mark')].map(e => e.textContent)"
     assert set(tab.evaluate(hidden)) == {"FAIL"}
+    assert tab.complaints() == []
+
+
+@pytest.mark.parametrize("ramp", ["amount", "tolerance", "beyond"])
+def test_the_least_is_nearest_to_the_ground(
+    tab: Page, pages: Mapping[str, Path], ramp: str
+) -> None:
+    """On a light page more is darker all the way, on a dark page brighter."""
+    tab.open(pages["parity"])
+    for scheme, sign in (("light", -1), ("dark", 1)):
+        colours = tab.evaluate(
+            f"[...Array(201)].map((_, i) => colour(i / 200, {ramp!r}, {scheme!r}))"
+        )
+        linear = np.where(
+            (c := np.array(colours) / 255) <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4
+        )
+        light = linear @ np.array([0.2126, 0.7152, 0.0722])
+        steps = sign * np.diff(light)
+        assert steps.min() >= -1e-3 and steps.sum() > 0.5, (scheme, steps.min())
+        assert light[0] > 0.6 if scheme == "light" else light[0] < 0.15
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("times", [0.0, 1e-6, 1e-3, 1 / 7, 0.999, 1.001, 7.0, 1e3, 1e9])
+def test_colours_mean_tolerance(
+    tab: Page, pages: Mapping[str, Path], tmp_path: Path, times: float, scheme: str
+) -> None:
+    """A run inside its bound is pale whatever else the map holds; red is beyond it."""
+    from aprfmt.cli.parity_html import render_page
+
+    tab.open(pages["parity"])
+    body = json.loads(tab.evaluate("JSON.stringify(data.found)"))
+    (pair,) = body["pairs"]
+    one = next(row for row in pair["points"] if row["key"] == "L2.out")
+    other = next(row for row in pair["points"] if row["key"] == "L3.out")
+    other |= {"rel_l2": other["tolerance"] * 1e-9, "by_position": None}  # nearly equal
+    one["rel_l2"] = one["tolerance"] * times
+    one["by_position"] = [one["rel_l2"]] * 7
+    one["beyond"] = times > 1
+    page = tmp_path / "p.html"
+    page.write_text(render_page(body))
+    tab.show(1280, scheme)
+    tab.open(page)
+    button = "document.querySelector('.map button[data-key=\"L2.out\"]')"
+    assert tab.evaluate(f"{button}.classList.contains('flag')") is one["beyond"]
+    painted = tab.evaluate(f"getComputedStyle({button}).backgroundColor")
+    red, green, blue = (int(part) for part in re.findall(r"\d+", painted)[:3])
+    panel = re.findall(r"\d+", tab.evaluate(
+        "getComputedStyle(document.querySelector('.part')).backgroundColor"))  # fmt: skip
+    away = max(abs(int(a) - b) for a, b in zip(panel, (red, green, blue), strict=True))
+    if times > 1:
+        assert red > green + 30 and red > blue + 30 and away > 40
+    else:
+        assert green >= red and away <= 60
+    pixel = tab.evaluate(
+        "[...document.querySelector('.heat canvas').getContext('2d').getImageData(3, 2, 1, 1).data]"
+    )
+    assert tab.evaluate("document.querySelector('.heat select').selectedOptions[0].text") == "out"
+    assert pixel[:3] == [red, green, blue] if times else pixel[3] == 0
+    assert tab.complaints() == []
+
+
+BOX = (
+    "Object.fromEntries([...document.querySelectorAll('#verdict .facts tr')].map(e =>"
+    "[e.cells[0].textContent, e.cells[1].textContent]))"
+)
+COMMANDS = "[...document.querySelectorAll('#verdict .command code')].map(e => e.textContent)"
+
+
+@pytest.mark.parametrize("name", ["diff", "diagnose", "validate", "qa", "reference"])
+def test_the_verdict_has_the_cause_the_place_and_the_command_and_nothing_twice(
+    tab: Page, pages: Mapping[str, Path], name: str
+) -> None:
+    tab.show(1280, "light")
+    tab.open(pages[name])
+    rows, commands = tab.evaluate(BOX), tab.evaluate(COMMANDS)
+    assert {"place"} <= set(rows) and ("cause" in rows) == (name != "reference")
+    place = {"reference": "embd", "qa": "4 tensors", "validate": "blk.1.attn_q.bias"}
+    assert place.get(name, "L1.attn_q.bias") in rows["place"]
+    assert bool(commands) == (name not in ("validate", "qa")) or "to do" in rows
+    assert all(command.startswith("aprfmt ") for command in commands)
+    # Lines of the page outside the tables of everything, which hold the record.
+    lines = tab.evaluate(
+        "[...document.querySelectorAll('#verdict td, #verdict code, #verdict .says, #facts td,"
+        " #chain li > span:first-child, #chain .lines li, .checks .line > span')]"
+        ".map(e => e.textContent.trim())"
+    )
+    said = [text for text in (rows.get("cause"), *commands) if text]
+    for text in said:
+        assert sum(text in line for line in lines) == 1, text
+    assert len(set(lines)) > len(said)
+
+
+def test_a_command_is_copied_with_and_without_a_clipboard(
+    tab: Page, pages: Mapping[str, Path]
+) -> None:
+    tab.open(pages["diagnose"])
+    (command, *_) = tab.evaluate(COMMANDS)
+    took = "navigator.clipboard.writeText = async (text) => { window.took = text; }"
+    refuses = "navigator.clipboard.writeText = async () => { throw new Error('no'); }"
+    asked = (
+        "document.execCommand = (what) => {"
+        "window.took = what === 'copy' ? document.activeElement.value : null; return true; }"
+    )
+    for way in (took, f"{refuses}; {asked}"):
+        tab.open(pages["diagnose"])
+        tab.evaluate(f"{way}; 0")
+        tab.click("#verdict .command button")
+        done = (
+            "(async () => { while (document.querySelector('#verdict .command button')"
+            ".textContent !== 'copied') await new Promise((f) => setTimeout(f, 5));"
+            "return window.took; })()"
+        )
+        assert tab.evaluate(done) == command
+        assert tab.evaluate("document.querySelectorAll('textarea').length") == 0
+    assert tab.complaints() == []
+
+
+def test_observations_of_a_trace_are_no_verdict(
+    tab: Page, pages: Mapping[str, Path], tmp_path: Path
+) -> None:
+    text = pages["trace"].read_text()
+    assert text.count('"observations":[') == 1
+    said = "L2.out: 40 times the spread of the layer before"
+    start = text.index('"observations":[') + len('"observations":[')
+    end = text.index("]", start)
+    page = tmp_path / "p.html"
+    page.write_text(f"{text[:start]}{json.dumps(said)}{text[end:]}")
+    tab.open(page)
+    assert tab.evaluate("document.querySelector('#verdict').className") == "verdict"
+    verdict = tab.evaluate("document.querySelector('#verdict').textContent")
+    assert said not in verdict and "no verdict" in verdict and "Top tokens" not in verdict
+    notes = "document.querySelector('#notes').textContent"
+    assert said in tab.evaluate(notes) and "Top tokens" in tab.evaluate(notes)
+
+
+def test_rows_that_do_not_apply_are_folded_away(
+    tab: Page, pages: Mapping[str, Path], tmp_path: Path
+) -> None:
+    from aprfmt.cli.parity_html import render_page
+
+    tab.open(pages["parity"])
+    body = json.loads(tab.evaluate("JSON.stringify(data.found)"))
+    points = body["pairs"][0]["points"]
+    for row in points[3:8]:
+        row |= {"rel_l2": None, "max_abs_diff": None, "why": "only in A", "by_position": None}
+    page = tmp_path / "p.html"
+    page.write_text(render_page(body))
+    tab.open(page)
+    table = "[...document.querySelectorAll('#tables section')].at(-1)"
+    rows = f"[...{table}.querySelectorAll('tbody tr:not(.more) td:first-child')]"
+    keys = f"{rows}.map(e => e.textContent)"
+    gone = {row["key"] for row in points[3:8]}
+    assert tab.evaluate(keys) == [row["key"] for row in points if row["key"] not in gone]
+    tab.evaluate(f"{table}.querySelector('tr.more button').click()")
+    assert tab.evaluate(keys) == [row["key"] for row in points]
     assert tab.complaints() == []
 
 
@@ -361,6 +528,14 @@ def test_light_and_dark_can_be_switched(tab: Page, pages: Mapping[str, Path]) ->
     assert tab.evaluate(ground) != dark
     assert tab.evaluate("document.getElementById('scheme').textContent") == "Dark"
     assert tab.evaluate(CONTRAST)[1] == []
+    tab.open(pages["parity"])  # what is drawn on a canvas changes too
+    pixel = (
+        "[...document.querySelector('.heat canvas').getContext('2d').getImageData(3, 2, 1, 1).data]"
+    )
+    before = tab.evaluate(pixel)
+    tab.click("#scheme")
+    after = tab.evaluate(pixel)
+    assert sum(before[:3]) < 300 < 600 < sum(after[:3])
 
 
 def test_a_page_is_refused_before_the_work(demo_model: Path, tmp_path: Path) -> None:

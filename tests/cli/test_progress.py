@@ -88,7 +88,22 @@ def wait(*arguments):
 aprfmt.model._open_source = wait
 main(sys.argv[1:])
 """
-LONG = {"diff": ["MODEL", "MODEL"], "hash": ["MODEL"], "inspect": ["MODEL"], "validate": ["MODEL"]}
+LONG = {
+    "diff": ["MODEL", "MODEL"],
+    "hash": ["MODEL"],
+    "inspect": ["MODEL"],
+    "validate": ["MODEL"],
+    "tensors": ["MODEL"],
+    "convert": ["MODEL", "OUT"],
+    "quantize": ["MODEL", "OUT", "--type", "Q8_0"],
+    "parity": ["MODEL", "--between", "numpy:float64", "numpy", "--ids", "1,2,3"],
+    "run": ["MODEL", "--ids", "1,2,3", "--max-tokens", "2"],
+    "trace": ["MODEL", "--payload", "--ids", "1,2,3"],
+    "eval": ["MODEL", "--ids", "1,2,3,4"],
+    "export": ["MODEL", "-o", "OUT", "--to", "gguf"],
+    "qa": ["MODEL", "--only", "metadata"],
+    "diagnose": ["MODEL", "MODEL"],
+}
 
 
 @pytest.mark.parametrize("name", LONG)

@@ -116,7 +116,10 @@ LINES: tuple[tuple[str, str], ...] = (
         "--to onnx: is no format here; expected apr, gguf, safetensors",
     ),
     ("convert hf out --to onnx", "--to onnx: is no format here"),
-    ("logits m.gguf@numpy:float63 --ids 1", "'float63' is no device (cpu, cuda, cuda:N, cuda:all"),
+    (
+        "logits m.gguf@numpy:float63 --ids 1",
+        "'float63' is no device (expected cpu, cuda, cuda:N, cuda:all",
+    ),
     ("logits m.gguf@cpu:fp61 --ids 1", "'fp61' is no device"),
     ("convert hf o.gguf --max-shard-size 1e400", "'1e400' is no size"),
     ("convert hf o.gguf --max-shard-size 9e99G", "'9e99G' is no size"),

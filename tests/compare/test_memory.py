@@ -6,7 +6,7 @@ Mapped pages count as resident memory; the system says how many of them a proces
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
 from tests.conftest import not_run
 from tests.conversion.folders import llama_folder, write_safetensors
+
+if TYPE_CHECKING:
+    from aprfmt.compare.numbers import Steps
 
 HUGE = 2 << 20  # a touch can map this much around it
 SLACK = 6 * HUGE  # of two files: a window each, mapped twice, and what lies around their ends
@@ -108,7 +111,7 @@ def test_decoded_chunks_leave_nothing_behind(
     seen: list[int] = []
     with open_model(differing[0]) as a, open_model(differing[1]) as b:
 
-        def watched(self: PairSums, x: Array, y: Array, steps: Any) -> None:
+        def watched(self: PairSums, x: Array, y: Array, steps: "Steps | None") -> None:
             seen.append(resident(a, b))
             add(self, x, y, steps)
 

@@ -1,12 +1,16 @@
 """The errors if there is no usable GPU: the cause, and what to do; another device is never used.
 
 Seen red: the driver's version read as 1300 instead of 13.0, the cause of a too old driver given
-for a hidden GPU, `cuda:x` taken for cuda, auto's message saying that nothing was run.
+for a hidden GPU, `cuda:x` taken for cuda, auto's message saying that nothing was run, torch
+imported (or a model opened) before a missing driver is found.
 """
 
 import ctypes
+import subprocess
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +27,14 @@ from aprfmt.inference.cuda_driver import (
     cupy_problem,
     driver,
     driver_version,
+    gpu_problem,
+    installed_torch,
     torch_problem,
 )
 from aprfmt.inference.device import choose, parse_run
-from tests.cli.run import aprfmt
+from tests.cli.run import ROOT, aprfmt
 
+CHILD = {"PYTHONPATH": str(ROOT)}
 NO_GPU = not torch.cuda.is_available()
 H200 = Gpu(0, "NVIDIA H200", 150_000_000_000, "9.0")
 NEW, OLD = Driver((13, 0), (H200,), ""), Driver((12, 4), (H200,), "")
@@ -206,6 +213,55 @@ def test_only_auto_falls_back_and_says_so(demo_model: Any) -> None:
     assert done.code == 0 and run["requested"] == "auto" and run["ran"] == "numpy:cpu:float32"
     assert run["why"].startswith("auto chose the CPU: ") and "nothing was run" not in run["why"]
     assert "auto chose the CPU" in done.err
+
+
+LOADED = """
+import sys
+from aprfmt.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert end.code == 2, end.code
+print("imported:", *(name for name in ("torch", "cupy", "aprfmt.model") if name in sys.modules))
+"""
+
+
+@pytest.mark.skipif(not NO_GPU, reason="NOT-RUN: this machine has a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "torch:cuda:all", "cupy"])
+def test_parity_finds_a_missing_gpu_before_anything_is_imported_or_opened(
+    device: str, demo_model: Any
+) -> None:
+    words = ["parity", str(demo_model), "--ids", "1,2,3", "--between", "cpu", device]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *words], capture_output=True, text=True, env=CHILD
+    )
+    assert done.stdout == "imported:\n", done.stdout + done.stderr
+    assert done.stderr.startswith("aprfmt: device 'cuda") and "pip install" in done.stderr
+
+
+def test_the_installed_torch_is_read_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = installed_torch()
+    assert found is not None
+    assert (found.version, found.cuda) == (torch.__version__, torch.version.cuda)
+    monkeypatch.setattr(cuda_driver, "driver", lambda: NONE)
+    assert torch_problem(torch.__version__, torch.version.cuda, NONE) == gpu_problem("torch")
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "version.py").write_text(
+        "__version__ = '2.9.0+rocm6.4'\ncuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n"
+    )
+    spec = type("Spec", (), {"origin": str(folder / "__init__.py")})
+    monkeypatch.setattr(cuda_driver, "find_spec", lambda name: spec)
+    assert gpu_problem("torch") == ""  # AMD's GPUs need no NVIDIA driver
+    (folder / "version.py").unlink()
+    assert gpu_problem("torch") == ""  # torch itself says what is wrong
+    monkeypatch.setattr(cuda_driver, "find_spec", lambda name: None)
+    assert gpu_problem("torch") == ""
+    monkeypatch.setattr(cuda_driver, "driver", lambda: NEW)
+    assert gpu_problem("cupy") == "" and gpu_problem("torch") == ""
 
 
 def test_doctor_shows_devices() -> None:

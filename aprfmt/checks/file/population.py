@@ -7,7 +7,6 @@ from aprfmt.checks.context import Checked
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
 from aprfmt.model.draft import draft_head
-from aprfmt.model.kinds import kind_of
 from aprfmt.model.ledger import OF_TENSORS
 from aprfmt.model.resolve import Resolution
 from aprfmt.tensors.stats import Stats
@@ -16,7 +15,7 @@ from aprfmt.tensors.view import View
 
 def architecture(ctx: Checked) -> Result:
     """Check that names and keys fit the tables of the architecture the file names."""
-    kind = kind_of(ctx.model)
+    kind = ctx.model.kind
     if kind is not None and kind.foreign:
         found = f"is {kind.says(ctx.model)}"
         return Result("", [Finding(ctx.where, found, "Hugging Face's", kind.todo(ctx.model))])

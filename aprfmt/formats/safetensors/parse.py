@@ -20,7 +20,6 @@ from aprfmt.formats.safetensors.layout import FIELDS, INDEX_SUFFIX, METADATA, PR
 
 WINDOW = 1 << 20  # bytes of a header that are copied at a time to look for zeros
 
-_INTEGER = {int}
 _BLANKS = (b" ", b"\t", b"\n", b"\r")  # JSON allows them before the brace, the format does not
 
 
@@ -167,8 +166,11 @@ class _Entries:
         if type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
             return None
         start, stop = offsets
-        if type(dtype) is not str or {type(start), type(stop), *map(type, shape)} != _INTEGER:
+        if type(dtype) is not str or type(start) is not int or type(stop) is not int:
             return None
+        for size in shape:  # as a key, 2.0 and true would be what 2 and 1 are
+            if type(size) is not int:
+                return None
         key = dtype, *shape
         found = self._known.get(key) or self._judge(key, entry)
         if found is None or stop - start != found[2] or not 0 <= start <= stop < U64:
