@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from aprfmt.base.protocols import Overlay
+from aprfmt.base.text import shorten
 from aprfmt.cli.inspect_summary import summary
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 def facts(opened: Model, full: bool = False) -> "InspectBody":
     """Return everything `inspect` says; `full` leaves no array out of the metadata."""
     body: InspectBody = {**_file(opened, full), **_model(opened)}
+    imported = imports_of(opened)
+    if imported:
+        body["imports"] = imported
     body["relations"] = [relation.to_json() for relation in opened.relations]
     body["notes"] += [asdict(relation.note(opened.path)) for relation in opened.relations]
     body["tokenizer"] = _tokenizer(opened)
@@ -60,6 +65,14 @@ def _file(opened: Model, full: bool) -> "InspectBody":
         if opened.folder is not None and opened.folder.config is not None
         else None,
     }
+
+
+def imports_of(opened: Model) -> list[str]:
+    """Return the names that loading the file with pickle would import; none of other formats."""
+    source = opened.source
+    while isinstance(source, Overlay):
+        source = source.beneath
+    return [shorten(name, 200) for name in getattr(source, "imports", ())]
 
 
 def _whole(value: object) -> object:
