@@ -15,6 +15,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.foreign import foreign_folder
 from aprfmt.formats.mapped import Buffer, open_bytes
+from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.remote.paths import hub_cache, is_remote
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -215,7 +216,7 @@ def candidates(folder: Path) -> list[Path]:
 def pickled_weights(folder: Path) -> list[Path]:
     """Return the files of torch.save in a folder: of the usual names, else by extension.
 
-    What trainers save beside them is left out; so is a shard, whose index stands for it.
+    What trainers save beside them is left out, and what only has such an extension.
     """
     for name in (PICKLED_INDEX, PICKLED):
         if (folder / name).is_file():
@@ -227,7 +228,14 @@ def pickled_weights(folder: Path) -> list[Path]:
         and not path.name.startswith(".")
         and not _TRAINERS.fullmatch(path.name)
         and path.is_file()
+        and _is_pickled(path)
     ]
+
+
+def _is_pickled(path: Path) -> bool:
+    """Say whether a file begins as those of torch.save do."""
+    with closing(open_bytes(path)) as file:
+        return recognise(bytes(file.view[:4096]), file.size)
 
 
 def in_hub_cache(name: str) -> Path | None:

@@ -116,10 +116,10 @@ class Unpickler:
     # --- messages -----------------------------------------------------------------------------
 
     def _name(self) -> str:
-        from pickletools import code2op
+        from pickletools import opcodes
 
-        op: Any = code2op.get(chr(self._code))
-        return f"opcode {op.name}" if op else f"byte {self._code:#04x}"
+        names = [op.name for op in opcodes if op.code == chr(self._code)]
+        return f"opcode {names[0]}" if names else f"byte {self._code:#04x}"
 
     def _wrong(self, found: str) -> FormatError:
         """Return the error of a pickle that no pickler writes."""
