@@ -107,7 +107,9 @@ def test_inspect_names_the_imports(tmp_path: Path, capsys: pytest.CaptureFixture
     assert body["imports"][:2] == ["torch._utils._rebuild_tensor_v2", "torch.FloatStorage"]
 
 
-@pytest.mark.parametrize("name", ["out.pt", "out.pth", "out.bin", "out.ckpt"])
+@pytest.mark.parametrize(
+    "name", ["out.pt", "out.pth", "out.bin", "out.ckpt"], ids=lambda name: f"pytorch-{name}"
+)
 def test_nothing_is_written(tmp_path: Path, name: str) -> None:
     """The format is only read, and the error names what is written."""
     with pytest.raises(UsageError, match="read here, not written"):
