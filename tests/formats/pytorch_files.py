@@ -170,8 +170,9 @@ def _parts(value: torch.Tensor, path: str) -> Iterator[tuple[str, torch.Tensor]]
             yield path + ".zero_points", value.q_per_channel_zero_points()
     else:
         yield path or "tensor", value
-        if isinstance(getattr(value, "scale", None), torch.Tensor):
-            yield path + ".scale", value.scale
+        scale = getattr(value, "scale", None)
+        if isinstance(scale, torch.Tensor):
+            yield path + ".scale", scale
 
 
 def raw(value: torch.Tensor) -> bytes:

@@ -32,7 +32,7 @@ def old_folder(folder: Path, shards: int) -> Path:
     if shards == 1:
         torch.save(state, folder / "pytorch_model.bin")
         return folder
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(shards):
         file = f"pytorch_model-{number + 1:05d}-of-{shards:05d}.bin"
         part = names[number::shards]
@@ -129,7 +129,7 @@ class Counting(BufferFile):
                 return len(whole)
 
             def __getitem__(inner, where: slice) -> memoryview:
-                found = whole[where]
+                found: memoryview = whole[where]
                 self.fetched += len(found)
                 return found
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 from aprfmt.base.protocols import Region
 from aprfmt.formats.fields import HeaderField
@@ -12,7 +11,7 @@ from aprfmt.formats.pytorch.storages import read_contents
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     """Yield the records of an archive by their place; of the older forms, their storages."""
-    file = BufferFile(cast(memoryview, buffer[0 : len(buffer)]), Path(where))
+    file = BufferFile(buffer[0 : len(buffer)], Path(where))
     contents = read_contents(file, where)
     if contents.records:
         for record in sorted(contents.records.values(), key=lambda row: row.header):

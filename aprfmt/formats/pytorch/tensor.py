@@ -59,6 +59,10 @@ class StridedTensor(LazyTensor):
         made = self._gather(held, [(last - first, stride), *inner], size)
         return memoryview(made).toreadonly().cast("B")[start - first * row : stop - first * row]
 
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages of the storage: its rows may lie anywhere in it."""
+        self._file.drop(*self._place)
+
     def _gather(self, held: memoryview, axes: list[tuple[int, int]], size: int) -> bytes:
         import numpy as np
 
