@@ -1,6 +1,6 @@
 """What `aprfmt inspect` says of a file, key by key."""
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from aprfmt.base.outcome import Outcome
 from aprfmt.base.protocols import Value
@@ -85,6 +85,7 @@ class InspectBody(ArchFacts, total=False):
     format: str
     version: str
     files: list[str]
+    imports: NotRequired[list[str]]
     file_bytes: int
     tensor_count: int
     parameters: int

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from aprfmt.base.protocols import Overlay
+from aprfmt.base.text import shorten
 from aprfmt.cli.inspect_summary import summary
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 def facts(opened: Model, full: bool = False) -> "InspectBody":
     """Return everything `inspect` says; `full` leaves no array out of the metadata."""
     body: InspectBody = {**_file(opened, full), **_model(opened)}
+    imported = imports_of(opened)
+    if imported:
+        body["imports"] = imported
     body["relations"] = [relation.to_json() for relation in opened.relations]
     body["notes"] += [asdict(relation.note(opened.path)) for relation in opened.relations]
     body["tokenizer"] = _tokenizer(opened)
@@ -73,6 +78,14 @@ def _unread(opened: Model) -> list[str]:
 
     found = ledger(opened, ("file", "index entry", "metadata key"))
     return [f"{item.kind} {item.name}" + f" ({item.of})" * bool(item.of) for item in found.unread]
+
+
+def imports_of(opened: Model) -> list[str]:
+    """Return the names that loading the file with pickle would import; none of other formats."""
+    source = opened.source
+    while isinstance(source, Overlay):
+        source = source.beneath
+    return [shorten(name, 200) for name in getattr(source, "imports", ())]
 
 
 def _whole(value: object) -> object:

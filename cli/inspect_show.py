@@ -51,6 +51,8 @@ def _file(body: "InspectBody") -> None:
     ]
     if body["config"]:
         rows.append(("config", body["config"]))
+    if body.get("imports"):  # by loaders that unpickle; nothing here does
+        rows.append(("pickle imports", ", ".join(body["imports"])))
     render.pairs(rows)
 
 

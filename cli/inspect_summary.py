@@ -69,7 +69,7 @@ def _name(opened: Model, body: "InspectBody") -> str:
         value = body["metadata"].get(key)
         if isinstance(value, str) and value:
             return value
-    named = opened.folder is not None and opened.path.name.startswith("model")
+    named = opened.folder is not None and opened.path.name.startswith(("model", "pytorch_model"))
     return opened.path.resolve().parent.name if named else opened.path.stem
 
 

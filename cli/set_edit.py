@@ -100,6 +100,11 @@ def parsed(
 
     if not changes and not remove:
         raise UsageError("nothing to change; give KEY=VALUE, or --remove KEY")
+    if not FORMATS[opened.format].writes:
+        raise UsageError(
+            f"{opened.path}: files of {opened.format} are read here, not written; convert it to "
+            "safetensors, and set the value there"
+        )
     try:
         target = target_of(opened, output, None).name
     except NoFormatError:

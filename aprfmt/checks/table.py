@@ -61,7 +61,8 @@ ACCOUNTED = "accounted"
 CHECKS: tuple[CheckRow, ...] = (
     CheckRow("layout", "sizes, offsets and order are as the format's own writers make them; "
              "no overlap, no hole, nothing behind the data", ".file.layout:layout"),
-    CheckRow("checksum", "every byte is as it was written", ".file.layout:checksum", ("apr",),
+    CheckRow("checksum", "every byte is as it was written", ".file.layout:checksum",
+             ("apr", "pytorch"),
              whole=True),
     CheckRow("manifest", "every byte is as it was when the side manifest was written",
              ".file.layout:side_manifest", whole=True),
@@ -107,7 +108,7 @@ CHECKS: tuple[CheckRow, ...] = (
     CheckRow("quantization", "config.json names a quantization exactly if weights are packed so",
              ".file.claims:quantization"),
     CheckRow("dtype", "float weights have the dtype config.json names", ".file.claims:dtype",
-             ("safetensors",)),
+             ("safetensors", "pytorch")),
     CheckRow("counts", "stated counts and shapes are those of the tensors", ".file.claims:counts",
              ("apr",)),
     CheckRow(ACCOUNTED,

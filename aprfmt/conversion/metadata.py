@@ -302,7 +302,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
 
 def _source_metadata(model: Model) -> dict[str, Value]:
     """Return a safetensors `__metadata__` as it is carried through other formats."""
-    if model.format != "safetensors":
+    if model.key_style != "safetensors":
         kept = model.metadata.get(SAFETENSORS)
         return {SAFETENSORS: kept} if isinstance(kept, str) else {}
     plain = {k: v for k, v in model.metadata.items() if not k.startswith("aprfmt.")}

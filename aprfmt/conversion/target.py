@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from aprfmt.errors import UsageError
-from aprfmt.formats import FORMATS, FormatSpec
+from aprfmt.formats import FORMATS, FormatSpec, written
 from aprfmt.model import Model
 
 
@@ -16,15 +16,21 @@ def target_format(path: Path, to: str | None) -> FormatSpec:
     if to is not None:
         to = to.lower()
         if to not in FORMATS:
-            raise UsageError(f"--to {to}: is no format here; expected {', '.join(FORMATS)}")
+            raise UsageError(f"--to {to}: is no format here; expected {', '.join(written())}")
     suffix = path.suffix.lower()
     found = FORMATS.first(lambda spec: suffix in spec.extensions)
     if to is None and found is None:
-        known = sorted(extension for spec in FORMATS.values() for extension in spec.extensions)
+        known = sorted(extension for name in written() for extension in FORMATS[name].extensions)
         raise NoFormatError(f"{path}: its extension names no format; expected {', '.join(known)}")
     if to is not None and found is not None and to != found:
         raise UsageError(f"{path}: the extension says {found}; expected {to}, make them agree")
-    return FORMATS[to or found or ""]
+    spec = FORMATS[to or found or ""]
+    if not spec.writes:
+        raise UsageError(
+            f"{path if found else to}: files of {spec.name} are read here, not written; write one "
+            f"of {', '.join(written())}"
+        )
+    return spec
 
 
 def has_extension(path: Path) -> bool:
@@ -35,5 +41,6 @@ def has_extension(path: Path) -> bool:
 def target_of(model: Model, dst: Path, to: str | None) -> FormatSpec:
     """Return the format to write; a folder without `to` keeps the source's."""
     if not has_extension(dst) and (to is not None or dst.is_dir() or model.folder is not None):
-        return target_format(Path(), to) if to else FORMATS[model.format]
+        own = FORMATS[model.format]
+        return target_format(Path(), to) if to else own if own.writes else FORMATS[own.keys_like]
     return target_format(dst, to)

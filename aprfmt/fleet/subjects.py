@@ -15,7 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aprfmt.errors import AprfmtError, UsageError
-from aprfmt.model.hf_folder import INDEX, TEXT_FILES, WEIGHTS, candidates, in_hub_cache, read_text
+from aprfmt.model.hf_folder import (
+    INDEX,
+    PICKLED,
+    PICKLED_INDEX,
+    TEXT_FILES,
+    WEIGHTS,
+    candidates,
+    in_hub_cache,
+    pickled_weights,
+    read_text,
+)
 from aprfmt.model.missing_path import missing_path
 from aprfmt.remote.paths import RemotePath, is_remote, lists, place
 
@@ -132,22 +142,27 @@ def _elsewhere(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
 def models_of(folder: Path) -> list[Path]:
     """Return the models of one folder: the folder itself, or its files, or both.
 
-    The folder stands for model.safetensors and for what its index names.
+    The folder stands for model.safetensors and for what its index names; where it has no such
+    files, for pytorch_model.bin.
     """
     whole = next((name for name in (INDEX, WEIGHTS) if (folder / name).is_file()), None)
     own = {WEIGHTS, INDEX} if whole == WEIGHTS else {WEIGHTS, INDEX, *_indexed(folder)}
     files = [path for path in candidates(folder) if whole is None or path.name not in own]
     if whole is None and len(files) == 1 and files[0].suffix == ".safetensors":
         return [folder] if (folder / "config.json").is_file() else files
+    if whole is None and not files:
+        pickled = pickled_weights(folder)
+        usual = any(path.name in (PICKLED, PICKLED_INDEX) for path in pickled)
+        return [folder] if usual else pickled
     return [*([folder] if whole else []), *files]
 
 
-def _indexed(folder: Path) -> set[str]:
+def _indexed(folder: Path, index: str = INDEX) -> set[str]:
     """Return the shard files that the index of a folder names; none where it cannot be read."""
     try:
-        if (folder / INDEX).stat().st_size > MAX_INDEX:
+        if (folder / index).stat().st_size > MAX_INDEX:
             return set()
-        table = json.loads(read_text(folder / INDEX, MAX_INDEX)).get("weight_map", {})
+        table = json.loads(read_text(folder / index, MAX_INDEX)).get("weight_map", {})
         return {name for name in table.values() if isinstance(name, str) and "/" not in name}
     except (AprfmtError, OSError, ValueError, AttributeError, RecursionError):
         return set()
@@ -192,6 +207,8 @@ def files_of(path: Path) -> Sequence[Path]:
         names |= (
             {file.name for file in candidates(path)} if not (path / WEIGHTS).is_file() else set()
         )
+        if not any((path / name).is_file() for name in (INDEX, WEIGHTS)):
+            names |= {PICKLED, PICKLED_INDEX, *_indexed(path, PICKLED_INDEX)}
     elif path.suffix == ".safetensors" and lists(folder):
         names = {path.name, *TEXT_FILES}
     elif match := _SHARD.match(path.name):

@@ -100,6 +100,7 @@ class FormatSpec:
     # given the CRC-32 of files whose bytes were all read
     fill: Callable[[bytes, int], bytes] = lambda head, size: head  # what stands before the tensors,
     # made that long where the format has room for nothing
+    writes: bool = True  # False: such files are only read, and `open_sink` says what to write
     collects: bool = False  # open_source takes `damaged=True`: damage is collected, not raised
 
 
@@ -109,9 +110,15 @@ FORMATS: Registry[FormatSpec] = Registry(
         "apr": "aprfmt.formats.apr:FORMAT",
         "gguf": "aprfmt.formats.gguf:FORMAT",
         "safetensors": "aprfmt.formats.safetensors:FORMAT",
+        "pytorch": "aprfmt.formats.pytorch:FORMAT",
     },
     FormatError,
 )
+
+
+def written(*, own: bool = False) -> list[str]:
+    """Return the names of the formats that are written here; `own`: none of other packages."""
+    return [name for name in (FORMATS.own if own else FORMATS) if FORMATS[name].writes]
 
 
 def detect(path: Path) -> FormatSpec:

@@ -37,8 +37,8 @@ _SAVED_PAGE = (
 _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (
         b"PK\x03\x04",
-        "a zip archive (a PyTorch checkpoint?); such files hold pickles, which run "
-        "code when loaded: convert it with the framework that wrote it",
+        "a zip archive that torch.save did not write, by the name of its first file; "
+        "unpack it, and name the model inside",
     ),
     *((bytes([0x80, protocol]), _PICKLE) for protocol in range(2, 6)),
     (b"\x89HDF\r\n", "an HDF5 file (Keras?), " + _ELSEWHERE),

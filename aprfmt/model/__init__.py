@@ -21,6 +21,7 @@ from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundErr
 from aprfmt.formats import FORMATS, detect, open_source
 from aprfmt.model.hf_folder import (
     INDEX,
+    PICKLED_INDEX,
     WEIGHTS,
     FolderTexts,
     HFFolder,
@@ -426,7 +427,8 @@ def _opened(
     source = _open_source(_whole_set(path), partial, damaged)
     folder, wrong = None, None
     try:
-        if named_folder or (source.format == "safetensors" and lists(path.parent)):
+        keyed = FORMATS[source.format].keys_like or source.format
+        if named_folder or (keyed == "safetensors" and lists(path.parent)):
             try:
                 folder = read_folder(path.parent)
             except FormatError as error:
@@ -459,6 +461,9 @@ def _renamed(
 
 def _whole_set(path: Path) -> Path:
     """Return the shard index beside `path` if `path` is named like a shard, else `path`."""
+    if re.fullmatch(r"pytorch_model-\d{5}-of-\d{5}\.bin", path.name):
+        index = path.with_name(PICKLED_INDEX)
+        return index if index.is_file() else path
     index = path.with_name(INDEX)
     shard = re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", path.name)
     return index if shard and index.is_file() else path

@@ -15,6 +15,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.foreign import foreign_folder
 from aprfmt.formats.mapped import Buffer, open_bytes
+from aprfmt.formats.pytorch.layout import recognise
 from aprfmt.remote.paths import hub_cache, is_remote
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -50,6 +51,10 @@ _WEIGHTED = frozenset(
 )
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+PICKLED = "pytorch_model.bin"
+# What trainers leave beside weights in the same container: no model.
+_TRAINERS = re.compile(r"(?:training_args|optimizer|scheduler|scaler|rng_state.*)\.(?:bin|pth?)")
 MAX_CONFIG = 16 << 20  # the largest real config.json has some hundred kB
 MAX_TEXT = 64 << 20  # the largest real tokenizer.json is about 35 MB
 
@@ -141,8 +146,9 @@ def read_text(path: Path, limit: int = MAX_TEXT) -> str:
 def find_weights(folder: Path) -> Path:
     """Return the one model file of a folder.
 
-    Order: the shard index, model.safetensors, then a single .safetensors, .apr or .gguf (the
-    first shard of a split). Raises UsageError with the candidates where the choice is not clear.
+    Order: the shard index, model.safetensors, a single .safetensors, .apr or .gguf (the first shard
+    of a split), then files of torch.save. Raises UsageError with the candidates where the choice
+    is not clear.
     """
     for name in (INDEX, WEIGHTS):
         if (folder / name).is_file():
@@ -156,13 +162,12 @@ def find_weights(folder: Path) -> Path:
         snapshot = of_cache(folder)
         if snapshot is not None:
             return find_weights(snapshot)
-        pickles = sorted(p.name for p in folder.iterdir() if p.match("pytorch_model*.bin"))
-        if pickles:
-            raise UsageError(
-                f"{folder}: holds {pickles[0]} alone, a pickle, which runs code when loaded; "
-                "save it as safetensors with what made it (transformers: "
-                "AutoModel.from_pretrained(FOLDER).save_pretrained(OUT)) and open that"
-            )
+        pickled = pickled_weights(folder)
+        if len(pickled) == 1:
+            return pickled[0]
+        if pickled:
+            names = ", ".join(path.name for path in pickled[:12])
+            raise UsageError(f"{folder}: holds several files of torch.save ({names}); name one")
         what = foreign_folder(folder)
         if what:
             raise UsageError(f"{folder}: {what}")
@@ -206,6 +211,31 @@ def candidates(folder: Path) -> list[Path]:
         if path.is_file() and (match is None or match.group(1) == first):
             found.append(path)
     return found
+
+
+def pickled_weights(folder: Path) -> list[Path]:
+    """Return the files of torch.save in a folder: of the usual names, else by extension.
+
+    What trainers save beside them is left out, and what only has such an extension.
+    """
+    for name in (PICKLED_INDEX, PICKLED):
+        if (folder / name).is_file():
+            return [folder / name]
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in (".bin", ".pt", ".pth", ".ckpt")
+        and not path.name.startswith(".")
+        and not _TRAINERS.fullmatch(path.name)
+        and path.is_file()
+        and _is_pickled(path)
+    ]
+
+
+def _is_pickled(path: Path) -> bool:
+    """Say whether a file begins as those of torch.save do."""
+    with closing(open_bytes(path)) as file:
+        return recognise(bytes(file.view[:4096]), file.size)
 
 
 def in_hub_cache(name: str) -> Path | None:

@@ -126,7 +126,7 @@ _OWN = ("layers.0.attention.wq.weight", "layers.0.feed_forward.w1.weight", "tok_
 
 
 def _is_own_format(model: "Model") -> bool:
-    return model.format == "safetensors" and sum(name in model for name in _OWN) > 1
+    return model.key_style == "safetensors" and sum(name in model for name in _OWN) > 1
 
 
 def _own_format(model: "Model") -> str:

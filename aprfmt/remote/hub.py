@@ -29,7 +29,7 @@ MAX_PLAIN = 64 << 20  # files that the hub does not store apart: sent whole
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%-]{0,200}")
-_WEIGHTS = (".safetensors", ".gguf", ".apr")
+_WEIGHTS = (".safetensors", ".gguf", ".apr", ".bin", ".pt", ".pth", ".ckpt")
 
 
 def endpoint() -> str:
@@ -95,7 +95,7 @@ def _is_model(folder: Path) -> bool:
     from aprfmt.formats.jsonio import load_file
     from aprfmt.formats.shardset import MAX_INDEX
 
-    for path in folder.glob("*.safetensors.index.json"):
+    for path in [*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")]:
         named = load_file(path, MAX_INDEX).get("weight_map", {}).values()
         return all(isinstance(name, str) and (folder / name).is_file() for name in named)
     return any(path.suffix in _WEIGHTS and path.is_file() for path in folder.iterdir())

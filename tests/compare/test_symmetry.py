@@ -14,7 +14,7 @@ import pytest
 import aprfmt
 from aprfmt.compare import DiffReport, diff
 from aprfmt.compare.explain import symmetry
-from aprfmt.formats import FORMATS
+from aprfmt.formats import FORMATS, written
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.models import save_tiny
 
@@ -86,7 +86,7 @@ def causes(report: DiffReport) -> dict[str, str]:
     return {row.key: row.cause for row in report.tensors if row.verdict == "DIFFERENT"}
 
 
-@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize("target", written())
 @pytest.mark.parametrize(
     ("edit", "cause", "count"),
     [

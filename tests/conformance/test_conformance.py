@@ -12,7 +12,7 @@ from aprfmt.base.encodings import ENCODINGS, block
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import F32, BlockCodec, Blocks
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.formats import FORMATS
+from aprfmt.formats import written
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DTYPES
 from aprfmt.testing import check_arch, check_backend, check_codec, check_format
@@ -56,7 +56,7 @@ def test_a_codec_of_blocks_that_are_no_power_of_two(monkeypatch: pytest.MonkeyPa
     assert "encoder" in check_codec("TWELVE")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", written())
 def test_formats(name: str, tmp_path: Path) -> None:
     assert len(check_format(name, tmp_path)) == 6
 

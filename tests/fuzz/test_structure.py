@@ -13,13 +13,13 @@ from hypothesis import event, given, settings
 
 from aprfmt.base.encodings import encoding
 from aprfmt.errors import AprfmtError
-from aprfmt.formats import FORMATS
+from aprfmt.formats import FORMATS, written
 from tests.fuzz import containers
 from tests.fuzz.contract import judge
 from tests.fuzz.mutation import Field, damaged
 from tests.fuzz.targets import TARGETS
 
-EVERY = pytest.mark.parametrize("name", FORMATS.own)
+EVERY = pytest.mark.parametrize("name", written(own=True))
 
 
 def valid(name: str) -> list[bytes]:

@@ -199,7 +199,7 @@ REFUSED: Mapping[str, tuple[Maker, str]] = {
     "empty": (_bytes("x.gguf", b""), "an empty file"),
     "pickle": (_bytes("model.gguf", pickle.dumps(_Canary())), "a pickle, which runs code"),
     "pickle_protocol_0": (_bytes("x.pt", pickle.dumps(_Canary(), 0)), "a pickle, which runs code"),
-    "torch_zip": (_torch_zip, "a zip archive (a PyTorch checkpoint?)"),
+    "torch_zip": (_torch_zip, "system; expected only what torch.save writes"),
     "joblib": (_bytes("x.joblib", pickle.dumps(_Canary(), 4)), "a pickle, which runs code"),
     "joblib_packed": (_bytes("x.joblib", zlib.compress(pickle.dumps(_Canary()))),
                       "(zlib); joblib files hold pickles"),

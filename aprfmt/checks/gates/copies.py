@@ -18,7 +18,7 @@ from aprfmt.compare.measured import rel_l2
 from aprfmt.compare.nonfinite import census
 from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import ArchError, BackendUnavailableError, ConversionError, UnsupportedError
-from aprfmt.formats import FORMATS
+from aprfmt.formats import written
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.loss import cross_entropy, divergence
 from aprfmt.inference.session import Session
@@ -40,7 +40,7 @@ def format_parity(subject: Subject) -> Result:
     """Convert to every other format and compare bytes, capture points and logits."""
     checks: list[Check] = []
     mine = _Run.of(subject, subject.model)
-    for name in FORMATS.own:
+    for name in written(own=True):
         if name == subject.model.format:
             continue
         try:

@@ -16,7 +16,7 @@ from aprfmt.checks.gates.golden import Prompt
 from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats import FORMATS
+from aprfmt.formats import written
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
 from aprfmt.tokenizer import Tokenizer
@@ -245,7 +245,7 @@ def _other_side(
         if subject.other is not None:
             model, name = subject.other, f"{subject.other.format} (--against)"
         else:
-            target = next(name for name in FORMATS.own if name != subject.model.format)
+            target = next(name for name in written(own=True) if name != subject.model.format)
             model, name = subject.copy(target), target
         tokenizer = model.tokenizer
         session = subject.open_session(model)

@@ -1,0 +1,253 @@
+"""Files of torch.save, and models in several of them by their index, as sources."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, TensorInfo, Value
+from aprfmt.base.text import shorten
+from aprfmt.errors import FormatError, UnsupportedError
+from aprfmt.formats.damage import Faults, Structure
+from aprfmt.formats.mapped import open_bytes
+from aprfmt.formats.pytorch.flatten import Flattened
+from aprfmt.formats.pytorch.layout import is_index
+from aprfmt.formats.pytorch.storages import Contents, read_contents
+from aprfmt.formats.pytorch.tensor import StridedTensor, open_tensor
+from aprfmt.remote.paths import each, place
+
+_SHOWN = 12  # names of a note
+
+
+class ParsedPickle(Structure):
+    """What the structure of one file has in every format; damage raises."""
+
+    def __init__(
+        self, where: str, infos: dict[str, TensorInfo], notes: list[Note], contents: Contents
+    ) -> None:
+        self.where, self.infos, self.notes = where, infos, notes
+        self.faults = Faults(where, False)
+        self._contents = contents
+
+    def regions(self) -> list[tuple[int, int]]:
+        """Return the parts of the file as (start, stop); between them is padding."""
+        return self._contents.regions()
+
+
+class PickledFile:
+    """One open file: its tensors and values by path, and the names that its pickle imports."""
+
+    def __init__(self, file: ByteSource) -> None:
+        where = str(file.path)
+        self.file = file
+        self.contents: Contents = read_contents(file, where)
+        found = Flattened(self.contents.value, where)
+        places, swapped = self.contents.places, self.contents.swapped
+        self.metadata: dict[str, Value] = found.values
+        self.tensors: dict[str, LazyTensor] = {
+            name: open_tensor(file, name, value, places, swapped)
+            for name, value in found.tensors.items()
+        }
+        infos = {name: tensor.info for name, tensor in self.tensors.items()}
+        self.parsed = ParsedPickle(where, infos, list(_notes(found, self)), self.contents)
+        self.contents.value = None
+
+    @property
+    def data(self) -> ByteSource:
+        """What the tensors' offsets count in."""
+        return self.file
+
+    def footer_matches(self) -> bool | None:
+        """Return whether every record has the CRC-32 that the archive's directory says.
+
+        None where the file carries none: the older forms, and archives saved with
+        torch.serialization.set_crc32_options(False), whose records all say 0.
+        """
+        from aprfmt.base.crc import crc32
+
+        records = [row for row in self.contents.records.values() if row.size]
+        if not any(row.crc for row in records):
+            return None
+        for row in records:
+            total = 0
+            for window in self.file.windows(row.start, row.start + row.size):
+                total = crc32(window, total)
+            if total != row.crc:
+                return False
+        return True
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """The names that loading its pickle would import, in the order of the file."""
+        return tuple(self.contents.imports)
+
+
+def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
+    path, notes = str(opened.file.path), []
+    absent = [name for name, value in found.tensors.items() if value.storage is None]
+    if absent:
+        text = f"{len(absent)} tensors have no data in the file (meta): {some(absent)}"
+        notes.append(Note("warning", path, text))
+    kinds = {
+        name: value
+        for name, value in found.tensors.items()
+        if value.kind not in ("", "Parameter", "storage")
+    }
+    if kinds:
+        shown = some([f"{name} ({value.kind})" for name, value in kinds.items()])
+        text = (
+            f"{len(kinds)} tensors are of a class of their own, shown by their stored numbers: "
+            f"{shown}"
+        )
+        notes.append(Note("note", path, text, "remark"))
+    pairs = [n for n, v in found.tensors.items() if v.dtype in ("complex128", "complex32")]
+    if pairs:
+        text = f"{len(pairs)} complex tensors are shown as pairs of floats: {some(pairs)}"
+        notes.append(Note("note", path, text, "remark"))
+    if found.classes:
+        text = "holds objects, of which only numbers and texts are read: " + some(
+            [f"{name} ({count})" for name, count in found.classes.items()]
+        )
+        notes.append(Note("note", path, text, "remark"))
+    strided = [n for n, t in opened.tensors.items() if isinstance(t, StridedTensor)]
+    if strided:
+        text = f"{len(strided)} tensors are views that are put in order when read: {some(strided)}"
+        notes.append(Note("note", path, text, "remark"))
+    return notes
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(shorten(name, 100) for name in names[:_SHOWN]) + more
+
+
+class PytorchSource:
+    """An open model of torch.save: one file, or all files that an index names.
+
+    `metadata` are the single values beside the tensors, by path. `imports` are the names that
+    loading it with pickle would import; nothing here does.
+    """
+
+    format = "pytorch"
+    types: Mapping[str, str] = {}
+    damage: Sequence[Damage] = ()
+
+    def __init__(
+        self, path: Path, opened: Sequence[PickledFile], tensors: Mapping[str, LazyTensor],
+        index_metadata: Mapping[str, Value], notes: Sequence[Note] = (),
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.shards = tuple(opened)
+        self.files = tuple(each.file.path for each in opened)
+        self.version = "+".join(dict.fromkeys(each.contents.form for each in opened))
+        self.tensors = tensors
+        self.index_metadata = index_metadata
+        merged: dict[str, Value] = {}
+        for one in opened:
+            merged = {**one.metadata, **merged}
+        self.metadata: Mapping[str, Value] = merged
+        self.notes: Sequence[Note] = [
+            *notes,
+            *(note for one in opened for note in one.parsed.notes),
+        ]
+
+    def footer_matches(self) -> bool | None:
+        """Return whether the CRC-32 of every record is right; None where a file has none."""
+        found = [one.footer_matches() for one in self.shards]
+        return False if False in found else None if None in found else True
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """The names that loading the files would import, each once."""
+        return tuple(dict.fromkeys(name for one in self.shards for name in one.imports))
+
+    def close(self) -> None:
+        """Unmap all files."""
+        for one in self.shards:
+            one.file.close()
+
+    def __enter__(self) -> "PytorchSource":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
+    """Open one file of torch.save, or all files of an index. Raises FormatError.
+
+    `partial` allows files of an index that are missing; a file itself has to be whole.
+    """
+    path = place(path)
+    file = open_bytes(path)
+    try:
+        if not is_index(bytes(file.view[:4096])):
+            opened = PickledFile(file)
+            return PytorchSource(path, [opened], opened.tensors, {})
+    except RecursionError:
+        file.close()
+        raise FormatError(f"{path}: its values nest too deep; it is damaged") from None
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return open_index(path, partial=partial)
+
+
+def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
+    """Open every file that a `*.bin.index.json` names, as one model; they must agree on tensors."""
+    from aprfmt.formats.safetensors.reader import members, parse_index
+    from aprfmt.formats.shardset import MAX_INDEX, refuse_mixed, require, union
+
+    path = place(path)
+    with closing(open_bytes(path)) as file:
+        weight_map, metadata = parse_index(file.view[: MAX_INDEX + 1], path)
+    homes = members(path, weight_map)
+    refuse_mixed(path, list(homes.values()))
+    notes: list[Note] = []
+    if partial:
+        for name, home in homes.items():
+            if not home.exists():
+                notes.append(Note("warning", str(path), f"{name} is missing", "missing_shard"))
+        homes = {name: home for name, home in homes.items() if home.exists()}
+        if not homes:
+            raise FormatError(f"{path}: none of the files it names is there; get them")
+    require(homes.values(), str(path))
+    with ExitStack() as stack:
+
+        def read(home: Path) -> PickledFile:
+            file = open_bytes(home)
+            stack.callback(file.close)
+            return PickledFile(file)
+
+        opened = dict(zip(homes, each(list(homes.values()), read), strict=True))
+        tensors = union([(one.file.path, one.tensors) for one in opened.values()], str(path))
+        for name, home in weight_map.items():
+            if home in opened and name not in opened[home].tensors:
+                raise FormatError(
+                    f"{path}: tensor {shorten(name, 100)!r} is said to be in {home}, which does "
+                    "not hold it; get the files of one model again"
+                )
+        loose = [name for name in tensors if name not in weight_map]
+        if loose:
+            text = f"the index does not name {len(loose)} tensors of its files: {some(loose)}"
+            notes.append(Note("warning", str(path), text, "index"))
+        source = PytorchSource(path, list(opened.values()), tensors, metadata, notes)
+        stack.pop_all()
+        return source
+
+
+def checksum(source: PytorchSource, known: Mapping[Path, int]) -> bool | None:
+    """Return whether every record of the archives has the CRC-32 that its directory says.
+
+    See `PickledFile.footer_matches`.
+    """
+    return source.footer_matches()
+
+
+def refuse_writing(path: Path, **options: object) -> None:
+    """Raise UnsupportedError: this format is only read."""
+    raise UnsupportedError(
+        f"{path}: files of torch.save are read here, not written, as others have to run code to "
+        "load them; write .safetensors: torch loads it with safetensors.torch.load_file"
+    )

@@ -1,0 +1,156 @@
+"""Tensors of torch.save: as their bytes lie, made row by row from strides, or without any."""
+
+import math
+from typing import TYPE_CHECKING
+
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import ByteSource, LazyTensor, TensorInfo
+from aprfmt.base.text import shorten
+from aprfmt.errors import FormatError, TruncatedError, UnsupportedError, UsageError
+from aprfmt.formats.mapped import DamagedTensor, StoredTensor
+from aprfmt.formats.pytorch.described import DTYPES, TensorValue
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Bytes that a view may have beside those of the file: strides of 0 repeat a byte without end.
+REPEATED = 64 << 20
+
+
+class StridedTensor(LazyTensor):
+    """A view of a storage whose elements do not lie in row-major order, or need a change of bits.
+
+    Its bytes are made when they are asked for, by slices of the first axis longer than one.
+    """
+
+    __slots__ = ("_file", "_place", "_swapped", "_value", "info")
+
+    info: TensorInfo
+    makes = True
+
+    def __init__(
+        self, file: ByteSource, info: TensorInfo, value: TensorValue, place: tuple[int, int],
+        swapped: bool,
+    ) -> None:  # fmt: skip
+        self._file, self.info, self._value = file, info, value
+        self._place, self._swapped = place, swapped
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return bytes [start, stop) of the numbers in row-major order."""
+        stop = self.info.nbytes if stop is None else stop
+        if not 0 <= start <= stop <= self.info.nbytes:
+            raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")
+        if start == stop:
+            return memoryview(b"")
+        size = DTYPES[self._value.dtype][1]
+        axes = [(n, s) for n, s in zip(self._value.shape, self._value.stride, strict=True) if n > 1]
+        stride, inner = (axes[0][1], axes[1:]) if axes else (1, [])
+        row = size * math.prod(n for n, _ in inner)
+        first, last = start // row, -(-stop // row)
+        reach = sum((n - 1) * s for n, s in inner) + 1
+        begin = self._place[0] + (self._value.offset + first * stride) * size
+        end = begin + ((last - 1 - first) * stride + reach) * size
+        try:
+            held = self._file.view[begin:end]
+        except ValueError:  # the view was released
+            raise UsageError(
+                f"{self._file.path}: is closed; read {self.info.name} before that"
+            ) from None
+        made = self._gather(held, [(last - first, stride), *inner], size)
+        return memoryview(made).toreadonly().cast("B")[start - first * row : stop - first * row]
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the pages of the storage: its rows may lie anywhere in it."""
+        self._file.drop(*self._place)
+
+    def _gather(self, held: memoryview, axes: list[tuple[int, int]], size: int) -> bytes:
+        import numpy as np
+
+        unit = np.dtype(f"u{size}") if size <= 8 else np.dtype((np.void, size))
+        view: NDArray[np.void] = np.ndarray(
+            tuple(n for n, _ in axes), unit, held, strides=tuple(s * size for _, s in axes)
+        )
+        found = np.frombuffer(bytearray(view.tobytes()), np.uint8)
+        dtype = self._value.dtype
+        pair = dtype.startswith("complex")
+        number = size // 2 if pair else size
+        if self._swapped and number > 1:
+            found = found.reshape(-1, number)[:, ::-1].reshape(-1)
+        numbers = np.ascontiguousarray(found).view(f"<u{number}")
+        sign = np.array(1 << (8 * number - 1), numbers.dtype)
+        if "neg" in self._value.shifts:
+            numbers = numbers ^ sign
+        if "conj" in self._value.shifts and pair:
+            numbers = numbers.copy()
+            numbers[1::2] ^= sign
+        return bytes(numbers.tobytes())
+
+
+def tensor_info(name: str, value: TensorValue, where: str, start: int) -> TensorInfo:
+    """Return name, shape, encoding and bytes of a tensor; `start` is where its storage lies."""
+    code, size, last = DTYPES[value.dtype]
+    row = encoding(code)
+    shape = value.shape if last == 1 else (*value.shape, last)
+    if row.block_size > 1:  # torch counts bytes
+        if not shape:
+            raise UnsupportedError(
+                f"{where}: {name!r} is a single {value.dtype}; save it in a list"
+            )
+        shape = (*shape[:-1], shape[-1] * row.block_size)
+    at = start + value.offset * size
+    return TensorInfo(name, shape, code, at, row.nbytes(shape), row.row_bytes(shape))
+
+
+def open_tensor(
+    file: ByteSource, name: str, value: TensorValue, places: dict[str, tuple[int, int]],
+    swapped: bool,
+) -> LazyTensor:  # fmt: skip
+    """Return a described tensor. Raises FormatError where its storage is too short for it."""
+    where = f"{file.path}: tensor {shorten(name, 100)!r}"
+    count, size = math.prod(value.shape), DTYPES[value.dtype][1]
+    if value.storage is None:
+        info = tensor_info(name, value, str(file.path), 0)
+        text = f"{where} has no data in the file (a meta tensor); save it with its data"
+        return AbsentTensor(file, info, UnsupportedError(text))
+    start, stop = places[value.storage.key]
+    start += value.storage.start
+    info = tensor_info(name, value, str(file.path), start)
+    pairs = list(zip(value.shape, value.stride, strict=True))
+    reach = value.offset + sum((n - 1) * s for n, s in pairs) + 1 if count else 0
+    if reach * size > value.storage.nbytes or start + reach * size > stop:
+        raise TruncatedError(
+            f"{where} of shape {list(value.shape)[:8]} reaches to byte {reach * size} of storage "
+            f"{shorten(value.storage.key, 40)!r}, which has {value.storage.nbytes} bytes"
+        )
+    units = size // 2 if value.dtype.startswith("complex") else size
+    if not value.shifts and not (swapped and units > 1) and _contiguous(pairs):
+        return StoredTensor(file, info)
+    if info.nbytes > file.size + REPEATED:
+        raise UnsupportedError(
+            f"{where} repeats {value.storage.nbytes} stored bytes as {info.nbytes}; "
+            f"at most {file.size + REPEATED} are made: save it with .contiguous()"
+        )
+    return StridedTensor(file, info, value, (start, stop), swapped)
+
+
+def _contiguous(pairs: list[tuple[int, int]]) -> bool:
+    """Say whether elements lie in row-major order, or there are none."""
+    step = 1
+    if any(n == 0 for n, _ in pairs):
+        return True
+    for count, stride in reversed(pairs):
+        if count > 1 and stride != step:
+            return False
+        step *= count
+    return True
+
+
+class AbsentTensor(DamagedTensor):
+    """A tensor that a file describes and has no bytes of."""
+
+    __slots__ = ()
+
+    spoilt = False
+
+    def __init__(self, file: ByteSource, info: TensorInfo, error: FormatError) -> None:
+        super().__init__(file, info, error)

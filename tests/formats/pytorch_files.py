@@ -1,0 +1,184 @@
+"""Files that torch writes, of every kind: dtypes, forms, protocols and views."""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMS = ("zip", "legacy")
+PROTOCOLS = (2, 3, 4, 5)
+_COUNT = 24
+
+
+def values(dtype: torch.dtype) -> torch.Tensor:
+    """Return 24 values of a dtype, their bytes from a fixed generator."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    rng = torch.Generator().manual_seed(7)
+    raw = torch.randint(0, 256, (_COUNT * size,), dtype=torch.uint8, generator=rng)
+    if dtype == torch.bool:
+        return raw % 2 == 0
+    return raw.view(dtype)
+
+
+# Dtypes that have a class of storage: torch writes no others in its older form.
+TYPED = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+    torch.complex64, torch.complex128, torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float8_e8m0fnu, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+)  # fmt: skip
+
+
+def _quantized(channels: bool) -> torch.Tensor:
+    x = torch.arange(12.0).reshape(3, 4)
+    if channels:
+        scales = torch.tensor([0.1, 0.2, 0.3])
+        return torch.quantize_per_channel(x, scales, torch.zeros(3), 0, torch.qint8)
+    return torch.quantize_per_tensor(x, 0.5, 3, torch.quint8)
+
+
+def _base() -> torch.Tensor:
+    return torch.arange(60.0).reshape(3, 4, 5)
+
+
+def _shared() -> dict[str, torch.Tensor]:
+    base = torch.arange(40.0)
+    return {
+        "whole": base,
+        "head": base[:8],
+        "tail": base[30:],
+        "again": base,
+        "i": base[4:8].view(2, 2),
+    }
+
+
+VIEWS: dict[str, Callable[[], Any]] = {
+    "transposed": lambda: {"x": _base().transpose(0, 2)},
+    "permuted": lambda: {"x": _base().permute(1, 2, 0)},
+    "stepped": lambda: {"x": _base()[:, ::2, 1:4]},
+    "offset": lambda: {"x": _base()[1:]},
+    "column": lambda: {"x": _base()[:, :, 2]},
+    "expanded": lambda: {"x": torch.arange(3.0).reshape(3, 1).expand(3, 7)},
+    "expanded-all": lambda: {"x": torch.tensor(2.5).expand(4, 5)},
+    "diagonal": lambda: {"x": torch.arange(25.0).reshape(5, 5).diagonal()},
+    "windows": lambda: {"x": torch.arange(9.0).unfold(0, 4, 1)},
+    "transposed-bfloat16": lambda: {"x": values(torch.bfloat16).reshape(4, 6).t()},
+    "transposed-complex128": lambda: {"x": values(torch.complex128).reshape(4, 6).t()},
+    "transposed-fp8": lambda: {"x": values(torch.float8_e4m3fn).reshape(4, 6).t()},
+    "channels-last": lambda: {
+        "x": torch.arange(48.0).reshape(1, 3, 4, 4).to(memory_format=torch.channels_last)
+    },
+    "conj": lambda: {"x": values(torch.complex64).conj()},
+    "neg": lambda: {"x": values(torch.complex64).conj().imag},
+    "shared": _shared,
+    "scalar": lambda: {"x": torch.tensor(3.0)},
+    "empty": lambda: {"x": torch.zeros(0, 5), "y": torch.zeros(3, 0, 2)},
+    "empty-transposed": lambda: {"x": torch.zeros(3, 0).t()},
+    "parameter": lambda: {
+        "x": torch.nn.Parameter(_base()),
+        "y": torch.nn.Parameter(_base().transpose(0, 1)),
+    },
+    "buffer": lambda: {"x": torch.nn.Buffer(_base())},
+    "quantized": lambda: {"x": _quantized(False)},
+    "quantized-channels": lambda: {"x": _quantized(True)},
+    "alone": lambda: _base(),
+    "list": lambda: [_base(), {"y": _base()[0]}, (torch.ones(2),)],
+    "nested": lambda: {
+        "model": {"a.b": _base()},
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(1.0), "exp_avg": _base()}},
+            "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": [0, 1]}],
+        },
+        "epoch": 3,
+        "name": "é\ud800",
+    },
+    "ordered": lambda: OrderedDict([("z", torch.ones(2)), ("a", torch.zeros(3))]),
+    "state_dict": lambda: torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)
+    ).state_dict(),
+    "defaultdict": lambda: defaultdict(list, {"x": torch.ones(2)}),
+    "adam": lambda: _adam(),
+    "sparse": lambda: {"x": torch.eye(4).to_sparse()},
+    "sparse-csr": lambda: {"x": torch.eye(4).to_sparse_csr()},
+    "attribute": lambda: {"x": _attributed()},
+    "values": lambda: {
+        "x": torch.ones(1),
+        "s": torch.Size([2, 3]),
+        "d": torch.device("cpu"),
+        "t": torch.float16,
+        "c": 1 + 2j,
+        "n": None,
+        "b": b"ab\xff",
+        "set": {1, 2},
+        "big": 1 << 200,
+        "neg": -5,
+        "f": float("inf"),
+    },
+}
+
+
+def _attributed() -> torch.Tensor:
+    found = torch.nn.Parameter(torch.arange(4.0))
+    found.scale = torch.tensor([0.5])  # type: ignore[attr-defined]
+    return found
+
+
+def _adam() -> Any:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def save(value: Any, path: Path, form: str, protocol: int) -> Path:
+    """Write a value in a form of torch.save's and a protocol."""
+    torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=form == "zip")
+    return path
+
+
+def by_path(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a loaded value by path; written apart from the reader's own walk."""
+    if isinstance(value, torch.Tensor):
+        yield from _parts(value, path)
+    elif isinstance(value, dict):
+        for key, held in value.items():
+            yield from by_path(held, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, held in enumerate(value):
+            yield from by_path(held, f"{path}.{number}" if path else str(number))
+
+
+def _parts(value: torch.Tensor, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if value.layout == torch.sparse_coo:
+        yield path + ".indices", value._indices()
+        yield path + ".values", value._values()
+    elif value.layout == torch.sparse_csr:
+        yield path + ".crow_indices", value.crow_indices()
+        yield path + ".col_indices", value.col_indices()
+        yield path + ".values", value.values()
+    elif value.is_quantized:
+        yield path, value.int_repr()
+        if "per_channel" in str(value.qscheme()):
+            yield path + ".scales", value.q_per_channel_scales()
+            yield path + ".zero_points", value.q_per_channel_zero_points()
+    else:
+        yield path or "tensor", value
+        scale = getattr(value, "scale", None)
+        if isinstance(scale, torch.Tensor):
+            yield path + ".scale", scale
+
+
+def raw(value: torch.Tensor) -> bytes:
+    """Return the bytes of a tensor's values in row-major order."""
+    plain = value.detach().resolve_conj().resolve_neg()
+    if plain.numel() == 0:
+        return b""
+    plain = plain.clone(memory_format=torch.contiguous_format).reshape(-1)
+    return bytes(plain.view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,443 @@
+"""Hostile files of torch.save: nothing runs, nothing is imported, each is refused by name."""
+
+import io
+import pickle
+import struct
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from aprfmt.errors import FormatError
+from aprfmt.formats import open_source
+from aprfmt.formats.pytorch import flatten
+from tests.formats import pytorch_files as files
+
+PLANTED = "planted_by_a_test"
+
+
+def text(value: str) -> bytes:
+    """Return the opcode of a text."""
+    data = value.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def name(module: str, attribute: str) -> bytes:
+    """Return the opcode of a global."""
+    return f"c{module}\n{attribute}\n".encode()
+
+
+def call(module: str, attribute: str, *args: str) -> bytes:
+    """Return the opcodes of a call with texts."""
+    return name(module, attribute) + b"(" + b"".join(map(text, args)) + b"tR"
+
+
+STORAGE = (
+    b"(" + text("storage") + name("torch", "FloatStorage") + text("0") + text("cpu") + b"K\x04tQ"
+)
+
+
+def tensor(
+    storage: bytes = STORAGE, offset: bytes = b"K\x00", size: bytes = b"K\x04\x85",
+    stride: bytes = b"K\x01\x85",
+) -> bytes:  # fmt: skip
+    """Return the opcodes of a tensor of four floats, or of what is given in their place."""
+    made = name("torch._utils", "_rebuild_tensor_v2") + b"(" + storage + offset + size + stride
+    return made + b"\x89" + name("collections", "OrderedDict") + b")RtR"
+
+
+def long(value: int) -> bytes:
+    """Return the opcode of a large integer."""
+    return pickle.dumps(value, 2)[2:-1]
+
+
+RUN = "run"
+# Name: what stands between PROTO 2 and STOP, and what the error has to say.
+PICKLES: dict[str, tuple[bytes, str]] = {
+    "os.system": (call("os", "system", "touch x"), r"REDUCE at byte \d+ calls os\.system"),
+    "posix.system": (call("posix", "system", "touch x"), r"calls posix\.system"),
+    "eval": (call("builtins", "eval", "1"), r"calls builtins\.eval"),
+    "python-2-exec": (call("__builtin__", "exec", "1"), r"calls builtins\.exec"),
+    "getattr": (call("builtins", "getattr", "os", "system"), r"calls builtins\.getattr"),
+    "import": (call("builtins", "__import__", PLANTED), r"calls builtins\.__import__"),
+    "runpy": (call("runpy", "_run_code", "1"), r"calls runpy\._run_code"),
+    "subprocess": (call("subprocess", "Popen", "x"), r"calls subprocess\.Popen"),
+    "planted-call": (call(PLANTED, RUN, "x"), rf"calls {PLANTED}\.run"),
+    "torch-load": (call("torch", "load", "x"), r"calls torch\.load"),
+    "nested-bytes": (call("torch.storage", "_load_from_bytes", "x"), r"calls torch\.storage\."),
+    "webbrowser": (call("webbrowser", "open", "x"), r"calls webbrowser\.open"),
+    "operator": (call("operator", "attrgetter", "x"), r"calls operator\.attrgetter"),
+    "functools": (call("functools", "partial", "x"), r"calls functools\.partial"),
+    "dotted": (call("torch", "os.system", "x"), r"calls torch\.os\.system"),
+    "stack-global": (text("os") + text("system") + b"\x93" + text("x") + b"\x85R", r"os\.system"),
+    "stack-global-numbers": (b"K\x01K\x02\x93", "STACK_GLOBAL .* no texts"),
+    "hidden-in-a-dict": (b"}" + text("x") + call("os", "system", "y") + b"s", r"calls os\.system"),
+    "popped": (call("os", "system", "x") + b"0}", r"calls os\.system"),
+    "inst": (b"(" + text("x") + b"ios\nsystem\n", "opcode INST at byte"),
+    "obj": (b"(" + name("os", "system") + text("x") + b"o", "opcode OBJ at byte"),
+    "newobj": (
+        name("subprocess", "Popen") + text("x") + b"\x85\x81",
+        r"NEWOBJ .* subprocess\.Popen",
+    ),
+    "newobj-ex": (name("x", "Y") + b")}\x92", "opcode NEWOBJ_EX"),
+    "reconstructor": (
+        name("copy_reg", "_reconstructor")
+        + b"("
+        + name("subprocess", "Popen")
+        + name("builtins", "object")
+        + b"NtR",
+        r"subprocess\.Popen",
+    ),
+    "build-on-a-global": (name("os", "environ") + b"}b", "BUILD .* sets the state of os.environ"),
+    "build-on-a-list": (b"]}b", "BUILD .* a list"),
+    "ext1": (b"\x82\x01", "opcode EXT1"),
+    "ext2": (b"\x83\x01\x00", "opcode EXT2"),
+    "ext4": (b"\x84\x01\x00\x00\x00", "opcode EXT4"),
+    "persid": (b"Pstorage\n", "opcode PERSID"),
+    "int-as-text": (b"I1\n", "opcode INT"),
+    "string": (b"S'x'\n", "opcode STRING"),
+    "dup": (b"]2", "opcode DUP"),
+    "buffer": (b"\x97", "opcode NEXT_BUFFER"),
+    "unknown": (b"\xff", "byte 0xff"),
+    "protocol-0": (b"\x80\x00}", "protocol 0"),
+    "protocol-9": (b"\x80\x09}", "protocol 9"),
+    "long4": (b"\x8b\xff\xff\xff\x7f", "integer of 2147483647 bytes"),
+    "long4-negative": (b"\x8b\xff\xff\xff\xff", "integer of 4294967295 bytes"),
+    "long1-bomb": (b"\x8b\x01\x04\x00\x00" + b"\x7f" * 1025, "at most 1024"),
+    "binbytes8": (b"\x8e" + b"\xff" * 7 + b"\x7f", "needs 9223372036854775807 bytes"),
+    "unicode8": (b"\x8d" + b"\xff" * 8, "needs 18446744073709551615 bytes"),
+    "bytearray8": (b"\x96" + b"\0" * 5 + b"\xff\0\0", "remain; the file is cut"),
+    "binunicode": (b"X\xff\xff\xff\xff", "a text at byte .* needs 4294967295 bytes"),
+    "frame": (b"\x95" + b"\xff" * 8, "frame .* needs 18446744073709551615"),
+    "not-utf-8": (b"X\x01\0\0\0\xff", "not UTF-8"),
+    "endless-name": (b"c" + b"a" * 4000, "longer than 1024"),
+    "memo-unset": (b"h\x05", "reads memo 5"),
+    "memo-on-nothing": (b"q\x00", "finds nothing on the stack"),
+    "underflow": (b"0", "finds nothing"),
+    "no-mark": (b"t", "finds no mark"),
+    "mark-as-value": (b"(\x85", "finds nothing"),
+    "two-values": (b"}}", "leaves 1 values"),
+    "odd-items": (b"}(K\x01u", "a key without a value"),
+    "append-to-dict": (b"}K\x01a", "appends to a Table"),
+    "items-of-list": (b"]K\x01K\x02s", "sets items of a list"),
+    "args-no-tuple": (name("collections", "OrderedDict") + b"]R", "with a list"),
+    "call-a-text": (text("os.system") + b")R", "calls a str"),
+    "too-deep": (b"]" * 5000 + b"a" * 4999, "nest deeper than 100"),
+    "deep-tuples": (b")" + b"\x85" * 500_000, "nest deeper than 100"),
+    "holds-itself": (b"]q\x00h\x00a", "nest deeper than 100, or hold themselves"),
+    "memo-bomb": (
+        b"(}q\x00"
+        + b"".join(
+            b"]q" + bytes([i]) + b"(" + 2 * (b"h" + bytes([i - 1])) + b"e" for i in range(1, 60)
+        )
+        + b"t",
+        "values, counted each time",
+    ),
+    "persistent-text": (text("storage") + b"Q", "a persistent id that is a str"),
+    "persistent-empty": (b")Q", "a persistent id that is a tuple"),
+    "persistent-short": (text("storage") + b"\x85Q", "kind 'storage' with 1 values"),
+    "persistent-kind": (b"(" + text("file") + b"NNNNtQ", "kind 'file'"),
+    "persistent-class": (
+        tensor(
+            b"(" + text("storage") + name("os", "system") + text("0") + text("cpu") + b"K\x04tQ"
+        ),
+        r"class os\.system",
+    ),
+    "persistent-count": (
+        tensor(
+            b"("
+            + text("storage")
+            + name("torch", "FloatStorage")
+            + text("0")
+            + text("cpu")
+            + b"J\xff\xff\xff\xfftQ"
+        ),
+        "with a int",
+    ),
+    "persistent-huge": (
+        tensor(
+            b"("
+            + text("storage")
+            + name("torch", "FloatStorage")
+            + text("0")
+            + text("cpu")
+            + long(1 << 60)
+            + b"tQ"
+        ),
+        "needs 4611686018427387904 bytes",
+    ),
+    "storage-twice": (
+        b"]" + tensor() + b"a" + tensor(STORAGE.replace(b"K\x04", b"K\x02")) + b"a",
+        "declares storage '0' with 8 bytes, and before",
+    ),
+    "no-such-storage": (tensor(STORAGE.replace(text("0"), text("9"))), "no record of storage '9'"),
+    "storage-path": (tensor(STORAGE.replace(text("0"), text("../../x"))), "no record of storage"),
+    "too-short": (tensor(size=b"K\x05\x85"), "reaches to byte 20 of storage"),
+    "offset-outside": (tensor(offset=b"K\x01"), "reaches to byte 20 of storage"),
+    "stride-outside": (tensor(stride=b"K\x02\x85"), "reaches to byte 28 of storage"),
+    "negative-stride": (tensor(stride=b"J\xff\xff\xff\xff\x85"), "the stride is -1"),
+    "negative-offset": (tensor(offset=b"J\xff\xff\xff\xff"), "the offset is -1"),
+    "negative-size": (tensor(size=b"J\xff\xff\xff\xff\x85"), "the size is -1"),
+    "huge-size": (tensor(size=long(1 << 70) + b"\x85"), "the size is"),
+    "size-is-text": (tensor(size=text("x") + b"\x85"), "the size is a str"),
+    "sizes-and-strides": (tensor(size=b"K\x02K\x02\x86"), "2 sizes and 1 strides"),
+    "many-dims": (
+        tensor(size=b"(" + b"K\x01" * 65 + b"t", stride=b"(" + b"K\x01" * 65 + b"t"),
+        "at most 64",
+    ),
+    "repeated": (
+        tensor(size=long(1 << 40) + b"\x85", stride=b"K\x00\x85"),
+        "repeats 16 stored bytes as",
+    ),
+    "product": (
+        tensor(size=long(1 << 40) + long(1 << 40) + b"\x86", stride=b"K\x00K\x00\x86"),
+        "repeats 16 stored bytes",
+    ),
+    "no-storage": (tensor(b"N"), "the storage is a NoneType"),
+    "few-arguments": (name("torch._utils", "_rebuild_tensor_v2") + b")R", "arguments do not fit"),
+    "dtype": (
+        name("torch._utils", "_rebuild_meta_tensor_no_storage")
+        + b"("
+        + name("torch", "os")
+        + b"K\x01\x85K\x01\x85\x89tR",
+        r"torch\.os is no dtype",
+    ),
+    "from-type": (
+        name("torch._tensor", "_rebuild_from_type_v2")
+        + b"("
+        + name("os", "system")
+        + name("torch", "Tensor")
+        + b")}tR",
+        r"made by os\.system",
+    ),
+    "from-type-itself": (
+        name("torch._tensor", "_rebuild_from_type_v2")
+        + b"("
+        + name("torch._tensor", "_rebuild_from_type_v2")
+        + name("torch", "Tensor")
+        + b")}tR",
+        "by itself",
+    ),
+    "two-of-a-name": (
+        b"}(" + text("a.b") + tensor() + text("a") + b"}" + text("b") + tensor() + b"su",
+        "two tensors come to the name 'a.b'",
+    ),
+    "long-path": (b"}" + text("a" * 5000) + tensor() + b"s", "a path of 5000 characters"),
+}
+
+
+@pytest.fixture
+def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a folder first on the path with a module that leaves a mark where it is imported."""
+    mark = tmp_path / "mark"
+    code = f"import pathlib\npathlib.Path({str(mark)!r}).touch()\ndef run(*a): pass\nclass Evil:\n"
+    code += f"    def __setstate__(self, s): pathlib.Path({str(mark)!r}).touch()\n"
+    (tmp_path / f"{PLANTED}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not mark.exists()
+    assert PLANTED not in sys.modules
+    assert not (tmp_path / "x").exists()
+
+
+def zipped(path: Path, body: bytes) -> Path:
+    """Write an archive around a pickle, with one storage of 16 bytes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02" + body + b".")
+        archive.writestr("x/byteorder", b"little")
+        archive.writestr("x/data/0", bytes(16))
+        archive.writestr("x/version", b"3\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", PICKLES)
+def test_pickles(marked: Path, kind: str) -> None:
+    """Every one is refused, with what it was and where it stood; the planted module rests."""
+    body, said = PICKLES[kind]
+    path = zipped(marked / "hostile.pt", body)
+    with pytest.raises(FormatError, match=said) as caught:
+        open_source(path)
+    assert "hostile.pt" in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_the_frame_of_these_files_is_sound(marked: Path) -> None:
+    """The same file with a whole tensor opens: the errors above are those of the bodies."""
+    with open_source(zipped(marked / "x.pt", b"}" + text("t") + tensor() + b"s")) as source:
+        assert source.tensors["t"].info.shape == (4,)
+
+
+def test_objects_are_only_described(marked: Path) -> None:
+    """A class of a package with a state is named; neither it nor its __setstate__ is touched."""
+    body = b"}" + text("t") + name(PLANTED, "Evil") + b")\x81}" + text("w") + tensor() + b"sbs"
+    with open_source(zipped(marked / "x.pt", body)) as source:
+        assert list(source.tensors) == ["t.w"]
+        assert f"{PLANTED}.Evil" in source.imports  # type: ignore[attr-defined]
+        assert any(f"{PLANTED}.Evil (1)" in note.text for note in source.notes)
+
+
+def test_sharing_is_bounded(marked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists that hold each other twice, 40 deep, end at the limit of values."""
+    monkeypatch.setattr(flatten, "MAX_VISITS", 10_000)
+    body = b"}q\x00"
+    for i in range(1, 40):
+        held = b"h" + bytes([i - 1])
+        body += b"]q" + bytes([i]) + b"(" + held + held + b"e"
+    body = b"(" + body + b"t"
+    with pytest.raises(FormatError, match="more than 10000 values"):
+        open_source(zipped(marked / "x.pt", body))
+
+
+# --- archives ------------------------------------------------------------------------------------
+
+
+def whole() -> bytes:
+    """Return a file that torch wrote."""
+    buffer = io.BytesIO()
+    torch.save({"x": torch.arange(100.0), "y": torch.ones(3, 4).t()}, buffer)
+    return buffer.getvalue()
+
+
+def patched(data: bytes, at: int, new: bytes) -> bytes:
+    """Return data with some bytes replaced."""
+    return data[:at] + new + data[at + len(new) :]
+
+
+def entry(data: bytes, record: str) -> int:
+    """Return where the directory's entry of a record begins."""
+    name = record.encode()
+    at = data.rfind(name) - 46
+    assert data[at : at + 4] == b"PK\x01\x02"
+    return at
+
+
+def _field(record: str, offset: int, new: bytes) -> bytes:
+    data = whole()
+    return patched(data, entry(data, record) + offset, new)
+
+
+def _compressed() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02" + b"N" * 10 + b".")
+        archive.writestr("x/data/0", bytes(50_000_000))
+    return buffer.getvalue()
+
+
+def _rezipped(*records: tuple[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for record, data in records:
+            archive.writestr(record, data)
+    return buffer.getvalue()
+
+
+def _overlapping() -> bytes:
+    """Return the file with a record that reaches into the next, as its directory has it."""
+    return _field("archive/data/0", 20, struct.pack("<2I", 500, 500))
+
+
+EMPTY = b"\x80\x02}."
+ARCHIVES = {
+    "bomb": (_compressed, "is compressed"),
+    "method": (lambda: _field("archive/data/0", 10, b"\x08"), "is compressed"),
+    "encrypted": (lambda: _field("archive/data/0", 8, b"\x01"), "is encrypted"),
+    "sizes-differ": (lambda: _field("archive/data/0", 24, b"\x01\0\0\0"), "said to have 1;"),
+    "size-outside": (
+        lambda: _field("archive/data/0", 20, b"\xff\xff\xff\x7f" * 2),
+        "is said to take 2147483647",
+    ),
+    "zip64-missing": (lambda: _field("archive/data/0", 20, b"\xff" * 8), "lacks its zip64 field"),
+    "smaller": (
+        lambda: _field("archive/data/0", 20, b"\x10\0\0\0" * 2),
+        "needs 400 bytes, its record has 16",
+    ),
+    "header-outside": (
+        lambda: _field("archive/data/0", 42, b"\xff\xff\xff\x7f"),
+        "the records end at",
+    ),
+    "header-elsewhere": (
+        lambda: _field("archive/data/0", 42, b"\x05\0\0\0"),
+        "no local zip header at byte 5",
+    ),
+    "renamed": (lambda: _field("archive/data/0", 46, b"Archive/data/0"), "its directory says"),
+    "overlapping": (_overlapping, "overlaps 'archive/data/1'"),
+    "disk": (lambda: _field("archive/data/0", 34, b"\x01\0"), "is damaged"),
+    "entry-magic": (lambda: _field("archive/data/0", 0, b"XX"), "no record of the zip directory"),
+    "appended": (lambda: whole() + b"x" * 10, "stand behind its directory"),
+    "prepended": (lambda: whole()[:4] + b"x" * 10 + whole()[4:], "expected|directory|zip"),
+    "twice": (
+        lambda: _rezipped(("x/data.pkl", EMPTY), ("x/data/0", b"1"), ("x/data/0", b"2")),
+        "twice",
+    ),
+    "two-pickles": (
+        lambda: _rezipped(("x/data.pkl", EMPTY), ("y/data.pkl", EMPTY)),
+        "has 2 records",
+    ),
+    "no-pickle": (lambda: _rezipped(("x/version", b"3")), "has 0 records"),
+    "script": (lambda: _rezipped(("x/data.pkl", EMPTY), ("x/constants.pkl", EMPTY)), "TorchScript"),
+    "order": (lambda: _rezipped(("x/data.pkl", EMPTY), ("x/byteorder", b"middle")), "byte order"),
+    "empty-pickle": (lambda: _rezipped(("x/data.pkl", b"")), "an opcode at byte"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_archives(tmp_path: Path, kind: str) -> None:
+    """Directories that lie are refused by name, and nothing is expanded."""
+    make, said = ARCHIVES[kind]
+    (tmp_path / "x.pt").write_bytes(make())
+    with pytest.raises(FormatError, match=said):
+        open_source(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("form", files.FORMS)
+def test_every_cut(tmp_path: Path, form: str) -> None:
+    """A file cut anywhere is an error of the format, never another one and never success."""
+    path = files.save({"x": torch.arange(5.0), "y": [1, "z"]}, tmp_path / "w.pt", form, 2)
+    data = path.read_bytes()
+    for stop in range(0, len(data), 3):
+        path.write_bytes(data[:stop])
+        with pytest.raises(FormatError):
+            open_source(path)
+
+
+@pytest.mark.parametrize("form", files.FORMS)
+def test_every_flip(tmp_path: Path, form: str) -> None:
+    """A flipped byte is read, or refused as an error of the format: nothing else escapes."""
+    path = files.save(
+        {"x": torch.arange(5.0).reshape(1, 5).t(), "y": [1, "z"]}, tmp_path / "w.pt", form, 2
+    )
+    data = path.read_bytes()
+    refused = 0
+    for at in range(0, len(data), 2):
+        path.write_bytes(patched(data, at, bytes([data[at] ^ 0xFF])))
+        try:
+            with open_source(path) as source:
+                for one in source.tensors.values():
+                    one.raw()
+        except FormatError:
+            refused += 1
+    assert refused > 50
+
+
+def test_a_legacy_count(tmp_path: Path) -> None:
+    """The count of elements before a storage has to be that of the pickle."""
+    path = files.save({"x": torch.arange(5.0)}, tmp_path / "x.pt", "legacy", 2)
+    data = path.read_bytes()
+    path.write_bytes(patched(data, len(data) - 28, b"\x09"))
+    with pytest.raises(FormatError, match="has 9 elements, its pickle says"):
+        open_source(path)
+
+
+def test_a_hostile_pickle_in_the_legacy_form(marked: Path) -> None:
+    """The older form goes through the same interpreter."""
+    start = pickle.dumps(torch.serialization.MAGIC_NUMBER, 2) + pickle.dumps(1001, 2)
+    path = marked / "x.pt"
+    path.write_bytes(start + b"\x80\x02" + call(PLANTED, RUN, "x") + b".")
+    with pytest.raises(FormatError, match=rf"calls {PLANTED}\.run"):
+        open_source(path)

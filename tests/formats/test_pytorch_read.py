@@ -1,0 +1,207 @@
+"""Files of torch.save are read bit for bit as torch.load(weights_only=True) reads them."""
+
+import gc
+import io
+import json
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from aprfmt.errors import FormatError
+from aprfmt.formats import open_source
+from tests.formats import pytorch_files as files
+
+LISTED = [
+    *((f"{str(dtype)[6:]}-{form}", lambda dtype=dtype: {"x": files.values(dtype)}, form, 2)
+      for dtype in files.DTYPES for form in files.FORMS if form == "zip" or dtype in files.TYPED),
+    *((f"{name}-{form}", make, form, 2) for name, make in files.VIEWS.items()
+      for form in files.FORMS if (name, form) != ("transposed-fp8", "legacy")),
+    *((f"{name}-{form}-{protocol}", files.VIEWS[name], form, protocol)
+      for name in ("nested", "shared", "values", "quantized-channels", "ordered", "adam", "conj")
+      for form in files.FORMS for protocol in files.PROTOCOLS[1:]),
+]  # fmt: skip
+
+
+def loaded(path: Path, protocol: int = 2) -> Any:
+    """Return what torch loads from a file: its safe way reads protocol 2, its pickler wrote all."""
+    return torch.load(path, weights_only=protocol == 2)
+
+
+def check(path: Path, value: Any) -> None:
+    """Hold every tensor of a file to the loaded ones, bytes and shape."""
+    wanted = dict(files.by_path(value))
+    with open_source(path) as source:
+        assert sorted(source.tensors) == sorted(wanted)
+        for name, tensor in wanted.items():
+            found = source.tensors[name]
+            shape = tuple(tensor.shape)
+            assert found.info.shape[: len(shape)] == shape, name
+            data = files.raw(tensor)
+            assert bytes(found.raw()) == data, name
+            third = len(data) // 3  # a window that begins and ends inside rows
+            assert bytes(found.raw(third, 2 * third)) == data[third : 2 * third]
+        assert source.format == "pytorch"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("make", "form", "protocol"), [row[1:] for row in LISTED],
+                         ids=[row[0] for row in LISTED])  # fmt: skip
+def test_every_kind(tmp_path: Path, make: Any, form: str, protocol: int) -> None:
+    """All that torch writes and loads safely."""
+    path = files.save(make(), tmp_path / "x.pt", form, protocol)
+    with torch.serialization.safe_globals([set, complex]):
+        unsafe = make is files.VIEWS["defaultdict"]  # the safe way sets no items of one
+        value = loaded(path, 3 if unsafe else protocol)
+    check(path, value)
+
+
+def test_there_are_enough_kinds() -> None:
+    """The table holds what it is meant to."""
+    assert len(LISTED) >= 60
+
+
+TREES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5),
+        npst.arrays(
+            st.sampled_from([np.float32, np.int64, np.float16, np.uint8]),
+            npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+        ).map(torch.from_numpy),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text("abc", min_size=1, max_size=3), inner, max_size=3),
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=60, deadline=None)
+@given(
+    value=st.dictionaries(st.text("xyz", min_size=1, max_size=3), TREES, max_size=4),
+    form=st.sampled_from(files.FORMS),
+    protocol=st.sampled_from(files.PROTOCOLS),
+    transposed=st.booleans(),
+)
+def test_random_states(
+    tmp_path_factory: pytest.TempPathFactory, value: Any, form: str, protocol: int, transposed: bool
+) -> None:
+    """Random nested states come back, whatever their form."""
+    if transposed:
+        value = {"t": torch.arange(12.0).reshape(3, 4).t(), **value}
+    path = files.save(value, tmp_path_factory.mktemp("r") / "x.pt", form, protocol)
+    check(path, loaded(path, protocol))
+    gc.collect()
+
+
+def test_a_big_endian_file(tmp_path: Path) -> None:
+    """A byteorder record of big: torch swaps, and so does this reader."""
+    import zipfile
+
+    state = {
+        "x": files.values(torch.float32),
+        "c": files.values(torch.complex64),
+        "b": torch.ones(3).bool(),
+    }
+    files.save(state, tmp_path / "le.pt", "zip", 2)
+    with zipfile.ZipFile(tmp_path / "le.pt") as old, zipfile.ZipFile(tmp_path / "x.pt", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, b"big" if name.endswith("byteorder") else old.read(name))
+    check(tmp_path / "x.pt", loaded(tmp_path / "x.pt"))
+
+
+def test_values_beside_tensors(tmp_path: Path) -> None:
+    """Numbers and texts are metadata by path; names that would be imported are listed."""
+    path = files.save(files.VIEWS["nested"](), tmp_path / "x.pt", "zip", 2)
+    with open_source(path) as source:
+        assert source.metadata["epoch"] == 3
+        assert source.metadata["optimizer.param_groups.0.betas"] == [0.9, 0.99]
+        imports = source.imports  # type: ignore[attr-defined]
+    assert imports == (
+        "torch._utils._rebuild_tensor_v2",
+        "torch.FloatStorage",
+        "collections.OrderedDict",
+    )
+
+
+def test_a_meta_tensor(tmp_path: Path) -> None:
+    """A tensor without data is listed, and reading it says so."""
+    path = files.save(
+        {"x": torch.empty(3, 4, device="meta"), "y": torch.ones(2)}, tmp_path / "x.pt", "zip", 2
+    )
+    with open_source(path) as source:
+        assert source.tensors["x"].info.shape == (3, 4)
+        assert "no data" in source.tensors["x"].damage
+        with pytest.raises(FormatError, match="meta tensor"):
+            source.tensors["x"].raw()
+        assert bytes(source.tensors["y"].raw()) == files.raw(torch.ones(2))
+
+
+def test_a_pickled_module(tmp_path: Path) -> None:
+    """A whole module is its state_dict's names, and its classes are only named."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    torch.save(module, tmp_path / "x.pt")
+    check(tmp_path / "x.pt", dict(module.state_dict()))
+    with open_source(tmp_path / "x.pt") as source:
+        assert any("torch.nn.modules.linear.Linear (1)" in note.text for note in source.notes)
+
+
+def test_shards(tmp_path: Path) -> None:
+    """An index opens all its files; one that names a tensor elsewhere is refused."""
+    parts = {"a.bin": {"x": torch.ones(2)}, "b.bin": {"y": torch.zeros(3)}}
+    for name, state in parts.items():
+        torch.save(state, tmp_path / name)
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"x": "a.bin", "y": "b.bin"}}))
+    check(index, {"x": torch.ones(2), "y": torch.zeros(3)})
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"x": "a.bin", "y": "a.bin"}}))
+    with pytest.raises(FormatError, match=r"'y' is said to be in a\.bin"):
+        open_source(index)
+    index.write_text(json.dumps({"weight_map": {"x": "a.bin", "y": "c.bin"}}))
+    with pytest.raises(FormatError, match=r"c\.bin cannot be opened"):
+        open_source(index)
+
+
+def tar_file(path: Path) -> None:
+    """Write the oldest form, as torch's own reader of it takes it (torch cannot write it now)."""
+    data = torch.arange(12.0)
+    storages = io.BytesIO()
+    pickle.dump(1, storages, 2)
+    pickle.dump((7, "cpu", torch.FloatStorage), storages, 2)
+    storages.write(struct.pack("<q", 12) + data.numpy().tobytes())
+    pickle.dump([], storages, 2)
+    tensors = io.BytesIO()
+    pickle.dump(2, tensors, 2)
+    for key, size, stride, offset in ((8, (3, 4), (4, 1), 0), (9, (2, 3), (1, 2), 4)):
+        pickle.dump((key, 7, torch.FloatTensor), tensors, 2)
+        tensors.write(struct.pack("<ii", 2, 0) + struct.pack("<5q", *size, *stride, offset))
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            return str(value[1:]) if isinstance(value, str) and value[:1] == "@" else None
+
+    state = io.BytesIO()
+    Pickler(state, 2).dump({"x": "@8", "y": "@9", "step": 5})
+    system = pickle.dumps({"protocol_version": 1000, "little_endian": True}, 2)
+    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
+        members = (system, state.getvalue(), tensors.getvalue(), storages.getvalue())
+        for name, held in zip(("sys_info", "pickle", "tensors", "storages"), members, strict=True):
+            info = tarfile.TarInfo(name)
+            info.size = len(held)
+            tar.addfile(info, io.BytesIO(held))
+
+
+def test_the_oldest_form(tmp_path: Path) -> None:
+    """A tar archive of before 0.1.10, as torch's own reader reads it."""
+    tar_file(tmp_path / "x.pt")
+    check(tmp_path / "x.pt", torch.load(tmp_path / "x.pt", weights_only=False))
