@@ -67,6 +67,8 @@ def test_float64_is_transformers_at_every_point(name: str) -> None:
     if architecture(name) in WITHOUT_A_FUNCTION:
         hidden |= {"scores", "probs", "q_rope", "k_rope"}
     assert compared >= EVERYWHERE - hidden
+    if architecture(name).startswith("lfm"):
+        assert compared >= {"conv_in", "conv_x", "conv", "conv_gated"}
     if architecture(name) in RECURRENT:
         apart = set() if "next" in name else {"delta_qkv", "delta_gate"}  # one product there
         assert compared >= {"attn_gate", "conv", "beta", "decay", "delta", "delta_norm"} | apart
