@@ -10,7 +10,6 @@ from dataclasses import replace
 from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.deepseek import routed_scale, sigmoid_router
 from aprfmt.arch.layer_kinds import (
-    ATTENTION,
     IN,
     attention_rows,
     by_index,
@@ -77,13 +76,11 @@ def _adjusted(facts: Facts, hp: Params) -> Found:
     """Return the MLP's width: two thirds of the stated one, times a factor, rounded up."""
     stated = facts.first("block_ff_dim", "intermediate_size")
     adjust = facts.first("block_auto_adjust_ff_dim")
-    factor = facts.first("block_ffn_dim_multiplier", null=True)
+    factor = facts.first("block_ffn_dim_multiplier")
     unit = facts.first("block_multiple_of")
     if stated is None or (adjust is not None and not boolean(*adjust)):
         return stated
     size = 2 * whole_number(*stated, 1) // 3
-    if factor is not None and factor[0] is None:  # nor is it rounded then
-        return size, stated[1]
     if factor is not None:
         size = int(number(*factor) * size)
     multiple = 256 if unit is None else whole_number(*unit, 1)
@@ -92,7 +89,8 @@ def _adjusted(facts: Facts, hp: Params) -> Found:
 
 def _convolving() -> HyperRule:
     """Return the rule for the layers that convolve: by kind, or all but old files' numbers."""
-    kinds, numbers = by_names(("conv",), ATTENTION, "layer_types"), by_index("full_attn_idxs")
+    kinds = by_names(("conv",), ("full_attention",), "layer_types")
+    numbers = by_index("full_attn_idxs")
 
     def read(facts: Facts, hp: Params) -> Found:
         listed, attending = kinds(facts, hp), numbers(facts, hp)
