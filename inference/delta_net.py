@@ -2,6 +2,7 @@
 
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.context import Context
+from aprfmt.inference.short_conv import window_of
 
 
 def delta_net(c: Context, layer: int, x: Array) -> Array:
@@ -14,9 +15,7 @@ def delta_net(c: Context, layer: int, x: Array) -> Array:
     keys = key_heads * int(hp["delta_key_dim"])
     before, state = (None, None) if c.cache is None else c.cache.state(layer)
     rows = c.tap("delta_qkv", layer, c.linear(layer, "attn_qkv", x))
-    if before is None:
-        before = b.zeros((int(hp["conv_taps"]) - 1, rows.shape[1]))
-    window = b.stack([before, rows])
+    window = window_of(c, before, rows)
     mixed = c.activate(b.convolve(window, c.vector(layer, "ssm_conv1d.weight")))
     mixed = c.tap("conv", layer, mixed)
     gate = c.tap("delta_gate", layer, c.linear(layer, "attn_gate", x))

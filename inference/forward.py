@@ -4,7 +4,7 @@ The BlockSpec says what a block does, the hyperparameters give all numbers; noth
 default or compares an architecture's name. The recorder gets the named points (capture.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,9 +21,10 @@ from aprfmt.inference.context import Context, Ids, PassFacts, Recorder
 from aprfmt.inference.delta_net import delta_net
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.moe import moe
-from aprfmt.inference.placing import has_last_norm
+from aprfmt.inference.placing import has_last_norm, mixer
 from aprfmt.inference.points import normed_before, unscaled
 from aprfmt.inference.rope import ropes
+from aprfmt.inference.short_conv import short_conv
 from aprfmt.inference.weights import Weights
 
 LogitRows = Literal["last", "all"] | Sequence[int]
@@ -200,9 +201,8 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     h = x
     if normed_before(c.block) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
-    recurrent = c.hp["delta_layers"][layer]
-    mixed = _RECURRENCES[c.block.recurrence](c, layer, h) if recurrent else attention(c, layer, h)
-    half = _RECURRENT if recurrent else _ATTENTION
+    mix, half = _MIXERS[mixer(c.block, c.hp, layer)]
+    mixed = mix(c, layer, h)
     if c.hp["parallel_residual"]:
         if c.block.parallel_norm == "two":
             h = c.norm(layer, "ffn_norm", x)
@@ -220,9 +220,6 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     else:
         x = _added(c, layer, x, _inner(c, layer, h), _MLP)
     return c.tap("out", layer, _summed(c, layer, x, _MLP))
-
-
-_RECURRENCES = {"gated_delta": delta_net}
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,11 @@ class _Half:
 _ATTENTION = _Half(
     "attn_output", "attn_out", "post_attention_norm", "attn_contrib", "attn_output_norm", "attn_sum"
 )
-_RECURRENT = replace(_ATTENTION, role="ssm_out")
+_MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Half]] = {
+    "none": (attention, _ATTENTION),
+    "gated_delta": (delta_net, replace(_ATTENTION, role="ssm_out")),
+    "short_conv": (short_conv, replace(_ATTENTION, role="shortconv.out_proj")),
+}
 _MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum")
 
 

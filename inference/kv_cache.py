@@ -14,7 +14,8 @@ from typing import Any
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import ROWS, Array, Backend
 
-State = tuple[Array, Array]  # rows that a convolution looks back on; what a recurrence keeps
+# Rows that a convolution looks back on; behind them what a recurrence keeps, where there is one.
+State = tuple[Array, ...]
 
 
 class KVCache:

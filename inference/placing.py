@@ -37,8 +37,8 @@ class LayerFacts:
 
     @property
     def recurrent(self) -> bool:
-        """The layer mixes tokens by a recurrence, not by attention."""
-        return bool(self.hp["delta_layers"][self.layer])
+        """The layer mixes tokens by a recurrence or a convolution, not by attention."""
+        return mixer(self.block, self.hp, self.layer) != "none"
 
     @property
     def gated(self) -> bool:
@@ -87,6 +87,16 @@ class LayerFacts:
     def unscaled(self) -> bool:
         """A block's output is added to the stream without a factor."""
         return unscaled(self.block, self.hp)
+
+
+# What mixes tokens in place of attention -> the hyperparameter that says in which layers.
+RECURRENCES: Mapping[str, str] = {"gated_delta": "delta_layers", "short_conv": "conv_layers"}
+
+
+def mixer(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
+    """Return what mixes a layer's tokens in place of attention; "none": attention does."""
+    layers = RECURRENCES.get(block.recurrence)
+    return block.recurrence if layers is not None and hp[layers][layer] else "none"
 
 
 def unscaled(block: BlockSpec, hp: Mapping[str, Value]) -> bool:
@@ -204,6 +214,18 @@ def of_attention(where: PlaceOf) -> PlaceOf:
     return lambda place: ABSENT if place.recurrent else where(place)
 
 
-RECURRENT = if_(lambda place: place.recurrent)
+def mixed_by(*kinds: str) -> PlaceOf:
+    """Return the placing of a point of the layers that these mix, in place of attention."""
+    return if_(lambda place: mixer(place.block, place.hp, place.layer) in kinds)
+
+
+def ended(place: LayerFacts) -> str:
+    """Return the placing of attention's result: elsewhere it is what the mixer gives."""
+    results = {"gated_delta": "delta_norm", "short_conv": "conv_gated"}
+    return results.get(mixer(place.block, place.hp, place.layer), HERE)
+
+
+DELTA = mixed_by("gated_delta")
+SHORT_CONV = mixed_by("short_conv")
+CONV = mixed_by("gated_delta", "short_conv")
 GATE = if_(lambda place: place.gated)
-ENDED = if_(lambda place: not place.recurrent, "delta_norm")

@@ -6,6 +6,7 @@ float32 (float64 in float64 runs).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -187,7 +188,9 @@ def _group_limited(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Ro
     return Routing(chosen, weights, m.minimum(margin, group_margin))
 
 
-def _sigmoid_bias(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
+def _sigmoid_bias(
+    m: Maths, logits: Array, bias: Array | None, hp: Hyper, tiny: float = 1e-20
+) -> Routing:
     """Sigmoid; a bias is added for choosing only, groups ranked by their two best (v3)."""
     scores = 1 / (1 + m.exp(-logits))
     choice = scores if bias is None else scores + bias
@@ -197,7 +200,7 @@ def _sigmoid_bias(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Rou
 
     kept, group_margin = _in_groups(m, choice, best_two, hp)
     chosen, margin = _best(m, m.where(kept, choice, -np.inf), int(hp["n_experts_used"]))
-    weights = _weighted(m, m.pick(scores, chosen), hp, 1e-20)
+    weights = _weighted(m, m.pick(scores, chosen), hp, tiny)
     return Routing(chosen, weights, m.minimum(margin, group_margin))
 
 
@@ -236,6 +239,7 @@ ROUTERS: Mapping[str, Callable[[Maths, Array, Array | None, Hyper], Routing]] = 
     "softmax_topk": _chosen_only,
     "group_limited_greedy": _group_limited,
     "sigmoid_bias": _sigmoid_bias,
+    "sigmoid_bias_eps": partial(_sigmoid_bias, tiny=1e-6),  # transformers' modeling_lfm2_moe
     "softmax_bias": _softmax_bias,
     "sparsemixer": _sparsemixer,
     "sigmoid": _sigmoid,

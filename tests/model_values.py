@@ -35,6 +35,12 @@ DELTA: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
     "partial_rotary_factor": 0.5,
 }
+LFM2: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"} | {
+    "norm_eps": EPS,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "conv_L_cache": 4,
+}
 MLA = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 20,

@@ -14,7 +14,7 @@ from typing import Any
 from tests.berts import BERTS
 from tests.drawn import fill
 from tests.falcons import FALCONS, FORMS
-from tests.model_values import DELTA, LAYER_NORM, LLAMA, LLAMA3, LONGROPE, MLA, MOE, YARN
+from tests.model_values import DELTA, LAYER_NORM, LFM2, LLAMA, LLAMA3, LONGROPE, MLA, MOE, YARN
 from tests.model_values import EPS as EPS
 
 # 29 tokens: longer than every window and than the trained context of the scaled ropes.
@@ -187,6 +187,8 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "num_hidden_layers": 4, "shared_expert_intermediate_size": 56,
     }),
     "qwen3_5": ("Qwen3_5", LLAMA | DELTA | {"full_attention_interval": 2}),
+    "lfm2": ("Lfm2", LFM2 | {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3}),
+    "lfm2_moe": ("Lfm2Moe", LFM2 | MOE | {"num_dense_layers": 1, "routed_scaling_factor": 1.7}),
     "qwen3_5_moe": ("Qwen3_5Moe", {
         key: value for key, value in (LLAMA | MOE | DELTA).items() if key != "intermediate_size"
     } | {"shared_expert_intermediate_size": 56, "full_attention_interval": 2}),
@@ -310,6 +312,19 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "linear_conv_kernel_dim": 3,
             "norm_topk_prob": False,
         },
+    ),
+    "lfm2-bias": (
+        "lfm2",
+        {
+            "conv_bias": True,
+            "conv_L_cache": 7,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+        },
+    ),
+    "lfm2_moe-unbiased": (
+        "lfm2_moe",
+        {"use_expert_bias": False, "norm_topk_prob": False, "conv_L_cache": 2},
     ),
     "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.2}}),
     "opt-no-bias": ("opt", {"enable_bias": False, "activation_function": "gelu"}),

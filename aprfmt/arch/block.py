@@ -33,8 +33,8 @@ class BlockSpec:
     expert_weights: an expert's weight multiplies its output, or its input (llama4). activation: the
     one that is named, or xielu (apertus), whose numbers are in every layer. shared_expert: none;
     plain (added); gated (times its own gate's sigmoid). attention_gate: what attention gives is
-    multiplied by a projection's sigmoid. recurrence: what mixes the tokens of `delta_layers` in
-    place of attention (gated_delta).
+    multiplied by a projection's sigmoid. recurrence: what mixes tokens in place of
+    attention, in `delta_layers` (gated_delta) or `conv_layers` (short_conv: lfm2).
 
     Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
     scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
@@ -67,7 +67,7 @@ class BlockSpec:
     activation: Literal["named", "xielu"] = "named"
     shared_expert: Literal["none", "plain", "gated"] = "none"
     attention_gate: Literal["none", "sigmoid"] = "none"
-    recurrence: Literal["none", "gated_delta"] = "none"
+    recurrence: Literal["none", "gated_delta", "short_conv"] = "none"
     softmax_cast: Literal["float32", "input"] = "float32"
     rope_cast: Literal["table", "table_and_result", "result"] = "table"
     router_cast: Literal["weights", "logits", "none", "product"] = "weights"

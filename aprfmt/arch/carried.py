@@ -18,7 +18,8 @@ STYLES = ("gguf", "apr")  # the key styles that may hold such keys
 _MAX_BYTES = 1 << 20
 
 LAYERED = (
-    "rope_layers", "window_layers", "moe_layers", "delta_layers", "attn_norm_layers",
+    "rope_layers", "window_layers", "moe_layers", "delta_layers", "conv_layers",
+    "attn_norm_layers",
     "attention_layers", "ssm_layers", "mlp_layers", "encoder_layers", "decoder_layers",
     "encoder_bias_layers", "decoder_bias_layers", "own_kv_layers", "wide_layers",
     "sink_layers", "merger_layers",
@@ -29,7 +30,13 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "pooling": ("mean", "cls", "last"),
     "rope_style": ("half", "interleaved"),
     "rope_scaling_layers": ("all", "full"),
-    "router": ("softmax", "softmax_topk", "sigmoid_bias", "group_limited_greedy"),
+    "router": (
+        "softmax",
+        "softmax_topk",
+        "sigmoid_bias",
+        "sigmoid_bias_eps",
+        "group_limited_greedy",
+    ),
 }
 NULLABLE = (
     "rope_theta_local", "rope_scaling", "sliding_window", "attn_softcap", "final_softcap",

@@ -125,13 +125,13 @@ def _gating(number: int) -> Write:
     return lambda value, hp: {_GATING: number}
 
 
-def sigmoid_router() -> HyperRule:
+def sigmoid_router(kind: str = "sigmoid_bias") -> HyperRule:
     """Return the rule for deepseek v3's routing: sigmoid scores, a bias for the choice."""
     return HyperRule(
         "router",
-        read={"gguf": lambda facts, hp: ("sigmoid_bias", _gguf_router(facts, _SIGMOID))},
+        read={"gguf": lambda facts, hp: (kind, _gguf_router(facts, _SIGMOID))},
         write={"gguf": _gating(_SIGMOID)},
-        default="sigmoid_bias",
+        default=kind,
     )
 
 

@@ -13,6 +13,7 @@ from aprfmt.arch.joins import Split
 from aprfmt.arch.layer_kinds import (
     ATTENTION,
     SSM,
+    STATE_SPACE,
     attention_layers,
     attention_rows,
     by_index,
@@ -154,7 +155,9 @@ def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
         rules.rope_style("half", permuted=True),
         _rotated(False),
         *FACTORS,
-        attention_layers(by_names(ATTENTION, "layer_types", "layers_block_type"), _kinds),
+        attention_layers(
+            by_names(ATTENTION, STATE_SPACE, "layer_types", "layers_block_type"), _kinds
+        ),
         *_SSM_RULES,
         *overrides,
     )

@@ -223,6 +223,7 @@ class _Reader:
         A model may have no layer of the kind that a flag speaks of.
         """
         stems = {role.removesuffix(".bias") for role in present if role.endswith(".bias")}
+        stems = {_BESIDE.get(stem, stem) for stem in stems}
         if len(stems) != len(present):
             return False
         return self.facts.roles.isdisjoint({*present, *(f"{stem}.weight" for stem in stems)})
@@ -291,6 +292,10 @@ def _frozen(value: Value) -> Value:
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple(_frozen(item) for item in value)
     return value
+
+
+# The weight beside a bias, where it has another role.
+_BESIDE: Mapping[str, str] = {"exp_probs_b": "ffn_gate_inp"}
 
 
 def _object(bare: str) -> str:

@@ -13,6 +13,7 @@ from aprfmt.arch.steps import RowsPermuted
 from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
@@ -76,36 +77,63 @@ def attention_layers(
     hf: Read, write_hf: Write, default: Callable[[Params], PerLayer] | None = None
 ) -> HyperRule:
     """Return the rule for the layers with attention; `hf` reads config.json's keys."""
+    return _by_heads("attention_layers", True, hf, write_hf, default or rules.per_layer(True))
+
+
+def convolved_layers(hf: Read, write_hf: Write) -> HyperRule:
+    """Return the rule for `conv_layers`; `hf` reads config.json's keys.
+
+    Where no key says which they are, those are that have a kernel.
+    """
+    rule = _by_heads("conv_layers", False, hf, write_hf, rules.per_layer(False))
+    return replace(rule, shape=having("shortconv.conv.weight"))
+
+
+def _by_heads(
+    name: str, attends: bool, hf: Read, write_hf: Write, default: Callable[[Params], PerLayer]
+) -> HyperRule:
+    """Return the rule for the layers that have key heads in a GGUF, or for the others."""
 
     def read(facts: Facts, hp: Params) -> Found:
         found = _heads(facts)
         if found is None:
             return None
         counts = found[0] * (1 if len(found[0]) > 1 else hp["n_layers"])
-        return tuple(count > 0 for count in counts[: hp["n_layers"]]), found[1]
+        return tuple((count > 0) is attends for count in counts[: hp["n_layers"]]), found[1]
 
     return HyperRule(
-        "attention_layers",
+        name,
         {"gguf": (KV_HEADS,)},
         read={"hf": hf, "gguf": read},
         write={"hf": write_hf, "gguf": lambda value, hp: {}},
-        default=default or rules.per_layer(True),
+        default=default,
     )
 
 
-def others(name: str = "ssm_layers") -> HyperRule:
-    """Return the rule for the layers without attention, which mix by something else."""
-    return HyperRule(name, default=lambda hp: tuple(not on for on in hp["attention_layers"]))
+def others(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
+    """Return the rule for the layers that are not among those of another rule."""
+    return HyperRule(name, default=lambda hp: tuple(not on for on in hp[of]))
 
 
-def by_names(names: Sequence[str], *keys: str) -> Read:
-    """Return a function that reads a list of layer kinds: which ones are among `names`."""
+def by_names(names: Sequence[str], rest: Sequence[str], *keys: str) -> Read:
+    """Return a function that reads a list of layer kinds: which ones are among `names`.
+
+    ArchError for a kind that is neither among them nor in `rest`.
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
         found = facts.first(*keys)
         if found is None:
             return None
-        return tuple(kind in names for kind in sequence(*found, hp["n_layers"])), found[1]
+        listed = sequence(*found, hp["n_layers"])
+        for layer, kind in enumerate(listed):
+            if kind not in (*names, *rest):
+                known = ", ".join((*names, *rest))
+                raise ArchError(
+                    f"{found[1]}: layer {layer} is {kind!r}; the layers of this architecture are "
+                    f"one of: {known}"
+                )
+        return tuple(kind in names for kind in listed), found[1]
 
     return read
 

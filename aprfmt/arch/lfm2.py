@@ -7,24 +7,23 @@ transformers' modeling files; the gguf package's name map; the converter's lfm2.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.deepseek import routed_scale, sigmoid_router
 from aprfmt.arch.layer_kinds import (
-    ATTENTION,
     IN,
-    attention_layers,
     attention_rows,
     by_index,
     by_names,
+    convolved_layers,
     kv_heads,
+    others,
 )
 from aprfmt.arch.mla import dense_first
-from aprfmt.arch.named import named
 from aprfmt.arch.recurrent_steps import Depthwise
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import RoleRow, experts, linear, norm, tables, whole
-from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.values import boolean, number
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
@@ -32,7 +31,7 @@ from aprfmt.base.protocols import Value
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 Rows = tuple[RoleRow, ...]
-_OFF = f"!{IN}"
+_CONV, _BIAS = "conv_layers", "conv_bias"
 _BEFORE, _ = whole()
 _LAST = RoleRow(
     "output_norm.weight", "model.embedding_norm.weight", ("hidden_size",),
@@ -59,10 +58,13 @@ def _rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
         *attention_rows(bias=None, out="out_proj"),
         *norm("attn_q_norm", "self_attn.q_layernorm", ("head_dim",), IN),
         *norm("attn_k_norm", "self_attn.k_layernorm", ("head_dim",), IN),
-        *linear("shortconv.in_proj", "conv.in_proj", "3*hidden_size", "hidden_size", _OFF),
-        RoleRow("shortconv.conv.weight", "conv.conv.weight", ("hidden_size", "conv_taps"), _OFF,
+        *linear("shortconv.in_proj", "conv.in_proj", "3*hidden_size", "hidden_size", _CONV,
+            bias=_BIAS),
+        RoleRow("shortconv.conv.weight", "conv.conv.weight", ("hidden_size", "conv_taps"), _CONV,
             (Depthwise("hidden_size", "conv_taps"),)),
-        *linear("shortconv.out_proj", "conv.out_proj", "hidden_size", "hidden_size", _OFF),
+        RoleRow("shortconv.conv.bias", "conv.conv.bias", ("hidden_size",), f"{_CONV} & {_BIAS}"),
+        *linear("shortconv.out_proj", "conv.out_proj", "hidden_size", "hidden_size", _CONV,
+            bias=_BIAS),
         *norm("ffn_norm", "ffn_norm"),
         *mlp,
         _LAST,
@@ -74,68 +76,108 @@ def _adjusted(facts: Facts, hp: Params) -> Found:
     """Return the MLP's width: two thirds of the stated one, times a factor, rounded up."""
     stated = facts.first("block_ff_dim", "intermediate_size")
     adjust = facts.first("block_auto_adjust_ff_dim")
+    factor = facts.first("block_ffn_dim_multiplier")
+    unit = facts.first("block_multiple_of")
     if stated is None or (adjust is not None and not boolean(*adjust)):
         return stated
     size = 2 * whole_number(*stated, 1) // 3
-    factor, unit = facts.first("block_ffn_dim_multiplier"), facts.first("block_multiple_of")
     if factor is not None:
         size = int(number(*factor) * size)
     multiple = 256 if unit is None else whole_number(*unit, 1)
     return -(-size // multiple) * multiple, stated[1]
 
 
-def _attending() -> HyperRule:
-    """Return the rule for the layers with attention: by kind, or old files' list of numbers."""
-    kinds, numbers = by_names(ATTENTION, "layer_types"), by_index("full_attn_idxs")
+def _convolving() -> HyperRule:
+    """Return the rule for the layers that convolve: by kind, or all but old files' numbers."""
+    kinds = by_names(("conv",), ("full_attention",), "layer_types")
+    numbers = by_index("full_attn_idxs")
 
     def read(facts: Facts, hp: Params) -> Found:
-        return kinds(facts, hp) or numbers(facts, hp)
+        listed, attending = kinds(facts, hp), numbers(facts, hp)
+        if listed is not None or attending is None:
+            return listed
+        return tuple(not on for on in attending[0]), attending[1]
 
     def write(value: Value, hp: Params) -> Params:
-        return {"layer_types": ["full_attention" if on else "conv" for on in value]}
+        return {"layer_types": ["conv" if on else "full_attention" for on in value]}
 
-    return attention_layers(read, write)
+    return convolved_layers(read, write)
+
+
+def _tied() -> HyperRule:
+    """Return the rule for a tied head; an older key wins in transformers where both are there."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        older, usual = facts.first("tie_embedding"), facts.first("tie_word_embeddings")
+        return older or usual
+
+    return replace(rules.tied_embeddings(default=True), read={"hf": read})
 
 
 _SHARED = (
     kv_heads(8),
     rules.context_length(128000),
     rules.norm_eps(1e-5, "norm_eps"),
-    rules.tied_embeddings(True),
+    _tied(),
+    rules.fixed("activation", "silu"),
     rules.fixed("qk_norm", True),
     *rope_rules(Rope(theta=1e6)),
     rules.size("conv_taps", "conv_L_cache", "shortconv.l_cache", default=3),
-    _attending(),
+    _convolving(),
+    others("rope_layers", "conv_layers"),
+    others("attention_layers", "conv_layers"),
+    rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
+)
+_BLOCK = BlockSpec(qk_norm="head", recurrence="short_conv")
+_LOST = (
+    *losses.common_losses(),
+    Loss(
+        "gguf", "conv_bias", lambda hp: hp["conv_bias"],
+        "llama.cpp knows no biases of short convolutions and refuses the file",
+    ),
+)  # fmt: skip
+# Keys of published models that transformers does not read.
+_IGNORED = frozenset(
+    """block_dim block_mlp_init_scale block_norm_eps block_out_init_scale block_use_swiglu
+    block_use_xavier_init conv_dim conv_dim_out conv_use_xavier_init num_heads
+    use_pos_enc""".split()
 )
 
-LFM2 = named(
-    "lfm2", tables(_rows(*_mlp())),
-    rules.hyper_table(
+_TENSORS, _BINDINGS = tables(_rows(*_mlp()))
+LFM2 = ArchSpec(
+    name="lfm2",
+    hyper=rules.hyper_table(
         *_SHARED,
         replace(
-            rules.ffn_size(12288), read={"hf": _adjusted},
+            rules.ffn_size(8192), read={"hf": _adjusted},
             write={"hf": lambda value, hp: {
                 "intermediate_size": value, "block_auto_adjust_ff_dim": False,
             }},
         ),
     ),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=_BLOCK,
+    lost=_LOST,
+    ignored=_IGNORED,
 )  # fmt: skip
 
 _EXPERTS, _EXPERTS_HF = experts("feed_forward.experts", "w1", "w3", "w2")
-LFM2_MOE = named(
-    "lfm2_moe",
-    tables(
-        _rows(
-            *_mlp("!moe_layers"),
-            RoleRow("ffn_gate_inp.weight", "feed_forward.gate.weight",
-                ("n_experts", "hidden_size"), "moe_layers"),
-            RoleRow("exp_probs_b.bias", "feed_forward.expert_bias", ("n_experts",), "moe_layers"),
-            *_EXPERTS,
-            head=replace(_HEAD, gguf=""),
-        ),
-        hf_first=_EXPERTS_HF,
+_MOE_TENSORS, _MOE_BINDINGS = tables(
+    _rows(
+        *_mlp("!moe_layers"),
+        RoleRow("ffn_gate_inp.weight", "feed_forward.gate.weight",
+            ("n_experts", "hidden_size"), "moe_layers"),
+        RoleRow("exp_probs_b.bias", "feed_forward.expert_bias", ("n_experts",),
+            "moe_layers & expert_bias"),
+        *_EXPERTS,
+        head=replace(_HEAD, gguf=""),
     ),
-    rules.hyper_table(
+    hf_first=_EXPERTS_HF,
+)  # fmt: skip
+LFM2_MOE = ArchSpec(
+    name="lfm2_moe",
+    hyper=rules.hyper_table(
         *_SHARED,
         rules.ffn_size(7168),
         *moe.counts(32, 4),
@@ -143,6 +185,17 @@ LFM2_MOE = named(
         dense_first(2, "num_dense_layers"),
         moe.norm_topk(True, gguf=True),
         routed_scale(1.0),
-        sigmoid_router(),
+        sigmoid_router("sigmoid_bias_eps"),
+        rules.flag("expert_bias", True, "use_expert_bias", present=("exp_probs_b.bias",)),
     ),
+    tensors=_MOE_TENSORS,
+    bindings=_MOE_BINDINGS,
+    block=_BLOCK,
+    lost=(
+        *_LOST,
+        moe.norm_topk_loss(True),
+        Loss("gguf", "expert_bias", lambda hp: not hp["expert_bias"],
+            "llama.cpp asks for a bias of the choice of experts and refuses the file"),
+    ),
+    ignored=_IGNORED,
 )  # fmt: skip

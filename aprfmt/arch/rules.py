@@ -373,6 +373,7 @@ BASE: tuple[HyperRule, ...] = (
     HyperRule("delta_layers", default=per_layer(False)),
     *(fixed(f"delta_{part}", None) for part in ("key_heads", "value_heads")),
     *(fixed(f"delta_{part}", None) for part in ("key_dim", "value_dim")),
+    HyperRule("conv_layers", default=per_layer(False)),
     fixed("conv_taps", None),
     fixed("rope_sections", None),
     fixed("swiglu_limit", None),

@@ -12,8 +12,8 @@ NEUTRAL: Mapping[str, Value] = {
 }  # fmt: skip
 # Lists that say nothing where they are True in every layer.
 USUALLY_ALL = ("rope_layers", "attn_norm_layers")
-# Means something only if the other hyperparameter is used.
-WITH: Mapping[str, str] = {
+# Means something only if the other hyperparameter, or one of several, is used.
+WITH: Mapping[str, str | tuple[str, ...]] = {
     "rope_theta_local": "window_layers", "sliding_window": "window_layers",
     "rope_scaling_layers": "rope_scaling",
     "norm_topk": "n_experts", "router": "n_experts", "n_experts_used": "n_experts",
@@ -22,7 +22,7 @@ WITH: Mapping[str, str] = {
     "n_expert_groups_used": "n_expert_groups",
     "delta_key_heads": "delta_layers", "delta_value_heads": "delta_layers",
     "delta_key_dim": "delta_layers", "delta_value_dim": "delta_layers",
-    "conv_taps": "delta_layers",
+    "conv_taps": ("delta_layers", "conv_layers"),
 }  # fmt: skip
 # Says the same as the other one where both are equal.
 LIKE: Mapping[str, str] = {"value_head_dim": "head_dim", "rope_dim": "head_dim"}
@@ -42,5 +42,6 @@ def _matters(name: str, values: Mapping[str, Value]) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str):
         if not any(value) or (name in USUALLY_ALL and all(value)):
             return False
-    other = WITH.get(name)
-    return other is None or (other in values and _matters(other, values))
+    others = WITH.get(name, ())
+    others = (others,) if isinstance(others, str) else others
+    return not others or any(other in values and _matters(other, values) for other in others)

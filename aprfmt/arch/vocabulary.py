@@ -37,7 +37,8 @@ HYPER_NAMES: dict[str, str] = {
     "delta_value_heads": "value heads of the delta nets: each key head serves as many in a row",
     "delta_key_dim": "elements of a delta net's key head",
     "delta_value_dim": "elements of a delta net's value head",
-    "conv_taps": "positions that a delta net's short convolution sees, its own included",
+    "conv_layers": "tuple of bool: does layer i mix by a short convolution instead of attention",
+    "conv_taps": "positions that a short convolution sees, its own included",
     "rope_theta": "base of the rotary frequencies",
     "rope_theta_local": "base on sliding-window layers where it differs (gemma3), else None",
     "rope_dim": "rotated elements of a head (partial rotary: fewer than head_dim)",
@@ -67,7 +68,8 @@ HYPER_NAMES: dict[str, str] = {
     "n_expert_groups": "groups of experts (deepseek), 1 without",
     "n_expert_groups_used": "groups a token may choose from",
     "router": "softmax, softmax_topk (over the chosen only), softmax_bias, sigmoid_bias, "
-    "group_limited_greedy, sparsemixer, sigmoid (of the best logits)",
+    "sigmoid_bias_eps (its sum plus 1e-6: lfm2_moe), group_limited_greedy, "
+    "sparsemixer, sigmoid (of the best logits)",
     "q_lora_rank": "None, or rank of the compressed query (MLA)",
     "kv_lora_rank": "rank of the compressed key/value (MLA)",
     "qk_nope_head_dim": "unrotated elements of a query/key head (MLA)",
@@ -92,6 +94,7 @@ SPECIAL_NAMES: dict[str, str] = {
     "ssm_inner_norms": "norms without weights on time step, B and C (falcon_mamba)",
     "ssm_bias": "a mixer's input and output projections have biases",
     "conv_bias": "short convolutions have biases",
+    "expert_bias": "a bias is added for the choice of experts (lfm2_moe)",
     "encoder_layers": "tuple of bool: has the encoder a layer i",
     "decoder_layers": "tuple of bool: has the decoder a layer i",
     "encoder_bias_layers": "tuple of bool: has layer i of the encoder a table of distances (t5)",

@@ -28,7 +28,7 @@ from aprfmt.model import Model
 OPS = (
     "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
     "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
-    "add_weighted", "concat", "stack", "repeat_heads", "take",
+    "add_weighted", "convolve", "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.
 MOVES = ("concat", "stack", "repeat_heads", "take")

@@ -23,7 +23,6 @@ _MAMBA = {
 }  # fmt: skip
 _HYBRID = {**SIZES, **_SPECIAL, "num_hidden_layers": 4, "num_key_value_heads": 2}
 _MAMBA2 = {"mamba_n_heads": 6, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 5}
-_LFM2 = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_L_cache": 3}
 _NEMOTRON = {
     **_HYBRID, "head_dim": 6, "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
     "ssm_state_size": 5,
@@ -107,11 +106,6 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
     }),
     "falcon_h1-normed": ("falcon_h1", "falcon_h1", CAUSAL, {
         **_HYBRID, **_MAMBA2, "mamba_d_ssm": 48, "mamba_rms_norm": True, "head_dim": 6,
-    }),
-    "lfm2": ("lfm2", "lfm2", CAUSAL, {**_HYBRID, **_LFM2, "block_multiple_of": 8}),
-    "lfm2_moe": ("lfm2_moe", "lfm2_moe", CAUSAL, {
-        **_HYBRID, **_LFM2, "num_dense_layers": 1, "num_experts": 4, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 20,
     }),
     "nemotron_h": ("nemotron_h", "nemotron_h", CAUSAL, {
         **_NEMOTRON, "layers_block_type": ["mamba", "attention", "mlp", "mamba"],

@@ -40,6 +40,7 @@ every_type = pytest.mark.parametrize("tiny", TYPES, ids=lambda tiny: tiny.model_
 NEEDED = {
     "dots1": ("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
     **dict.fromkeys(BERTS, ("is_decoder",)),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), ("layer_types",)),
 }
 NOT_OURS = {
     "gpt2": {"add_cross_attention"},
@@ -281,7 +282,7 @@ INSISTED = {
     "attn_q_norm.weight": {
         "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",
         "hunyuan_v1_dense", "hunyuan_v1_moe", "minimax_m2", "dots1", "qwen3_next", "qwen3_5",
-        "qwen3_5_moe", "apertus", "qwen3_vl", "qwen3_vl_moe",
+        "qwen3_5_moe", "apertus", "qwen3_vl", "qwen3_vl_moe", "lfm2", "lfm2_moe",
     },
     "output.weight": {
         "phi2", "stablelm", "olmo2", "olmo3", "qwen2_moe", "gpt_oss", "nemotron", "olmoe",

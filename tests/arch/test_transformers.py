@@ -48,7 +48,7 @@ def test_every_key_is_accounted_for(tiny: Tiny) -> None:
 # Hyperparameter -> attributes of a config that may hold it.
 KEYS = {
     "context_length": "max_position_embeddings max_seq_len",
-    "norm_eps": "rms_norm_eps layer_norm_eps norm_epsilon layer_norm_epsilon",
+    "norm_eps": "rms_norm_eps layer_norm_eps norm_epsilon layer_norm_epsilon norm_eps",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logit_scale",
@@ -71,7 +71,7 @@ KEYS = {
     "delta_value_heads": "linear_num_value_heads",
     "delta_key_dim": "linear_key_head_dim",
     "delta_value_dim": "linear_value_head_dim",
-    "conv_taps": "linear_conv_kernel_dim",
+    "conv_taps": "linear_conv_kernel_dim conv_L_cache",
     "swiglu_alpha": "swiglu_alpha",
 }
 
@@ -79,6 +79,11 @@ KEYS = {
 def body_of(model: Any) -> Any:
     """Return the part without a head; llama4 names another as its base."""
     return model.model if model.base_model is model else model.base_model
+
+
+def rotary_of(body: Any) -> Any:
+    """Return the module that makes cos and sin, None without; lfm2_moe names it otherwise."""
+    return getattr(body, "rotary_emb", None) or getattr(body, "pos_emb", None)
 
 
 def attributes(c: Any, model: Any) -> dict[str, Any]:
@@ -112,8 +117,13 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
     }
     if "linear_attention" in kinds:
         found["delta_layers"] = tuple(kind == "linear_attention" for kind in kinds)
+    if "conv" in kinds:
+        found["conv_layers"] = tuple(kind == "conv" for kind in kinds)
+        found["rope_layers"] = tuple(kind != "conv" for kind in kinds)
     if hasattr(c, "intermediate_size"):
         found["ffn_size"] = getattr(c, "intermediate_size_mlp", c.intermediate_size)
+    if hasattr(layers[0], "feed_forward") and hasattr(layers[0].feed_forward, "w1"):
+        found["ffn_size"] = layers[0].feed_forward.w1.out_features  # lfm2 adjusts the stated one
     if hasattr(c, "attention_chunk_size"):
         found["sliding_window"] = c.attention_chunk_size
         found["window_layers"] = tuple(kind == "chunked_attention" for kind in kinds)
@@ -188,7 +198,7 @@ def test_an_unsaid_base_is_that_of_transformers(tiny: Tiny, tmp_path: Path) -> N
 def test_rotary_parameters(tiny: Tiny) -> None:
     """Rotated elements, base and cos/sin factor as the rotary module has them."""
     made, hp = make(tiny), read(tiny).hp
-    rotary = getattr(body_of(made.model), "rotary_emb", None)
+    rotary = rotary_of(body_of(made.model))
     if made.config["model_type"] == "gptj":  # its tables are buffers of every layer
         assert (hp["rope_theta"], hp["rope_dim"]) == (10000.0, made.config["rotary_dim"])
         return
@@ -231,7 +241,7 @@ def test_pairing_of_rotated_elements(tiny: Tiny) -> None:
     dim = read(tiny).hp["rope_dim"]
     q = torch.zeros(1, 1, 3, dim)
     q[..., 0] = 1.0
-    table = model.rotary_emb(q, torch.arange(3)[None])
+    table = rotary_of(model)(q, torch.arange(3)[None])
     if isinstance(table, tuple):
         turned = module.apply_rotary_pos_emb(q, q, *table)[0][0, 0, 2]
     else:  # complex numbers, and tokens before heads
@@ -280,7 +290,7 @@ def test_transformers_loads_the_written_config(tiny: Tiny, tmp_path: Path) -> No
 RENAMED = (
     "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3", "stablelm",
     "olmoe", "hunyuan_v1_moe", "glm4_moe", "minimax_m2", "ernie4_5_moe", "gpt_neox",
-    "qwen3_next", "qwen3_5_moe",
+    "qwen3_next", "qwen3_5_moe", "lfm2_moe",
 )  # fmt: skip
 SAVED = [tiny for tiny in TINY if tiny.arch in RENAMED]
 

@@ -12,7 +12,19 @@ from aprfmt.arch.bind import Bound, bind, known_shapes, logical_shapes
 from aprfmt.arch.hyper import KeyReport, derived_tensors, read_hyper
 from aprfmt.arch.spec import ArchSpec, Facts, HyperParams
 from aprfmt.arch.values import single
-from tests.arch.tiny_sizes import BLOOM, DELTA, FALCON, GPT2, LLAMA3, MLA, MOE, MPT, UNGROUPED, YARN
+from tests.arch.tiny_sizes import (
+    BLOOM,
+    DELTA,
+    FALCON,
+    GPT2,
+    LFM2,
+    LLAMA3,
+    MLA,
+    MOE,
+    MPT,
+    UNGROUPED,
+    YARN,
+)
 from tests.arch.tiny_sizes import OPT_350M as OPT_350M
 from tests.arch.tiny_sizes import SIZES as SIZES
 from tests.arch.tiny_sizes import Tiny as Tiny
@@ -255,6 +267,15 @@ TINY: tuple[Tiny, ...] = (
     Tiny("qwen3_5_moe", "qwen3_5_moe_text", "plain", {
         **MOE, **DELTA, "shared_expert_intermediate_size": 28,
     }, {key: value for key, value in SIZES.items() if key != "intermediate_size"}),
+    Tiny("lfm2", "lfm2", "plain", LFM2 | {"block_multiple_of": 8}),
+    Tiny("lfm2", "lfm2", "biases", LFM2 | {
+        "conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False,
+    }),
+    Tiny("lfm2_moe", "lfm2_moe", "plain", {**MOE, **LFM2, "num_dense_layers": 1}),
+    Tiny("lfm2_moe", "lfm2_moe", "unbiased", {
+        **MOE, **LFM2, "num_dense_layers": 2, "use_expert_bias": False, "norm_topk_prob": False,
+        "routed_scaling_factor": 1.7,
+    }),
     *SEEING,
     Tiny("bloom", "bloom", sizes=BLOOM),
     Tiny("mpt", "mpt", "plain", {"attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.3}}, MPT),

@@ -33,6 +33,10 @@ DELTA: dict[str, Any] = {
     "linear_value_head_dim": 5,
     "linear_conv_kernel_dim": 3,
 }
+LFM2: dict[str, Any] = {
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "conv_L_cache": 5,
+}
 MLA: dict[str, Any] = {
     "num_key_value_heads": 6,
     "kv_lora_rank": 10,

@@ -127,6 +127,11 @@ def uncentred(op: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
     return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(eps)) * w + bias
 
 
+def late_taps(op: Any, window: Any, kernel: Any) -> Any:
+    """Let the last tap be the next token's, of which the last token has none."""
+    return op(np.concatenate([window[1:], 0 * window[:1]]), kernel)
+
+
 def no_gate(op: Any, x: Any) -> Any:
     """A gate that is always open."""
     return np.ones_like(op(x))
@@ -180,6 +185,8 @@ ENGINE_FAULTS: tuple[Fault, ...] = (
     seeded("logits-gate", "qwen2_moe", "the shared expert's gate left out, from logits alone",
            ["moe_routing"], ["ffn_gate_inp_shexp"], LOGITS, {},
            backend=lambda: broken("sigmoid", no_gate)),
+    seeded("logits-taps", "lfm2", "taps one position late, from logits alone", ["convolution"],
+           ["shortconv"], LOGITS, {}, backend=lambda: broken("convolve", late_taps)),
     seeded("logits-cap", "gemma2", "logits not capped, from logits alone", ["softcap"],
            ["final_softcap"], LOGITS, {}, confidence="ambiguous", hp={"final_softcap": None}),
     # stacked, from coarse points

@@ -3,9 +3,58 @@
 Seen red: norms of q and k before rope left a cause unnamed, and so did ALiBi's slopes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from aprfmt.inference.kv_cache import KVCache
+from tests.diagnose.engines import broken
 from tests.diagnose.making import engine
+from tests.model_values import LFM2
+
+
+def taps(change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
+    """Return a backend whose convolutions take another window or kernel."""
+    return lambda: broken("convolve", lambda op, window, kernel: op(*change(window, kernel)))
+
+
+def early(window: Any, kernel: Any) -> tuple[Any, Any]:
+    """Let each token's taps begin one position before."""
+    return np.concatenate([0 * window[:1], window[:-1]]), kernel
+
+
+def unreset(window: Any, kernel: Any) -> tuple[Any, Any]:
+    """Begin with rows of another sequence."""
+    back = kernel.shape[1] - 1
+    other = np.random.default_rng(5).standard_normal((back, window.shape[1]))
+    return np.concatenate([other.astype(window.dtype), window[back:]]), kernel
+
+
+def alone(window: Any, kernel: Any) -> tuple[Any, Any]:
+    """Let each token see itself only, as steps without a state do."""
+    return window, kernel * (np.arange(kernel.shape[1]) == kernel.shape[1] - 1)
+
+
+def restarted(window: Any, kernel: Any) -> tuple[Any, Any]:
+    """Begin a pass with zeros, behind a cache too."""
+    back = kernel.shape[1] - 1
+    return np.concatenate([0 * window[:back], window[back:]]), kernel
+
+
+def ungated(which: int) -> Any:
+    """Return a backend that leaves out the first or the second gate of every convolution."""
+
+    def make() -> Any:
+        calls = iter(range(1 << 30))
+
+        def change(op: Any, a: Any, b: Any) -> Any:
+            gates = a.shape == b.shape and a.shape[-1] == LFM2["hidden_size"]
+            return b if gates and next(calls) % 2 == which else op(a, b)
+
+        return broken("mul", change)
+
+    return make
 
 
 def nothing(role: str) -> Any:
@@ -88,4 +137,23 @@ TYPE_FAULTS = (
            "rope_theta", hp={"rope_theta": 5e5}),
     engine("qwen3-vl-moe-weights", "qwen3_vl_moe", "experts' weights not renormalised",
            "moe_routing", "norm_topk", hp={"norm_topk": False}),
+    engine("lfm2-early", "lfm2", "taps one position early", "convolution", "shortconv",
+           backend=taps(early)),
+    engine("lfm2-early-fine", "lfm2", "the same, every point recorded", "convolution",
+           "shortconv", fine=True, backend=taps(early)),
+    engine("lfm2-reversed", "lfm2", "taps reversed", "convolution", "shortconv", fine=True,
+           backend=taps(lambda window, kernel: (window, kernel[:, ::-1].copy()))),
+    engine("lfm2-unreset", "lfm2", "state of another sequence", "conv_state", "shortconv",
+           fine=True, backend=taps(unreset)),
+    engine("lfm2-alone", "lfm2", "no state carried from step to step", "conv_state",
+           "shortconv", backend=taps(alone)),
+    engine("lfm2-gate-before", "lfm2", "the gate before the convolution left out", "convolution",
+           "shortconv", fine=True, backend=ungated(0)),
+    engine("lfm2-gate-after", "lfm2", "the gate after the convolution left out", "convolution",
+           "shortconv", backend=ungated(1)),
+    engine("lfm2-restarted", "lfm2", "no state carried to the recorded tokens",
+           ("conv_state", "capture_rows"), "shortconv", fine=True, cached=20,
+           backend=taps(restarted), cache=KVCache),
+    engine("lfm2-moe-weights", "lfm2_moe", "experts' weights not renormalised", "moe_routing",
+           "norm_topk", hp={"norm_topk": False}),
 )  # fmt: skip

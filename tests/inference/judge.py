@@ -31,7 +31,10 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-judge-")
 
 # Module below a layer -> (points of its output, point of its input).
 MODULES: dict[str, tuple[tuple[str, ...], str]] = {
-    r"(input|attention)_layernorm|ln_1|ln_attn|norm_1|self_attn_layer_norm": (("attn_norm",), ""),
+    r"(input|attention)_layernorm|operator_norm|ln_1|ln_attn|norm_1|self_attn_layer_norm": (
+        ("attn_norm",),
+        "",
+    ),
     r"ln_mlp": (("ffn_norm",), ""),
     r"(self_)?attention\.query_key_value": (("q", "k", "v"), ""),
     r"(self_)?attention\.dense|(self_)?attn\.out_proj": (("attn_out",), "attn"),
@@ -52,12 +55,17 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.kv_a_proj_with_mqa": (("kv_a",), ""),
     r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
     r"self_attn\.(o_proj|dense)|attn\.c_proj": (("attn_out",), "attn"),
-    r"(pre_)?feedforward_layernorm|ln_2|norm_2|final_layer_norm": (("ffn_norm",), "mid"),
+    r"(pre_)?feedforward_layernorm|ln_2|norm_2|final_layer_norm|ffn_norm": (("ffn_norm",), "mid"),
     r"post_self_attn_layernorm": (("attn_contrib",), ""),
     r"post_feedforward_layernorm|post_mlp_layernorm": (("ffn_contrib",), ""),
     r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
     r"linear_attn\.in_proj_z": (("delta_gate",), ""),
     r"linear_attn\.out_proj": (("attn_out",), "delta_norm"),
+    r"conv\.in_proj": (("conv_in",), ""),
+    r"conv\.out_proj": (("attn_out",), "conv_gated"),
+    r"feed_forward\.w1": (("ffn_gate",), ""),
+    r"feed_forward\.w3": (("ffn_up",), ""),
+    r"feed_forward\.w2": (("ffn_out",), "ffn_mul"),
     r"(mlp|feed_forward)\.gate_proj": (("ffn_gate",), ""),
     r"(mlp|feed_forward)\.(up_proj|fc1|c_fc|fc_in|dense_h_to_4h)|ffn\.up_proj|fc1": (
         ("ffn_up",),
@@ -93,7 +101,7 @@ WHOLE: dict[str, str] = {
     r"model\.(decoder\.)?embed_tokens|transformer\.(wte|word_embeddings)": "embd",
     r"gpt_neox\.embed_in": "embd",
     r"transformer\.word_embeddings_layernorm": "embd_norm",
-    r"(model|transformer)\.(norm|final_layernorm|ln_f|norm_f)": "final_norm",
+    r"(model|transformer)\.(norm|embedding_norm|final_layernorm|ln_f|norm_f)": "final_norm",
     r"(gpt_neox|model\.decoder)\.final_layer_norm": "final_norm",
     r"model\.decoder\.project_in": "embd_in",
     r"model\.decoder\.project_out": "head_in",
@@ -104,6 +112,7 @@ WHOLE: dict[str, str] = {
     r"lm_head|(cls\.predictions|lm_head)\.decoder": "logits_raw",
 }
 _RULE = "torch_chunk_gated_delta_rule"  # the function of a delta net, in transformers' code
+_CONVOLUTION = "causal_conv1d_fn"  # the function of a short convolution, there too
 _STACKS = """model.layers transformer.h gpt_neox.layers transformer.blocks model.decoder.layers
     bert.encoder.layer roberta.encoder.layer"""
 _LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, _STACKS.split()))})\.(\d+)\.?(.*)")
@@ -212,6 +221,18 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             found[layer + name] = x[0].numpy()
         return read, state
 
+    convolution = getattr(code, _CONVOLUTION, None) if hasattr(cfg, "conv_L_cache") else None
+
+    def convolved(x: Any, *args: Any, **options: Any) -> Any:
+        assert convolution is not None
+        layer = f"L{_entered(found)}."
+        found[layer + "conv_x"] = x[0].T.numpy()
+        mixed = convolution(x, *args, **options)
+        found[layer + "conv"] = mixed[0].T.numpy()
+        return mixed
+
+    if convolution is not None:
+        setattr(code, _CONVOLUTION, convolved)
     if original is not None:
         code.eager_attention_forward = attend  # type: ignore[attr-defined]
     if rule is not None:
@@ -219,6 +240,8 @@ def watched(model: Any, found: Found) -> Iterator[None]:
     try:
         yield
     finally:
+        if convolution is not None:
+            setattr(code, _CONVOLUTION, convolution)
         if rule is not None:
             setattr(code, _RULE, rule)
         if original is not None:

@@ -84,6 +84,7 @@ def test_a_session_can_go_back() -> None:
         "olmo2",
         "qwen2_moe",
         "qwen3_5",
+        "lfm2",
         "llama4",
     ],
 )
@@ -135,6 +136,7 @@ def test_deterministic_bits_of_encoded_weights(
         "olmo2",
         "phi2",
         "qwen3_next",
+        "lfm2_moe",
     ],
 )
 def test_deterministic_results_are_right(name: str, run_: str) -> None:

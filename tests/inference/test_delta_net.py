@@ -1,8 +1,9 @@
-"""The gated delta rule by steps and by chunks, and the state that a session keeps of it.
+"""The gated delta rule by steps and by chunks, and the states that a session keeps.
 
 Seen red, each alone: the state not multiplied by the whole chunk's decay; the row of a change
 taken before those above it were subtracted; the key's length not one; a state kept of a pass that
-broke off; a session that goes back and keeps the later state.
+broke off; a session that goes back and keeps the later state; a short convolution that begins with
+zeros behind a cache.
 """
 
 from typing import Any
@@ -109,10 +110,11 @@ def test_convolutions_are_torchs() -> None:
         assert rel(found, wanted[0].T.numpy()) < 1e-14
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
 @pytest.mark.parametrize("run_", ["numpy:float64", "torch:float64"])
-def test_a_session_with_a_state_can_go_back(run_: str) -> None:
+def test_a_session_with_a_state_can_go_back(run_: str, name: str) -> None:
     ids = list(IDS)
-    with open_model(judged("qwen3_5").folder) as model:
+    with open_model(judged(name).folder) as model:
         with Session.of(model, backend(run_)) as session:
             whole = session.logits(ids)
             session.prefill(ids)
@@ -143,9 +145,10 @@ class Breaking:
         raise KeyboardInterrupt
 
 
-def test_a_pass_that_breaks_off_leaves_the_state_as_it_was() -> None:
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
+def test_a_pass_that_breaks_off_leaves_the_state_as_it_was(name: str) -> None:
     ids = list(IDS)
-    with open_model(judged("qwen3_5").folder) as model:
+    with open_model(judged(name).folder) as model:
         with Session.of(model, backend("numpy:float64")) as session:
             whole = session.logits(ids)
             session.prefill(ids[:10])

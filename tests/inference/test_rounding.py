@@ -32,6 +32,8 @@ SUM_ORDER = {
     ("qwen3_next", "float16"), ("qwen3_next", "bfloat16"),  # sums of a delta net's chunk
     ("gpt2", "float16"), ("gpt2", "bfloat16"),  # Conv1D multiplies with [in, out]
     ("llama4", "float16"), ("llama4", "bfloat16"),  # its experts' sum is rounded once
+    # Its router rounds each step.
+    ("lfm2_moe", "float16"), ("lfm2_moe", "bfloat16"),
     ("gpt_oss", "bfloat16"),  # equal router logits: the lower id here
 }  # fmt: skip
 CASES = [(name, dtype) for name in MAKERS for dtype in ("bfloat16", "float16")]

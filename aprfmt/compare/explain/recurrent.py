@@ -1,4 +1,4 @@
-"""Hypotheses about delta nets: the order of their value heads, the direction of their kernels."""
+"""Hypotheses about recurrent layers: the order of value heads, the direction of kernels."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ TILED: Mapping[str, Tiled] = {
     "ssm_beta.weight": _HEAD, "ssm_alpha.weight": _HEAD, "ssm_a.weight": _HEAD,
     "ssm_dt.bias": _HEAD,
 }  # fmt: skip
-KERNEL = "ssm_conv1d.weight"
+KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
 def value_heads(case: Unequal) -> Iterator[Guess]:
@@ -58,7 +58,7 @@ def _orders(step: Tiled, count: int, hp: Mapping[str, object]) -> Iterator[tuple
 def taps(case: Unequal) -> Iterator[Guess]:
     """Guess that every kernel of a convolution stands the other way round."""
     a, b = case.a, case.b
-    if case.role != KERNEL or (a.rows, a.columns) != (b.rows, b.columns) or a.columns < 2:
+    if case.role not in KERNELS or (a.rows, a.columns) != (b.rows, b.columns) or a.columns < 2:
         return
     text = "every kernel of B is A's from the last tap to the first"
     yield case.guess("tap_order", (text,), "A", lambda rows: a.take(rows)[:, ::-1])

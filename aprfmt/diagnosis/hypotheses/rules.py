@@ -44,7 +44,7 @@ def rule_of(hp: Mapping[str, Any]) -> Rule:
     name, split = str(hp["router"]), int(hp["n_expert_groups"]) > 1
     if name == "softmax_topk":
         return Rule("softmax", False, "none", "softmax of the chosen", False, True)
-    if name == "sigmoid_bias":
+    if name in ("sigmoid_bias", "sigmoid_bias_eps"):
         return Rule(
             "sigmoid", True, "two" if split else "none", "scores", bool(hp["norm_topk"]), True
         )

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.diagnosis.hypotheses.convolution import convolutions
 from aprfmt.diagnosis.hypotheses.linear import dropped_bias
 from aprfmt.diagnosis.hypotheses.reordered import passed_by
 from aprfmt.diagnosis.hypotheses.rules import rule_changes
@@ -218,6 +219,11 @@ def _rules(patched: PatchedModel) -> Iterator[Usual]:
     return each(rule_changes(patched) if any(patched.hp["moe_layers"]) else ())
 
 
+def _convolutions(patched: PatchedModel) -> Iterator[Usual]:
+    return each(convolutions(patched))
+
+
 STEPS: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _sums, _norms, _ropes, _masks, _caches, _activations, _rules, _splits,
+    _convolutions,
 )  # fmt: skip

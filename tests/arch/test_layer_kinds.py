@@ -1,0 +1,73 @@
+"""Which layers of a hybrid convolve: by config.json's keys, old ones too, or refused by name.
+
+Seen red: a kind that no such model has taken for a convolution; the factor on the MLP's width read
+before two thirds were taken; a file without the newer keys read as attention everywhere.
+"""
+
+from typing import Any
+
+import pytest
+
+from aprfmt.arch import ARCHS
+from aprfmt.arch.hyper import read_hyper
+from aprfmt.arch.spec import Facts, HyperParams
+from aprfmt.errors import ArchError
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 41,
+    "vocab_size": 56, "max_position_embeddings": 128,
+}  # fmt: skip
+KINDS = {
+    "lfm2": ("conv", "full_attention"), "lfm2_moe": ("conv", "full_attention"),
+    "granite_hybrid": ("mamba", "attention"), "granite_hybrid_moe": ("mamba", "attention"),
+}  # fmt: skip
+OTHERS = ("sliding_attention", "chunked_attention", "conv", "mamba", "mlp", "moe", "", 3, None)
+
+
+def hyper(arch: str, shapes: Any = (), **config: Any) -> HyperParams:
+    return read_hyper(ARCHS[arch], Facts("hf", SIZES | config, dict(shapes), names="hf"), "m")[0]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+@pytest.mark.parametrize("arch", KINDS)
+def test_a_kind_that_no_published_model_has_is_refused_by_name(arch: str, other: Any) -> None:
+    first, second = KINDS[arch]
+    if other == first:
+        return
+    with pytest.raises(ArchError, match=rf"layer_types: layer 2 is {other!r}; .* one of: "):
+        hyper(arch, layer_types=[first, second, other, first])
+
+
+def test_layers_are_listed_numbered_or_seen() -> None:
+    wanted = (True, False, True, True)
+    listed = ["conv", "full_attention", "conv", "conv"]
+    assert hyper("lfm2", layer_types=listed)["conv_layers"] == wanted
+    assert hyper("lfm2", full_attn_idxs=[1])["conv_layers"] == wanted
+    assert hyper("lfm2", layer_types=listed, full_attn_idxs=[2])["conv_layers"] == wanted
+    seen = {f"L{i}.shortconv.conv.weight": (24, 3) for i in (0, 2, 3)}
+    assert hyper("lfm2", seen)["conv_layers"] == wanted
+    found = hyper("lfm2")
+    assert not any(found["conv_layers"])  # as in transformers
+    assert found["rope_layers"] == found["attention_layers"] == (True,) * 4
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"block_auto_adjust_ff_dim": False},
+        {"block_ffn_dim_multiplier": 1.3, "block_multiple_of": 8},
+        {"block_ff_dim": 67, "block_multiple_of": 5},
+        {"tie_embedding": False, "block_multiple_of": 1},
+    ],
+    ids=str,
+)
+def test_widths_and_the_head_are_transformers(keys: dict[str, Any]) -> None:
+    import transformers
+
+    given = {**SIZES, **keys, "layer_types": ["conv"] * 4, "num_key_value_heads": 2}
+    config = transformers.Lfm2Config(**given)
+    model = transformers.Lfm2ForCausalLM(config)
+    found = hyper("lfm2", **given)
+    assert found["ffn_size"] == model.model.layers[0].feed_forward.w1.out_features
+    assert found["tied_embeddings"] == config.tie_word_embeddings
