@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
-from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.errors import CodecError, UnsupportedError
 from aprfmt.tensors.companions import section_of
 
@@ -187,6 +186,8 @@ def _odd_scale(module: str, infos: Sequence[TensorInfo]) -> str:
     """
     if not any(info.encoding in _FP8 and len(info.shape) > 1 for info in infos):
         return ""
+    from aprfmt.codecs.dialect import OF_INPUTS
+
     for info in infos:
         odd = _SCALE.search(info.name.removeprefix(module)) and not OF_INPUTS.search(info.name)
         if odd and info.encoding not in _FP8 and not info.name.endswith("scale_input"):
