@@ -75,9 +75,9 @@ def scale(case: Unequal) -> Iterator[Guess]:
         said = f"factors from {low:.6g} to {high:.6g} in the rows looked at"
         text = "every row of B is A's times a factor of its own"
         if np.abs(np.abs(factors) - 1.0).max() <= 4 * slack:
-            turned = int((factors < 0).sum())
+            rows_turned = int((factors < 0).sum())
             text = "the sign of whole rows is turned, and nothing else differs"
-            said = f"{turned} of {len(factors)} rows looked at"
+            said = f"{rows_turned} of {len(factors)} rows looked at"
         yield case.guess("scale", (text, said), "A", times, slack)
     across = _ratio(x[::2], y[::2], 0)
     if len(x) >= NARROW and _differs(across, slack) and _fit(x * across[None, :], y, slack):

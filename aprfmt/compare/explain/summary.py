@@ -67,8 +67,8 @@ def _layers(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
             done |= {layer, there}
     for (side, layer), there in sorted(copied.items(), key=lambda item: item[0][1]):
         if whole[layer] == there and layer not in done:
-            many = f"{tensors[layer]} tensor{'s' * (tensors[layer] > 1)}"
-            said.append(f"layer {layer} of {side} is a copy of layer {there} ({many})")
+            own = f"{tensors[layer]} tensor{'s' * (tensors[layer] > 1)}"
+            said.append(f"layer {layer} of {side} is a copy of layer {there} ({own})")
             done.add(layer)
     rest = {layer: there for layer, there in sorted(whole.items()) if layer not in done}
     if rest:
