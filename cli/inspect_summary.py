@@ -121,6 +121,9 @@ def absent(roles: "RolesFound") -> list[str]:
     return [key for key in roles["missing"] if key not in roles["packed"]]
 
 
+_SAID = ("relation", "partial_input_scales")  # notes that the line says in words
+
+
 def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     """Return what somebody should know before using the file, in a few words each."""
     found = []
@@ -130,6 +133,11 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     if unread is not None:
         how = f"by {unread.method!r}, not decoded here" if unread.method else "without a claim"
         found.append(f"{len(unread.weights)} weights packed {how}")
+    found += [
+        note["text"].partition(":")[0]
+        for note in body["notes"]
+        if note["key"] == "partial_input_scales"
+    ]
     if body["architecture"] is None:
         named, error = body.get("architecture_named"), body["architecture_error"]
         where = f"{opened.path}: "
@@ -171,7 +179,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         found.append(str(body["tokenizer"]["turn_end"]))
     found += [str(relation["says"]) for relation in body["relations"]]
     warnings = sum(
-        note["level"] == "warning" and note["key"] != "relation" for note in body["notes"]
+        note["level"] == "warning" and note["key"] not in _SAID for note in body["notes"]
     )
     if warnings:
         found.append(f"{warnings} warning{'s' * (warnings > 1)}")

@@ -173,11 +173,6 @@ def _tensors(base: Model, adapter: Adapter) -> Iterator[tuple[str, LazyTensor]]:
             )
         yield name, MergedTensor(stored, pair)
     for name, view in whole_tensors(adapter, base).items():
-        if view.shape != base[name].shape:
-            raise ConversionError(
-                f"{adapter.path}: {name} is {list(view.shape)}; that of {base.path} is "
-                f"{list(base[name].shape)}"
-            )
         yield name, RenamedTensor(view.stored[0], name)
 
 
@@ -242,4 +237,12 @@ def convert_merged(
             made = convert_model(model, Path(dst), to, replace(options, extra_metadata=extra))
         said = f"merged into {count} weights: {ARITHMETIC}, rounded once to each weight's dtype"
         note = Note("note", str(found.path), said, "")
-        return replace(made, notes=(*made.notes, note))
+        return replace(made, notes=(*made.notes, note, *stray_notes(found)))
+
+
+def stray_notes(adapter: Adapter) -> tuple[Note, ...]:
+    """Return the remark on stored tensors that are no part of an adapter and were left out."""
+    if not adapter.stray:
+        return ()
+    said = f"left out, for it is no part of an adapter: {', '.join(adapter.stray)}"
+    return (Note("warning", str(adapter.path), said, "stray_tensor"),)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aprfmt.arch.bind import Group
 
 Array = np.ndarray[Any, Any]
+_HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # whole names, or ends of them
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ def moved(pair: LowRank, here: "Group", there: "Group", base: Model, adapter: Ad
 
 
 def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
-    """Return tensors that replace the base's, by its names; ConversionError for one it has not."""
+    """Return tensors that replace the base's, by its names; ConversionError for one it has not.
+
+    A head that equals the table of tokens is left out where the base has one for both.
+    """
     found = {}
     for name, view in adapter.whole.items():
         plain = name.replace(".base_layer.", ".")
@@ -131,10 +135,58 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
                     "belongs to another base"
                 )
             continue
-        found[name] = view
-        if name not in base:
+        if name in base:
+            found[name] = view
+        elif not _is_tied_head(adapter, name, base):
             raise ConversionError(
                 f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
                 "does not have under this name; merge it into a base in the adapter's own format"
             )
+    for name, view in found.items():
+        if view.shape != base[name].shape:
+            raise ConversionError(f"{adapter.path}: {_other_shape(name, view.shape, base)}")
     return found
+
+
+def _table_of(base: Model) -> str:
+    """Return the base's name of its table of tokens; "" without one."""
+    try:
+        view = base.roles.get("token_embd.weight")
+    except ArchError:
+        return ""
+    return "" if view is None else view.names[0]
+
+
+def _is_tied_head(adapter: Adapter, name: str, base: Model) -> bool:
+    """Return whether a whole tensor is a head that is the table of tokens.
+
+    Raises ConversionError where the base has one tensor for both, and the adapter two.
+    """
+    table = _table_of(base)
+    if not table or not base.hyper["tied_embeddings"] or not name.endswith(_HEADS):
+        return False
+    own = adapter.whole.get(table, base[table])
+    if not np.array_equal(own.numpy(), adapter.whole[name].numpy()):
+        raise ConversionError(
+            f"{adapter.path}: {name} is another than its {table}, and {base.path} has one tensor "
+            "for both; untie the base first (tie_word_embeddings false, and lm_head.weight a copy "
+            "of the table), and merge into that"
+        )
+    return True
+
+
+def _other_shape(name: str, shape: tuple[int, ...], base: Model) -> str:
+    """Return why a whole tensor does not fit, and what to do where only the vocabulary grew."""
+    here = base[name].shape
+    said = f"{name} is [{', '.join(map(str, shape))}]; that of {base.path} is {list(here)}"
+    if len(shape) != 2 or len(here) != 2 or shape[1] != here[1]:
+        return said
+    if name != _table_of(base) and not name.endswith(_HEADS):
+        return said
+    more = shape[0] - here[0]
+    change = f"{more} tokens were added to" if more > 0 else f"{-more} tokens were cut from"
+    return (
+        f"{said}: {change} its vocabulary; give the base a vocabulary of {shape[0]} first "
+        f"(transformers: model.resize_token_embeddings({shape[0]}), save_pretrained, with the "
+        "adapter's tokenizer), and merge into that"
+    )

@@ -10,8 +10,7 @@ kohya   PREFIX_MODULE_WITH_UNDERSCORES.lora_down.weight, .lora_up.weight, .alpha
         [out, 1]
 
 The scale of a pair is alpha / r, with rsLoRA alpha / sqrt(r).
-Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py and
-llama-adapter.cpp; kohya's sd-scripts, networks/lora.py.
+Names of all spellings, and the sources, stand in `model/adapter_parts.py`.
 """
 
 import math
@@ -25,30 +24,11 @@ import numpy as np
 from aprfmt.base.regexes import matches_start
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.model import Model, open_model
+from aprfmt.model.adapter_parts import adapter_parts, merge_obstacle
 from aprfmt.model.kinds import peft_config
 from aprfmt.tensors.view import View
 
-_PEFT = "base_model.model."
-_ENDS: Mapping[str, tuple[str, str]] = {  # ending -> (spelling, which part of a pair)
-    ".lora_A.weight": ("peft", "a"),
-    ".lora_B.weight": ("peft", "b"),
-    ".lora_embedding_A": ("peft", "embedding_a"),
-    ".lora_embedding_B": ("peft", "embedding_b"),
-    ".lora_magnitude_vector": ("peft", "magnitude"),
-    ".lora_magnitude_vector.weight": ("peft", "magnitude"),
-    ".lora_a": ("gguf", "a"),
-    ".lora_b": ("gguf", "b"),
-    ".lora_down.weight": ("kohya", "a"),
-    ".lora_up.weight": ("kohya", "b"),
-    ".alpha": ("kohya", "alpha"),
-    ".dora_scale": ("kohya", "magnitude"),
-}
-
 EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand the other way round
-# Initializations that take their factors out of the base, to which alone the trained ones can be
-# added. PEFT writes another word where it saves an adapter for the base as it was.
-_OF_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
-_UNREAD = ("lora_bias", "alora_invocation_tokens", "target_parameters", "trainable_token_indices")
 
 
 @dataclass(frozen=True)
@@ -76,6 +56,7 @@ class Adapter:
     config: Mapping[str, Any]
     alpha: float
     turned: bool = False  # fan_in_fan_out: the base stores [in, out]
+    stray: tuple[str, ...] = ()  # stored tensors that are no part of an adapter, and are left out
 
 
 def read_adapter(path: Path) -> tuple[Model, Adapter]:
@@ -90,50 +71,30 @@ def read_adapter(path: Path) -> tuple[Model, Adapter]:
 
 def _read(model: Model) -> Adapter:
     config = peft_config(model)
-    groups: dict[str, dict[str, View]] = {}
-    whole: dict[str, View] = {}
-    spellings: set[str] = set()
-    for name, view in model.items():
-        end = next((end for end in sorted(_ENDS, key=len, reverse=True) if name.endswith(end)), "")
-        if not end:
-            whole[name.removeprefix(_PEFT)] = view
-            continue
-        spelling, part = _ENDS[end]
-        spellings.add(spelling)
-        groups.setdefault(name.removesuffix(end).removeprefix(_PEFT), {})[part] = view
-    if len(spellings) != 1:
-        said = f"names of {', '.join(sorted(spellings))}" if spellings else "no factors of a LoRA"
+    parts = adapter_parts(model)
+    if len(parts.spellings) != 1:
+        names = ", ".join(sorted(parts.spellings))
+        said = f"names of {names}" if names else "no factors of a LoRA"
         raise FormatError(f"{model.path}: has {said}; expected an adapter of one kind")
-    spelling = spellings.pop()
-    _refuse(model, config, whole, spelling)
+    (spelling,) = parts.spellings
+    obstacle = merge_obstacle(config, parts)
+    if obstacle:
+        raise UnsupportedError(f"{model.path}: {obstacle}")
     alpha = _number(model, config.get("lora_alpha", model.metadata.get("adapter.lora.alpha", 0)))
     pairs = {
-        module: _stored(model, module, parts, spelling, config, alpha)
-        for module, parts in groups.items()
+        module: _stored(
+            model,
+            module,
+            {part: model[name] for part, name in own.items()},
+            spelling,
+            config,
+            alpha,
+        )
+        for module, own in parts.factors.items()
     }
     turned = bool(config.get("fan_in_fan_out"))
-    return Adapter(model.path, spelling, pairs, whole, config, alpha, turned)
-
-
-def _refuse(
-    model: Model, config: Mapping[str, Any], whole: Mapping[str, View], spelling: str
-) -> None:
-    """Raise for an adapter that is not a LoRA, or has parts that are not supported here."""
-    kind = config.get("peft_type", "LORA")
-    if kind != "LORA":
-        raise UnsupportedError(f"{model.path}: peft_type is {kind!r}; LORA is what is read")
-    for key in _UNREAD:
-        if config.get(key):
-            raise UnsupportedError(f"{model.path}: {key} of adapter_config.json is not read here")
-    began = config.get("init_lora_weights")
-    if isinstance(began, str) and began.lower().startswith(_OF_BASE):
-        raise UnsupportedError(
-            f"{model.path}: adapter_config.json says init_lora_weights {began!r}, which changed "
-            "the base as well; save it by PEFT's path_initial_model_for_weight_conversion first"
-        )
-    odd = [name for name in whole if "lora" in name or spelling == "kohya"]
-    if odd:
-        raise UnsupportedError(f"{model.path}: {odd[0]} is no part of a LoRA that is read here")
+    whole = {name: model[stored] for name, stored in parts.whole.items()}
+    return Adapter(model.path, spelling, pairs, whole, config, alpha, turned, parts.stray)
 
 
 def _number(model: Model, value: Any) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.adapters.merging import stray_notes
 from aprfmt.adapters.placing import Array, LowRank, moved, placed, whole_tensors
 from aprfmt.adapters.reading import Adapter, Stored, read_adapter
 from aprfmt.base.protocols import Note, TensorInfo, Typed
@@ -71,7 +72,7 @@ def convert_adapter(
     note = Note("note", str(src), f"an adapter for {model.spec.name}")
     return ConversionReport(
         src, opened.format, dst, spelling.container, files, model.spec.name,
-        outcomes, (note,), verified, None, sizes,
+        outcomes, (note, *stray_notes(adapter)), verified, None, sizes,
     )  # fmt: skip
 
 
@@ -104,12 +105,14 @@ def _outputs(
     adapter: Adapter, model: Model, named: Mapping[str, str], spelling: Spelling
 ) -> Iterator[tuple[str, NamedBytes]]:
     """Yield the tensors to write, each with its bytes; the factors keep their dtype."""
-    whole = whole_tensors(adapter, model)
+    whole = [name for name in adapter.whole if ".base_layer." not in name]
     if whole:
         raise ConversionError(
-            f"{adapter.path}: {next(iter(whole))} is a whole tensor (modules_to_save), "
-            "which only a merge can take along"
+            f"{adapter.path}: {', '.join(whole[:3])} {'is' if len(whole) == 1 else 'are'} whole "
+            f"(modules_to_save, or saved for added tokens): {spelling.called} cannot hold that, "
+            "only a merge can take it along"
         )
+    whole_tensors(adapter, model)  # what is saved of the base has to be this base's
     pairs = dict(zip(placed(adapter, model), adapter.pairs.values(), strict=True))
     for name, made in _in_style(adapter, model, spelling.style).items():
         stored = pairs[name]

@@ -75,6 +75,13 @@ WARNINGS: Mapping[str, str] = {
     "unread_weights": "config.json names a quantization that is not decoded here, or says nothing "
     "of weights that stand there with their scales. The tensors are "
     "kept byte for byte; what needs their numbers is refused.",
+    "stray_tensor": "an adapter's file holds a tensor that is no part of an adapter, such as the "
+    "rope frequencies that a converter adds to a model. llama.cpp refuses such a file. It is left "
+    "out of a merge and of an adapter that is written.",
+    "partial_input_scales": "some packed weights have a scale of what goes into their layer, and "
+    "others of the same kind have none. Engines then take 1.0, which clips or flattens what the "
+    "layer gets. Calibrate again with texts that reach those layers (experts that were never "
+    "chosen have none), or leave those layers unquantized.",
     "partly_packed": "the groups of a layout do not fit some matrices, which stay as they are: the "
     "file is larger than its type says. A type with smaller groups packs more.",
     "index": "a file beside a sharded model holds tensors that its index does not name, so no "

@@ -4,14 +4,22 @@ weight            F8_E4M3 [..., out, in]; or int8 or F4: E2M1 codes, two a byte,
                   first ([..., out, in/2] as int8), with a scale for 32 inputs
 weight_scale_inv  float [..., ceil(out/128), ceil(in/128)], or one number for the whole weight;
                   E8M0, in bytes too, is a power of two. DeepSeek-V4 calls it `scale`,
-                  AutoFP8 and vLLM `weight_scale`
+                  AutoFP8 and vLLM `weight_scale`, ComfyUI `scale_weight`
 
 value = weight * scale: the "inverse" in the name is that of quantizing. The tile's size is
 `weight_block_size` of config.json; tiles at the ends may be short. Without it, and for the tiles of
 1 x 32 that MXFP8 and packed experts have beside others, it follows from the number of scales.
+Without the tile's size the scales may be one number a row too, [..., out].
 Experts that are stored together are NAME and NAME_scale_inv.
-Source: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize).
+
+A file of a diffusion model stands alone, without config.json. FP8 codes with a float scale are read
+there by the same rule (`UNCLAIMED`). An empty tensor `scaled_fp8` marks such a file, and
+`comfy_quant` (JSON in bytes) such a weight.
+Source: transformers 5.23, integrations/finegrained_fp8.py (Fp8Dequantize); ComfyUI, comfy/ops.py
+(scaled_fp8_ops) and comfy/quant_ops.py.
 """
+
+import numpy as np
 
 from aprfmt.codecs import f4, fp8
 from aprfmt.codecs.dialect import (
@@ -31,9 +39,12 @@ NAME = "fp8_block"
 _METHODS = ("fp8", "mxfp8")
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0", "U8")
 _POWERS = ("F8_E8M0", "U8")
+_PLAIN = ("F32", "BF16", "F16")
 _BYTES = tuple(kind.name for kind in fp8.OF_TWO_SIGNS)
 PACKED, _PAIRS = ("I8", "F4"), "I8"
 _MICRO = (1, 32)  # the tile of packed codes, and of MXFP8
+MARKER = "scaled_fp8"  # last part of the name of the tensor that marks a file
+UNCLAIMED: Config = {"quant_method": "fp8"}  # what a scale says where no configuration does
 
 
 def _recognises(config: Config) -> bool:
@@ -72,6 +83,8 @@ class _DialectRows:
         stored, claimed = need(NAME, parts, self.scale), _claimed(config)
         if all(n == 1 for n in stored.shape):
             return None
+        if self._by_row(parts, shape, config):
+            return 1, shape[-1]
         if len(shape) < 2 or len(stored.shape) != len(shape):
             raise CodecError(
                 f"{NAME}: part {self.scale!r} has shape {list(stored.shape)} beside a weight of "
@@ -92,6 +105,11 @@ class _DialectRows:
             f"{list(grids[tall, wide])} for tiles of {tall} x {wide}"
         )
 
+    def _by_row(self, parts: Parts, shape: tuple[int, ...], config: Config) -> bool:
+        """Return whether the scales are one number a row, without an axis of columns."""
+        plain = _claimed(config) is None and parts[self.main].encoding not in PACKED
+        return plain and len(shape) > 1 and parts[self.scale].shape == shape[:-1]
+
     def _divided(self, grid: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:
         fits(NAME, self.scale, grid[:-2], shape[:-2])
         if not all(grid[-2:]) or shape[-2] % grid[-2] or shape[-1] % grid[-1]:
@@ -108,8 +126,10 @@ class _DialectRows:
         scale = scale_numbers(NAME, parts, self.scale, _SCALES)
         tile = self.tile(parts, shape, config)
         whole = (shape[-2], shape[-1])
-        grid = (1, 1) if tile is None else scale.held.shape[-2:]
         held = scale.held.reshape(1, 1) if tile is None else scale.held
+        if tile is not None and held.ndim < len(shape):
+            held = held[..., None]
+        grid = held.shape[-2:]
         numbers = GroupNumbers(matrices(held, shape, grid), scale.table)
         return LaidOut(shape, codes, values, tile or whole, numbers)
 
@@ -126,7 +146,7 @@ def _grid(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
 
 
 def _dialect(
-    name: str, main: str, scale: str, *activation: str, called: tuple[str, ...] = ()
+    name: str, main: str, scale: str, *optional: str, called: tuple[str, ...] = ()
 ) -> Dialect:
     rows = _DialectRows(main, scale)
     return Dialect(
@@ -134,19 +154,35 @@ def _dialect(
         main=main,
         weight=main,
         parts=(scale,),
-        optional=activation,
+        optional=optional,
         facts=("weight_block_size",),
         recognises=_recognises,
         shape_of=rows.shape_of,
         laid_out=rows.laid_out,
         codes=rows.codes,
         coded=(*_BYTES, *PACKED),
-        called={scale: called},
+        called={scale: called, ".input_scale": (".scale_input",)},
     )
 
 
 DIALECT = _dialect(
-    NAME, ".weight", ".weight_scale_inv", ".activation_scale", ".input_scale",
-    called=(".scale", ".weight_scale", ".qscale_weight"),
+    NAME, ".weight", ".weight_scale_inv", ".activation_scale", ".input_scale", ".comfy_quant",
+    called=(".scale", ".weight_scale", ".qscale_weight", ".scale_weight"),
 )  # fmt: skip
 EXPERTS = _dialect("fp8_experts", "", "_scale_inv", "_activation_scale")
+
+
+def plain_scale(parts: Parts) -> bool:
+    """Return whether FP8 codes and their scale say by themselves how the weight is read.
+
+    Takes the parts of a weight. The codes are one byte each, the scale a float.
+    Weights are smaller than 1 by far, so a scale above 1 is that of quantizing.
+    """
+    rows = next((row for row in (DIALECT, EXPERTS) if row.main in parts), None)
+    if rows is None or rows.parts[0] not in parts:
+        return False
+    scale = parts[rows.parts[0]]
+    if parts[rows.main].encoding not in _BYTES or scale.encoding not in _PLAIN:
+        return False
+    numbers = np.abs(scale_numbers(NAME, parts, rows.parts[0], _PLAIN).held)
+    return bool(numbers.size) and bool(np.median(numbers) <= 1)

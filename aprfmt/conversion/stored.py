@@ -62,10 +62,13 @@ def stored_joined(
     wanted = _requested(model, options)
     names = packed_names(model, target)
     outputs: list[Output] = []
+    shared: set[str] = set()  # parts that several weights have, and that are written once
     for name, tensor in model.items():
         held = all(target.holds(encoding(p.info.encoding)) for p in tensor.parts.values())
         if tensor.parts and name not in wanted and (held or target.carries):
-            stored = [(part, part.info.name) for part in tensor.parts.values()]
+            stored = [(part, part.info.name) for part in tensor.parts.values()
+                      if part.info.name not in shared]  # fmt: skip
+            shared.update(at for _, at in stored)
             outputs += [stored_output(part, names.get(at, at)) for part, at in stored]
             continue
         output = stored_output(repacking.of(tensor.stored[0]))

@@ -328,7 +328,16 @@ class Model(Mapping[str, View]):
         """Remarks about the file: the reader's, and what is odd about its packed weights."""
         said, other = self.unread, self._two_packings
         found = () if said is None else (said.note(str(self.path)),)
-        return (*self.source.notes, *found, *(() if other is None else (other,)))
+        more = (note for note in (other, self._partial_input_scales) if note is not None)
+        return (*self.source.notes, *found, *more)
+
+    @cached_property
+    def _partial_input_scales(self) -> Note | None:
+        if not any(tensor.parts for tensor in self._lazy.values()):
+            return None
+        from aprfmt.model.packing import partial_input_scales
+
+        return partial_input_scales(self)
 
     @cached_property
     def _two_packings(self) -> Note | None:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped import open_bytes
+from aprfmt.model.adapter_parts import adapter_parts, merge_obstacle
 from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
+
+_SHOWN = 3  # names in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,36 @@ def _adapter(model: "Model") -> str:
     scale = f", alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""
     base = config.get("base_model_name_or_path", model.metadata.get("general.base_model.0.name"))
     to = f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
-    return f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
+    parts = adapter_parts(model)
+    found = f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
+    if parts.whole:
+        each = [f"{name} {list(model[stored].shape)}" for name, stored in parts.whole.items()]
+        found += f", {len(each)} of them whole ({_listed(each)})"
+    if parts.stray:
+        found += f", {len(parts.stray)} no part of an adapter and left out ({_listed(parts.stray)})"
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _adapter_next(model: "Model") -> str:
+    """Return what can be done with an adapter here: only what a merge will do."""
+    parts = adapter_parts(model)
+    obstacle = merge_obstacle(peft_config(model), parts)
+    if obstacle:
+        return f"it is not merged here ({obstacle}); merge it with PEFT's merge_and_unload"
+    merge = f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path})"
+    if parts.whole:
+        return f"{merge}, which alone takes whole tensors along"
+    return f"{merge}, or write it in another form (aprfmt convert ADAPTER OUT --base BASE)"
+
+
+def without_stray(model: "Model", names: Sequence[str]) -> str:
+    """Return the command that writes an adapter without tensors that are no part of one."""
+    drop = " ".join(f"--drop {name}" for name in names)
+    return f"aprfmt convert {model.path} OUT --generic {drop}"
 
 
 def peft_config(model: "Model") -> dict[str, Any]:
@@ -138,9 +170,7 @@ def _own_format(model: "Model") -> str:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("adapter", _is_adapter, _adapter, lambda model: (
-        f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path}), or write it in "
-        "another form (aprfmt convert ADAPTER OUT --base BASE)")),
+    Kind("adapter", _is_adapter, _adapter, _adapter_next),
     Kind("imatrix", _is_imatrix, _imatrix, lambda model: (
         f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {model.path} uses it")),
     Kind("projector", _is_projector, _projector, lambda model: (

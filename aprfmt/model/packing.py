@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _TORCHAO = "tensor_names"  # JSON list: the weights that the metadata describe
 TENSORS = "tensors"  # of torchao's section: what is said of each weight
 _SIZE = "group_size"
+_SHOWN = 3  # names in a line
 MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what config.json lacks}
 
 
@@ -75,6 +76,41 @@ def two_packings(model: "Model") -> Note | None:
         return None
     text = f"config.json says quant_algo {stated!r}, {MODELOPT_FILE} {other!r}; the first is used"
     return Note("warning", str(model.path), text, "two_packings")
+
+
+_INPUTS_AS_STORED = "A16"  # in the name of an algorithm that quantizes weights alone
+
+
+def partial_input_scales(model: "Model") -> Note | None:
+    """Return a warning where weights have a scale of inputs, and others of their kind have none.
+
+    Of one kind are weights of which the configuration says the same. None where none lacks it, or
+    where it says that inputs are not quantized.
+    """
+    from aprfmt.codecs.dialect import OF_INPUTS
+
+    kinds: dict[str, tuple[list[str], list[str]]] = {}
+    for name, view in model.items():
+        for stored in view.stored:
+            if stored.packed is None:
+                continue
+            weight = stored.packed()
+            if _INPUTS_AS_STORED in str(weight.config.get("quant_algo")):
+                continue
+            has = next((part.info.name for suffix, part in stored.parts.items()
+                        if OF_INPUTS.search(suffix)), "")  # fmt: skip
+            kind = f"{stored.info.encoding} {sorted(weight.config.items(), key=repr)}"
+            kinds.setdefault(kind, ([], []))[not has].append(has or name)
+    for kind, (held, lacking) in kinds.items():
+        if held and lacking:
+            what = held[0].rpartition(".")[2]
+            shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
+            text = (
+                f"{len(lacking)} of {len(held) + len(lacking)} {kind.split()[0]} weights have no "
+                f"{what}, and the others do: {shown}; engines take 1.0 for theirs"
+            )
+            return Note("warning", str(model.path), text, "partial_input_scales")
+    return None
 
 
 def _described(model: "Model") -> Iterator[tuple[str, Value]]:

@@ -3,6 +3,7 @@
 Such tensors are copied as they are; nothing reads numbers out of them by guess.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ _CODES = ("W_q", "dense_weights")
 # What stands below a packed module, beside names like `_data`: the weight whose parts quanto stores
 # under its name, and the codebooks of VPTQ.
 _BELOW = ("weight", "centroids", "res_centroids", "outlier_centroids")
+_SCALE = re.compile(r"scal|amax", re.IGNORECASE)
+# FP8 by the byte: a cast of values, or codes whose scale stands in another tensor.
+_FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _SHOWN = 3
 
 
@@ -50,7 +54,7 @@ class Unread:
         return (
             f"quantization {self.method!r} of config.json is not decoded here{why}"
             if self.method
-            else "config.json says nothing of quantization, but weights are packed"
+            else f"config.json says nothing of quantization, but weights are packed{why}"
         )
 
     @property
@@ -99,7 +103,7 @@ def unread(
     tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None, why: str
 ) -> Unread | None:
     """Return what is packed and was not joined; None where there is nothing of the kind."""
-    section = section_of(config or {})
+    section, given = section_of(config or {}), why
     if section is None and not any(_is_coded(tensor.info) for tensor in tensors.values()):
         return None  # no name has to be taken apart: a file may hold a million
     modules: dict[str, list[TensorInfo]] = defaultdict(list)
@@ -118,6 +122,10 @@ def unread(
     else:
         coded = {module for module, infos in modules.items() if _is_foreign(module, infos, section)}
         why = f"none of them is a tensor of {method} as it is read here"
+    if section is None:
+        coded |= _without_scale(tensors, modules)
+        odd = ((module, _odd_scale(module, modules[module])) for module in sorted(coded))
+        why = given or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
     if not coded:
         return None
     weights = frozenset(f"{module}.weight" for module in coded)
@@ -155,6 +163,8 @@ def _is_foreign(
         return False
     from aprfmt.codecs.dialects import beside_codes, dialects_at, packed_in
 
+    if section is None and _odd_scale(module, infos):
+        return True
     plain = next((info for info in infos if info.name == f"{module}.weight"), None)
     names = {info.name for info in infos}
     if plain is None and section is None:
@@ -169,6 +179,34 @@ def _is_foreign(
     except CodecError:
         return False  # told where the section is read
     return found is not None and not any(row in found[0] for row in rows)
+
+
+def _odd_scale(module: str, infos: Sequence[TensorInfo]) -> str:
+    """Return the name of what must be the scale of a module's FP8 codes; "" without one.
+
+    Its own name has the word, and it is no scale of what goes into the layer.
+    """
+    if not any(info.encoding in _FP8 and len(info.shape) > 1 for info in infos):
+        return ""
+    from aprfmt.codecs.dialect import OF_INPUTS
+
+    for info in infos:
+        odd = _SCALE.search(info.name.removeprefix(module)) and not OF_INPUTS.search(info.name)
+        if odd and info.encoding not in _FP8 and not info.name.endswith("scale_input"):
+            return info.name
+    return ""
+
+
+def _without_scale(
+    tensors: Mapping[str, LazyTensor], modules: Mapping[str, Sequence[TensorInfo]]
+) -> set[str]:
+    """Return the modules with FP8 codes without a scale, in a file where others have theirs."""
+    scaled = {name for name, tensor in tensors.items()
+              if tensor.parts and tensor.parts[""].info.encoding in _FP8}  # fmt: skip
+    if not scaled:
+        return set()
+    return {module for module, infos in modules.items() if any(
+        info.encoding in _FP8 and len(info.shape) > 1 for info in infos)}  # fmt: skip
 
 
 def sparsity_of(section: Mapping[str, Value]) -> str:

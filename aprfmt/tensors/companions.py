@@ -135,6 +135,8 @@ def _join_claimed(name: str, parts: Tensors) -> Joined:
 
 
 _SCALED = "NVFP4"
+_FP8 = ("F8_E4M3", "F8_E5M2")
+_MARKED = ".marker"  # suffix of a tensor that marks all weights of a file, and is shared by them
 
 
 def _find_scaled(
@@ -277,7 +279,49 @@ def _join_dialect(
     return dialect.name.upper(), shape, lambda: PackedWeight(dialect, read(), section)
 
 
-FAMILIES: tuple[Family, ...] = (_find_claimed, _find_scaled, _find_dialect)
+def _find_unclaimed(
+    tensors: Tensors, config: Mapping[str, Value], fault: Fault
+) -> Mapping[str, FoundWeight]:
+    """Find FP8 codes with their scale in a file without a configuration."""
+    if config or not any(t.info.encoding in _FP8 for t in tensors.values()):
+        return {}
+    from aprfmt.codecs.fp8_block import DIALECT, EXPERTS, MARKER
+
+    markers = [name for name in tensors if name.rpartition(".")[2] == MARKER]
+    found: dict[str, FoundWeight] = {}
+    for name, tensor in tensors.items():
+        dialect = DIALECT if name.endswith(DIALECT.main) else EXPERTS
+        prefix = dialect.prefix_of(name)
+        if tensor.info.encoding not in _FP8 or prefix is None:
+            continue
+        if dialect.stored(prefix, dialect.parts[0], tensors) is None:
+            continue  # what it is, `model/unread.py` says
+        names = dict(_named(dialect, prefix, tensors))
+        marker = max((m for m in markers if name.startswith(m.removesuffix(MARKER))),
+                     key=len, default="")  # fmt: skip
+        if marker:
+            names[_MARKED] = marker
+        found[name] = FoundWeight(names, partial(_join_unclaimed, name, dialect))
+    return found
+
+
+def _join_unclaimed(name: str, dialect: "Dialect", parts: Tensors) -> Joined:
+    from aprfmt.codecs.fp8_block import UNCLAIMED, plain_scale
+
+    held = {suffix or dialect.main: as_part(part) for suffix, part in parts.items()}
+    try:
+        if plain_scale(held):
+            return _join_dialect(name, dialect, UNCLAIMED, parts)
+    except CodecError as error:
+        raise UnsupportedError(str(error)) from error
+    scale = parts[dialect.parts[0]].info
+    raise UnsupportedError(
+        f"{name}: its scale {scale.name} {scale.encoding} {list(scale.shape)} does not say how it "
+        "is applied"
+    )
+
+
+FAMILIES: tuple[Family, ...] = (_find_claimed, _find_scaled, _find_dialect, _find_unclaimed)
 
 
 def _raise(error: AprfmtError) -> None:

@@ -13,7 +13,7 @@ from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
-from aprfmt.model.packing import packing_config
+from aprfmt.model.packing import packing_config, partial_input_scales
 from aprfmt.model.unread import sparsity_of
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, section_of
@@ -139,6 +139,10 @@ def quantization(ctx: Checked) -> Result:
     findings = [] if astray is None else [
         Finding(where, astray.says + astray.shown, "names of modules that are there", astray.remedy)
     ]  # fmt: skip
+    partial = partial_input_scales(ctx.model)
+    if partial is not None:
+        todo = "calibrate again with texts that reach those layers, or leave them unquantized"
+        findings.append(Finding(where, partial.text, "one beside every weight", todo, "warning"))
     return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
 
 

@@ -6,7 +6,9 @@ from aprfmt.checks import bounds
 from aprfmt.checks.context import Checked
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
+from aprfmt.model.adapter_parts import adapter_parts
 from aprfmt.model.draft import draft_head
+from aprfmt.model.kinds import without_stray
 from aprfmt.model.ledger import OF_TENSORS
 from aprfmt.model.resolve import Resolution
 from aprfmt.tensors.stats import Stats
@@ -19,6 +21,11 @@ def architecture(ctx: Checked) -> Result:
     if kind is not None and kind.foreign:
         found = f"is {kind.says(ctx.model)}"
         return Result("", [Finding(ctx.where, found, "Hugging Face's", kind.todo(ctx.model))])
+    stray = adapter_parts(ctx.model).stray if kind is not None and kind.name == "adapter" else ()
+    if stray:
+        found = f"{', '.join(stray)}: no part of an adapter; loaders that know factors refuse it"
+        todo = f"leave it out: {without_stray(ctx.model, stray)}"
+        return Result("", [Finding(ctx.where, found, "factors of a LoRA", todo)])
     name = ctx.spec.name
     try:
         resolution = ctx.model.resolution

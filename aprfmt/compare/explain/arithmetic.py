@@ -58,7 +58,9 @@ def scale(case: Unequal) -> Iterator[Guess]:
     square = dot(half_x, half_x)
     factor = dot(half_x, half_y) / square if square else 1.0
     if _differs(np.array([factor]), slack):
-        says = f"B's values are A's times {_told(case, factor)}"
+        turned = abs(factor + 1.0) <= 4 * slack
+        told = "-1: the sign is turned" if turned else _told(case, factor)
+        says = f"B's values are A's times {told}"
         yield case.guess("scale", (says,), "A", lambda rows: wide(a.take(rows)) * factor, slack)
     if a.columns < NARROW:
         return
@@ -72,6 +74,10 @@ def scale(case: Unequal) -> Iterator[Guess]:
         low, high = float(factors.min()), float(factors.max())
         said = f"factors from {low:.6g} to {high:.6g} in the rows looked at"
         text = "every row of B is A's times a factor of its own"
+        if np.abs(np.abs(factors) - 1.0).max() <= 4 * slack:
+            rows_turned = int((factors < 0).sum())
+            text = "the sign of whole rows is turned, and nothing else differs"
+            said = f"{rows_turned} of {len(factors)} rows looked at"
         yield case.guess("scale", (text, said), "A", times, slack)
     across = _ratio(x[::2], y[::2], 0)
     if len(x) >= NARROW and _differs(across, slack) and _fit(x * across[None, :], y, slack):

@@ -1,12 +1,14 @@
 """Other weights of the same model: trained further, or with an adapter merged.
 
 A damaged copy differs in few tensors. If nearly all matrices differ a little or a lot, and are
-related to the other side's, the file is derived from it. An adapter adds a product of few columns:
+related to the other side's, the file is derived from it. So it is if these are a part that people
+train: all matrices of some kinds in some layers (the MLP, the experts, the last layers), or the
+head or the table of tokens alone. An adapter adds a product of few columns:
 the difference has a low rank in all matrices it was made for, in all layers. If it was merged into
 one shard only, the ranks are low there and nothing differs elsewhere.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +33,8 @@ PROBES = 16  # columns more than the rank that a sketch has
 SHARE = 0.25  # of a matrix's smaller side that a low rank has at most
 FEW = 3  # differing matrices that are a fault rather than a training
 PAIR = 2  # differing matrices whose low rank says that a merge is the fault
-NEARLY_ALL = 0.5  # share of all matrices that a training changes at least
+NEARLY_ALL = 0.5  # share of all matrices from which it need not be asked which a training changed
+TABLES = frozenset({"token_embd.weight", "output.weight"})  # which may be trained alone
 RELATED = 0.2  # correlation of the values from which two tensors belong together
 FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
@@ -57,7 +60,8 @@ def with_derived(
     matrices = [row for row in rows if row.shape_a is not None and len(row.shape_a) > 1
                 and row.shape_a == row.shape_b]  # fmt: skip
     open_ = [row for row in matrices if _open(row)]
-    if len(open_) < PAIR and len(open_) < len(matrices):
+    few = len(open_) < min(PAIR, len(matrices))
+    if not open_ or (few and open_[0].key not in TABLES):
         return list(rows)
     changes: list[MatrixChange] = []
     for row in open_:
@@ -152,31 +156,41 @@ def _explained(
     if not all(change.plain for change in changes):
         return {}  # a faulty quantization of all tensors looks like a training
     related = [change for change in changes if change.related > RELATED]
-    if len(related) < 0.9 * len(changes) or len(changes) < FEW:
+    if len(related) < 0.9 * len(changes):
         return {}
-    if len(changes) < NEARLY_ALL * len(matrices) and not _last_layers(matrices, changes):
+    keys = [change.key for change in changes]
+    if len(changes) >= max(FEW, NEARLY_ALL * len(matrices)):
+        where = ""
+    elif _whole_part({row.key for row in matrices}, keys):
+        where = f": {named(keys)} alone"
+    else:
         return {}
     sizes = sorted(change.size for change in changes)
     text = (
         f"{len(changes)} of {len(matrices)} matrices differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} "
         "of their norm, and belong to those of the other side (correlation "
-        f"{min(change.related for change in related):.2g} and more): trained further"
+        f"{min(change.related for change in related):.2g} and more): trained further{where}"
     )
     return {change.key: _derived(change, text) for change in changes}
 
 
-def _last_layers(matrices: Sequence[TensorDiff], changes: Sequence[MatrixChange]) -> bool:
-    """Say whether all matrices of some layers changed, up to the last layer, and no others."""
-    layers: dict[int, set[str]] = {}
-    for row in matrices:
-        layer, _ = split_key(row.key)
-        if layer is not None:
-            layers.setdefault(layer, set()).add(row.key)
-    keys = {change.key for change in changes}
-    whole = {layer for layer, own in layers.items() if own <= keys}
-    touched = {layer for layer, own in layers.items() if own & keys}
-    first = min(touched, default=0)
-    return bool(whole) and whole == touched == set(range(first, max(layers) + 1))
+def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
+    """Return whether matrices are what a training of a part of the model changes.
+
+    That is some kinds of matrices in some layers, all of them, or a table of tokens or a head
+    alone. FEW matrices of layers at least: one or two are a fault rather.
+    """
+    placed = [split_key(key) for key in keys]
+    layers = {layer for layer, _ in placed if layer is not None}
+    roles = {role for layer, role in placed if layer is not None}
+    tables = {role for layer, role in placed if layer is None}
+    if not tables <= TABLES:
+        return False
+    if not layers:
+        return bool(tables)
+    whole = {key for key in every if split_key(key)[0] in layers and split_key(key)[1] in roles}
+    own = {key for key in keys if split_key(key)[0] is not None}
+    return own == whole and len(own) >= FEW
 
 
 def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Explanation:

@@ -54,12 +54,9 @@ def _moves_nothing(case: Unequal, label: str, mine: Reader, key: str) -> bool:
 
 
 def _doubled(case: Unequal, label: str, key: str) -> bool:
-    """Say whether a vector of B holds a copy of another one, from which A's own is apart.
-
-    Rows of a matrix that stand twice are found by `misplaced`.
-    """
+    """Say whether a tensor of B holds a copy of another one, from which A's own is apart."""
     own = case.context.reader("a", key)
-    if label != "B" or own is None or case.a.columns > 1 or own.shape != case.a.shape:
+    if label != "B" or own is None or own.shape != case.a.shape:
         return False
     varied = len(set(case.sample_b.reshape(-1).tolist())) > 1
     return varied and not _same_sample(own, case.a)

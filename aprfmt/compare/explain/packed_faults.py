@@ -28,6 +28,7 @@ def faults(case: Unequal) -> Iterator[Explanation]:
         if copy.finite and fit(copy.x, copy.y, copy.lattice).how:
             continue
         try:
+            yield from packed_parts.codes_alone(copy)
             yield from packed_parts.read_otherwise(copy)
         except AprfmtError:
             pass  # parts that cannot be read in another way either

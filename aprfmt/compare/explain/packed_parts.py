@@ -5,6 +5,7 @@ the source. So what the values have lost, as the place of a code in its word, is
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from operator import neg
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -140,6 +141,34 @@ def read_otherwise(copy: Copy) -> Iterator[Explanation]:
         yield from _groups(copy, weights)
         return
     yield from _of_blocks(copy)
+
+
+def codes_alone(copy: Copy) -> Iterator[Explanation]:
+    """Find that the source holds the copy's codes as numbers: its scales were not applied.
+
+    All of them must be equal, to the bit.
+    """
+    view = copy.reader.side
+    weights = [tensor.packed() for tensor in view.stored if tensor.packed is not None]
+    laid = [weight.laid_out() for weight in weights]
+    if view.lattice is None or not laid or any(one is None or one.scale is None for one in laid):
+        return
+    bare = [
+        replace(one, scale=None, offset=None, factor=None).decode().reshape(weight.shape)
+        for one, weight in zip(laid, weights, strict=True) if one is not None
+    ]  # fmt: skip
+    codes = np.asarray(view.undone(list(bare)), np.float64).reshape(-1, copy.x.shape[-1])
+    rows = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
+    if not np.array_equal(codes[rows], copy.x) or np.ptp(copy.x) == 0:
+        return
+    other = "A" if copy.whose == "B's" else "B"
+    size = float(np.linalg.norm(copy.x) / (np.linalg.norm(copy.y) or 1.0))
+    says = (
+        f"{other} holds the codes of {copy.whose[0]} as numbers: their scales are ignored, as if "
+        "each were 1",
+        f"its values are about {size:.3g} times too large ({copy.scheme})",
+    )
+    yield Explanation("quant_scale", (copy.case.key,), says, copy.case.before.relative, 0.0, True)
 
 
 def _confirmed(copy: Copy, reading: Reread, weights: list[PackedWeight]) -> Explanation | None:

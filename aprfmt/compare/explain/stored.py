@@ -159,6 +159,9 @@ def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Explanation
         return _damage(
             case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", where, True
         )
+    if _is_exchanged(case, places):
+        text = f"values are exchanged, each is as it was: {_elements(case, places)}"
+        return _damage(case, text, (), True)
     flips = []
     for place in places:
         changed = bytes_of(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
@@ -171,6 +174,19 @@ def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Explanation
         return _damage(case, text, lines, True)
     text = f"{count} bytes differ, in {_elements(case, places)}"
     return _damage(case, text, (), False)
+
+
+def _is_exchanged(case: Unequal, places: list[int]) -> bool:
+    """Return whether the elements at some differing bytes are the same ones in another order."""
+    row = encoding_row(case.b.encoding)
+    starts = sorted({at // row.type_size * row.type_size for at in places})
+    if row.block_size != 1 or len(starts) < 2 or case.a.bytes is None or case.b.bytes is None:
+        return False
+    held = [
+        sorted(bytes(bytes_of(side, at, at + row.type_size)) for at in starts)
+        for side in (case.a.bytes, case.b.bytes)
+    ]
+    return held[0] == held[1]
 
 
 def _never_filled(case: Unequal, start: int, stop: int) -> bool:

@@ -1,9 +1,9 @@
 """Joins the explanations of many tensors: a swapped layer is one finding, not nine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from aprfmt.arch.vocabulary import split_key
-from aprfmt.compare.diffs import CauseGroup, TensorDiff
+from aprfmt.compare.diffs import EQUAL, CauseGroup, TensorDiff
 from aprfmt.compare.explain.guesses import Explanation
 
 
@@ -14,7 +14,8 @@ def findings(tensors: Sequence[TensorDiff]) -> tuple[CauseGroup, ...]:
         found = tensor.explanation
         if isinstance(found, Explanation):
             groups.setdefault(_same(found), []).append(tensor)
-    made = [_finding(*key, rows) for key, rows in groups.items()]
+    equal = {tensor.key for tensor in tensors if tensor.verdict in EQUAL}
+    made = [_finding(*key, rows, equal) for key, rows in groups.items()]
     return tuple(sorted(made, key=lambda row: (not row.confirmed, -len(row.keys))))
 
 
@@ -30,15 +31,21 @@ def _same(found: Explanation) -> tuple[str, str, bool]:
     return found.cause, found.evidence[0], found.confirmed
 
 
-def _finding(cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff]) -> CauseGroup:
+def _finding(
+    cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff], equal: Set[str]
+) -> CauseGroup:
     keys = tuple(row.key for row in rows)
     if cause == "layer_order":
-        return CauseGroup(cause, _layers(rows), keys, confirmed)
+        return CauseGroup(cause, _layers(rows, equal), keys, confirmed)
     return CauseGroup(cause, f"{named(keys)} - {text}", keys, confirmed)
 
 
-def _layers(rows: Sequence[TensorDiff]) -> str:
-    """Return a sentence about which layers are exchanged or moved."""
+def _layers(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
+    """Return a sentence about which layers are exchanged, moved or copied.
+
+    A layer is a copy where the other one, which its tensors are of, is `equal` in both files.
+    """
+    copied: dict[tuple[str, int], int] = {}  # side and layer -> the layer it is a copy of
     moved: dict[int, dict[int, int]] = {}  # layer -> other layer -> tensors
     for row in rows:
         assert isinstance(row.explanation, Explanation)
@@ -46,6 +53,8 @@ def _layers(rows: Sequence[TensorDiff]) -> str:
         if layer is not None and there is not None:
             counts = moved.setdefault(layer, {})
             counts[there] = counts.get(there, 0) + 1
+            if row.explanation.where[1] in equal:
+                copied[row.explanation.evidence[0][0], layer] = there
     whole = {layer: max(counts, key=lambda k: counts[k]) for layer, counts in moved.items()}
     tensors = {layer: sum(counts.values()) for layer, counts in moved.items()}
     said: list[str] = []
@@ -56,6 +65,11 @@ def _layers(rows: Sequence[TensorDiff]) -> str:
             each = f"{many} tensor{'s' if many > 1 else ''} each"
             said.append(f"layers {layer} and {there} are exchanged ({each})")
             done |= {layer, there}
+    for (side, layer), there in sorted(copied.items(), key=lambda item: item[0][1]):
+        if whole[layer] == there and layer not in done:
+            own = f"{tensors[layer]} tensor{'s' * (tensors[layer] > 1)}"
+            said.append(f"layer {layer} of {side} is a copy of layer {there} ({own})")
+            done.add(layer)
     rest = {layer: there for layer, there in sorted(whole.items()) if layer not in done}
     if rest:
         shown = ", ".join(f"{layer} is {there}" for layer, there in list(rest.items())[:12])

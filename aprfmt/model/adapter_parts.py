@@ -1,0 +1,95 @@
+"""What an adapter's file consists of, and what stands against merging it: by names and config.
+
+No numbers are read, so that `inspect` can promise what a merge will do.
+
+Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py and
+llama-adapter.cpp, which refuses a tensor that is no factor; kohya's sd-scripts, networks/lora.py.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+PREFIX = "base_model.model."  # before every name of PEFT's
+ENDS: Mapping[str, tuple[str, str]] = {  # ending -> (spelling, which part of a pair)
+    ".lora_A.weight": ("peft", "a"),
+    ".lora_B.weight": ("peft", "b"),
+    ".lora_embedding_A": ("peft", "embedding_a"),
+    ".lora_embedding_B": ("peft", "embedding_b"),
+    ".lora_magnitude_vector": ("peft", "magnitude"),
+    ".lora_magnitude_vector.weight": ("peft", "magnitude"),
+    ".lora_a": ("gguf", "a"),
+    ".lora_b": ("gguf", "b"),
+    ".lora_down.weight": ("kohya", "a"),
+    ".lora_up.weight": ("kohya", "b"),
+    ".alpha": ("kohya", "alpha"),
+    ".dora_scale": ("kohya", "magnitude"),
+}
+_LONGEST_FIRST = sorted(ENDS, key=len, reverse=True)
+# Initializations that take their factors out of the base, to which alone the trained ones can be
+# added. PEFT writes another word where it saves an adapter for the base as it was.
+_OF_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
+_UNREAD = ("lora_bias", "alora_invocation_tokens", "target_parameters", "trainable_token_indices")
+# What loaders compute from the configuration, and a converter may have added to an adapter.
+_COMPUTED = re.compile(
+    r"(^|\.)(rope_freqs|rope_factors_long|rope_factors_short)\.weight$"
+    r"|(^|\.)(inv_freq|position_ids|masked_bias)$"
+)
+
+
+class AdapterParts(NamedTuple):
+    """The stored names of an adapter: factors by module and part, whole tensors, stray ones.
+
+    `spellings` are those its factors have: peft, gguf, kohya. A stray tensor is no part of an
+    adapter.
+    """
+
+    spellings: frozenset[str]
+    factors: Mapping[str, Mapping[str, str]]
+    whole: Mapping[str, str]  # name in the base -> stored name
+    stray: tuple[str, ...]
+
+
+def adapter_parts(model: "Model") -> AdapterParts:
+    """Return what an adapter's file consists of."""
+    factors: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    stray: list[str] = []
+    spellings: set[str] = set()
+    for name in model:
+        end = next((end for end in _LONGEST_FIRST if name.endswith(end)), "")
+        if end:
+            spelling, part = ENDS[end]
+            spellings.add(spelling)
+            factors.setdefault(name.removesuffix(end).removeprefix(PREFIX), {})[part] = name
+        elif _COMPUTED.search(name):
+            stray.append(name)
+        else:
+            whole[name.removeprefix(PREFIX)] = name
+    return AdapterParts(frozenset(spellings), factors, whole, tuple(stray))
+
+
+def merge_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
+    """Return what stands against merging an adapter, "" where names and configuration allow it."""
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA":
+        return f"peft_type is {kind!r}; LORA is what is read"
+    for key in _UNREAD:
+        if config.get(key):
+            return f"{key} of adapter_config.json is not read here"
+    began = config.get("init_lora_weights")
+    if isinstance(began, str) and began.lower().startswith(_OF_BASE):
+        return (
+            f"adapter_config.json says init_lora_weights {began!r}, which changed the base as "
+            "well; save it by PEFT's path_initial_model_for_weight_conversion first"
+        )
+    kohya = "kohya" in parts.spellings  # has no whole tensors
+    odd = [stored for name, stored in parts.whole.items() if "lora" in name or kohya]
+    if odd:
+        return f"{odd[0]} is no part of a LoRA that is read here"
+    if len(parts.spellings) > 1:
+        return f"it has names of {', '.join(sorted(parts.spellings))}"
+    return ""

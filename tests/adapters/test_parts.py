@@ -1,0 +1,165 @@
+"""What stands in an adapter's file beside its factors: said by `inspect`, and held by a merge."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.cli.run import aprfmt
+
+PREFIX = "base_model.model."
+STRAY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+HELD = 320
+
+
+def base_folder(folder: Path, *, tied: bool = False) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=HELD, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=tied,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def adapter_folder(
+    folder: Path, whole: Mapping[str, torch.Tensor] | None = None, **config: Any
+) -> Path:
+    """Write PEFT's folder of an adapter for q_proj, with whole tensors by the base's names."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(1)
+    held = {}
+    for layer in range(2):
+        name = f"{PREFIX}model.layers.{layer}.self_attn.q_proj.lora_"
+        held[f"{name}A.weight"] = torch.randn((4, 64), generator=generator) * 0.1
+        held[f"{name}B.weight"] = torch.randn((64, 4), generator=generator) * 0.1
+    held |= {f"{PREFIX}{name}": tensor for name, tensor in (whole or {}).items()}
+    save_file(held, folder / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]} | config
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def merge(base: Path, adapter: Path, out: Path) -> Any:
+    return aprfmt("convert", base, out, "--adapter", adapter, "--to", "safetensors")
+
+
+REFUSED: Mapping[str, Mapping[str, Any]] = {
+    "fused experts": {"target_parameters": ["mlp.experts.down_proj"]},
+    "tokens trained alone": {"trainable_token_indices": [1, 2]},
+    "biases of the factors": {"lora_bias": True},
+    "another method": {"peft_type": "LOHA"},
+    "taken out of the base": {"init_lora_weights": "pissa"},
+}
+
+
+@pytest.mark.parametrize("config", REFUSED.values(), ids=REFUSED)
+def test_inspect_promises_no_merge_that_is_refused(
+    config: Mapping[str, Any], tmp_path: Path
+) -> None:
+    base, adapter = base_folder(tmp_path / "base"), adapter_folder(tmp_path / "a", **config)
+    done = merge(base, adapter, tmp_path / "out")
+    assert done.code == 2
+    shown = aprfmt("inspect", adapter, "--json").json["summary"]
+    why = done.err.strip().rpartition(".safetensors: ")[2]
+    assert why in shown["next"] and "--adapter" not in shown["next"]
+
+
+def test_inspect_promises_a_merge_that_is_made(tmp_path: Path) -> None:
+    base, adapter = base_folder(tmp_path / "base"), adapter_folder(tmp_path / "a")
+    shown = aprfmt("inspect", adapter, "--json").json["summary"]
+    assert "--adapter" in shown["next"] and "--base" in shown["next"]
+    assert merge(base, adapter, tmp_path / "out").code == 0
+    done = aprfmt("convert", adapter, tmp_path / "a.gguf", "--base", base)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("rows", [HELD + 4, HELD + 64, HELD - 8])
+@pytest.mark.parametrize("names", [
+    ("lm_head.weight",), ("model.embed_tokens.weight",),
+    ("lm_head.weight", "model.embed_tokens.weight"),
+])  # fmt: skip
+def test_another_vocabulary_is_said_with_what_to_do(
+    names: tuple[str, ...], rows: int, tmp_path: Path
+) -> None:
+    base = base_folder(tmp_path / "base")
+    adapter = adapter_folder(tmp_path / "a", {name: torch.ones(rows, 64) for name in names})
+    shown = aprfmt("inspect", adapter, "--json").json["summary"]
+    assert all(f"{name} [{rows}, 64]" in shown["says"] for name in names)
+    assert "--base" not in shown["next"]  # only a merge takes them along
+    done = merge(base, adapter, tmp_path / "out")
+    word = "added to" if rows > HELD else "cut from"
+    assert done.code == 2 and f"{abs(rows - HELD)} tokens were {word} its vocabulary" in done.err
+    assert f"resize_token_embeddings({rows})" in done.err and not (tmp_path / "out").exists()
+    done = aprfmt("convert", adapter, tmp_path / "a.gguf", "--base", base)
+    assert done.code == 2 and names[0] in done.err and "only a merge" in done.err
+
+
+def test_a_table_of_the_same_size_is_merged(tmp_path: Path) -> None:
+    base, table = base_folder(tmp_path / "base"), torch.randn(HELD, 64)
+    adapter = adapter_folder(tmp_path / "a", {"model.embed_tokens.weight": table})
+    assert merge(base, adapter, tmp_path / "out").code == 0
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(found["model.embed_tokens.weight"], table)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_head_for_a_tied_base_is_the_table_or_refused(same: bool, tmp_path: Path) -> None:
+    base, table = base_folder(tmp_path / "base", tied=True), torch.randn(HELD, 64)
+    head = table.clone() if same else table + 1
+    adapter = adapter_folder(
+        tmp_path / "a", {"model.embed_tokens.weight": table, "lm_head.weight": head}
+    )
+    done = merge(base, adapter, tmp_path / "out")
+    if not same:
+        assert done.code == 2 and "one tensor for both" in done.err, done.err
+        return
+    assert done.code == 0, done.err
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(found["model.embed_tokens.weight"], table) and "lm_head.weight" not in found
+
+
+def _with_stray(path: Path, into: Path, name: str) -> None:
+    """Copy a GGUF by gguf's own writer, with one tensor more."""
+    import gguf
+    import numpy as np
+
+    read = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(into, "llama")
+    for key, field in read.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            writer.add_key_value(key, field.contents(), field.types[0])
+    for tensor in read.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    writer.add_tensor(name, np.ones(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", STRAY)
+def test_a_stray_tensor_is_named_and_left_out(name: str, tmp_path: Path) -> None:
+    base, adapter = base_folder(tmp_path / "base"), adapter_folder(tmp_path / "a")
+    made = aprfmt("convert", adapter, tmp_path / "ok.gguf", "--base", base)
+    assert made.code == 0, made.err
+    stray = tmp_path / "stray.gguf"
+    _with_stray(tmp_path / "ok.gguf", stray, name)
+    assert name in aprfmt("inspect", stray, "--json").json["summary"]["says"]
+    found = aprfmt("validate", stray, "--json").json
+    (finding,) = [one for one in found["findings"] if name in one["found"]]
+    assert found["exit"] == 1
+    for path in (stray, tmp_path / "ok.gguf"):
+        done = merge(base, path, tmp_path / path.stem)
+        assert done.code == 0 and (name in done.err) == (path == stray), done.err
+    one, other = (load_file(tmp_path / n / "model.safetensors") for n in ("stray", "ok"))
+    assert one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+    words = finding["todo"].partition("aprfmt ")[2].replace("OUT", str(tmp_path / "new.gguf"))
+    mended = aprfmt(*words.split())
+    assert mended.code == 0, mended.err
+    assert aprfmt("validate", tmp_path / "new.gguf").code == 0

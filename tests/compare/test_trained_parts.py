@@ -1,0 +1,145 @@
+"""A part of a model trained further, or a layer that is a copy of another: one cause each."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.run import aprfmt
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+
+Values = Any
+TABLES = ("embed_tokens", "lm_head")
+PARTS: dict[str, tuple[str, ...]] = {
+    "the MLP": (".mlp.",),
+    "one kind of matrix in all layers": ("0.mlp.down", "1.mlp.down", "0.mlp.up", "1.mlp.up"),
+    "the first layer": (".layers.0.self_attn", ".layers.0.mlp"),
+    "the last layer": (".layers.1.self_attn", ".layers.1.mlp"),
+    "the MLP of a layer": (".layers.1.mlp",),
+    "the table of tokens": ("embed_tokens",),
+    "the MLP and the table": (".mlp.", "embed_tokens"),
+}
+
+
+def edited(into: Path, source: Path, change: Callable[[str, Values], Values]) -> Path:
+    """Write a copy of a folder of F32 tensors, each as `change(name, values)` gives it."""
+    into.mkdir()
+    for name in ("config.json",):
+        (into / name).write_bytes((source / name).read_bytes())
+    rows = {}
+    for name, (kind, shape, raw) in tensors_of(source).items():
+        values = np.frombuffer(raw, np.float32).reshape(shape).copy()
+        rows[name] = (kind, shape, np.ascontiguousarray(change(name, values)).tobytes())
+    write_mixed(into / "model.safetensors", rows)
+    return into
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "base"
+    llama_folder(folder, "F32", hidden=64)
+    return folder
+
+
+@pytest.mark.parametrize("step", [0.01, 0.3])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_was_trained_is_derived(
+    part: str, step: float, base: Path, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+
+    def trained(name: str, values: Values) -> Values:
+        if not any(word in name for word in PARTS[part]):
+            return values
+        return values + rng.standard_normal(values.shape, np.float32) * values.std() * step
+
+    shown = aprfmt("diff", base, edited(tmp_path / "b", base, trained), "--json").json
+    found = {row["key"]: row["explanation"] for row in shown["tensors"] if row["explanation"]}
+    assert found and {one["cause"] for one in found.values()} == {"derived"}
+    assert {one["confirmed"] for one in found.values()} == {True}
+
+
+@pytest.mark.parametrize("names", [
+    (".layers.0.mlp.up",), (".layers.0.mlp.up", ".layers.1.self_attn.q"),
+    (".layers.0.mlp.up", ".layers.1.mlp.down", ".layers.1.self_attn.o"),
+])  # fmt: skip
+def test_single_matrices_are_no_training(
+    names: tuple[str, ...], base: Path, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+
+    def noisy(name: str, values: Values) -> Values:
+        if not any(word in name for word in names):
+            return values
+        return values + rng.standard_normal(values.shape, np.float32) * values.std()
+
+    shown = aprfmt("diff", base, edited(tmp_path / "b", base, noisy), "--json").json
+    found = [row["explanation"] for row in shown["tensors"] if row["explanation"]]
+    assert "derived" not in {one["cause"] for one in found}
+
+
+@pytest.mark.parametrize(("layer", "other"), [(1, 0), (0, 1)])
+def test_a_layer_that_is_a_copy_is_one_cause(
+    layer: int, other: int, base: Path, tmp_path: Path
+) -> None:
+    held = tensors_of(base)
+
+    def copied(name: str, values: Values) -> Values:
+        raw = held[name.replace(f".layers.{layer}.", f".layers.{other}.")][2]
+        return np.frombuffer(raw, np.float32).reshape(values.shape)
+
+    shown = aprfmt("diff", base, edited(tmp_path / "b", base, copied), "--json").json
+    (cause,) = shown["findings"]
+    assert cause["cause"] == "layer_order" and cause["confirmed"]
+    assert f"layer {layer} of B is a copy of layer {other}" in cause["text"]
+
+
+def _of(name: str, change: Callable[[Values], None]) -> Callable[[str, Values], Values]:
+    def changed(each: str, values: Values) -> Values:
+        if name in each:
+            change(values)
+        return values
+
+    return changed
+
+
+def _two(values: Values) -> None:
+    values[[3, 40], [5, 9]] = values[[40, 3], [9, 5]]
+
+
+def _neighbours(values: Values) -> None:
+    values[7, [0, 1]] = values[7, [1, 0]]
+
+
+def _three(values: Values) -> None:
+    values[[1, 2, 30], [0, 8, 4]] = values[[2, 30, 1], [8, 4, 0]]
+
+
+def _a_row(values: Values) -> None:
+    values[3] *= -1
+
+
+def _all(values: Values) -> None:
+    values *= -1
+
+
+@pytest.mark.parametrize("change", [_two, _neighbours, _three])
+def test_exchanged_values_are_called_that(
+    change: Callable[[Values], None], base: Path, tmp_path: Path
+) -> None:
+    b = edited(tmp_path / "b", base, _of("layers.1.mlp.up", change))
+    shown = aprfmt("diff", base, b, "--json").json
+    (found,) = [row["explanation"] for row in shown["tensors"] if row["explanation"]]
+    assert found["confirmed"] and "values are exchanged" in " ".join(found["evidence"])
+
+
+@pytest.mark.parametrize("change", [_a_row, _all])
+def test_a_turned_sign_is_called_that(
+    change: Callable[[Values], None], base: Path, tmp_path: Path
+) -> None:
+    b = edited(tmp_path / "b", base, _of("layers.1.mlp.up", change))
+    shown = aprfmt("diff", base, b, "--json").json
+    (found,) = [row["explanation"] for row in shown["tensors"] if row["explanation"]]
+    assert found["confirmed"] and "sign" in found["evidence"][0]
