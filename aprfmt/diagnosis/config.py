@@ -34,6 +34,7 @@ HYPER_CAUSES: Mapping[str, str] = {
     "swiglu_limit": "activation", "swiglu_alpha": "activation",
     "position_offset": "positions", "alibi_max_bias": "positions", "pooling": "",
     "attn_norm_layers": "", "router_jitter": "moe_routing", "head_bias": "missing_bias",
+    "attention_layers": "", "conv_bias": "missing_bias", "expert_bias": "moe_routing",
 }  # fmt: skip
 
 # Hyperparameters read from the presence of tensors -> the roles that show them.
