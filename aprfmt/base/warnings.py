@@ -92,6 +92,8 @@ WARNINGS: Mapping[str, str] = {
     "relation": "what the file holds is what its readers look for after one change: other names of "
     "tensors, another index, other axes, another key. The values are read under that change; the "
     "command that ends the line writes it back, so that other readers find them too.",
+    "meta_tensors": "a checkpoint of PyTorch names tensors whose values were never saved (device "
+    "meta); reading one is an error.",
     "dropped": "a tensor was left out because --drop asks for it.",
     "imatrix_gaps": "the importance matrix says nothing about some tensors, which are quantized "
     "without it: it was made for another model, or on too little text.",

@@ -143,6 +143,9 @@ def _guessed(model: "Model", error: ArchError | None) -> Iterator[Keyed]:
         sizes.update(size for size in view.shape if size > 1)
     common = [size for size, _ in sizes.most_common(8)]
     key = named[1] or named[2]
+    value = at(model, key)
+    if isinstance(value, float) and value != int(value):
+        return  # a size is whole: what is refused is another kind of block, and no tensor says it
     yield from ((key, size) for size in common)
     width = common[0] if common else 0
     yield from ((key, n) for n in range(1, min(width, 257)) if width % n == 0)

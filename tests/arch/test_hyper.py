@@ -272,6 +272,8 @@ def test_gguf_numbers_have_the_types_readers_expect() -> None:
                 continue
             if key.endswith(("epsilon", "freq_base", "freq_base_swa", "_scale", ".factor")):
                 assert type(value) is float, key
+            elif key == "lfm2.attention.head_count_kv" or key == "lfm2moe.attention.head_count_kv":
+                assert isinstance(value, list), key  # by layer: 0 where there is no attention
             elif key.endswith(("_length", "_count", "head_count_kv", "sliding_window")):
                 assert type(value) is int, key
 

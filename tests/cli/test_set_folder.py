@@ -219,7 +219,7 @@ def test_a_template_inside_tokenizer_config_is_changed_there(tmp_path: Path) -> 
     ("change", "says"),
     [
         ("eos_token_id=99999999", "id 99999999; expected an id below 1536"),
-        ("hidden_size=255", "expected"),
+        ("hidden_size=255", "the tensors say 256"),
         ("general.architecture=llama", ""),
     ],
 )

@@ -263,7 +263,7 @@ FAULTS = (
     Fault("bytes of another tensor", "bit_rot", UP, overwritten, damage.ranges,
           "768 of 8192 bytes are overwritten, in 1 range", quantized=False),
     Fault("never filled", "stale_tensor", UP, raw(UP, lambda old: bytes(len(old))),
-          elsewhere.stale_tensor, "0 everywhere", confirmed=False),
+          elsewhere.one_value, "0 everywhere", confirmed=False),
     Fault("of another checkpoint", "stale_tensor", UP,
           computed(UP, lambda x: np.random.default_rng(8).standard_normal(x.shape)),
           elsewhere.stale_tensor, "another checkpoint", confirmed=False),

@@ -25,7 +25,6 @@ from tests.models import save_tiny
 
 # architecture, changed options, what is said
 REFUSED: tuple[tuple[str, Mapping[str, Any], str], ...] = (
-    ("gpt_neox", {"head_dim": 20}, "head_dim: is 20; expected 12, the width over the heads"),
     ("deepseek_v3", {"num_experts_per_tok": 6}, "which have 4 experts; expected at least the 6"),
     ("glm4_moe", {"topk_group": 1}, "1 of 4 groups of experts are kept, which have 2 experts"),
     ("ernie4_5_moe", {"moe_norm_min": 1.0}, "moe_norm_min: is 1.0; expected at most 1e-09"),

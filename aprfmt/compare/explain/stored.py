@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 SIXTEEN = ("BF16", "F16")
+EXCHANGED = 0.25  # share of a tensor's values up to which single ones were exchanged
 FEW_BITS = 16  # damaged bits up to which they are named one by one
 FEW_BYTES = 64  # differing bytes beyond which a tensor is not damaged but another one
 ANCHOR = 48  # bytes that must be found again
@@ -182,6 +183,8 @@ def _is_exchanged(case: Unequal, places: list[int]) -> bool:
     starts = sorted({at // row.type_size * row.type_size for at in places})
     if row.block_size != 1 or len(starts) < 2 or case.a.bytes is None or case.b.bytes is None:
         return False
+    if len(starts) > EXCHANGED * max(1, len(case.b.bytes) // row.type_size):
+        return False  # most of a small tensor in another order: an order of heads or rows says more
     held = [
         sorted(bytes(bytes_of(side, at, at + row.type_size)) for at in starts)
         for side in (case.a.bytes, case.b.bytes)

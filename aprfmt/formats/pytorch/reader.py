@@ -86,7 +86,7 @@ def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
     absent = [name for name, value in found.tensors.items() if value.storage is None]
     if absent:
         text = f"{len(absent)} tensors have no data in the file (meta): {some(absent)}"
-        notes.append(Note("warning", path, text))
+        notes.append(Note("warning", path, text, "meta_tensors"))
     kinds = {
         name: value
         for name, value in found.tensors.items()

@@ -124,8 +124,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "router-bias", "inference/routing.py",
-        "    weights = _weighted(m, m.pick(scores, chosen), hp, 1e-20)",
-        "    weights = _weighted(m, m.pick(choice, chosen), hp, 1e-20)",
+        "    weights = _weighted(m, m.pick(scores, chosen), hp, tiny)",
+        "    weights = _weighted(m, m.pick(choice, chosen), hp, tiny)",
         "experts are weighed with the bias that only chooses them",
     ),
     Row(
