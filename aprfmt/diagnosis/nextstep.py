@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aprfmt.arch.values import same_value
+from aprfmt.compare.named_causes import convert_again, fixed_name
 from aprfmt.diagnosis.found import CauseFound
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
@@ -40,10 +41,7 @@ class StepParts:
     @property
     def fixed(self) -> str:
         """The name of a repaired copy."""
-        path = Path(self.b.path)
-        stem = path.stem if path.suffix and not path.is_dir() else path.name
-        suffix = "" if path.is_dir() else path.suffix
-        return shlex.quote(f"{stem}-fixed{suffix}")
+        return fixed_name(Path(self.b.path))
 
 
 StepText = Callable[[StepParts, CauseFound], str]
@@ -53,7 +51,7 @@ def again(asked: StepParts, finding: CauseFound) -> str:
     """Write B anew from A."""
     if asked.a.kind == "trace":
         return ""
-    return f"aprfmt convert {shlex.quote(str(asked.a.path))} {asked.fixed}"
+    return convert_again(asked.a.path, asked.b.path)
 
 
 def settings(asked: StepParts, finding: CauseFound) -> str:

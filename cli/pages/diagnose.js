@@ -1,6 +1,6 @@
 // The page of `diagnose`, from what its `--json` prints.
 
-const MARKS = { confirmed: "bad", ambiguous: "warn", unconfirmed: "warn" };
+const MARKS = { confirmed: "bad", explained: "warn", located: "warn" };
 const found = data.found, value = (number) => general(number, 4);
 
 // The causes with what confirms them, then the evidence in the order it was found.
@@ -23,8 +23,8 @@ function cause(row) {
   const name = `${row.cause || "unknown cause"}${row.side ? ` in ${row.side}` : ""}: `;
   const start = `${row.cause}: `;
   const says = row.says.startsWith(start) ? row.says.slice(start.length) : row.says;
-  return link(name + says, row.verdict === "bug" ? MARKS[row.confidence] : "good",
-    row.confidence, lines);
+  return link(name + says, row.verdict === "bug" ? MARKS[row.certainty] : "good",
+    row.certainty, lines);
 }
 const evidence = (row) => link(
   row.says + (row.number === null ? "" : ` (${value(row.number)})`), "dim", row.level,
@@ -56,7 +56,7 @@ function tables() {
 
 report({
   verdict: { text: found.sentence, kind: KINDS[found.class] },
-  chain: [...found.causes.map(cause), ...found.evidence.map(evidence)],
+  chain: [...found.findings.map(cause), ...found.evidence.map(evidence)],
   maps: [
     ...pointMap(found.points, "direct", "Distance of A and B, layer by point",
       "Relative L2 distance of the two runs; red frames are beyond the point's tolerance.",

@@ -182,7 +182,7 @@ def _last_layers(matrices: Sequence[TensorDiff], changes: Sequence[MatrixChange]
 def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Explanation:
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
-    return Explanation(cause, (change.key,), (text, line), change.size, None, True)
+    return Explanation(cause, (change.key,), (text, line), change.size, None, True, "located")
 
 
 def _merged(
@@ -238,7 +238,9 @@ def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
 
 def _partly(change: MatrixChange, text: str, sure: bool) -> Explanation:
     line = f"rank {change.rank}, {change.size:.3g} of the norm"
-    return Explanation("partial_merge", (change.key,), (text, line), change.size, 0.0, sure)
+    return Explanation(
+        "partial_merge", (change.key,), (text, line), change.size, 0.0, sure, "located"
+    )
 
 
 def _shards(
