@@ -17,7 +17,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.noise import UNIT, noise, noise_of
-from aprfmt.compare.explain.summary import named
+from aprfmt.compare.named_causes import named
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors import norms
 
