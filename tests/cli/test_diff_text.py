@@ -24,7 +24,7 @@ def test_the_verdict_comes_first_and_numbers_have_names(demo_model: Path, tmp_pa
     aprfmt("convert", demo_model, a)
     aprfmt("quantize", a, b, "--type", "Q4_K_M")
     assert aprfmt("diff", a, a).out.startswith("equal, 50 tensors: 50 SAME_BYTES\n")
-    first, *more = aprfmt("diff", a, b).out.splitlines()
+    first, *more = aprfmt("diff", a, b, "-v").out.splitlines()
     assert first == "different, 50 tensors: 29 WITHIN, 21 SAME_BYTES"
     assert "  general.file_type: 32 = BF16 | 15 = Q4_K_M" in more
     assert "  general.quantization_version: - | 2" in more
