@@ -13,7 +13,7 @@ def test_shapes_are_printed_where_they_differ_and_only_there(tmp_path: Path) -> 
     cut = {"a": np.ones((2, 2), np.float32), "b": np.zeros((2, 3), np.float32)}
     save_file(whole, tmp_path / "x.safetensors")
     save_file(cut, tmp_path / "y.safetensors")
-    done = aprfmt("diff", tmp_path / "x.safetensors", tmp_path / "y.safetensors")
+    done = aprfmt("diff", tmp_path / "x.safetensors", tmp_path / "y.safetensors", "-v")
     assert done.code == 1
     shapes = [line.strip() for line in done.out.splitlines() if line.strip().startswith("shape ")]
     assert shapes == ["shape [2, 3] | [2, 2]"]

@@ -39,7 +39,7 @@ def rewritten(
 
 def shown(a: Path, b: Path, code: int = 1) -> tuple[str, Any]:
     """Return what one command prints, and the record of the up projection."""
-    human = command("diff", a, b)
+    human = command("diff", a, b, "-v")
     assert human.code == code, human.err
     rows = {row["key"]: row for row in command("diff", a, b, "--json").json["tensors"]}
     return human.out, rows.get(KEY)
