@@ -20,19 +20,20 @@ from aprfmt.cli.html import add_page
     "--memory", callback=options.size, metavar="SIZE", help="Budget for decoded weights (2G)."
 )
 @options.accept()
+@options.verbose("Evidence, points, what was checked, every next step.")
 @options.html("Write a page: the chain of evidence, a map of all points.")
 @options.arch
 @options.force
 @options.common
 def command(
     a: str, b: str, model: str | None, ids: str | None, prompt: str | None, memory: int | None,
-    accept: tuple[str, ...], html: Path | None, arch: str | None, force: bool,
+    accept: tuple[str, ...], verbose: bool, html: Path | None, arch: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Find where A and B first differ, and why.
 
     A and B are models in any format, runs (MODEL@torch:cpu:bfloat16, MODEL@transformers) or saved
-    traces. The first line is the class with cause and place; then evidence, coverage (what was
-    run, compared without a run, not reached) and the next step as a command.
+    traces. It prints the class with the cause, the place in the file's own names, how sure and how
+    large, what was not compared, and the next command; -v has evidence and coverage.
 
     Exit 0: the same, or precision; 1: a bug, a difference that no probe reached, a derived model
     (fine-tuned, merged), or something that nothing reads on one side only; 2: they cannot be
@@ -50,4 +51,4 @@ def command(
     result = replace(result, accept=accept)
     body = result.to_json()
     add_page(body, html, force, lambda: render_page(body))
-    return render.emit(body, result.exit_code, lambda: diagnose_show.show(result))
+    return render.emit(body, result.exit_code, lambda: diagnose_show.show(result, verbose))

@@ -16,9 +16,9 @@ def render_page(body: Mapping[str, Value]) -> str:
     }  # fmt: skip
     causes = [
         {**cause, "values": [f"{name} = {_text(value)}" for name, value in cause["values"].items()]}
-        for cause in body["causes"]
+        for cause in body["findings"]
     ]
-    data = {"found": {**body, "causes": causes}}
+    data = {"found": {**body, "findings": causes}}
     return html.page("Diagnosis", facts, data, (*html.REPORT, "diagnose.js"))
 
 

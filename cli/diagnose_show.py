@@ -1,4 +1,4 @@
-"""What `aprfmt diagnose` prints: a report's lines, and a table of points between them."""
+"""What `aprfmt diagnose` prints: the answer; with -v a report, and a table of points in it."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -14,10 +14,13 @@ STYLES = {
 }  # fmt: skip
 
 
-def show(result: "Diagnosis") -> None:
-    """Print the class, the causes, the evidence, the points, the coverage and the next steps."""
+def show(result: "Diagnosis", verbose: bool = False) -> None:
+    """Print the answer in a few lines; `verbose`: evidence, points, coverage, all next steps."""
     from aprfmt.diagnosis import words
 
+    if not verbose:
+        _lines(words.first_lines(result, STYLES[result.kind]))
+        return
     render.say(result.sentence, style=STYLES[result.kind])
     _lines(words.causes(result))
     _lines(words.evidence(result))

@@ -23,8 +23,9 @@ from aprfmt.errors import UsageError
     multiple=True,
     help="Only these sections; every difference in them counts.",
 )
-@click.option("--top", type=click.IntRange(min=0), default=10, show_default=True,
-              help="Show the worst N tensors.")  # fmt: skip
+@click.option("--top", type=click.IntRange(min=0),
+              help="Show the worst N tensors (with -v: 10).")  # fmt: skip
+@options.verbose("Every cause, differing field and text, the worst tensors with numbers.")
 @options.accept(within=True)
 @click.option("--base", type=options.Place(), metavar="SRC", help="The float source: "
               "say which quantized tensors derive from it byte for byte.")  # fmt: skip
@@ -43,10 +44,10 @@ from aprfmt.errors import UsageError
 @options.ci_format
 @options.common
 def command(
-    a: Path, b: Path, patterns: tuple[str, ...], only: tuple[str, ...], top: int,
-    accept: tuple[str, ...], base: Path | None, adapter: Path | None, imatrix: Path | None,
-    explain: bool, sample: int | None, seed: int | None, html: Path | None, arch: str | None,
-    force: bool,
+    a: Path, b: Path, patterns: tuple[str, ...], only: tuple[str, ...], top: int | None,
+    verbose: bool, accept: tuple[str, ...], base: Path | None, adapter: Path | None,
+    imatrix: Path | None, explain: bool, sample: int | None, seed: int | None,
+    html: Path | None, arch: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Compare two models in any formats, tensor by tensor, by what they mean.
 
@@ -80,7 +81,7 @@ def command(
     add_page(body, html, force, lambda: diff_html.render_page(report, code))
     told(report.damage)
     return render.emit(
-        body, code, lambda: diff_show.show(report, top, found),
+        body, code, lambda: diff_show.show(report, found, verbose, top),
         cases=lambda: with_verdict(
             cases_of_diff(body, report.fields_apart, accept), code, report.b
         ),

@@ -1,33 +1,75 @@
-"""What `aprfmt diff` prints: counts, causes, differing fields, the worst tensors."""
+"""What `aprfmt diff` prints: the answer; with -v causes, fields and the worst tensors too."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from aprfmt.base.named import meaning
 from aprfmt.cli import render
 from aprfmt.compare import DiffReport
-from aprfmt.compare.diffs import CauseGroup, Explanation, FieldDiff, TensorDiff
+from aprfmt.compare.diffs import EQUAL, CauseGroup, Explanation, FieldDiff, TensorDiff
+from aprfmt.compare.named_causes import share_text
+from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.model.ledger import Pronounced
 
+TOP = 10  # worst tensors shown with -v
 FINDINGS = 12  # causes shown
 LINES = 60  # of a chat template's diff
 LEFT = 8  # items shown that were not compared
 _STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
 
 
-def show(report: DiffReport, top: int, found: Pronounced) -> None:
+def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) -> None:
+    """Print the answer in a few lines; `verbose` or a number of worst tensors: all there is."""
+    if verbose or top is not None:
+        _everything(report, TOP if top is None else top, found)
+        return
+    headline = found.says, _STYLES[found.exit]
+    lines = short_answer(
+        headline, report.causes, first_said=False, others=list(_others(report)),
+        commands=report.next if found.exit else (),
+    )  # fmt: skip
+    for text, style in lines:
+        render.say(text, style=style)
+
+
+def _others(report: DiffReport) -> Iterator[Line]:
+    """Yield a line for each kind of difference that no cause speaks of."""
+    known = {role for cause in report.causes for role in cause.roles}
+    apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
+    left = [row for row in apart if row.key not in known]
+    if left:
+        name = left[0].name_b or left[0].name_a
+        role = f" ({left[0].key})" if name != left[0].key else ""
+        more = f", and {len(left) - 1} more (-v)" if len(left) > 1 else ""
+        yield f"  {left[0].verdict}: {name}{role}{more}", "bad"
+    for title, rows in (
+        ("hyperparameters", report.hyperparameters), ("tokenizer", report.tokenizer),
+        ("metadata", report.metadata),
+    ):  # fmt: skip
+        counted = [row for row in rows if row.decisive or title in report.asked]
+        if counted:
+            one = counted[0]
+            more = f"; {len(counted) - 1} more (-v)" if len(counted) > 1 else ""
+            sides = f"{_said(one.name, one.a)} | {_said(one.name, one.b)}"
+            yield f"  {title} that differ: {one.name}: {sides}{more}", "bad"
+    if report.beside is not None and report.beside.says:
+        yield f"  {report.beside.says}", "bad"
+    for tensor in report.tensors:  # equal sides that both hold NaN or infinities
+        if tensor not in apart and tensor.stats is not None and tensor.stats.nonfinite is not None:
+            yield f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.says()}", "warn"
+    for text in (*_derived(report.tensors), *_layouts(report.tensors)):
+        yield text, ""
+
+
+def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
     """Print the verdict and what it stands on, then the worst tensors."""
     render.say(found.says, style=_STYLES[found.exit])
     _not_compared(found)
     for one in report.relations:
         render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")
     _findings(report.findings)
-    _derived(report.tensors)
-    layouts: dict[tuple[str, ...], int] = {}
-    for tensor in report.tensors:
-        if tensor.layout and tensor.verdict in ("SAME_VALUES", "SAME_BYTES"):
-            layouts[tensor.layout] = layouts.get(tensor.layout, 0) + 1
-    for layout, count in layouts.items():
-        render.line(f"  same values in {count} tensors: {render.escape(', '.join(layout))}")
+    for text in (*_derived(report.tensors), *_layouts(report.tensors)):
+        render.say(text)
     _fields("hyperparameters", report.hyperparameters)
     if report.beside is not None and report.beside.says:
         render.line(report.beside.says, style="bad")
@@ -46,6 +88,8 @@ def show(report: DiffReport, top: int, found: Pronounced) -> None:
     left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
+    for command in report.next if found.exit else ():
+        render.say(f"next: {command}", style="head")
 
 
 def _not_compared(found: Pronounced) -> None:
@@ -61,7 +105,7 @@ def _not_compared(found: Pronounced) -> None:
 def _findings(findings: Sequence[CauseGroup]) -> None:
     """Say what explains the differing tensors, one line a cause."""
     for found in render.first(findings, FINDINGS, "  ", "more findings"):
-        sure = "" if found.confirmed else " (unconfirmed)"
+        sure = "" if found.certainty == "confirmed" else f" ({found.certainty})"
         many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
         render.say(
             f"  {found.cause}{sure}, {many}: {found.text}",
@@ -69,8 +113,15 @@ def _findings(findings: Sequence[CauseGroup]) -> None:
         )
 
 
-def _derived(tensors: Sequence[TensorDiff]) -> None:
-    """Say how many quantized tensors derive from the base, by side and by how they were made."""
+def _layouts(tensors: Sequence[TensorDiff]) -> Iterator[str]:
+    """Yield what formats did to equal values, with the number of tensors."""
+    layouts = Counter(row.layout for row in tensors if row.layout and row.verdict in EQUAL)
+    for layout, count in layouts.items():
+        yield f"  same values in {count} tensors: {', '.join(layout)}"
+
+
+def _derived(tensors: Sequence[TensorDiff]) -> Iterator[str]:
+    """Yield how many quantized tensors derive from the base, by side and by how they were made."""
     found: dict[tuple[str, str], int] = {}
     for tensor in tensors:
         for one in tensor.derivations:
@@ -80,7 +131,7 @@ def _derived(tensors: Sequence[TensorDiff]) -> None:
                 text = made if one.derives else "do not derive from base"
             found[one.side, text] = found.get((one.side, text), 0) + 1
     for (side, text), count in found.items():
-        render.line(f"  {side.upper()}: {count} tensors {text}")
+        yield f"  {side.upper()}: {count} tensors {text}"
 
 
 def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
@@ -152,7 +203,7 @@ def _tensor(tensor: TensorDiff) -> None:
 
 
 def _explanation(found: Explanation) -> None:
-    sure = "confirmed" if found.confirmed else "unconfirmed"
+    sure = found.certainty + share_text(found.share)
     after = ""
     if found.residual_after is not None:
         before = "-" if found.residual_before is None else f"{found.residual_before:.3g}"

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 @click.command("inspect")
 @options.gathered(paged=Paged)
 @options.model()
-@click.option("-v", "--verbose", is_flag=True,
-              help="All hyperparameters and their keys, tokenizer, notes.")  # fmt: skip
+@options.verbose("All hyperparameters and their keys, tokenizer, notes.")
 @click.option("--metadata", "all_metadata", is_flag=True, help="Print every metadata key.")
 @click.option("--full", is_flag=True, help="With --metadata: arrays and long texts whole.")
 @click.option("--account", is_flag=True,

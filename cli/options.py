@@ -306,6 +306,11 @@ def accept(*, within: bool = False) -> Callable[[F], F]:
     )  # fmt: skip
 
 
+def verbose(help: str) -> Callable[[F], F]:
+    """Add -v, --verbose: what is left out of the first lines."""
+    return click.option("-v", "--verbose", is_flag=True, help=help)
+
+
 max_shard_size = click.option(
     "--max-shard-size", callback=size, metavar="SIZE", help="Split into shards of this size (2G)."
 )

@@ -104,6 +104,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/diagnose/test_agreement.py": Family(3),
     "tests/diagnose/test_coverage.py": Family(3),
     "tests/diagnose/test_faults.py": Family(64, cause),
+    "tests/diagnose/test_remedies.py": Family(12),
     "tests/diagnose/test_search.py": Family(4),
     "tests/diagnose/test_walk.py": Family(6),
     "tests/docs/test_examples.py": Family(12, unit=page, always=frozenset(PAGES)),

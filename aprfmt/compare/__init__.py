@@ -167,7 +167,9 @@ def diff_models(
         left,
         ledgers,
         _counted(a, b, alignment, only, tokens),
-    )
+        {pair.key: tuple(side.names) for pair, row in zip(pairs, results, strict=True)
+         if row.explanation is not None and (side := pair.b or pair.a) is not None},
+    )  # fmt: skip
 
 
 def _sections_left(

@@ -1,11 +1,14 @@
 """What comparing two models gives: frozen records with numbers, no sentences."""
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, get_args
 
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.base.shown import short_repr
+from aprfmt.compare.causes import CAUSES, Certainty, certainty_of
+from aprfmt.compare.named_causes import Effect, NamedCause, convert_again, name_cause
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff, SideVerdicts
 from aprfmt.model.ledger import Compared, Ledger, NotCompared, Pronounced, Words, pronounce
@@ -92,6 +95,8 @@ class Explanation:
     infinity stands on one side only); `residual_after` is None where nothing was transformed.
     `confirmed` says that the transformation was applied to all the values it speaks of and made
     them equal: to the bit, or within the rounding of the coarser encoding.
+    `reached` is how far that goes where it is less: `located` where nothing was transformed (damage
+    that was only measured), `explained` where `share` of the values came out. None: as `confirmed`.
     """
 
     cause: str
@@ -100,16 +105,31 @@ class Explanation:
     residual_before: float | None
     residual_after: float | None
     confirmed: bool
+    reached: Certainty | None = None
+    share: float | None = None
+
+    @property
+    def certainty(self) -> Certainty:
+        """How sure it is: located, explained or confirmed."""
+        return certainty_of(self.confirmed, self.reached)
 
 
 @dataclass(frozen=True, slots=True)
 class CauseGroup:
-    """One cause and every tensor it explains, in one sentence."""
+    """One cause and every tensor it explains, in one sentence.
+
+    `certainty` is the least that holds for all of them, `share` that of their values which the
+    stated change gives, None where it is only located. `detail` is what the first tensor alone
+    shows: the row, the element, the byte.
+    """
 
     cause: str
     text: str
     keys: tuple[str, ...]
     confirmed: bool
+    certainty: Certainty = "located"
+    share: float | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +235,47 @@ class DiffReport:
     not_compared: tuple[NotCompared, ...] = ()  # items that no comparison by meaning covers
     ledgers: tuple[Ledger, Ledger] | None = None
     compared: Mapping[str, int] = field(default_factory=dict)  # things of the other sections
+    stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # file's names of keys
+
+    @property
+    def causes(self) -> tuple[NamedCause, ...]:
+        """Every cause as the record for the outside: relations first, then what tensors show."""
+        rows = [
+            name_cause(
+                "tensor_names" if one.relation.kind != "axes" else "transpose",
+                f"{one.side.upper()}: {one.relation.says}{one.relation.shown}", one.relation.where,
+                {}, level="explained" if self._lacking else "confirmed",
+                share=1.0 - self._lacking, command=one.relation.remedy,
+            )
+            for one in self.relations
+        ]  # fmt: skip
+        by_key = {tensor.key: tensor.explanation for tensor in self.tensors}
+        for group in self.findings:
+            found = [one for key in group.keys if (one := by_key.get(key)) is not None]
+            sizes = [one.residual_before for one in found if one.residual_before is not None]
+            mends = group.confirmed and CAUSES[group.cause].verdict == "bug"
+            rows.append(name_cause(
+                group.cause, group.text, group.keys, self.stored, level=group.certainty,
+                share=group.share, effect=Effect(max(sizes, default=None)), detail=group.detail,
+                command=convert_again(self.a, self.b) if mends else "",
+            ))  # fmt: skip
+        return tuple(rows)
+
+    @property
+    def _lacking(self) -> float:
+        """The share of tensors that one side alone has under the relations."""
+        alone = sum(tensor.verdict in _ONE_SIDED for tensor in self.tensors)
+        return alone / max(1, len(self.tensors))
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """The next commands: those that mend B, else the one that says more; none where equal."""
+        mends = [one.remedy.command for one in self.causes if one.remedy is not None]
+        if mends or self.exit_code() == 0:
+            return tuple(dict.fromkeys(mends))
+        if self.exit_code() == 2:
+            return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
+        return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
 
     @property
     def fields_apart(self) -> Mapping[str, int]:
@@ -322,8 +383,11 @@ class DiffReport:
         return {
             "a": self.a,
             "b": self.b,
+            "verdict": found.word,
             "equal": self.equal,
             "says": found.says,
+            "causes": [row.to_json() for row in self.causes],
+            "next": list(self.next),
             "not_compared": [asdict(row) for row in found.not_compared],
             "ledger": {side: each.to_json() for side, each in ledgers},
             "counts": dict(self.counts),

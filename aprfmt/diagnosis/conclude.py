@@ -56,6 +56,7 @@ def rounding(
         "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
         explained and not supposed, beyond[0].key if beyond else "", _size(worst),
         max(shadows, default=None), "the worst point; after: one operation at a time",
+        reached=None if shadows else "located",
     )  # fmt: skip
 
 

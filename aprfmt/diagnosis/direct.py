@@ -242,7 +242,7 @@ def other_rows(pairs: Sequence[PointDiff]) -> CauseFound | None:
         return None
     return CauseFound(
         "capture_rows", f"the traces hold other rows ({rows[0].rows}); these agree",
-        "capture", "same", tuple(pair.key for pair in rows[:8]), True, rows[0].key,
+        "capture", "same", tuple(pair.key for pair in rows), True, rows[0].key,
         max(pair.rel_l2 or 0.0 for pair in rows), None, "the rows both have",
     )  # fmt: skip
 
@@ -334,6 +334,7 @@ def not_finite(pairs: Sequence[PointDiff]) -> CauseFound | None:
         tuple(pair.key for pair in alone), sure, first.key, first.rel_l2,
         rest if sure else None, f"{first.key}; after: its other values",
         {"nonfinite": {pair.key: asdict(pair.nonfinite) for pair in alone if pair.nonfinite}}, side,
+        reached="located",
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def judged(
     """
     found = JudgedTrace(label, examined)
     for divergence in examined.divergences:
-        _add(found.findings, _finding(label, divergence))
+        _add(found.findings, _finding(label, divergence, examined))
         found.evidence += _evidence(label, divergence)
         if divergence.answer is None and divergence.likely != "nonfinite":
             step = recording(divergence.view, examined.before.views, ids, model)
@@ -88,7 +88,20 @@ def _operations(view: ShadowPoint) -> tuple[str, ...]:
     return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
 
-def _finding(label: str, divergence: Divergence) -> CauseFound:
+def _agrees_elsewhere(divergence: Divergence, examined: Examined) -> bool:
+    """Say whether the change makes points agree at which its values were not found."""
+    answer = divergence.answer
+    assert answer is not None
+    keys = [key for key, view in examined.before.views.items() if view.recorded is not None]
+    if divergence.view.key not in keys:
+        return False
+    after = keys[keys.index(divergence.view.key) + 1 :]
+    if answer.then is not None and answer.then.key in after:
+        after = after[: after.index(answer.then.key)]
+    return bool(after)
+
+
+def _finding(label: str, divergence: Divergence, examined: Examined) -> CauseFound:
     view, answer = divergence.view, divergence.answer
     if answer is None:
         return _unexplained(label, divergence)
@@ -107,6 +120,10 @@ def _finding(label: str, divergence: Divergence) -> CauseFound:
         change.values,
         label,
         tuple(other.change.cause for other in divergence.others),
+        # A change without values of its own was fitted to nothing.
+        reached=None
+        if not change.values or _agrees_elsewhere(divergence, examined)
+        else "explained",
     )
 
 
@@ -148,7 +165,7 @@ def _not_finite(label: str, view: ShadowPoint) -> CauseFound:
     return CauseFound(
         "nonfinite", says, "forward", CAUSES["nonfinite"].verdict, (view.key,), sure, view.key,
         view.residual, rest if sure else None, f"{view.key}; after: its other values",
-        {"nonfinite": {view.key: asdict(view.odd)}}, label, after=view.after,
+        {"nonfinite": {view.key: asdict(view.odd)}}, label, after=view.after, reached="located",
     )  # fmt: skip
 
 
@@ -254,7 +271,7 @@ def _other_rows(label: str, examined: Examined) -> CauseFound | None:
         f"{label} holds {seen.note} only; these agree",
         "capture",
         "same",
-        tuple(view.key for view in views[:8]),
+        tuple(view.key for view in views),
         all(not view.flagged for view in views) or bool(examined.divergences),
         views[0].key,
         max((view.residual for view in views if view.residual is not None), default=None),

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.shown import short_repr
-from aprfmt.compare.causes import CAUSES, Level, Verdict
+from aprfmt.compare.causes import CAUSES, Certainty, Level, Verdict, certainty_of
+from aprfmt.compare.named_causes import Effect, NamedCause, name_cause
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis.coverage import CoverageText
 from aprfmt.model.ledger import (
@@ -45,7 +46,10 @@ class CauseFound:
     Residuals are relative L2 distances (`of` says of what) before and after removing the cause.
     `values` are the solved values. `side` is the side that departs from the model, "" if it is not
     known which side is right. `also` are causes that explain it equally well. `after`: if there is
-    no explanation, the last points that agree before `first`.
+    no explanation, the last points that agree before `first`. `reached` is what was done to show it
+    where that is less than `confirmed` says, `share` the share of elements that came out.
+    `counted`: the residuals are shares of things counted, no distances. `detail` is where in the
+    first tensor: the row, the element, the byte.
     """
 
     cause: str
@@ -66,6 +70,26 @@ class CauseFound:
     kl_after: float | None = None
     exercised: Exercised = ""
     next: str = ""
+    reached: Certainty | None = None
+    share: float | None = None
+    counted: bool = False
+    detail: str = ""
+
+    @property
+    def certainty(self) -> Certainty:
+        """How sure it is: located, explained or confirmed."""
+        found = certainty_of(self.confirmed, self.reached)
+        # What two causes differ by is not decided.
+        return "explained" if found == "confirmed" and self.also else found
+
+    def named(self, stored: Mapping[str, tuple[str, ...]]) -> NamedCause:
+        """Return it as the record for the outside; `stored` are the file's names of its places."""
+        effect = Effect(None if self.counted else self.residual_before, self.kl_before)
+        return name_cause(
+            self.cause, self.says.removeprefix(f"{self.cause}: "), self.where, stored,
+            level=self.certainty, share=self.share, effect=effect, command=self.next,
+            detail=self.detail,
+        )  # fmt: skip
 
     @property
     def confidence(self) -> Confidence:
@@ -134,6 +158,7 @@ class Diagnosis:
     left: tuple[NotCompared, ...] = ()  # of two models: what was not compared by its meaning
     ledgers: tuple[Ledger, Ledger] | None = None
     accept: tuple[str, ...] = ()  # `unread:PATTERN`s: items that count as equal all the same
+    stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # file's names of places
 
     def __repr__(self) -> str:
         return short_repr(self, f"{self.a} and {self.b}", self.verdict, self.cause or "")
@@ -178,6 +203,12 @@ class Diagnosis:
                 default=None,
             )
         return rows[0] if rows else None
+
+    @property
+    def causes(self) -> tuple[NamedCause, ...]:
+        """Every cause as the record for the outside, in the files' own names; the lead first."""
+        rows = sorted(self.findings, key=lambda row: row is not self.lead)
+        return tuple(row.named(self.stored) for row in rows)
 
     @property
     def cause(self) -> str | None:
@@ -242,8 +273,8 @@ class Diagnosis:
             "same": "same: the same computation",
         }.get(self.kind, KINDS[self.kind])
         name = lead.cause or "no cause of the table fits"
-        says = lead.says.removeprefix(f"{name}: ")
-        known = "" if lead.confidence == "confirmed" else f" ({lead.confidence})"
+        says = lead.named(self.stored).says.removeprefix(f"{name}: ")
+        known = "" if lead.certainty == "confirmed" else f" ({lead.certainty})"
         also = f"; {', '.join(lead.also)} would explain it as well" if lead.also else ""
         at = f", first seen at {lead.first}" if lead.first else ""
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
@@ -313,8 +344,14 @@ class Diagnosis:
             "b": self.b,
             "sentence": self.sentence,
             "reason": self.reason,
-            "causes": [
-                {**asdict(row), "confidence": row.confidence, "means": means(row.cause)}
+            "causes": [row.to_json() for row in self.causes],
+            "findings": [
+                {
+                    **asdict(row),
+                    "confidence": row.confidence,
+                    "certainty": row.certainty,
+                    "means": means(row.cause),
+                }
                 for row in self.findings
             ],
             "ids": list(self.ids),

@@ -85,6 +85,7 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[C
             CAUSES[cause].verdict, one.relation.where, after < 0.5, "", 1.0, after,
             "share of the tensors that only one side has; before: readers find none of what the "
             "change maps, counted as 1", side=side, next=one.relation.remedy,
+            counted=True, share=1.0 - after, reached=None if after == 0 else "explained",
         )  # fmt: skip
 
 

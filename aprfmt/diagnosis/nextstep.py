@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aprfmt.arch.values import same_value
+from aprfmt.compare.named_causes import convert_again, fixed_name
 from aprfmt.diagnosis.found import CauseFound
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
@@ -18,7 +19,7 @@ from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 
-FOLDER = "safetensors"  # the format whose keys stand in a config.json, which `set` does not write
+FOLDER = "safetensors"  # the format whose keys stand in a config.json
 MOST_POINTS = 12  # points that are asked for
 MOST_IDS = 64  # ids of a command; longer ones are in a file
 
@@ -40,10 +41,7 @@ class StepParts:
     @property
     def fixed(self) -> str:
         """The name of a repaired copy."""
-        path = Path(self.b.path)
-        stem = path.stem if path.suffix and not path.is_dir() else path.name
-        suffix = "" if path.is_dir() else path.suffix
-        return shlex.quote(f"{stem}-fixed{suffix}")
+        return fixed_name(Path(self.b.path))
 
 
 StepText = Callable[[StepParts, CauseFound], str]
@@ -53,7 +51,7 @@ def again(asked: StepParts, finding: CauseFound) -> str:
     """Write B anew from A."""
     if asked.a.kind == "trace":
         return ""
-    return f"aprfmt convert {shlex.quote(str(asked.a.path))} {asked.fixed}"
+    return convert_again(asked.a.path, asked.b.path)
 
 
 def settings(asked: StepParts, finding: CauseFound) -> str:
@@ -64,20 +62,47 @@ def settings(asked: StepParts, finding: CauseFound) -> str:
     if refused(a) or refused(b):
         return again(asked, finding)
     words = [_assigned(a, b, name) for name in finding.values if name in b.hyper]
-    if b.format == FOLDER or not words or "" in words:
+    if not words or "" in words:
         return again(asked, finding)
     return f"aprfmt set {shlex.quote(str(asked.b.path))} {' '.join(words)} -o {asked.fixed}"
 
 
 def _assigned(a: Model, b: Model, name: str) -> str:
-    """Return KEY=VALUE, or the option that removes a key; "" if the key holds something else."""
+    """Return KEY=VALUE, or the option that removes a key; "" if no one key holds just this value.
+
+    A key that a folder's config.json lacks has the name that A's has.
+    """
     row, value = b.hyper.of(name), a.hyper[name] if name in a.hyper else None
-    stored = b.metadata.get(row.key) if row.key else None
+    key = row.key
+    if b.format == FOLDER:
+        return _configured(a, b, name)
+    stored = b.metadata.get(key) if key else None
     if stored is None or not same_value(stored, row.value):
         return ""
     if value is None:
-        return f"--remove {shlex.quote(row.key)}"
-    return shlex.quote(f"{row.key}={json.dumps(value, default=list)}")
+        return f"--remove {shlex.quote(key)}"
+    return shlex.quote(f"{key}={json.dumps(value, default=list)}")
+
+
+def _configured(a: Model, b: Model, name: str) -> str:
+    """Return KEY=VALUE of a folder's config.json, for a number or a flag; else ""."""
+    row, value = b.hyper.of(name), a.hyper[name] if name in a.hyper else None
+    if not isinstance(value, int | float):
+        return ""
+    stored = _at(b.config, row.key)
+    if stored is not None and same_value(stored, row.value):
+        return shlex.quote(f"{row.key}={json.dumps(value)}")
+    key = a.hyper.of(name).key
+    if a.format != FOLDER or not same_value(_at(a.config, key), value):
+        return ""
+    return shlex.quote(f"config.json:{key}={json.dumps(value)}")
+
+
+def _at(config: object, path: str) -> object:
+    """Return the value at a path of keys, None where there is none."""
+    for part in path.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
 
 
 def look(asked: StepParts, finding: CauseFound) -> str:

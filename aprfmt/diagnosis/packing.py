@@ -77,7 +77,7 @@ def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> C
         cause, f"{label}: {rows[0][0]}: {rows[0][1]}{more}", "tensor", "bug",
         tuple(row[0] for row in rows), sure,
         residual_before=1.0 if sure else None, residual_after=0.0 if sure else None,
-        of="these weights, the share that does not decode", side=label,
+        of="these weights, the share that does not decode", side=label, counted=True,
     )  # fmt: skip
 
 

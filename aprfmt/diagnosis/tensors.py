@@ -100,7 +100,8 @@ def _another(a: Model, b: Model, finding: CauseFound, part: Touched, found: Leve
                 part.keys,
             )
         )
-    return replace(finding, confirmed=sure)
+    # A's tensor removes any damage: it shows where, never what.
+    return replace(finding, confirmed=sure, reached="located")
 
 
 def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
@@ -164,6 +165,7 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
                 "extra_tensor",
                 f"{side} has {many} that the other has not and {name} does not read: {shown}",
                 "tensor", CAUSES["extra_tensor"].verdict, tuple(keys), True, side=side,
+                reached="located",
             ),
             Touched(),
         )  # fmt: skip
@@ -203,6 +205,9 @@ def explained_findings(
                 of="stored values",
                 values={"evidence": [list(row.evidence) for row in made[:8]]}
                 | ({"nonfinite": odd} if odd else {}),
+                reached=group.certainty,
+                share=group.share,
+                detail=group.detail,
             ),
             Touched(("vocab_size",) if group.cause == PADDED else (), keys),
         )
@@ -239,6 +244,8 @@ def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[CauseFound, Touched]]:
                 "tensor", "precision", keys, True,
                 residual_before=worst, residual_after=0.0, of="stored values beyond one step",
                 values={"encoding": coarser, "steps": off},
+                # The steps of blocks are those of the copy; a float type's unit is its own.
+                reached="explained" if cause == "quantisation" else None,
             ),
             Touched((), keys),
         )  # fmt: skip

@@ -40,4 +40,5 @@ def _cause(row: TokenFinding) -> CauseFound:
     return CauseFound(
         one.cause, says, "identity", "bug", one.where, row.shown, "", row.before, row.after, _OF,
         {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if row.shown else "not_exercised",
+        reached="explained" if row.after == 0 else "located", counted=True,
     )  # fmt: skip

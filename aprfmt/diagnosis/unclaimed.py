@@ -49,6 +49,7 @@ def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, E
         "tensor", "bug", where, away < _NEAR, "", 1.0, away,
         f"the furthest of {len(tried)} weights from {other}'s; before: none is read, counted as 1; "
         f"after: by {other}'s claim", {SECTIONS[0]: {other.lower(): dict(section)}}, label,
+        counted=True, reached=None if len(tried) == len(where) else "explained",
     )  # fmt: skip
     codes = bad.source.tensors[_codes(good, where[0])].info
     said = (

@@ -92,7 +92,7 @@ def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> Ca
         + ", and says the same" * equal,
         "config", "bug", (cause, name, key), away <= bound, "", 1.0, away,
         f"logits of {other}'s weights under {label}'s configuration; before: there are none, "
-        f"counted as 1; after: with {other}'s {key}", {key: {other.lower(): value}},
+        f"counted as 1; after: with {other}'s {key}", {key: {other.lower(): value}}, counted=True,
     )  # fmt: skip
 
 

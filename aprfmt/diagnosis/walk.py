@@ -19,6 +19,7 @@ from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.nextstep import with_next
 from aprfmt.diagnosis.observed import observations
+from aprfmt.diagnosis.own_names import own_names
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.probes import Chosen
@@ -62,13 +63,14 @@ class Walk:
         levels.close()
         lengths = {} if self.pair is None else self.pair.lengths()
         left, ledgers = self._left()
+        findings = with_next(self.a, self.b, self.ids or (), levels.findings, lengths)
         return Diagnosis(
-            self.a.text, self.b.text,
-            tuple(with_next(self.a, self.b, self.ids or (), levels.findings, lengths)),
+            self.a.text, self.b.text, tuple(findings),
             tuple(dict.fromkeys(levels.evidence)),
             tuple(levels.checked), tuple(dict.fromkeys(levels.not_checked)),
             reason or levels.reason, self.ids or (), tuple(self.points), self.facts(),
             levels.complete, levels.remainder, levels.coverage, left, ledgers,
+            stored=own_names(findings, self.a.model, self.b.model),
         )  # fmt: skip
 
     def _left(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:

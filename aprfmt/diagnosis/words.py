@@ -1,13 +1,23 @@
 """A diagnosis as lines of text: what `aprfmt diagnose` prints, and what a failing test says."""
 
-import re
 from collections.abc import Iterator, Sequence
 
+from aprfmt.compare.short_answer import PLACES, Line, short_answer
 from aprfmt.diagnosis.found import CauseFound, Diagnosis
 
 MOST = 24  # lines under a title; JSON has all
-# What differs between two sentences that say one thing of several places.
-PLACES = re.compile(r"\bL?\d[\w.+-]*")
+
+
+def first_lines(result: Diagnosis, style: str = "") -> list[Line]:
+    """Return the answer in at most 12 lines: verdict, cause, place, certainty, next command."""
+    shown = [row for row in result.findings if row.verdict not in ("same", "precision")]
+    lead = result.lead is not None and not result.reason
+    causes = result.causes if lead else [row.named(result.stored) for row in shown]
+    open_items = [row.says for row in result.pronounced.not_compared if row.state != "equal"]
+    left = [*result.coverage.not_reached, *(open_items if lead else ())]
+    return short_answer(
+        (result.sentence, style), causes, first_said=lead, left=left, commands=result.next
+    )
 
 
 def causes(result: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -22,7 +32,7 @@ def _cause(finding: CauseFound, lead: bool) -> Iterator[tuple[str, str]]:
     name = finding.cause or "unknown cause"
     reached = ", not exercised" if finding.exercised == "not_exercised" else ""
     says = "" if lead else f": {finding.says.removeprefix(f'{name}: ')}"
-    yield f"  {name}{side} ({finding.confidence}{reached}){says}", "head"
+    yield f"  {name}{side} ({finding.certainty}{reached}){says}", "head"
     where = ", ".join(finding.where[:4])
     if len(finding.where) > 4:
         where += f", ... {len(finding.where) - 4} more"

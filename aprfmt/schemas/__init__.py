@@ -17,7 +17,8 @@ from typing import Any
 
 from aprfmt.errors import UsageError
 
-NUMBERS: Mapping[str, int] = {"qa": 2}  # command -> its number; all others have 1
+# command -> its number; all others have 1
+NUMBERS: Mapping[str, int] = {"diagnose": 2, "diff": 2, "qa": 2}
 COMMON = "aprfmt.common.1.json"
 
 

@@ -1,10 +1,10 @@
 // The page of `diagnose`, from what its `--json` prints.
 
-const MARKS = { confirmed: "bad", ambiguous: "warn", unconfirmed: "warn" };
+const MARKS = { confirmed: "bad", explained: "warn", located: "warn" };
 const found = data.found, value = (number) => general(number, 4);
 
 // The sentence taken apart: what it is, then the cause, the place, and what is left without it.
-const lead = found.causes.find((row) => row.verdict === found.verdict &&
+const lead = found.findings.find((row) => row.verdict === found.verdict &&
   row.cause === found.cause && row.first === found.first && found.sentence.includes(saysOf(row)));
 function saysOf(row) {
   const start = `${row.cause}: `;
@@ -47,12 +47,12 @@ function cause(row) {
   if (row.also.length) lines.push(`explained as well by ${row.also.join(", ")}`);
   if (row.means) lines.push(row.means);
   const name = `${row.cause || "unknown cause"}${row.side ? ` in ${row.side}` : ""}`;
-  return link(above ? name : `${name}: ${saysOf(row)}`, row.verdict === "bug" ? MARKS[row.confidence] : "good",
-    row.confidence, lines);
+  return link(above ? name : `${name}: ${saysOf(row)}`, row.verdict === "bug" ? MARKS[row.certainty] : "good",
+    row.certainty, lines);
 }
 const evidence = (row) => link(row.says, "dim", row.level,
   row.where.some((where) => !row.says.includes(where)) ? [listed(row.where)] : []);
-const known = new Set(found.causes.map((row) => row.says)); // said above as a cause
+const known = new Set(found.findings.map((row) => row.says)); // said above as a cause
 
 const lines = (row) => [
   `A to B ${value(row.direct)}, on its own input ${value(row.shadow)}, gain over the layer's ` +
@@ -82,7 +82,7 @@ function tables() {
 
 report({
   verdict: verdict(),
-  chain: [...found.causes.map(cause),
+  chain: [...found.findings.map(cause),
     ...found.evidence.filter((row) => !known.has(row.says)).map(evidence)],
   maps: [
     ...pointMap(found.points, "direct", "Distance of A and B, layer by point",

@@ -43,7 +43,7 @@ function sentence() {
   const start = ["Equal", expected ? "Different by rounding that was expected" : "Different",
     found.not_compared ? "Not compared" : "A tensor could not be read"][data.code];
   if (found.findings.length) {
-    const [first, ...others] = found.findings, sure = first.confirmed ? "" : " (unconfirmed)";
+    const [first, ...others] = found.findings, sure = first.certainty === "confirmed" ? "" : ` (${first.certainty})`;
     const more = others.length ? `, and ${others.length} more finding${plural(others.length)}` : "";
     return `${start} - ${first.cause}${sure}${more}. ${counted}.`;
   }
@@ -85,7 +85,7 @@ function finding(row) {
   }
   const above = row === found.findings[0]; // its text stands in the verdict
   return link(above ? row.cause : `${row.cause}: ${row.text}`, kindOfCause(row),
-    row.confirmed ? "confirmed" : "unconfirmed", lines);
+    row.certainty, lines);
 }
 
 function map() {
@@ -125,9 +125,13 @@ function describe(tensor) {
   if (tensor.first_byte !== null) lines.push(`first differing byte ${tensor.first_byte}`);
   for (const one of tensor.derivations) lines.push(`${one.side.toUpperCase()}: ${one.text}`);
   const why = tensor.explanation;
-  if (why) lines.push(`${why.confirmed ? "confirmed" : "unconfirmed"} ${why.cause}:`,
+  if (why) lines.push(`${certainty(why)} ${why.cause}:`,
     ...why.evidence);
   return lines;
+}
+// How sure an explanation is: what was done, where that is less than "confirmed" says.
+function certainty({ confirmed, reached }) {
+  return confirmed ? reached || "confirmed" : reached === "explained" ? reached : "located";
 }
 // What each side is, beside the other.
 function both({ stats, ...tensor }) {

@@ -92,10 +92,10 @@ def test_one_element_of_one_side(encodings: str, wrong: str) -> None:
         found = aprfmt("diagnose", x, y, *TOKENS, "--json")
         assert (found.code, found.json["verdict"]) == (1, "bug")
         assert found.json["cause"] in ("nonfinite", "bit_rot") and KEY in found.json["where"]
-        alone(found.json["causes"][0]["values"]["nonfinite"][KEY], AT, 1, side)
+        alone(found.json["findings"][0]["values"]["nonfinite"][KEY], AT, 1, side)
     said = sentence(AT, 1, size)
     assert said in aprfmt("diff", a, b).out
-    told = aprfmt("diagnose", a, b, *TOKENS).out
+    told = aprfmt("diagnose", a, b, *TOKENS, "-v").out
     assert f"{KEY}: NaN or infinity on one side {said}" in told and wrong in told
 
 
@@ -108,7 +108,7 @@ def test_a_value_that_overflowed_in_the_coarser_type_is_no_rounding(value: float
     alone(row["stats"]["nonfinite"], AT, 1)
     done = aprfmt("diagnose", a, b, *TOKENS, "--json")
     assert (done.code, done.json["verdict"], done.json["cause"]) == (1, "bug", "nonfinite")
-    assert [row["cause"] for row in done.json["causes"] if row["confidence"] == "confirmed"] == [
+    assert [row["cause"] for row in done.json["findings"] if row["confidence"] == "confirmed"] == [
         "nonfinite"
     ]
 
@@ -153,7 +153,7 @@ def test_the_scale_of_one_block(
         assert found["alone"] == found["b"] and 0 < found["alone"] <= block
         assert found["at"][0] == 3 and found["at"][1] < block
         assert tensor(done, "L0.ffn_up.weight")["verdict"] in ("SAME_BYTES", "WITHIN")
-        told = aprfmt("diagnose", other, broken, *TOKENS)
+        told = aprfmt("diagnose", other, broken, *TOKENS, "-v")
         assert told.code == 1 and told.out.startswith("bug: ")
         assert f"{KEY}: NaN or infinity on one side at {found['alone']} of" in told.out
 
@@ -167,7 +167,7 @@ def test_the_same_on_both_sides_is_no_difference_and_is_named() -> None:
     found = row["stats"]["nonfinite"]
     assert (found["alone"], found["both"], found["both_at"]) == (0, 1, list(AT))
     said = f"NaN or infinity on both sides alike at 1 of {72 * 48} values, the first at {list(AT)}"
-    assert said in aprfmt("diff", a, b).out and said in aprfmt("diagnose", a, b, *TOKENS).out
+    assert said in aprfmt("diff", a, b).out and said in aprfmt("diagnose", a, b, *TOKENS, "-v").out
     equal = aprfmt("diff", a, folder("nan2", "F32", math.nan), "--json")
     assert equal.code == 0 and tensor(equal)["verdict"] == "SAME_BYTES"
     other = aprfmt("diff", folder("inf", "F32", math.inf), a, "--json")

@@ -45,7 +45,7 @@ def test_what_differs_is_shown_line_by_line_and_key_by_key(
     assert rows["temperature"]["b"] == 0.3
     assert rows["temperature"]["effect"] == "how evenly tokens are drawn"
     assert "transformers_version" not in rows
-    text = aprfmt("diff", demo_model, side).out
+    text = aprfmt("diff", demo_model, side, "-v").out
     assert "chat template" in text and "\x1b[31m" not in text
     assert "temperature: - | 0.3 (how evenly tokens are drawn)" in text
 

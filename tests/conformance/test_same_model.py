@@ -55,7 +55,7 @@ def test_the_command_prints_the_same_report(
     """One home of the words: lines of `words.text`, in order, with the table of points between."""
     monkeypatch.setattr(words, "MOST", 1)
     save_tiny("llama", tmp_path / "other", rope_theta=10000.0)
-    printed = iter(command("diagnose", folder, tmp_path / "other").out.splitlines())
+    printed = iter(command("diagnose", folder, tmp_path / "other", "-v").out.splitlines())
     told = words.text(diagnose(str(folder), str(tmp_path / "other"))).splitlines()
     assert any(line.endswith("more (--json)") for line in told)
     assert all(line in printed for line in told)

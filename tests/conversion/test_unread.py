@@ -114,7 +114,7 @@ def test_diagnose_says_that_they_are_not_decoded_and_blames_no_tensor(tmp_path: 
         done = aprfmt("diagnose", *(tmp_path / side for side in sides), "--ids", "1,2", "--json")
         assert done.code == 2 and done.json["verdict"] == "not_comparable"
         assert "'spqr' of config.json is not decoded here: 14 weights" in done.json["reason"]
-        assert done.json["causes"] == []
+        assert done.json["findings"] == []
 
 
 def test_a_bias_beside_packed_weights_is_a_bias(tmp_path: Path) -> None:

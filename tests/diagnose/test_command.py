@@ -32,7 +32,7 @@ def test_exit_codes_and_json(name: str) -> None:
     done = command("diagnose", a, b, "--json")
     body = done.json
     assert tuple(field for field in body if field in FIELDS) == FIELDS
-    assert body["schema"] == "aprfmt.diagnose/1" and body["exit"] == done.code
+    assert body["schema"] == "aprfmt.diagnose/2" and body["exit"] == done.code
     assert body["verdict"] == fault.verdict
     assert done.code == {"same": 0, "precision": 0, "bug": 1, "not_comparable": 2}[fault.verdict]
     assert body["ok"] is (done.code == 0)
@@ -84,7 +84,7 @@ def test_every_unknown_key_of_a_foreign_trace_is_listed_with_the_reason() -> Non
 
 def test_the_human_output_has_the_chain_and_what_was_not_checked() -> None:
     a, b = FAULTS["theta"].make()
-    out = command("diagnose", a, b).out
+    out = command("diagnose", a, b, "-v").out
     for word in ("rope_theta", "evidence", "checked", "not checked", "residual", "where"):
         assert word in out
     assert "the model says 5000" in out
@@ -117,7 +117,7 @@ def test_the_public_function_and_its_record() -> None:
     found = aprfmt.diagnose(folder, wrong_theta(), ids=IDS)
     assert isinstance(found, Diagnosis)
     again = json.loads(json.dumps(found.to_json(), default=str))
-    assert again["cause"] == "rope_theta" and again["causes"][0]["confidence"] == "confirmed"
+    assert again["cause"] == "rope_theta" and again["findings"][0]["confidence"] == "confirmed"
     with pytest.raises(AttributeError):
         found.a = "other"  # type: ignore[misc]
     worse = replace(found, reason="of other tokens")

@@ -332,7 +332,7 @@ def test_repeated_lines_are_one_line_with_a_count() -> None:
 
     folder = tiny_folder("llama")
     bad = files.copy(folder, "repeated", tensors=every, config=setting(rms_norm_eps=1e-5))
-    out = command("diagnose", folder, bad).out.splitlines()
+    out = command("diagnose", folder, bad, "-v").out.splitlines()
     assert out[0].startswith("bug: norm_eps")
     assert sum("times its layer's input" in line for line in out) <= 1
     assert out[out.index("next") + 1].startswith("  aprfmt ")

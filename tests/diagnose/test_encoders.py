@@ -17,5 +17,5 @@ def test_the_cause_of_a_fault_is_named(fault: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.safetensors"
     found = aprfmt("diagnose", path, changed_trace(fault, path), "--json")
     assert found.code == 1, found.err
-    [told] = found.json["causes"]
+    [told] = found.json["findings"]
     assert (told["cause"], told["confirmed"], told["first"]) == (cause, True, first), told

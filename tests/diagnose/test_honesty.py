@@ -127,7 +127,7 @@ def test_a_weight_is_not_blamed_for_the_attention_before_it(monkeypatch: Any) ->
     assert (set(lead.after), lead.first) == ({"L0.q", "L0.k", "L0.v"}, "L0.attn_out")
     assert {"L0.attn_output.weight", "rope", "scores", "probs", "mix", "linear"} == set(lead.where)
     assert "L0.q, L0.k, L0.v" in lead.says and "any of these operations may be wrong" in lead.says
-    assert found.to_json()["causes"][0]["after"] == lead.after
+    assert found.to_json()["findings"][0]["after"] == lead.after
 
 
 def test_norms_and_experts_are_among_what_may_be_wrong(monkeypatch: Any) -> None:

@@ -72,4 +72,4 @@ def test_a_copy_and_its_faults(name: str, tmp_path: Path) -> None:
     found = aprfmt("diagnose", tmp_path / "base", tmp_path / "copy", "--ids", "1,5,9", "--json")
     assert found.code == (0 if change is None else 1)
     assert found.json["verdict"] == ("precision" if change is None else "bug")
-    assert [(row["cause"], row["confirmed"]) for row in found.json["causes"]] == [(cause, True)]
+    assert [(row["cause"], row["confirmed"]) for row in found.json["findings"]] == [(cause, True)]

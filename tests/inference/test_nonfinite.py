@@ -60,13 +60,15 @@ def test_one_value_of_a_captured_trace(key: str, wrong: str) -> None:
             done = aprfmt("diagnose", x, y, *options, "--json")
             assert (done.code, done.json["verdict"]) == (1, "bug"), done.json["sentence"]
             assert (done.json["cause"], done.json["first"]) == ("nonfinite", key)
-            lead = done.json["causes"][0]
+            lead = done.json["findings"][0]
             found = lead["values"]["nonfinite"][key]
             assert (found["alone"], tuple(found["at"])) == (1, PLACES[key])
             assert lead["side"] == side.upper() and math.isfinite(lead["residual_after"])
             point = next(row for row in done.json["points"] if row["key"] == key)
             assert point["beyond"] and point["nonfinite"]["alone"] == 1
-            sure = [row["cause"] for row in done.json["causes"] if row["confidence"] == "confirmed"]
+            sure = [
+                row["cause"] for row in done.json["findings"] if row["confidence"] == "confirmed"
+            ]
             assert set(sure) == {"nonfinite"}
         done = aprfmt("trace", "--load", x, "--reference", y, "--json")
         assert done.code == 1 and done.json["reference"]["first"] == key

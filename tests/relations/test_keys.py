@@ -94,7 +94,7 @@ def test_two_answers_are_none_until_the_other_side_decides(
     bad = with_keys(demo_model, tmp_path / "bad", {"num_attention_heads": 8})
     with open_model(bad) as model:
         assert model.relations == () and len(model.resolution.coverage.misshapen) > 1
-    (found,) = command("diagnose", demo_model, bad, "--json").json["causes"]
+    (found,) = command("diagnose", demo_model, bad, "--json").json["findings"]
     assert (found["cause"], found["confidence"]) == ("gqa_mapping", "confirmed")
     assert "num_attention_heads" in found["where"]
 

@@ -6,6 +6,7 @@ from typing import Literal
 from aprfmt.base.outcome import Outcome
 from aprfmt.cli.eval_show import KlFacts
 from aprfmt.cli.running import WhereRan
+from aprfmt.compare.causes import Certainty
 from tests.schemas.generate import Record
 
 _PARITY = "inference.parity.cells"
@@ -26,13 +27,16 @@ RECORDS: tuple[Record, ...] = (
     Record("common", "$defs/device_memory", "inference.dry.estimate:DeviceMemory"),
     Record("common", "$defs/dry_run/properties/runs/items", "inference.dry.estimate:Estimate"),
     Record("diagnose", "properties/evidence/items", "diagnosis.found:Evidence"),
-    Record("diagnose", "properties/causes/items", "diagnosis.found:CauseFound",
-           {"confidence": Literal["confirmed", "ambiguous", "unconfirmed"], "means": str}),
+    Record("diagnose", "properties/causes/items", "compare.named_causes:NamedCause"),
+    Record("diagnose", "properties/findings/items", "diagnosis.found:CauseFound",
+           {"confidence": Literal["confirmed", "ambiguous", "unconfirmed"],
+            "certainty": Certainty, "means": str}),
     Record("diagnose", "properties/points/items", "diagnosis.found:PointRow"),
     Record("diff", "properties/sample/properties/differing/items",
            "compare.sampled:DifferingRange"),
     Record("diff", "properties/sample/properties/unlike/items", "compare.sampled:Unsampled"),
     Record("diff", "properties/sample/properties/unsampled/items", "compare.sampled:Unsampled"),
+    Record("diff", "properties/causes/items", "compare.named_causes:NamedCause"),
     Record("diff", "properties/findings/items", "compare.diffs:CauseGroup"),
     Record("diff", "properties/tensors/items", "compare.diffs:TensorDiff"),
     Record("diff", "properties/generation/items", "compare.texts:KeyDiff"),

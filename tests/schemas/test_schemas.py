@@ -93,7 +93,7 @@ OPEN: Mapping[str, tuple[str, ...]] = {
     "qa": ("backend", "gates/*/measures", "gates/*/details"),
     "parity": ("weights/encodings", "runs/*/backend", "arbiter/*/rel_l2", "noise/rel_l2",
                "pairs/*/compared_before"),
-    "diagnose": ("facts", "causes/*/values"),
+    "diagnose": ("facts", "findings/*/values"),
     "explain": ("topics", "json_schema"),
     "doctor": ("native/disabled",),
 }  # fmt: skip

@@ -12,12 +12,24 @@ from aprfmt.compare.causes.engine import ENGINE
 from aprfmt.compare.causes.looked import LOOKED
 from aprfmt.compare.causes.moved import MOVED
 from aprfmt.compare.causes.packed import PACKED
-from aprfmt.compare.causes.row import LEVELS, VERDICTS, Cause, Level, Verdict
+from aprfmt.compare.causes.row import (
+    CERTAINTIES,
+    LEVELS,
+    VERDICTS,
+    Cause,
+    Certainty,
+    Level,
+    Verdict,
+    certainty_of,
+)
 from aprfmt.compare.causes.stored import STORED
 from aprfmt.compare.causes.tokens import TOKENS
 from aprfmt.compare.causes.walk import WALK
 
-__all__ = ["CAUSES", "LEVELS", "VERDICTS", "Cause", "Level", "Verdict", "describe"]
+__all__ = [
+    "CAUSES", "CERTAINTIES", "LEVELS", "VERDICTS", "Cause", "Certainty", "Level", "Verdict",
+    "certainty_of", "describe",
+]  # fmt: skip
 
 _ROWS = (*STORED, *MOVED, *PACKED, *COMPUTED, *TOKENS, *ENGINE, *LOOKED, *WALK)
 

@@ -15,7 +15,7 @@ import numpy as np
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.registry import offered
 from aprfmt.compare.align import TensorPair
-from aprfmt.compare.causes import CAUSES
+from aprfmt.compare.causes import CAUSES, Certainty
 from aprfmt.compare.diffs import TensorDiff
 from aprfmt.compare.explain.compound import remainder, rereadings
 from aprfmt.compare.explain.context import Surroundings
@@ -34,6 +34,7 @@ from aprfmt.tensors.view import View
 
 __all__ = ["Explanation", "Surroundings", "explain_pair", "explained"]
 
+MOST = 0.5  # of the values a change has to give to be called explained
 TRIED = 6  # guesses applied to whole tensors, per pair
 PART = 0.5  # at most this share of rows differs: then they are also examined alone
 PART_ROWS = 1 << 12
@@ -91,7 +92,9 @@ def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | Non
     if found is not None and found.cause != "stale_tensor":
         says = (*says, f"{found.cause}, which is not confirmed:", *found.evidence)
     after = case.before.rest if equal else None
-    return Explanation("nonfinite", (case.key,), says, case.before.relative, after, equal)
+    return Explanation(
+        "nonfinite", (case.key,), says, case.before.relative, after, equal, "located"
+    )
 
 
 def _of_values(case: Unequal) -> Explanation | None:
@@ -163,7 +166,13 @@ def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
     elif after.changed:
         says = (*says, "equal within the rounding of the coarser encoding")
     where = guess.where or (case.key,)
-    return Explanation(guess.cause, where, says, before, after.relative, equal)
+    # Of values that were equal as stored nothing is shown.
+    spoken = after.count if before is None else min(after.count, case.before.changed)
+    share = 1.0 if equal else max(0.0, 1.0 - after.changed / max(1, spoken))
+    return Explanation(
+        guess.cause, where, says, before, after.relative, equal,
+        None if equal else "explained" if share >= MOST else "located", share,
+    )  # fmt: skip
 
 
 def _of_part(case: Unequal) -> Tried | None:
@@ -197,7 +206,11 @@ def _compound(case: Unequal, found: Tried | None) -> Explanation | None:
     if second is None or not second[0].confirmed:
         return None
     said = (*found[0].evidence, f"then {second[0].cause}:", *second[0].evidence)
-    return replace(found[0], evidence=said, residual_after=second[0].residual_after, confirmed=True)
+    reached: Certainty | None = None if second[0].certainty == "confirmed" else "explained"
+    return replace(
+        found[0], evidence=said, residual_after=second[0].residual_after, confirmed=True,
+        reached=reached, share=1.0,
+    )  # fmt: skip
 
 
 def _reread(case: Unequal) -> Explanation | None:

@@ -304,6 +304,7 @@ def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
             case.before.relative,
             None,
             True,
+            "explained",  # the steps are those of both, the accused one's too
         )
 
 

@@ -46,7 +46,8 @@ def runs(case: Unequal) -> Iterator[Explanation]:
         many = "one bit is" if len(flips) == 1 else f"{len(flips)} bits are"
         text = f"all other values are within the rounding of the coarser encoding: {many} flipped"
         lines = [f"flipping {flip} brings its block back within the bound" for flip in flips]
-        yield Explanation("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, True)
+        yield Explanation("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, True,
+                          "explained")  # fmt: skip
         return
     width = case.a.columns
     lines, sure = [], True
@@ -73,7 +74,7 @@ def runs(case: Unequal) -> Iterator[Explanation]:
     yield Explanation(
         "stale_tensor" if stale else "bit_rot", (case.key,),
         (general, f"{count} values in {len(found)} runs are not", *lines), case.before.relative,
-        0.0, sure and len(found) <= SHOWN,
+        0.0, sure and len(found) <= SHOWN, "explained" if sure else "located",
     )  # fmt: skip
 
 
@@ -133,7 +134,8 @@ def blanks(case: Unequal) -> Iterator[Explanation]:
             end = ", to the end: the data was cut short" if tail else ""
             lines.append(f"{label} holds zeros in {int(counts.sum())} values, in {name}{end}")
     text = "zeros stand where values should; all others are within the rounding of the coarser one"
-    yield Explanation("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, True)
+    yield Explanation("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, True,
+                      "explained")  # fmt: skip
 
 
 def _holes(x: "Array", y: "Array") -> "Array":

@@ -72,7 +72,7 @@ def ranges(case: Unequal) -> Iterator[Explanation]:
     yield Explanation(
         "bit_rot", (case.key,),
         ("all other bytes are equal: damage or an edit, no transformation", text, *lines, *more),
-        case.before.relative, 0.0, sure,
+        case.before.relative, 0.0, sure, "explained" if len(known) == len(spans) else "located",
     )  # fmt: skip
 
 
@@ -101,7 +101,13 @@ def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Explanation]:
     if text:
         more = f"all {case.a.rows - len(rows)} other rows are equal to the byte"
         yield Explanation(
-            "stale_tensor", (case.key,), (text, more), case.before.relative, 0.0, True
+            "stale_tensor",
+            (case.key,),
+            (text, more),
+            case.before.relative,
+            0.0,
+            True,
+            "located" if values.any() else "explained",
         )
 
 
@@ -135,7 +141,7 @@ def _columns(case: Unequal) -> Iterator[Explanation]:
     text = f"{shown}: B holds 0 there, in every row, and was never filled"
     yield Explanation(
         "stale_tensor", (case.key,), (text, f"the other {columns - len(chosen)} columns are equal"),
-        case.before.relative, 0.0, True,
+        case.before.relative, 0.0, True, "explained",
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from aprfmt.compare.align import TensorPair
 from aprfmt.compare.diffs import Explanation, TensorDiff
 from aprfmt.compare.explain.context import Surroundings
 from aprfmt.compare.explain.noise import UNIT, noise, noise_of
-from aprfmt.compare.explain.summary import named
+from aprfmt.compare.named_causes import named
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors import norms
 
@@ -196,7 +196,7 @@ def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
 def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Explanation:
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
-    return Explanation(cause, (change.key,), (text, line), change.size, None, True)
+    return Explanation(cause, (change.key,), (text, line), change.size, None, True, "located")
 
 
 def _merged(
@@ -252,7 +252,9 @@ def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
 
 def _partly(change: MatrixChange, text: str, sure: bool) -> Explanation:
     line = f"rank {change.rank}, {change.size:.3g} of the norm"
-    return Explanation("partial_merge", (change.key,), (text, line), change.size, 0.0, sure)
+    return Explanation(
+        "partial_merge", (change.key,), (text, line), change.size, 0.0, sure, "located"
+    )
 
 
 def _shards(

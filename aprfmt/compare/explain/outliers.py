@@ -42,7 +42,9 @@ def outliers(case: Unequal) -> Iterator[Explanation]:
         if bit is not None:
             sure = noise_of(other.encoding) <= FINE
             says = (*says, f"flipping {bit} of {label} brings it back within the bound")
-            yield Explanation("bit_rot", (case.key,), says, case.before.relative, None, sure)
+            yield Explanation(
+                "bit_rot", (case.key,), says, case.before.relative, None, sure, "explained"
+            )
             return
     yield Explanation("bit_rot", (case.key,), says, case.before.relative, None, False)
 

@@ -93,7 +93,10 @@ def explanation(copy: Copy, cause: str, says: tuple[str, ...], after: Fit) -> Ex
     )
     if copy.rows is not None:
         said = (*said, f"{len(copy.rows)} of {copy.reader.rows} rows looked at")
-    return Explanation(cause, (copy.case.key,), said, before, 0.0, True)
+    share = None if copy.rows is None else len(copy.rows) / copy.reader.rows
+    return Explanation(
+        cause, (copy.case.key,), said, before, 0.0, True, "explained" if share else None, share
+    )
 
 
 def copies(case: Unequal) -> Iterator[Copy]:

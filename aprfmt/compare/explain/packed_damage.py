@@ -64,7 +64,7 @@ def damaged_parts(case: Unequal) -> Iterator[Explanation]:
         "bit_rot", (case.key,),
         ("all other bytes of its parts are equal: damage or an edit, no transformation",
          *(run.says() for run in found)),
-        case.before.relative, 0.0, True,
+        case.before.relative, 0.0, True, "located",
     )  # fmt: skip
 
 

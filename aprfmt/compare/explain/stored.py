@@ -205,7 +205,13 @@ def _zeros(data: RunBytes, start: int, stop: int) -> bool:
 def _damage(case: Unequal, text: str, more: tuple[str, ...], confirmed: bool) -> Explanation:
     general = "all other bytes are equal: damage or an edit, no transformation"
     return Explanation(
-        "bit_rot", (case.key,), (general, text, *more), case.before.relative, 0.0, confirmed
+        "bit_rot",
+        (case.key,),
+        (general, text, *more),
+        case.before.relative,
+        0.0,
+        confirmed,
+        "explained" if confirmed else "located",
     )
 
 

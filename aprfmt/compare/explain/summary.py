@@ -1,10 +1,12 @@
 """Joins the explanations of many tensors: a swapped layer is one finding, not nine."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.compare.causes import CERTAINTIES, Certainty
 from aprfmt.compare.diffs import EQUAL, CauseGroup, TensorDiff
 from aprfmt.compare.explain.guesses import Explanation
+from aprfmt.compare.named_causes import named
 
 
 def findings(tensors: Sequence[TensorDiff]) -> tuple[CauseGroup, ...]:
@@ -36,8 +38,28 @@ def _finding(
 ) -> CauseGroup:
     keys = tuple(row.key for row in rows)
     if cause == "layer_order":
-        return CauseGroup(cause, _layers(rows, equal), keys, confirmed)
-    return CauseGroup(cause, f"{named(keys)} - {text}", keys, confirmed)
+        return CauseGroup(cause, _layers(rows, equal), keys, confirmed, *_certainty(rows))
+    said = f"{named(keys)} - {text}"
+    return CauseGroup(cause, said, keys, confirmed, *_certainty(rows), _detail(rows))
+
+
+def _detail(rows: Sequence[TensorDiff]) -> str:
+    """Return what the first tensor's explanation says of it alone, "" where it says no more."""
+    found = rows[0].explanation
+    more = () if found is None else found.evidence[1:2]
+    return "".join(more if len(rows) == 1 else (f"{rows[0].key}: {text}" for text in more))
+
+
+def _certainty(rows: Sequence[TensorDiff]) -> tuple[Certainty, float | None]:
+    """Return what holds for all of these tensors, and the share of their values it gives."""
+    found = [row.explanation for row in rows if row.explanation is not None]
+    least = min((one.certainty for one in found), key=list(CERTAINTIES).index)
+    if least == "located":
+        return least, None
+    sizes = [1 if row.stats is None else row.stats.count for row in rows if row.explanation]
+    shares = [1.0 if one.share is None else one.share for one in found]
+    given = sum(size * share for size, share in zip(sizes, shares, strict=True))
+    return least, given / max(1, sum(sizes))
 
 
 def _layers(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
@@ -76,28 +98,3 @@ def _layers(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
         more = " ..." if len(rest) > 12 else ""
         said.append(f"layers stand elsewhere, by number in one file and the other: {shown}{more}")
     return "; ".join(said)
-
-
-def named(keys: Iterable[str]) -> str:
-    """Return keys in short form: each role with its layers as ranges."""
-    roles: dict[str, list[int | None]] = {}
-    for key in keys:
-        layer, role = split_key(key)
-        roles.setdefault(role, []).append(layer)
-    said = []
-    for role, layers in roles.items():
-        numbers = sorted(layer for layer in layers if layer is not None)
-        at = f" in layer{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}" if numbers else ""
-        said.append(role + at)
-    shown = ", ".join(said[:4])
-    return shown if len(said) <= 4 else f"{shown} and {len(said) - 4} more roles"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)

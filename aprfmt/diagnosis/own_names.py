@@ -1,0 +1,37 @@
+"""What a file calls the places of a finding: stored tensors and keys of its configuration."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from aprfmt.diagnosis.found import CauseFound
+from aprfmt.errors import AprfmtError
+from aprfmt.model import Model
+
+
+def own_names(
+    findings: Iterable[CauseFound], a: Model | None, b: Model | None
+) -> Mapping[str, tuple[str, ...]]:
+    """Return the stored names of every place that a file has a name for.
+
+    B's names, and A's of what B has not; of a finding of side A the other way round.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for finding in findings:
+        sides = [side for side in ((a, b) if finding.side == "A" else (b, a)) if side is not None]
+        for place in finding.where:
+            names = next(filter(None, (_names(side, place) for side in sides)), ())
+            if names and place not in found:
+                found[place] = tuple(names)
+    return found
+
+
+def _names(model: Model, place: str) -> Sequence[str]:
+    """Return a model's own names of a role or hyperparameter; none where it has it not."""
+    try:
+        if place in model.roles:
+            return tuple(model.roles[place].names)
+        if place in model.hyper:
+            key = model.hyper.of(place).key
+            return (key,) if key else ()
+    except AprfmtError:
+        pass  # an architecture that is not read has stored names only
+    return ()
