@@ -201,6 +201,7 @@ def tar_file(path: Path) -> None:
             tar.addfile(info, io.BytesIO(held))
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")  # of torch's reader
 def test_the_oldest_form(tmp_path: Path) -> None:
     """A tar archive of before 0.1.10, as torch's own reader reads it."""
     tar_file(tmp_path / "x.pt")
