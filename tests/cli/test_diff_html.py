@@ -301,9 +301,9 @@ def test_the_page_of_a_diagnosis(tab: Page, demo_model: Path, tmp_path: Path) ->
     assert body["sentence"] == f"{says} - {cells[0]}, {cells[1]}; {cells[2]}"
     assert tab.evaluate(TEXT.format("#verdict code")) == body["next"][0]
     links = tab.evaluate("document.querySelectorAll('#chain > li').length")
-    known = {row["says"] for row in body["causes"]}
+    known = {row["says"] for row in body["findings"]}
     others = [row for row in body["evidence"] if row["says"] not in known]
-    assert links == len(body["causes"]) + len(others)
+    assert links == len(body["findings"]) + len(others)
     measured = [row["key"] for row in body["points"] if row["direct"] is not None]
     keys = "[...document.querySelectorAll('#maps section:first-child button')]"
     assert sorted(tab.evaluate(f"{keys}.map(e => e.dataset.key)")) == sorted(measured)
