@@ -58,4 +58,4 @@ def test_a_codec_of_another_package_is_quantized_bounded_and_explained(
 
 def test_without_the_package_the_type_is_refused(tmp_path: Path) -> None:
     error = aprfmt(tmp_path, "quantize", DEMO, tmp_path / "x.gguf", "--type", "TOY_8", code=2)
-    assert "TOY_8: not known" in str(error["error"])
+    assert "TOY_8: is not known" in str(error["error"])

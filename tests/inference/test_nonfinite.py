@@ -75,7 +75,7 @@ def test_one_value_of_a_captured_trace(key: str, wrong: str) -> None:
         point = next(row for row in done.json["reference"]["points"] if row["key"] == key)
         alone(point["nonfinite"], PLACES[key], 1, side)
         assert point["beyond"] and point["rel_l2"] == "Infinity"
-    done = aprfmt("diagnose", model, odd)
+    done = aprfmt("diagnose", model, odd, "-v")
     assert done.code == 1 and done.out.startswith(f"bug: nonfinite - {key}: NaN or infinity on one")
     assert f"the first at {list(PLACES[key])}" in done.out
     told = aprfmt("trace", "--load", odd, "--reference", whole())
@@ -96,7 +96,7 @@ def test_the_same_value_in_both_traces_is_named_and_no_difference() -> None:
         1,
     )
     assert said in aprfmt("trace", "--load", odd, "--reference", other).out
-    told = aprfmt("diagnose", odd, other)
+    told = aprfmt("diagnose", odd, other, "-v")
     assert told.code == 0 and told.out.startswith("same") and said in told.out
 
 

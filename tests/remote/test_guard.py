@@ -57,6 +57,8 @@ def test_what_the_registries_call_private_is_not_public(
     nat64 = ip in ipaddress.ip_network("64:ff9b::/96")
     if not ip.is_global and not nat64 and not getattr(ip, "ipv4_mapped", None):
         assert not is_public(str(ip))
+    if getattr(ip, "ipv4_mapped", None):
+        return  # its IPv4 address decides
     if ip.is_multicast or (ip.is_reserved and not nat64) or ip.is_unspecified:
         assert not is_public(str(ip))
     assert is_loopback(str(ip)) <= (reach(str(ip)) <= Reach.HERE)
