@@ -76,7 +76,8 @@ def test_one_value_of_a_captured_trace(key: str, wrong: str) -> None:
         alone(point["nonfinite"], PLACES[key], 1, side)
         assert point["beyond"] and point["rel_l2"] == "Infinity"
     done = aprfmt("diagnose", model, odd, "-v")
-    assert done.code == 1 and done.out.startswith(f"bug: nonfinite - {key}: NaN or infinity on one")
+    begins = f"bug: nonfinite (located) - {key}: NaN or infinity on one"
+    assert done.code == 1 and done.out.startswith(begins)
     assert f"the first at {list(PLACES[key])}" in done.out
     told = aprfmt("trace", "--load", odd, "--reference", whole())
     assert told.code == 1 and f"{key}: NaN or infinity on one side at 1 of" in told.out
