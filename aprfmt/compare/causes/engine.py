@@ -22,4 +22,37 @@ ENGINE = (
         "q and k are equal before their norm, and scores differ.",
         "The pass with the norms of q and k as named is equal.",
     ),
+    Cause(
+        "recurrence", "forward", "bug",
+        "A gated delta net computes its decay, its strength, its keys, its state or its output "
+        "gate by another rule: A_log without exp, keys that are not normalised, no dt_bias.",
+        "What the layer reads from its state differs more from token to token; its products are "
+        "equal.",
+        "The rule with the named part exchanged is equal.",
+    ),
+    Cause(
+        "tensor_parallel", "forward", "bug",
+        "A sum over devices lacks a device's part, or has one in another's place.",
+        "Attention's or the MLP's last product is that of some of its columns only.",
+        "The product in which the named shards count as named is equal.",
+    ),
+    Cause(
+        "token_ids", "forward", "bug",
+        "The run read other tokens than its records say.",
+        "The embedding's rows are those of other ids at single places; all rows from there on "
+        "differ.",
+        "The pass with the named ids is equal.",
+    ),
+    Cause(
+        "token_type_ids", "forward", "bug",
+        "Tokens have another type, or no row of the table of types is added.",
+        "The embedding differs by one vector in every row.",
+        "The pass with the named row of the types is equal.",
+    ),
+    Cause(
+        "dropout", "forward", "bug",
+        "Dropout is on: the run was made in training mode.",
+        "Some values are zero, and all others are larger by one factor; two runs differ.",
+        "The share of zeros gives the factor that all other values have.",
+    ),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.grouped_rows import Tiled
-from aprfmt.compare.explain.guesses import Guess
+from aprfmt.compare.explain.guesses import Explanation, Guess
 from aprfmt.compare.explain.unequal import Unequal
 from aprfmt.errors import ArchError
 
@@ -23,6 +23,22 @@ TILED: Mapping[str, Tiled] = {
     "ssm_dt.bias": _HEAD,
 }  # fmt: skip
 KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
+
+
+def initial(case: Unequal) -> Iterator[Explanation]:
+    """Find rates that stand as training begins: log(1), log(2), ... (Mamba's A_log)."""
+    if case.role != "ssm_a.weight" or case.numbers is not None or case.a.rows != case.b.rows:
+        return
+    import numpy as np
+
+    for label, side in (("B", case.b), ("A", case.a)):
+        values = side.take(np.arange(side.rows)).reshape(-1)
+        if len(values) > 2 and np.allclose(values, np.log(np.arange(1, len(values) + 1)), 1e-2):
+            text = f"{label} holds log(1), log(2), ...: what training begins with, never filled"
+            yield Explanation(
+                "stale_tensor", (case.key,), (text,), case.before.relative, None, False
+            )
+            return
 
 
 def value_heads(case: Unequal) -> Iterator[Guess]:

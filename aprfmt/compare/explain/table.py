@@ -51,6 +51,7 @@ TABLE: tuple[PairHypothesis, ...] = (
     PairHypothesis(("byte_offset",), shifts.wrapped_offset, stored=True),
     PairHypothesis(("missing_bias",), elsewhere.zeroed_bias),
     PairHypothesis(("stale_tensor",), elsewhere.one_value, part=True),
+    PairHypothesis(("stale_tensor",), recurrent.initial),
     PairHypothesis(("bit_rot",), stored.bit_rot, stored=True),
     PairHypothesis(("bit_rot",), packed_damage.damaged_parts),
     PairHypothesis(("byte_offset", "row_offset"), shifts.byte_offset, stored=True),

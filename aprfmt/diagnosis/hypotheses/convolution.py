@@ -54,17 +54,22 @@ GATES: Mapping[str, str] = {
 
 def convolutions(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes of a model's short convolutions; none of a model without them."""
-    if not any(patched.hp["conv_layers"]):
+    short, delta = any(patched.hp["conv_layers"]), any(patched.hp["delta_layers"])
+    if not (short or delta):
         return
+    where = WHERE if short else ("ssm_conv1d",)
     for says, (cause, taken) in TAKEN.items():
-        yield Change(cause, says, WHERE, _taken(taken), {"convolution": says})
+        yield Change(cause, says, where, _taken(taken), {"convolution": says})
+    if not short:
+        return
     for point, says in GATES.items():
         yield Change("convolution", says, WHERE, _ungated(point), {"gate": point})
 
 
 def convolution(case: Mismatch) -> Iterator[Change]:
     """Try other taps, no gates, and other rows before the first ones."""
-    if case.layer < 0 or not case.patched.hp["conv_layers"][case.layer]:
+    hp = case.patched.hp
+    if case.layer < 0 or not (hp["conv_layers"][case.layer] or hp["delta_layers"][case.layer]):
         return
     yield from convolutions(case.patched)
     call = case.call("convolve")

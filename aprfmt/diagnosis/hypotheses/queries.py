@@ -1,4 +1,4 @@
-"""Hypotheses about what follows rope: norms of q and k, factors by the position, ALiBi's slopes."""
+"""Hypotheses about what follows rope: norms of q and k, factors by the position."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -45,22 +45,6 @@ def norms(case: Mismatch) -> Iterator[Change]:
         lambda patched, layers: patched.with_block(qk_norm_place=other), {"qk_norm_place": other},
         scoped=False,
     )  # fmt: skip
-
-
-def slopes(case: Mismatch) -> Iterator[Change]:
-    """Find the exponent at which ALiBi's slopes end."""
-    told = case.patched.hp["alibi_max_bias"]
-    if told is None or case.view.point not in _LATE:
-        return
-
-    def change(value: float) -> Change:
-        return Change(
-            "positions", f"the slopes on distances end at 2^-{value:g}; the model says 2^-{told:g}",
-            ("alibi_max_bias",), lambda patched, layers: patched.with_hyper(alibi_max_bias=value),
-            {"alibi_max_bias": value}, scoped=False,
-        )  # fmt: skip
-
-    yield from case.best_number(change, {1.0, 2.0, 4.0, 8.0, 16.0, 32.0} - {float(told)})
 
 
 def temperature(case: Mismatch) -> Iterator[Change]:

@@ -7,9 +7,13 @@ import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.diagnosis.hypotheses.convolution import convolutions
+from aprfmt.diagnosis.hypotheses.delta_net import delta_nets
 from aprfmt.diagnosis.hypotheses.linear import dropped_bias
+from aprfmt.diagnosis.hypotheses.mlp import shaped_activations
 from aprfmt.diagnosis.hypotheses.reordered import passed_by
+from aprfmt.diagnosis.hypotheses.rope import other_elements
 from aprfmt.diagnosis.hypotheses.rules import rule_changes
+from aprfmt.diagnosis.hypotheses.score_bias import score_biases
 from aprfmt.diagnosis.hypotheses.steps import (
     FUNCTIONS,
     Sum,
@@ -26,7 +30,7 @@ from aprfmt.diagnosis.hypotheses.steps import (
     values_rotated,
     window_in,
 )
-from aprfmt.diagnosis.hypotheses.stream import beside
+from aprfmt.diagnosis.hypotheses.stream import beside, unscaled_halves
 from aprfmt.diagnosis.hypotheses.usual_blocks import Usual, each
 from aprfmt.diagnosis.mismatch import Change, Layers
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -58,6 +62,7 @@ def _sums(patched: PatchedModel) -> Iterator[Usual]:
             ))  # fmt: skip
     scale = float(patched.hp["residual_scale"])
     if scale != 1:
+        yield from each(unscaled_halves(patched))
         for whole, what in ((False, "the stream"), (True, "the sum")):
             yield Usual(Change(
                 "multiplier", f"residual_scale multiplies {what}, not what a sublayer computed",
@@ -94,6 +99,7 @@ def _ropes(patched: PatchedModel) -> Iterator[Usual]:
     ):  # fmt: skip
         yield Usual(Change("rope_layers", says, ("rope_layers",), rotated(keys, queries),
                            {"keys": keys, "queries": queries}))  # fmt: skip
+    yield from each(other_elements(patched))
     if patched.spec.block.attention != "mla":
         yield Usual(Change("rope_layers", "values are rotated as the keys", ("rope_layers",),
                            values_rotated, {"values": 1}))  # fmt: skip
@@ -126,6 +132,7 @@ def _activations(patched: PatchedModel) -> Iterator[Usual]:
         says = "is left out" if name == "left out" else f"is {name}"
         yield Usual(Change("activation", f"the activation {says}; the model says {told}",
                            ("activation",), function_of(name), {"activation": name}))  # fmt: skip
+    yield from each(shaped_activations(patched))
 
 
 def single_layers(patched: PatchedModel) -> Iterator[Usual]:
@@ -223,7 +230,15 @@ def _convolutions(patched: PatchedModel) -> Iterator[Usual]:
     return each(convolutions(patched))
 
 
+def _delta_nets(patched: PatchedModel) -> Iterator[Usual]:
+    return each(delta_nets(patched))
+
+
+def _score_biases(patched: PatchedModel) -> Iterator[Usual]:
+    return each(score_biases(patched))
+
+
 STEPS: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _sums, _norms, _ropes, _masks, _caches, _activations, _rules, _splits,
-    _convolutions,
+    _convolutions, _delta_nets, _score_biases,
 )  # fmt: skip
