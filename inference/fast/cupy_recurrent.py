@@ -79,13 +79,13 @@ class CupyRecurrent(CupyElements):
                 f"ssm_state is {size}; backend cupy scans at most {LANE_KEYS[-1] * _WARP} numbers"
             )
         read = memory.arrays().empty(x.shape, self._wide)
-        after = memory.arrays().empty((heads, width, size), self._wide)
+        shape = (heads, width, size)
+        after = memory.arrays().zeros(shape, self._wide) if state is None else state.copy()
         given = [whole(x), whole(step), self.wide(rate), whole(b), whole(c), whole(skip)]
-        before = None if state is None else self.wide(state)
         self._ops.run(
             f"scan{lane}", (-(-heads * width * _WARP // GROUP),),
-            *(memory.pointer(y) for y in given), _place(before), memory.pointer(read),
-            memory.pointer(after), tokens, heads, width, groups, size, int(rate.ndim == 2),
+            *(memory.pointer(y) for y in given), memory.pointer(read), memory.pointer(after),
+            tokens, heads, width, groups, size, int(rate.ndim == 2),
         )  # fmt: skip
         return read, after
 

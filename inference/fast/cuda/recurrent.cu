@@ -96,10 +96,10 @@ KERNEL rates(const T* x, W* y, i64 count) {
 }
 
 // A warp keeps the numbers of one column (of `width` of a head): its lanes have every 32nd, N each.
-// `rate` has one number a head, or `state` of them where `each`. `before` may be null.
+// `rate` has one number a head, or `state` of them where `each`. `kept` is the state, in place.
 template <int N> __device__ __forceinline__ void scanned(
-    const T* x, const T* step, const W* rate, const T* b, const T* c, const T* skip, const W* before, W* y,
-    W* after, i64 tokens, i64 heads, i64 width, i64 groups, i64 state, i64 each) {
+    const T* x, const T* step, const W* rate, const T* b, const T* c, const T* skip, W* y, W* kept,
+    i64 tokens, i64 heads, i64 width, i64 groups, i64 state, i64 each) {
   i64 lane = threadIdx.x % WARP, column = (i64)blockIdx.x * (GROUP / WARP) + threadIdx.x / WARP;
   if (column >= heads * width) return;
   i64 head = column / width, group = head / (heads / groups), place = column * state + lane;
@@ -108,18 +108,18 @@ template <int N> __device__ __forceinline__ void scanned(
 #pragma unroll
   for (int n = 0; n < N; n++) {
     there[n] = lane + n * WARP < state;
-    held[n] = before && there[n] ? before[place + n * WARP] : (W)0;
+    held[n] = there[n] ? kept[place + n * WARP] : (W)0;
     decay[n] = !there[n] ? (W)0 : each ? rate[head * state + lane + n * WARP] : rate[head];
   }
   for (i64 t = 0; t < tokens; t++) {
     W grown = widen(step[t * heads + head]), value = widen(x[t * heads * width + column]);
-    W kept = exp_of(grown * decay[0]), read = 0;
+    W left = exp_of(grown * decay[0]), read = 0;
     i64 row = (t * groups + group) * state + lane;
 #pragma unroll
     for (int n = 0; n < N; n++) {
       W into = there[n] ? widen(b[row + n * WARP]) : (W)0, out = there[n] ? widen(c[row + n * WARP]) : (W)0;
-      if (each && n) kept = exp_of(grown * decay[n]);
-      held[n] = kept * held[n] + grown * into * value;
+      if (each && n) left = exp_of(grown * decay[n]);
+      held[n] = left * held[n] + grown * into * value;
       read += held[n] * out;
     }
     read = warp_sum(read);
@@ -127,13 +127,12 @@ template <int N> __device__ __forceinline__ void scanned(
   }
 #pragma unroll
   for (int n = 0; n < N; n++)
-    if (there[n]) after[place + n * WARP] = held[n];
+    if (there[n]) kept[place + n * WARP] = held[n];
 }
 #define SCAN(N)                                                                                                \
-  KERNEL scan##N(const T* x, const T* step, const W* rate, const T* b, const T* c, const T* skip,              \
-                 const W* before, W* y, W* after, i64 tokens, i64 heads, i64 width, i64 groups, i64 state,     \
-                 i64 each) {                                                                                   \
-    scanned<N>(x, step, rate, b, c, skip, before, y, after, tokens, heads, width, groups, state, each);        \
+  KERNEL scan##N(const T* x, const T* step, const W* rate, const T* b, const T* c, const T* skip, W* y,        \
+                 W* kept, i64 tokens, i64 heads, i64 width, i64 groups, i64 state, i64 each) {                 \
+    scanned<N>(x, step, rate, b, c, skip, y, kept, tokens, heads, width, groups, state, each);                 \
   }
 SCAN(1)
 SCAN(2)
