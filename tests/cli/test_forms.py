@@ -25,8 +25,8 @@ IDS = "1417,362,258,1168,1529,457,72"
 VERDICTS = [
     "diff {m} {q}", "diff {m} {bad}", "diff {m} {bad} --base {m}", "diff {m} {m}",
     "diff {m} {other}", "diff {m} {cut}", "diff {m} {q} --sample 100K",
-    "diagnose {m} {other}", "diagnose {m} {q}", 
-    
+    "diagnose {m} {other}", "diagnose {m} {q}", "attest {q} --from {m}", "attest {bad} --from {m}",
+    "attest {other} --from {m}",
     "validate {q}", "validate {cut}", "validate {bad} --against {m}", "validate {nan}",
     "qa {q} --only tensor-contract --only metadata", "qa {nan} --only init-statistics",
     "scan {m} {cut} -o {rows} --checks layout",
@@ -95,7 +95,7 @@ def test_an_answer_for_agents_is_short_plain_and_the_same(
 
 
 NEXT = [command for command in VERDICTS if command.split()[0] in (
-    "diff", "diagnose", "validate", "qa", "scan", "trace")]  # fmt: skip
+    "diff", "diagnose", "attest", "validate", "qa", "scan", "trace")]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", NEXT)
