@@ -12,6 +12,7 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
+    from aprfmt.compare.short_answer import Line
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import KlDivergence
     from aprfmt.inference.running import Run
@@ -93,7 +94,10 @@ def of_texts(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
         body: dict[str, object] = {**scored}
         body |= {} if draft_found is None else {"draft": draft_found}
         body |= {} if against is None else {"against": against}
-        return finish(run, body, checks, lambda: eval_show.show(scored, draft_found, against))
+        return finish(
+            run, body, checks, lambda: eval_show.show(scored, draft_found, against),
+            lambda: eval_show.answer(scored, draft_found, against),
+        )  # fmt: skip
 
 
 def kl_facts(found: "KlDivergence | None") -> "eval_show.KlFacts | None":
@@ -125,8 +129,9 @@ def of_batch(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
 
 
 def finish(
-    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None]
-) -> int:
+    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None],
+    answer: "Callable[[], list[Line]] | None" = None,
+) -> int:  # fmt: skip
     """Judge the checks, print what was found and return the exit code."""
     from aprfmt.base.outcome import Report
 
@@ -136,7 +141,14 @@ def finish(
         show()
         checks_show.show_checks(report.checks)
 
-    return render.emit({**body, "gate": report.to_json()}, report.exit_code, show_all)
+    def lines() -> "list[Line]":
+        assert answer is not None
+        return [checks_show.gate_line(report), *answer(), *checks_show.failures(report.checks)]
+
+    return render.emit(
+        {**body, "gate": report.to_json()}, report.exit_code, show_all,
+        answer=None if answer is None else lines,
+    )  # fmt: skip
 
 
 @contextmanager

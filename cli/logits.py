@@ -8,7 +8,8 @@ import click
 from aprfmt.cli import checks_show, options, render, running
 
 if TYPE_CHECKING:
-    from aprfmt.base.outcome import Check
+    from aprfmt.base.outcome import Check, Report
+    from aprfmt.compare.short_answer import Line
 
 
 class LogitsFound(TypedDict):
@@ -67,7 +68,10 @@ def command(
         }
         if out is not None:
             write_npy(out, np.ascontiguousarray(found, np.float32), force)
-    return render.emit(body, report.exit_code, lambda: show(body, report.checks))
+    return render.emit(
+        body, report.exit_code, lambda: show(body, report.checks),
+        answer=lambda: answer(body, report),
+    )  # fmt: skip
 
 
 def show(body: LogitsFound, found: "tuple[Check, ...]") -> None:
@@ -78,3 +82,21 @@ def show(body: LogitsFound, found: "tuple[Check, ...]") -> None:
         render.line(f"{shape} float32 -> {render.escape(body['output'])}")
     running.show_top(body["top"], "top 5 of the last row (the first is the argmax)")
     checks_show.show_checks(found)
+
+
+def answer(body: LogitsFound, report: "Report") -> "list[Line]":
+    """Return the gate's outcome, what failed in it, and the best tokens of the last row."""
+    best = ", ".join(
+        f"{one['id']} {render.quoted(one.get('piece', ''))} {one['logit']:.4f}"
+        for one in body["top"]
+    )
+    lines = [
+        checks_show.gate_line(report),
+        *checks_show.failures(report.checks),
+        (f"  {running.headline(body['run'])}", ""),
+        (f"  top of the last row: {best}", ""),
+    ]
+    if body["output"]:
+        shape = render.shape_text(body["shape"])
+        lines.append((f"  {shape} float32 -> {body['output']}", ""))
+    return lines

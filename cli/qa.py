@@ -47,8 +47,7 @@ class QaAsked(TypedDict):
 @running.where
 @options.arch
 @options.force
-@options.ci_format
-@options.common
+@options.common_ci
 def command(
     model: str, also: tuple[str, ...], fail_on: str, save_baseline: Path | None,
     html: Path | None, force: bool, where: running.WhereOptions, **asked: Unpack[QaAsked],
@@ -83,5 +82,8 @@ def command(
     add_page(body, html, force, lambda: checks_html.of_gates(body, code, sentence))
     return render.emit(
         body, code, lambda: checks_show.show_gates(report, saved),
+        answer=lambda: checks_show.gates_answer(
+            report, saved, None if asked["against"] is None else str(asked["against"])
+        ),
         cases=lambda: with_verdict(cases_of_gates(body), code, report.subject),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import dry_run, options, render, running, trace_map
+from aprfmt.cli import dry_run, forms, options, render, running, trace_map
 from aprfmt.cli.trace_asked import TraceAsked, TraceWanted
 from aprfmt.errors import UsageError
 
@@ -191,7 +191,7 @@ def show_mapped(
         other = None
         if wanted.reference is not None:
             other = trace_run.check_reference(wanted.reference, ids, opened, stack, runs=False)
-        if not render.wanted("json"):
+        if forms.form() != "json":
             trace_map.show(found)
         against = partial(stored_against, trace, other, opened, wanted.html is not None)
         body = trace_show.body(trace) | {"mapping": found}
@@ -236,7 +236,11 @@ def finish(
         if difference is not None:
             trace_against.show_difference(difference, wanted.reference or "", wanted.verbose)
 
-    return render.emit(body, code, show)
+    answer = None
+    if difference is not None and not wanted.verbose:
+        names = wanted.reference or "", str(trace.run.get("model", ""))
+        answer = partial(trace_against.answer, difference, *names)
+    return render.emit(body, code, show, answer=answer)
 
 
 def write(trace: "Trace", wanted: TraceWanted) -> list[str]:

@@ -273,6 +273,8 @@ class DiffReport:
         mends = [one.remedy.command for one in self.causes if one.remedy is not None]
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
+        if self.damage:  # a file that cannot be read whole cannot be diagnosed
+            return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2:
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)

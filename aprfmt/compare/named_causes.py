@@ -57,10 +57,9 @@ class NamedCause:
     effect: Effect
     remedy: Remedy | None
 
-    @property
-    def place(self) -> str:
-        """Where it is, in a few words: the first names, with our own behind them, and the count."""
-        shown = list(self.where[:NAMED])
+    def place(self, most: int = NAMED) -> str:
+        """Return where it is: the first names, with our own behind them, and the count."""
+        shown = list(self.where[:most])
         if shown and self.roles and self.roles[0] != shown[0]:
             shown[0] += f" ({self.roles[0]})"
         more = len(self.where) - len(shown)

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+from aprfmt.compare.named_causes import NAMED
 from aprfmt.compare.short_answer import PLACES, Line, short_answer
 from aprfmt.diagnosis.found import CauseFound, Diagnosis
 
 MOST = 24  # lines under a title; JSON has all
 
 
-def first_lines(result: Diagnosis, style: str = "") -> list[Line]:
+def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[Line]:
     """Return the answer in at most 12 lines: verdict, cause, place, certainty, next command."""
     shown = [row for row in result.findings if row.verdict not in ("same", "precision")]
     lead = result.lead is not None and not result.reason
@@ -16,7 +17,12 @@ def first_lines(result: Diagnosis, style: str = "") -> list[Line]:
     open_items = [row.says for row in result.pronounced.not_compared if row.state != "equal"]
     left = [*result.coverage.not_reached, *(open_items if lead else ())]
     return short_answer(
-        (result.sentence, style), causes, first_said=lead, left=left, commands=result.next
+        (result.sentence, style),
+        causes,
+        first_said=lead,
+        left=left,
+        commands=result.next,
+        names=names,
     )
 
 

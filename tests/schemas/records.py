@@ -11,6 +11,7 @@ from tests.schemas.generate import Record
 
 _PARITY = "inference.parity.cells"
 RECORDS: tuple[Record, ...] = (
+    Record("attest", "properties/tensors/items", "attestation.rederive:TensorAttestation"),
     Record("common", "$defs/check", "base.outcome:Check"),
     Record("common", "$defs/report", "base.outcome:Report",
            {"outcome": Outcome, "counts": Mapping[str, int]}),
