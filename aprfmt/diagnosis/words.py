@@ -14,10 +14,12 @@ def first_lines(result: Diagnosis, style: str = "") -> list[Line]:
     lead = result.lead is not None and not result.reason
     causes = result.causes if lead else [row.named(result.stored) for row in shown]
     open_items = [row.says for row in result.pronounced.not_compared if row.state != "equal"]
-    left = [*result.coverage.not_reached, *(open_items if lead else ())]
+    # Rounding is judged by the values, all of them: no pass over them is owed.
+    unrun = () if result.kind in ("same", "precision") else result.coverage.not_reached
     return short_answer(
-        (result.sentence, style), causes, first_said=lead, left=left, commands=result.next
-    )
+        (result.sentence, style), causes, first_said=lead, left=open_items if lead else (),
+        unrun=unrun, commands=result.next,
+    )  # fmt: skip
 
 
 def causes(result: Diagnosis) -> Iterator[tuple[str, str]]:
