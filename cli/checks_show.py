@@ -9,6 +9,7 @@ from aprfmt.cli import render
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
     from aprfmt.checks.records import Finding, QaReport, Validation
+    from aprfmt.model.ledger import Pronounced
 
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
 ALIKE = 3  # findings of one kind that have lines of their own; more are one line
@@ -23,6 +24,11 @@ def show_checks(checks: "Iterable[Check]") -> None:
         render.say(text, style=STYLES[check.outcome])
 
 
+def show_verdict(found: "Pronounced") -> None:
+    """Print the line of a verdict."""
+    render.say(found.says, style=STYLES[found.word.replace("-", "_")])
+
+
 def show_validation(report: "Validation") -> None:
     """Print a line a check, its findings under it, and the verdict."""
     styles = STYLES | {"NOT_RUN": "dim"}  # what is not asked of this format is no warning
@@ -34,7 +40,7 @@ def show_validation(report: "Validation") -> None:
         noted = [one.finding for one in report.findings if one.check == check.name]
         for text in render.first(_sentences(noted, report.strict), LINES, " " * 9):
             render.line("         " + render.escape(text, 1000))
-    render.say(report.pronounced().says, style=styles[report.outcome])
+    show_verdict(report.pronounced)
 
 
 def _sentences(findings: "Sequence[Finding]", strict: bool) -> list[str]:
@@ -79,7 +85,6 @@ def show_gates(report: "QaReport", saved: str | None) -> None:
                 text = f"{each.name}{place}: {each.found}; expected {each.expected}{todo}"
                 word = each.outcome.replace("_", "-")
                 render.say(f"        {word} {text}", style=STYLES[each.outcome])
-    style = {0: "good", 1: "bad", 2: "warn"}[report.exit_code]
-    render.line(f"{report.outcome.replace('_', '-')}: {report.sentence}", style=style)
+    show_verdict(report.pronounced)
     if saved is not None:
         render.say(f"baseline written to {saved}")

@@ -38,6 +38,8 @@ READINGS: tuple[Reading, ...] = get_args(Reading)
 # Kinds whose items are compared with the tensors, one by one.
 OF_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor", "index entry")
 NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no place for
+# Kinds of which an item that nothing reads may change what a pass computes.
+OF_A_PASS: tuple[Kind, ...] = ("tensor", "config key", "metadata key")
 _SHOWN = 3
 _ALIKE = 2  # items of a kind that are named; more are their count, and as many of them
 _BLOCK = 1 << 20
@@ -79,7 +81,8 @@ class NotCompared:
 
     `state`: its bytes are equal or unequal on both sides, it is on one side only, it cannot be
     read; `unread` where there is one model only; `no counterpart` where the other side's format
-    has no place for it, by the convention of its writers.
+    has no place for it, by the convention of its writers. `side` is A or B, or in words what the
+    two are where they have other names.
     """
 
     kind: str
@@ -97,6 +100,8 @@ class NotCompared:
     @property
     def place(self) -> str:
         """Where it is, or that it differs, as the end of a phrase; "" where nothing is to say."""
+        if self.state in ("only in A", "only in B") and self.side:
+            return f" only in {self.side}"
         if self.state in APART:
             return f" {self.state}"
         return f" of {self.side}" if self.side else ""
@@ -130,6 +135,12 @@ class Ledger:
     def unread(self) -> tuple[Item, ...]:
         """The items that no table lists."""
         return tuple(item for item in self.items if item.unread)
+
+    @property
+    def left(self) -> tuple[NotCompared, ...]:
+        """What nothing reads, for a verdict on this one model."""
+        rows = (NotCompared(item.kind, item.name, "unread", item.of) for item in self.unread)
+        return (*rows, *self.unreadable)
 
     def of_kind(self, kind: Kind) -> Mapping[str, Item]:
         """Return the items of a kind by name."""
@@ -576,6 +587,8 @@ def _of_adapter(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
     if name.endswith(FACTOR_PARTS):
         return "part of", "the scale of a change"
     parts = name.split(".")
+    if "base_layer" in parts:
+        return "role", "the base's embedding, which PEFT saves with its adapter"
     if "modules_to_save" in parts or any(module in parts for module in whole):
         return "role", "a whole tensor of the base (modules_to_save)"
     return "unread", ""
@@ -807,6 +820,15 @@ class Pronounced:
     exit: Literal[0, 1, 2]
     not_compared: tuple[NotCompared, ...] = ()  # less what was accepted
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, under the one name that it has in every command's JSON."""
+        return {"pronounced": asdict(self)}
+
+
+def array_items(kind: Kind, names: Collection[str], why: str = "") -> tuple[NotCompared, ...]:
+    """Return arrays of a capture or a batch that nothing reads, for a verdict."""
+    return tuple(NotCompared(kind, name, "unread", why) for name in names)
+
 
 def accepted(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
     """Return whether an item is accepted by `unread:PATTERN`s: globs of its name, or its kind.
@@ -841,13 +863,15 @@ def pronounce(words: Words, compared: Compared, accept: Collection[str] = ()) ->
     equal = [row for row in left if row.state in ("equal", "unread")]
     outside = _listed("; not compared", [row for row in left if row.state == "no counterpart"])
     scope = compared.says
-    of = f": {scope}" if scope else ""
+    of = compared.scope or (f": {scope}" if scope else "")
     plain = f", {scope}" if scope else ""
     plain += f": {compared.detail}" if compared.detail else ""
     plain = compared.scope or plain
     counted = sum(done for done, _ in compared.counts.values())
     if compared.differs or apart:
-        rest = _listed("; not compared", [*apart, *unreadable]) + outside
+        rest = _listed("; not compared", [*apart, *unreadable])
+        rest += _listed("; accepted, not compared", passed) + _listed("; not read here", equal)
+        rest += outside
         held = f"{words.yes} in what was compared{of}" if counted else words.no
         begin = f"{words.no}{plain}" if compared.differs else held
         return Pronounced(words.no, f"{begin}{rest}", 1, left)

@@ -74,7 +74,7 @@ def shapes(ctx: Checked) -> Result:
 
 def unexpected(ctx: Checked) -> Result:
     """Look for tensors that the architecture has no place for, and at its draft head's."""
-    of_no_role = [item.name for item in ctx.ledger.unread if item.kind == "tensor"]
+    of_no_role = [item.name for item in ctx.unread if item.kind == "tensor"]
     findings = [
         Finding(name, "a tensor of no role", f"tensors of {ctx.spec.name} only",
                 "is it another model, or a part of another?", "warning")
@@ -96,7 +96,7 @@ def unread(ctx: Checked) -> Result:
     # An index that does not fit its shards is one finding, of the check `shards`.
     others = [
         item
-        for item in ctx.ledger.unread
+        for item in ctx.unread
         if item.kind not in OF_TENSORS and not isinstance(item.holds, Surplus)  # of `layout`
     ]
     findings = [
