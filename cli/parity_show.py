@@ -108,7 +108,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     for operation in pair.operations:
         show_operation(operation)
     checks_show.show_checks(pair.report.checks)
-    render.say(f"{pair.verdict}: {pair.cause}", style=_STYLES[pair.verdict])
+    render.say(found.pronounced_of(pair.verdict, [pair]).says, style=_STYLES[pair.verdict])
 
 
 def worst(points: "Sequence[PointDiff]") -> "list[PointDiff]":

@@ -20,6 +20,7 @@ class QaAsked(TypedDict):
     skip: tuple[str, ...]
     min_run: int
     baseline: Path | None
+    accept: tuple[str, ...]
 
 
 @click.command("qa")
@@ -43,6 +44,7 @@ class QaAsked(TypedDict):
               help="Fail where a gate or number got worse than in this file.")  # fmt: skip
 @click.option("--save-baseline", type=options.FILE, metavar="FILE.json",
               help="Write what was found as a baseline.")  # fmt: skip
+@options.accept()
 @options.html("Write a page: the verdict, every gate with its checks and numbers.")
 @running.where
 @options.arch

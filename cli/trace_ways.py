@@ -194,7 +194,10 @@ def show_mapped(
         if forms.form() != "json":
             trace_map.show(found)
         against = partial(stored_against, trace, other, opened, wanted.html is not None)
-        body = trace_show.body(trace) | {"mapping": found}
+        verdict = trace_map.pronounced(found, trace)
+        if not render.wanted("json"):
+            render.say(verdict.says, style="warn" if verdict.not_compared else "good")
+        body = trace_show.body(trace) | {"mapping": found, **verdict.to_json()}
         return finish(trace, body, wanted, against, trace_html.Histograms())
 
 
@@ -225,8 +228,10 @@ def finish(
     body["saved"] = write(trace, wanted)
     if wanted.reference is not None:
         difference = against()
+        verdict = difference.pronounced
         body["reference"] = {"against": wanted.reference, **difference.to_json()}
-        code = code or difference.exit_code
+        body |= verdict.to_json()
+        code = code or verdict.exit
     add_page(
         body, wanted.html, wanted.force, lambda: render_page(trace, body, histograms, difference)
     )

@@ -5,13 +5,29 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, get_args
 
-from aprfmt.base.protocols import Damage, Value
+from aprfmt.base.protocols import SURPLUS, Damage, Value
 from aprfmt.base.shown import short_repr
 from aprfmt.compare.causes import CAUSES, Certainty, certainty_of
-from aprfmt.compare.named_causes import Effect, NamedCause, convert_again, name_cause
+from aprfmt.compare.named_causes import (
+    Effect,
+    NamedCause,
+    convert_again,
+    name_cause,
+    write_without_surplus,
+)
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff, SideVerdicts
-from aprfmt.model.ledger import Compared, Ledger, NotCompared, Pronounced, Words, pronounce
+from aprfmt.model.ledger import (
+    APART,
+    NO_PART,
+    Compared,
+    Ledger,
+    NotCompared,
+    Pronounced,
+    Surplus,
+    Words,
+    pronounce,
+)
 from aprfmt.model.relations import Relation
 
 # Worst first: the order of human output.
@@ -277,7 +293,20 @@ class DiffReport:
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2:
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
+        if self._surplus:
+            return tuple(write_without_surplus(where, self.b) for where in self._surplus)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
+
+    @property
+    def _surplus(self) -> tuple[str, ...]:
+        """The files of B with bytes that belong to nothing, where only those make B differ."""
+        apart = [row for row in self.not_compared if row.state in APART]
+        alone = all(row.state == "only in B" and row.why == NO_PART for row in apart)
+        if not apart or not alone or replace(self, not_compared=()).exit_code() == 1:
+            return ()
+        files = {} if self.ledgers is None else self.ledgers[1].of_kind("file")
+        held = (files[row.name].holds for row in apart if row.name in files)
+        return tuple(dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus)))
 
     @property
     def fields_apart(self) -> Mapping[str, int]:
@@ -334,7 +363,11 @@ class DiffReport:
             for tensor in self.tensors
             if tensor.verdict == "UNREADABLE"
         ]
-        broken = [NotCompared("file", one.where, "unreadable", one.text) for one in self.damage]
+        broken = [
+            NotCompared("file", one.where, "unreadable", one.text)
+            for one in self.damage
+            if one.kind != SURPLUS  # an item of the ledger
+        ]
         said = [f"{count} {verdict}" for verdict, count in self.counts.items() if count]
         if apart and self.asked:
             fields = "; ".join(f"{name}: {count}" for name, count in apart.items())

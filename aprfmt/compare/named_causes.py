@@ -10,6 +10,7 @@ from typing import Any
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.compare.causes.row import CERTAINTIES, Certainty
+from aprfmt.model.hf_folder import WEIGHTS
 
 MENDS = ("aprfmt convert ", "aprfmt set ", "aprfmt repair ", "mv ")  # commands that write a model
 NAMED = 2  # places in a line; JSON has all
@@ -159,3 +160,14 @@ def fixed_name(path: Path) -> str:
 def convert_again(a: Path | str, b: Path | str) -> str:
     """Return the command that writes B anew from A."""
     return f"aprfmt convert {shlex.quote(str(a))} {fixed_name(Path(b))}"
+
+
+def write_without_surplus(file: Path | str, b: Path | str) -> str:
+    """Return the command that writes a file of B without the bytes that belong to nothing.
+
+    The file of a folder is replaced: the others of the folder belong to it.
+    """
+    there = Path(file)
+    alone = there == Path(b) and there.name != WEIGHTS
+    target = fixed_name(there) if alone else f"{shlex.quote(str(file))} --force"
+    return f"aprfmt repair {shlex.quote(str(file))} --partial -o {target}"

@@ -18,9 +18,11 @@ from aprfmt.compare.traced import (
     backend_name,
     records_ids,
     routed,
+    unread_arrays,
     weights_between,
 )
 from aprfmt.errors import UsageError
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -68,6 +70,9 @@ class PointDiff:
         return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
+_WORDS = Words("within tolerance", "beyond tolerance", "no verdict")
+
+
 @dataclass(frozen=True)
 class TraceDiff:
     """All points in execution order, and the first one beyond its tolerance."""
@@ -78,6 +83,7 @@ class TraceDiff:
     only_in_b: tuple[str, ...]
     not_checked: tuple[str, ...] = ()  # what neither side says, so that it was taken on trust
     other_rows: tuple[str, ...] = ()  # points of other positions or counts: no verdict
+    left: tuple[NotCompared, ...] = ()  # arrays of both that are no point
 
     @property
     def compared(self) -> int:
@@ -87,11 +93,16 @@ class TraceDiff:
     @property
     def exit_code(self) -> int:
         """0 all within, 1 one beyond, 2 nothing could be compared, or the tokens differ."""
-        if self.other_rows:
-            return 2
-        if self.first is not None:
-            return 1
-        return 0 if self.compared else 2
+        return self.pronounced.exit
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over the points, and over the arrays of both that nothing reads."""
+        why = {point.key: point.why for point in self.points}
+        apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
+        counts = {"points": (self.compared, len(self.points))}
+        differs = self.first is not None and not apart
+        return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)))
 
     def to_json(self) -> dict[str, object]:
         """Return plain data."""
@@ -222,6 +233,7 @@ def compare_traces(
         tuple(key for key in b.records if a.find(key) is None),
         unchecked_tokens(a, b),
         tuple(key for key in keys if _apart(mine.find(key), other.find(key))),
+        unread_arrays(a, b),
     )
 
 

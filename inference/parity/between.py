@@ -34,6 +34,7 @@ from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.running import opened
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model
+from aprfmt.model.ledger import OF_A_PASS, ledger
 
 Numbers = NDArray[Any]
 PLAIN_ROWS = 64
@@ -82,6 +83,7 @@ def parity(
             str(model.path), model.spec.name, model.format, request.ids, request.text,
             weights_of(model), dict(encodings), request.through, tuple(runs), tuple(pairs), noise,
             tuple(arbiter), request.calibrated_by, int(model.hyper["vocab_size"]),
+            ledger(model, OF_A_PASS).left,
         )  # fmt: skip
 
 
