@@ -191,11 +191,11 @@ def show_mapped(
         other = None
         if wanted.reference is not None:
             other = trace_run.check_reference(wanted.reference, ids, opened, stack, runs=False)
-        if forms.form() != "json":
+        if forms.form() == "human":
             trace_map.show(found)
         against = partial(stored_against, trace, other, opened, wanted.html is not None)
         verdict = trace_map.pronounced(found, trace)
-        if not render.wanted("json"):
+        if forms.form() == "human":
             render.say(verdict.says, style="warn" if verdict.not_compared else "good")
         body = trace_show.body(trace) | {"mapping": found, **verdict.to_json()}
         return finish(trace, body, wanted, against, trace_html.Histograms())
