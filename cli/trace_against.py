@@ -1,7 +1,7 @@
 """What `aprfmt trace --reference` prints: the verdict, the points beyond tolerance, a summary."""
 
 from aprfmt.cli import render, running
-from aprfmt.compare.traces import PointDiff, TraceDiff
+from aprfmt.measure.traces import PointDiff, TraceDiff
 
 SHOWN = 12  # points beyond tolerance, unless all points are asked for
 
