@@ -15,8 +15,8 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.cli.trace_html import Histograms
-    from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.trace import Trace
+    from aprfmt.measure.traces import TraceDiff
     from aprfmt.model import Model
 
 
@@ -209,7 +209,7 @@ def stored_against(
     With `positions` each token position is compared too.
     """
     from aprfmt.cli import trace_run
-    from aprfmt.compare.traces import compare_traces
+    from aprfmt.measure.traces import compare_traces
 
     assert other is not None
     return compare_traces(trace, other, moe=trace_run.mixture(model), positions=positions)

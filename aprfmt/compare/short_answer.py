@@ -7,7 +7,7 @@ LINES lines, each a (text, style). Everything else comes with `-v`, in the page 
 import re
 from collections.abc import Iterator, Sequence
 
-from aprfmt.compare.named_causes import NAMED, NamedCause
+from aprfmt.measure.named_causes import NAMED, NamedCause
 
 LINES = 12
 ALIKE = 3  # lines of one kind; more are one line with a count

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from aprfmt.compare.named_causes import NAMED
 from aprfmt.compare.short_answer import PLACES, Line, short_answer
 from aprfmt.diagnosis.found import CauseFound, Diagnosis
+from aprfmt.measure.named_causes import NAMED
 from aprfmt.model.ledger import listed_items
 
 MOST = 24  # lines under a title; JSON has all

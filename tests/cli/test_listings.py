@@ -9,8 +9,8 @@ import pytest
 
 from aprfmt.cli import diff_sampled, trace_against, trace_map
 from aprfmt.cli.diff_show import FINDINGS
-from aprfmt.compare.sampled import DifferingRange, SampleReport, Unsampled
-from aprfmt.compare.traces import PointDiff, TraceDiff
+from aprfmt.measure.sampling import DifferingRange, SampleReport, Unsampled
+from aprfmt.measure.traces import PointDiff, TraceDiff
 
 LENGTHS = (0, 1, FINDINGS - 1, FINDINGS, FINDINGS + 1, FINDINGS + 3)
 
