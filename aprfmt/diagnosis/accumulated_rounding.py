@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.thresholds import MOE_FACTOR, ROUNDOFF, one_operation
-from aprfmt.diagnosis.hypotheses.reordered import rounded_to, table_rounded
+from aprfmt.causes.forward.norm_order import rounded_to, table_rounded
 from aprfmt.diagnosis.rounded import ReadAs
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import MOE_FACTOR, ROUNDOFF, one_operation
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
@@ -45,7 +45,7 @@ ANGLES = ("rope_theta", "rope_theta_local")
 MOST = 96  # passes with one operation nudged; beyond, not in single layers
 PRODUCTS = ("linear", "router")
 FACTORS = (*PRODUCTS, "scores", "mix")  # whose factors TF32 rounds
-WIDE = ("decay", "sloped")  # computed in float32 in every arithmetic
+WIDE = ("decay", "rates", "scan", "sloped")  # computed in float32 in every arithmetic
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")  # numbers that are rounded as well
 
 

@@ -28,8 +28,8 @@ from aprfmt.model import Model
 OPS = (
     "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
     "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
-    "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "sloped", "concat",
-    "stack", "repeat_heads", "take",
+    "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "time_step", "rates",
+    "scan", "gated_scan", "sloped", "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.
 MOVES = ("concat", "stack", "repeat_heads", "take")

@@ -131,6 +131,51 @@ _DELTA = (
            LOGITS),
 )  # fmt: skip
 
+# --- state space scans ---------------------------------------------------------------------------
+
+
+def rates(how: Callable[[Any], Any]) -> How:
+    """Take other rates, of A_log."""
+    return broken_here(rates=lambda here, op, logs: np.asarray(how(logs), np.float32))
+
+
+def skip(how: Callable[[Any], Any]) -> How:
+    """Take another skip."""
+    return broken_here(scan=lambda here, op, *args: op(*args[:5], how(args[5]), *args[6:]))
+
+
+def steps(how: Callable[[Any, Any], Any]) -> How:
+    """Take another time step, of the product and its bias."""
+
+    def change(here: Any, op: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
+        return np.asarray(np.clip(how(raw, 0 if bias is None else bias), low, high), np.float32)
+
+    return broken_here(time_step=change)
+
+
+def norm_elsewhere(here: Any, op: Any, *args: Any, first: bool, **how: Any) -> Any:
+    """Put the norm on the other side of the gate."""
+    return op(*args, first=not first, **how)
+
+
+_SCANS = (
+    _fault("scan-rates", "mamba", "exp taken twice of A_log", "recurrence", "ssm_a",
+           rates(lambda logs: -np.exp(np.exp(logs)))),
+    _fault("scan-rates-logits", "mamba2", "the same, from logits alone", "recurrence",
+           "ssm_a", rates(lambda logs: -np.exp(np.exp(logs))), LOGITS),
+    _fault("scan-skip", "falcon_mamba", "no skip", "recurrence", "ssm_d", skip(lambda d: 0 * d)),
+    _fault("scan-skip-ones", "nemotron_h", "a skip of ones, from logits alone", "recurrence",
+           "ssm_d", skip(lambda d: 0 * d + 1), LOGITS),
+    _fault("scan-dt", "granite_hybrid", "no dt_bias", "missing_bias", "",
+           steps(lambda raw, dt: softplus(raw))),
+    _fault("scan-softplus", "nemotron_h_moe", "no softplus", "recurrence", "ssm_step",
+           steps(lambda raw, dt: raw + dt), None),
+    _fault("scan-norm", "falcon_h1", "the norm on the other side of the gate", "recurrence",
+           "ssm_gated", broken_here(gated_scan=norm_elsewhere)),
+    _fault("scan-hybrid-moe", "granite_hybrid_moe", "nothing decays", "recurrence", "ssm_a",
+           rates(lambda logs: 0 * logs)),
+)  # fmt: skip
+
 # --- ALiBi ---------------------------------------------------------------------------------------
 
 
@@ -520,5 +565,5 @@ _OTHERS = (
 )  # fmt: skip
 
 PLACE_FAULTS: tuple[Fault, ...] = (
-    *_DELTA, *_ALIBI, *_EXPERTS, *_ACTIVATIONS, *_NORMS, *_SHARDS, *_OTHERS,
+    *_DELTA, *_SCANS, *_ALIBI, *_EXPERTS, *_ACTIVATIONS, *_NORMS, *_SHARDS, *_OTHERS,
 )  # fmt: skip
