@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from aprfmt.base.protocols import Damage, Value
 from aprfmt.base.shown import short_repr
 from aprfmt.compare.causes import CAUSES, Certainty, certainty_of
-from aprfmt.compare.named_causes import Effect, NamedCause, convert_again, name_cause
+from aprfmt.compare.named_causes import Effect, NamedCause, convert_again, name_cause, written_anew
 from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.compare.texts import KeyDiff, SideVerdicts
 from aprfmt.model.ledger import Compared, Ledger, NotCompared, Pronounced, Words, pronounce
@@ -253,7 +253,8 @@ class DiffReport:
         for group in self.findings:
             found = [one for key in group.keys if (one := by_key.get(key)) is not None]
             sizes = [one.residual_before for one in found if one.residual_before is not None]
-            mends = group.confirmed and CAUSES[group.cause].verdict == "bug"
+            mends = written_anew(group.cause, group.confirmed)
+            mends = mends and CAUSES[group.cause].verdict == "bug"
             rows.append(name_cause(
                 group.cause, group.text, group.keys, self.stored, level=group.certainty,
                 share=group.share, effect=Effect(max(sizes, default=None)), detail=group.detail,
