@@ -87,7 +87,7 @@ def answer(body: "InspectBody") -> "list[Line]":
             why = f": {one['why']}" if one["why"] else ""
             listed.append((f"  {title}: {one['kind']} {one['name']}{why}", "warn"))
         lines += merge_alike(listed)
-    if body["damage"]:
+    elif body["damage"]:
         lines.append((f"next: aprfmt validate {shlex.quote(body['path'])}", "head"))
     return lines
 
