@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from aprfmt.cli import render
 
 if TYPE_CHECKING:
-    from aprfmt.base.outcome import Check, Report
+    from aprfmt.base.outcome import Check
     from aprfmt.checks.records import Finding, QaReport, Validation
     from aprfmt.compare.short_answer import Line
+    from aprfmt.model.ledger import Pronounced
 
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
 ALIKE = 3  # findings of one kind that have lines of their own; more are one line
@@ -25,11 +26,9 @@ def show_checks(checks: "Iterable[Check]") -> None:
         render.say(text, style=STYLES[check.outcome])
 
 
-def gate_line(report: "Report") -> "Line":
-    """Return the outcome of a report of checks in one line."""
-    counts = report.to_json()["counts"]
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return f"{report.outcome.replace('_', '-')}: {said} checks", STYLES[report.outcome]
+def verdict_line(found: "Pronounced") -> "Line":
+    """Return the line of a verdict, with its style."""
+    return found.says, STYLES[found.word.replace("-", "_")]
 
 
 def failures(checks: "Iterable[Check]") -> "list[Line]":
@@ -39,6 +38,12 @@ def failures(checks: "Iterable[Check]") -> "list[Line]":
          f"{f'; {one.todo}' if one.todo else ''}", STYLES[one.outcome])
         for one in checks if one.outcome != "PASS"
     ]  # fmt: skip
+
+
+def show_verdict(found: "Pronounced") -> None:
+    """Print the line of a verdict."""
+    text, style = verdict_line(found)
+    render.say(text, style=style)
 
 
 def show_validation(report: "Validation") -> None:
@@ -52,7 +57,7 @@ def show_validation(report: "Validation") -> None:
         noted = [one.finding for one in report.findings if one.check == check.name]
         for text in render.first(_sentences(noted, report.strict), LINES, " " * 9):
             render.line("         " + render.escape(text, 1000))
-    render.say(report.pronounced().says, style=styles[report.outcome])
+    show_verdict(report.pronounced)
 
 
 def _sentences(findings: "Sequence[Finding]", strict: bool) -> list[str]:
@@ -80,7 +85,7 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     """Return the verdict, what failed or is odd, what was not asked, and the next command."""
     from aprfmt.compare.short_answer import merge_alike
 
-    found = report.pronounced()
+    found = report.pronounced
     lines: list[Line] = []
     for check in report.checks:
         noted = [one.finding for one in report.findings if one.check == check.name]
@@ -154,7 +159,6 @@ def show_gates(report: "QaReport", saved: str | None) -> None:
                 text = f"{each.name}{place}: {each.found}; expected {each.expected}{todo}"
                 word = each.outcome.replace("_", "-")
                 render.say(f"        {word} {text}", style=STYLES[each.outcome])
-    style = {0: "good", 1: "bad", 2: "warn"}[report.exit_code]
-    render.line(f"{report.outcome.replace('_', '-')}: {report.sentence}", style=style)
+    show_verdict(report.pronounced)
     if saved is not None:
         render.say(f"baseline written to {saved}")

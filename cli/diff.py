@@ -63,7 +63,7 @@ def command(
             raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")
         return diff_sampled.run(a, b, sample, seed, patterns, arch)
     if adapter is not None:
-        return diff_adapter.run(a, b, adapter, arch)
+        return diff_adapter.run(a, b, adapter, arch, accept)
     if not only and patterns:
         only = ("tensors",)
     render.STATUS.doing(f"comparing {a} and {b}")

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 
 from aprfmt.cli import forms, render
 from aprfmt.compare import DiffReport
-from aprfmt.compare.diffs import EQUAL, CauseGroup, Explanation, FieldDiff, TensorDiff
-from aprfmt.compare.named_causes import share_text
 from aprfmt.compare.short_answer import Line, short_answer
+from aprfmt.measure.named_causes import share_text
+from aprfmt.measure.records import EQUAL, CauseGroup, Explanation, FieldDiff, TensorDiff
 from aprfmt.model.ledger import Pronounced
 
 TOP = 10  # worst tensors shown with -v

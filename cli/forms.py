@@ -70,6 +70,6 @@ def form() -> str:
 
 def names() -> int:
     """Return how many names of a place an answer shows: for an agent they are the answer."""
-    from aprfmt.compare.named_causes import NAMED
+    from aprfmt.measure.named_causes import NAMED
 
     return AGENT_NAMES if form() == "agent" else NAMED

@@ -8,10 +8,10 @@ from aprfmt.cli import checks_show, render, running
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
-    from aprfmt.compare.traces import PointDiff
     from aprfmt.inference.parity.bundle import Replayed
     from aprfmt.inference.parity.calibrate import Calibration
     from aprfmt.inference.parity.cells import Operation, Parity, RunDistance, RunFacts, RunPair
+    from aprfmt.measure.traces import PointDiff
 
 MOST_IDS = 64  # of those chosen; more are said with --json
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
@@ -80,7 +80,7 @@ def label(run: "RunFacts") -> str:
 def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     """Print one run against the reference."""
     names = f"{label(found.runs[pair.b])} against {label(found.runs[pair.a])}"
-    from aprfmt.compare.thresholds import MAX_FACTOR, MAX_UNIT, UNIT
+    from aprfmt.measure.tolerances import MAX_FACTOR, MAX_UNIT, UNIT
 
     render.line()
     render.say(names, style="head")
@@ -108,7 +108,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     for operation in pair.operations:
         show_operation(operation)
     checks_show.show_checks(pair.report.checks)
-    render.say(f"{pair.verdict}: {pair.cause}", style=_STYLES[pair.verdict])
+    render.say(found.pronounced_of(pair.verdict, [pair]).says, style=_STYLES[pair.verdict])
 
 
 def worst(points: "Sequence[PointDiff]") -> "list[PointDiff]":

@@ -20,6 +20,7 @@ class QaAsked(TypedDict):
     skip: tuple[str, ...]
     min_run: int
     baseline: Path | None
+    accept: tuple[str, ...]
 
 
 @click.command("qa")
@@ -43,6 +44,7 @@ class QaAsked(TypedDict):
               help="Fail where a gate or number got worse than in this file.")  # fmt: skip
 @click.option("--save-baseline", type=options.FILE, metavar="FILE.json",
               help="Write what was found as a baseline.")  # fmt: skip
+@options.accept()
 @options.html("Write a page: the verdict, every gate with its checks and numbers.")
 @running.where
 @options.arch
@@ -62,13 +64,15 @@ def command(
     from aprfmt.inference.device import parse_run
 
     options.check_new(force, save_baseline, html)
-    request = where.request(model)
+    request, others = where.request(model), tuple(parse_run(text) for text in also)
+    for choice in (request.choice, *others):
+        choice.refuse_missing_gpu()  # before torch is imported, which takes seconds
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why, "fallback")
     with render.ProgressLine("qa") as bar:
         report = qa.run(
             request.model, progress=lambda gate, done, total: bar(done, total),
-            choice=request.choice, also=tuple(parse_run(text) for text in also), arch=where.arch,
+            choice=request.choice, also=others, arch=where.arch,
             threads=where.threads, memory=where.memory, deterministic=where.deterministic,
             allow_missing=where.allow_missing, strict=fail_on == "warning", **asked,
         )  # fmt: skip

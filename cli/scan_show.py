@@ -64,12 +64,7 @@ def answer(report: "ScanReport") -> "list[Line]":
 
 def verdict(report: "ScanReport") -> str:
     """Return the first line: the outcome, and how many answers of which kind."""
-    counts = report.found["counts"]
-    word = "FAIL" if counts["FAIL"] else "NOT-RUN" if report.exit_code else "PASS"
-    return (
-        f"{word}: {len(report.found['models'])} models: {counts['PASS']} answers passed, "
-        f"{counts['FAIL']} failed, {counts['NOT_RUN']} not run, {counts['ERROR']} errors"
-    )
+    return report.pronounced.says
 
 
 def _damage(row: Mapping[str, Value]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.cli import render, running
-from aprfmt.compare.traces import PointDiff, TraceDiff
+from aprfmt.measure.traces import PointDiff, TraceDiff
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line

@@ -15,13 +15,14 @@ from aprfmt.cli.html import add_page
 @click.option("--against", metavar="SRC", type=options.Place(),
               help="What MODEL was made of: nothing of it may be lost.")  # fmt: skip
 @options.allow_missing
+@options.accept()
 @options.html("Write a page: the verdict, every check with what it found.")
 @options.arch
 @options.force
 @options.common_ci
 def command(
     model: Path, strict: bool, against: Path | None, allow_missing: tuple[str, ...],
-    html: Path | None, arch: str | None, force: bool,
+    accept: tuple[str, ...], html: Path | None, arch: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Check every byte of MODEL: checksums, values, scales, completeness, tokenizer, claims.
 
@@ -34,7 +35,7 @@ def command(
     with render.ProgressLine("validate", "bytes") as progress:
         report = validate(
             model, arch=arch, strict=strict, allow_missing=allow_missing, against=against,
-            progress=progress,
+            accept=accept, progress=progress,
         )  # fmt: skip
     body = report.to_json()
     add_page(body, html, force, lambda: checks_html.of_file(body))

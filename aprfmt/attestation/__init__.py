@@ -14,7 +14,7 @@ from aprfmt.attestation.recipes import Recipe, find_recipes
 from aprfmt.attestation.rederive import STATES, TensorAttestation, rederive
 from aprfmt.attestation.statement import make_statement, statement_faults
 from aprfmt.compare import diff_models
-from aprfmt.compare.diffs import FieldDiff
+from aprfmt.measure.records import FieldDiff
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import (
     Compared,

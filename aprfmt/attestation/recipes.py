@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import raw_parts
 from aprfmt.codecs import CODECS, codec, quant_state
-from aprfmt.compare.requant import WAYS, Way
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Plan
 from aprfmt.conversion.packed import has_companions
 from aprfmt.conversion.plan import build
 from aprfmt.errors import ArchError, CodecError, ConversionError, UsageError
 from aprfmt.formats import FORMATS
+from aprfmt.measure.requantization import WAYS, Way
 from aprfmt.model import Model
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.quantizing.mixture import SCHEMES, scheme_of, type_name

@@ -11,11 +11,11 @@ from aprfmt.attestation.recipes import Recipe
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import CODECS, codec
-from aprfmt.compare.requant import HOPELESS, Way, through
 from aprfmt.conversion.choosing import importance_of
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.run import CHUNK, Written, chunks, encode_piece, pieces
 from aprfmt.errors import CodecError, ConversionError
+from aprfmt.measure.requantization import HOPELESS, Way, through
 from aprfmt.model import Model
 from aprfmt.quantizing.mixture import quantized
 

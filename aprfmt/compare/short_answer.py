@@ -7,7 +7,7 @@ LINES lines, each a (text, style). Everything else comes with `-v`, in the page 
 import re
 from collections.abc import Iterator, Sequence
 
-from aprfmt.compare.named_causes import NAMED, NamedCause
+from aprfmt.measure.named_causes import NAMED, NamedCause
 
 LINES = 12
 ALIKE = 3  # lines of one kind; more are one line with a count
@@ -59,18 +59,20 @@ def cause_lines(
 
 def short_answer(
     headline: Line, causes: Sequence[NamedCause], *, first_said: bool, others: Sequence[Line] = (),
-    left: Sequence[str] = (), commands: Sequence[str] = (), names: int = NAMED,
+    left: Sequence[str] = (), unrun: Sequence[str] = (), commands: Sequence[str] = (),
+    names: int = NAMED,
 ) -> list[Line]:  # fmt: skip
     """Return at most LINES lines.
 
     `others` are differences that are no causes, a line each; `left` is what was not compared, in
-    words. What does not fit is counted: the verdict, the first cause, what was not compared and
-    the commands always do.
+    words, `unrun` what was compared by its values alone, and no pass reached. What does not fit is
+    counted: the verdict, the first cause, what was not compared and the commands always do.
     """
     end: list[Line] = []
-    if left:
-        more = f"; {len(left) - 1} more (-v)" if len(left) > 1 else ""
-        end.append((f"not compared: {left[0]}{more}", "warn"))
+    for title, rows in (("not compared", left), ("not reached by a pass", unrun)):
+        if rows:
+            more = f"; {len(rows) - 1} more (-v)" if len(rows) > 1 else ""
+            end.append((f"{title}: {rows[0]}{more}", "warn"))
     end += [(f"next: {text}", "head") for text in commands[:COMMANDS]]
     if len(commands) > COMMANDS:
         end.append((f"      ... {len(commands) - COMMANDS} more commands (-v)", "dim"))

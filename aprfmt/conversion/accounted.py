@@ -19,7 +19,7 @@ from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
-from aprfmt.model.ledger import Kind, State, ledger, not_compared
+from aprfmt.model.ledger import Kind, NotCompared, State, ledger, not_compared
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.sidecar_files import companion_kind
 from aprfmt.tensors.view import View
@@ -34,6 +34,8 @@ REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; 
 ALONE = "--arch none, --generic"  # the flags that copy a container without its companions
 _SHOWN = 5
 _UNREAD_KINDS: tuple[Kind, ...] = ("file", "metadata key", "config key")
+_NO_PLACE = "nothing reads it, and the copy has no place for it"
+_OTHER_VALUE = "another value, which nothing reads"
 _INPUTS_GONE = "of activations, which a weight of the copy has not"
 
 # What a tensor beside the layers is, by the beginning of its name.
@@ -69,6 +71,19 @@ class Account:
     def lost(self) -> tuple[Entry, ...]:
         """The entries of which the copy has nothing, and no flag said so."""
         return tuple(entry for entry in self.entries if entry.fate == "lost")
+
+    @property
+    def left(self) -> tuple[NotCompared, ...]:
+        """What nothing reads and the copy has not, or not as it was, where no flag said so."""
+        states: Mapping[str, State] = {_NO_PLACE: "only in A", _OTHER_VALUE: "unequal"}
+        return tuple(
+            NotCompared(
+                entry.kind.removeprefix("unread "), entry.name, states[entry.how], entry.how,
+                "the source" if entry.how == _NO_PLACE else "",
+            )
+            for entry in self.entries
+            if entry.how in states
+        )  # fmt: skip
 
     @property
     def says(self) -> str:
@@ -257,8 +272,8 @@ class _Both:
         """
         fates: Mapping[State, tuple[Fate, str]] = {
             "equal": ("copied", ""),
-            "unequal": ("transformed", "another value"),
-            "only in A": ("dropped", "nothing reads it, and the copy has no place for it"),
+            "unequal": ("transformed", _OTHER_VALUE),
+            "only in A": ("dropped", _NO_PLACE),
         }
         mine, copied = (ledger(each, _UNREAD_KINDS) for each in (self.source, self.copy))
         left = not_compared(mine, copied, _UNREAD_KINDS)
