@@ -96,14 +96,23 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     if skipped:
         end.append((f"not run: {', '.join(skipped)}", "dim"))
     if found.exit:
-        end.append((f"next: {_look(report.subject, against)}", "head"))
+        tensors = [one.finding.where for one in report.findings if one.finding.level == "fail"]
+        end.append((f"next: {_look(report.subject, against, _first_tensor(tensors))}", "head"))
     return [(found.says, STYLES[report.outcome]), *merge_alike(lines), *end]
 
 
-def _look(model: str, other: str | None) -> str:
+def _first_tensor(places: "Sequence[str]") -> str:
+    """Return the stored name of the first place that is a tensor; "" where none is."""
+    names = (place.rpartition(" (")[2].rstrip(")") for place in places)
+    return next((name for name in names if name.endswith((".weight", ".bias"))), "")
+
+
+def _look(model: str, other: str | None, tensor: str = "") -> str:
     """Return the command that says most of a file that failed: against another copy, or alone."""
     if other is not None:
         return f"aprfmt diagnose {shlex.quote(other)} {shlex.quote(model)}"
+    if tensor:
+        return f"aprfmt tensors {shlex.quote(model)} {shlex.quote(tensor)} --stats"
     return f"aprfmt inspect {shlex.quote(model)} --account"
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aprfmt.cli import render
 from aprfmt.cli.inspect_summary import absent
@@ -74,7 +74,20 @@ def answer(body: "InspectBody") -> "list[Line]":
         lines.append((f"  {body['architecture_error']}", "warn"))
     counts = (f"{name} in {row['tensors']} tensors" for name, row in body["encodings"].items())
     lines.append((f"  encodings: {', '.join(counts)}", ""))
-    if body["damage"]:
+    if "account" in body:
+        from aprfmt.compare.short_answer import merge_alike
+
+        account, listed = body["account"], cast("list[Line]", [])
+        read = ", ".join(f"{row['items']} {row['kind']} {row['reading']}"
+                         for row in account["kinds"])  # fmt: skip
+        lines.append((f"  {account['items']} items: {read}", ""))
+        odd = [(title, one) for title in ("contradicted", "unread") for one in account[title]]
+        odd += [("cannot be read", one) for one in account["unreadable"]]
+        for title, one in odd:
+            why = f": {one['why']}" if one["why"] else ""
+            listed.append((f"  {title}: {one['kind']} {one['name']}{why}", "warn"))
+        lines += merge_alike(listed)
+    elif body["damage"]:
         lines.append((f"next: aprfmt validate {shlex.quote(body['path'])}", "head"))
     return lines
 

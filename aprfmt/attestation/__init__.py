@@ -144,6 +144,8 @@ def _attest(
     drop: Sequence[str], check: Mapping[str, Any] | None, checked: str | None,
     progress: Callable[[int, int], None] | None,
 ) -> Attestation:  # fmt: skip
+    for model in (base, made):
+        model.remember()  # what is fetched is read for the tensors, and again for the digests
     recipes = find_recipes(base, made, scheme=scheme, imatrix=matrix, drop=drop)
     rows = tuple(rederive(recipes, made, progress))
     # Of fields that differ only those count that change what the model computes.

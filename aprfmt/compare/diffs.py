@@ -13,6 +13,7 @@ from aprfmt.measure.named_causes import (
     convert_again,
     name_cause,
     write_without_surplus,
+    written_anew,
 )
 from aprfmt.measure.records import (
     EQUAL,
@@ -88,7 +89,8 @@ class DiffReport:
         for group in self.findings:
             found = [one for key in group.keys if (one := by_key.get(key)) is not None]
             sizes = [one.residual_before for one in found if one.residual_before is not None]
-            mends = group.confirmed and CAUSES[group.cause].verdict == "bug"
+            mends = written_anew(group.cause, group.confirmed)
+            mends = mends and CAUSES[group.cause].verdict == "bug"
             rows.append(name_cause(
                 group.cause, group.text, group.keys, self.stored, level=group.certainty,
                 share=group.share, effect=Effect(max(sizes, default=None)), detail=group.detail,

@@ -157,6 +157,18 @@ def fixed_name(path: Path) -> str:
     return shlex.quote(f"{stem}-fixed{suffix}")
 
 
+# Causes of which only the source has the bytes: where they are is enough to write them anew.
+LOST = frozenset({"bit_rot"})
+
+
+def written_anew(cause: str, confirmed: bool) -> bool:
+    """Return whether a stored tensor with this cause is mended by writing B anew from A.
+
+    Of a cause that was only located nobody knows that, unless its bytes are damaged.
+    """
+    return confirmed or cause in LOST
+
+
 def convert_again(a: Path | str, b: Path | str) -> str:
     """Return the command that writes B anew from A."""
     return f"aprfmt convert {shlex.quote(str(a))} {fixed_name(Path(b))}"

@@ -82,6 +82,8 @@ RECORDS: tuple[Record, ...] = (
     Record("scan", "properties/damage/items/properties/findings/items", "checks.records:Finding"),
     Record("set", "properties/changes/items", "conversion.edits:KeyChange"),
     Record("tensors", "properties/tensors/items", "cli.tensors_show:TensorListed"),
+    Record("template", "properties/conversations/items",
+           "tokenizer.template_engines:EngineRendering", {"says": str}),
     Record("trace", "properties/records/items", "inference.record:Record",
            {"key": str, "layer": int | None, "count": int}),
     Record("trace", "properties/reference", "measure.traces:TraceDiff",
