@@ -117,6 +117,35 @@ def test_a_tokenizer_on_one_side_only_is_a_difference(demo_model: Path, tmp_path
         assert command("diff", a, b, "--only", "tensors").code == 0
 
 
+def test_a_generation_config_on_one_side_only(demo_model: Path, tmp_path: Path) -> None:
+    """A folder has a place for it; a GGUF of another writer has none, and says so."""
+    less = Path(shutil.copytree(demo_model, tmp_path / "less"))
+    (less / "generation_config.json").unlink()
+    for a, b, side in ((demo_model, less, "A"), (less, demo_model, "B")):
+        for name in ("diff", "diagnose"):
+            done = command(name, a, b)
+            assert done.code == 1 and f"generation config only in {side}" in done.out
+        taken = command("diff", a, b, "--accept", "unread:generation config")
+        assert taken.code == 0 and "accepted, not compared" in taken.out
+    convert(less, tmp_path / "less.gguf")
+    done = command("diff", demo_model, tmp_path / "less.gguf", "--json")
+    (row,) = done.json["not_compared"]
+    assert (done.code, row["state"], row["side"]) == (0, "no counterpart", "A")
+    assert done.json["says"].startswith("equal in what was compared: 50 tensors; not compared: ")
+
+
+def test_a_section_that_cannot_be_read_leaves_the_gates_open(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    bad = Path(shutil.copytree(demo_model, tmp_path / "bad"))
+    args = ("qa", bad, "--only", "tensor-contract")
+    assert command(*args).code == 0
+    (bad / "generation_config.json").write_text('{"eos_token_id": 2')
+    done = command(*args, "--json")
+    assert (done.code, done.json["pronounced"]["word"]) == (2, "NOT-RUN")
+    assert "generation_config.json" in done.json["pronounced"]["says"]
+
+
 def _integers(path: Path, kind: str, data: bytes) -> Path:
     size = {"U8": 1, "BOOL": 1, "I32": 4, "I64": 8}[kind]
     write_mixed(path, {"w": (kind, (len(data) // size,), data)})
