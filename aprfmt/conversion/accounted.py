@@ -18,9 +18,18 @@ from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
-from aprfmt.model.ledger import Item, Kind, Ledger, NotCompared, State, ledger, not_compared
+from aprfmt.model.ledger import (
+    Item,
+    Kind,
+    Ledger,
+    NotCompared,
+    State,
+    folder_files,
+    ledger,
+    not_compared,
+)
 from aprfmt.model.resolve import spellings_by_name
-from aprfmt.model.sidecar_files import companion_kind
+from aprfmt.model.sidecar_files import companion_kind, file_row
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -272,7 +281,8 @@ class _Both:
             if item.kind in _TENSORS or (item.kind == "file" and companion_kind(item.name)):
                 continue  # it has its entry by what it is
             fate, how = fates.get(states.get((item.kind, item.name), "equal"), ("copied", ""))
-            yield Entry(item.name, f"unread {item.kind}", fate, self.excused(item.name) or how)
+            within = "config.json" if item.kind == "config key" else item.name
+            yield Entry(item.name, f"unread {item.kind}", fate, self.excused(within) or how)
 
     # --- files --------------------------------------------------------------------------------
 
@@ -366,12 +376,14 @@ def dropped_record(
         stored = [one.info.name for one in view.parts.values() or view.stored]
         gone = (each for each in stored if whole or any(match(each) for match in drops))
         found.update(dict.fromkeys(gone, "--drop"))
-    for name in file_names(source):
+    there = [path.name for path in folder_files(source) if not path.is_dir()]
+    unread = {name for name in there if file_row(name).reading == "unread"}
+    for name in (*file_names(source), *sorted(unread - {*file_names(source)})):
         if any(match(name) for match in drops):
             found[name] = "--drop"
         elif files_too:
             found[name] = ALONE
-        elif FILES_KEY in removed:
+        elif FILES_KEY in removed and name not in unread:
             found[name] = REMOVED
     return found
 
