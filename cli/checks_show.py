@@ -1,5 +1,6 @@
 """What the checks of `validate` and the gates of `qa` print, and every other PASS or FAIL."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from aprfmt.cli import render
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
     from aprfmt.checks.records import Finding, QaReport, Validation
+    from aprfmt.compare.short_answer import Line
     from aprfmt.model.ledger import Pronounced
 
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
@@ -24,9 +26,24 @@ def show_checks(checks: "Iterable[Check]") -> None:
         render.say(text, style=STYLES[check.outcome])
 
 
+def verdict_line(found: "Pronounced") -> "Line":
+    """Return the line of a verdict, with its style."""
+    return found.says, STYLES[found.word.replace("-", "_")]
+
+
+def failures(checks: "Iterable[Check]") -> "list[Line]":
+    """Return a line for each check that did not pass."""
+    return [
+        (f"  {one.outcome.replace('_', '-')} {one.name}: {one.found}; expected {one.expected}"
+         f"{f'; {one.todo}' if one.todo else ''}", STYLES[one.outcome])
+        for one in checks if one.outcome != "PASS"
+    ]  # fmt: skip
+
+
 def show_verdict(found: "Pronounced") -> None:
     """Print the line of a verdict."""
-    render.say(found.says, style=STYLES[found.word.replace("-", "_")])
+    text, style = verdict_line(found)
+    render.say(text, style=style)
 
 
 def show_validation(report: "Validation") -> None:
@@ -62,6 +79,54 @@ def _sentence(finding: "Finding", strict: bool) -> str:
     level = "" if strict or finding.level == "fail" else "warning: "
     parts = [f"{finding.where}: {finding.found}", f"expected {finding.expected}", finding.todo]
     return level + " - ".join(part for part in parts if part)
+
+
+def validation_answer(report: "Validation", against: str | None) -> "list[Line]":
+    """Return the verdict, what failed or is odd, what was not asked, and the next command."""
+    from aprfmt.compare.short_answer import merge_alike
+
+    found = report.pronounced
+    lines: list[Line] = []
+    for check in report.checks:
+        noted = [one.finding for one in report.findings if one.check == check.name]
+        style = STYLES[check.outcome] if check.outcome == "FAIL" else "warn"
+        lines += [(f"  {check.name}: {text}", style) for text in _sentences(noted, report.strict)]
+    skipped = [check.name for check in report.checks if check.outcome == "NOT_RUN"]
+    end: list[Line] = []
+    if skipped:
+        end.append((f"not run: {', '.join(skipped)}", "dim"))
+    if found.exit:
+        end.append((f"next: {_look(report.subject, against)}", "head"))
+    return [(found.says, STYLES[report.outcome]), *merge_alike(lines), *end]
+
+
+def _look(model: str, other: str | None) -> str:
+    """Return the command that says most of a file that failed: against another copy, or alone."""
+    if other is not None:
+        return f"aprfmt diagnose {shlex.quote(other)} {shlex.quote(model)}"
+    return f"aprfmt inspect {shlex.quote(model)} --account"
+
+
+def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "list[Line]":
+    """Return the verdict, the checks that failed, the gates that did not run, the next command."""
+    from aprfmt.compare.short_answer import merge_alike
+
+    lines: list[Line] = [
+        (f"  {gate.name}: {one.name}{f' ({one.where})' if one.where else ''}: {one.found}; "
+         f"expected {one.expected}{f'; {one.todo}' if one.todo else ''}", "bad")
+        for gate in report.gates for one in gate.failed
+    ]  # fmt: skip
+    style = {0: "good", 1: "bad", 2: "warn"}[report.exit_code]
+    verdict = f"{report.outcome.replace('_', '-')}: {report.sentence}"
+    skipped = [gate.name for gate in report.gates if gate.outcome == "NOT_RUN"]
+    end: list[Line] = [(f"not run: {', '.join(skipped)}", "dim")] if skipped else []
+    if saved is not None:
+        end.append((f"baseline written to {saved}", ""))
+    if report.exit_code:
+        path = str(report.subject)
+        todo = _look(path, other) if other else f"aprfmt validate {shlex.quote(path)}"
+        end.append((f"next: {todo}", "head"))
+    return [(verdict, style), *merge_alike(lines), *end]
 
 
 def show_gates(report: "QaReport", saved: str | None) -> None:

@@ -20,13 +20,23 @@ def run(a: Path, b: Path, adapter: Path, arch: str | None, accept: Sequence[str]
 
     with open_model(a, arch=arch) as base, open_model(b, arch=arch) as copy:
         found, report = answers(base, copy, adapter)
+        again = _merge_command(a, adapter, copy.format)
     verdict = found.pronounced(accept)
     body = {**report.to_json(), "adapter": found.to_json(), **verdict.to_json()}
-    return render.emit(body, verdict.exit, lambda: show(found, verdict, a, b))
+    return render.emit(body, verdict.exit, lambda: show(found, verdict, a, b, again))
 
 
-def show(found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path) -> None:
-    """Print the answer, the weights that are not as the rest, and what else differs."""
+def _merge_command(base: Path, adapter: Path, container: str) -> str:
+    """Return the command that merges once, into a file or folder of B's kind."""
+    from aprfmt.formats import FORMATS
+
+    if FORMATS[container].weights_name is not None:
+        return f"aprfmt convert {base} OUT --adapter {adapter} --to {container}"
+    return f"aprfmt convert {base} OUT{FORMATS[container].extensions[0]} --adapter {adapter}"
+
+
+def show(found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again: str) -> None:
+    """Print the answer, the weights that are not as the rest, what else differs, what to do."""
     style = {0: "good", 1: "bad", 2: "warn"}[verdict.exit]
     names = [render.escape(str(each)) for each in (found.adapter, b, a)]
     render.line(f"{names[0]} is merged into {names[1]}, of the base {names[2]}: "
@@ -43,3 +53,5 @@ def show(found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path) -> Non
     if found.others:
         shown = ", ".join(render.escape(key) for key in found.others[:_LINES])
         render.line(f"  {len(found.others)} tensors differ that it does not change: {shown}")
+    if not found.yes:
+        render.line(f"next: {render.escape(again)}")

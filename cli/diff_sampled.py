@@ -7,14 +7,14 @@ from aprfmt.cli import render
 from aprfmt.cli.diff_show import FINDINGS
 
 if TYPE_CHECKING:
-    from aprfmt.compare.sampled import SampleReport
+    from aprfmt.measure.sampling import SampleReport
 
 
 def run(
     a: Path, b: Path, nbytes: int, seed: int | None, patterns: tuple[str, ...], arch: str | None
 ) -> int:
     """Compare random ranges, and say what that shows."""
-    from aprfmt.compare.sampled import sample
+    from aprfmt.measure.sampling import sample
 
     report = sample(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
     return render.emit(report.to_json(), report.exit_code, lambda: show(report))

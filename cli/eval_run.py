@@ -12,6 +12,7 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
+    from aprfmt.compare.short_answer import Line
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import KlDivergence
     from aprfmt.inference.running import Run
@@ -94,7 +95,10 @@ def of_texts(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
         body: dict[str, object] = {**scored}
         body |= {} if draft_found is None else {"draft": draft_found}
         body |= {} if against is None else {"against": against}
-        return finish(run, body, checks, lambda: eval_show.show(scored, draft_found, against))
+        return finish(
+            run, body, checks, lambda: eval_show.show(scored, draft_found, against),
+            lambda: eval_show.answer(scored, draft_found, against),
+        )  # fmt: skip
 
 
 def kl_facts(found: "KlDivergence | None") -> "eval_show.KlFacts | None":
@@ -125,12 +129,12 @@ def of_batch(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
         body, verdict, checks = eval_batch.measure(run, asked.batch, asked.reported, asked.within)
         said = {**body} if verdict is None else {**body, "reported": verdict}
         left = array_items("batch array", body["batch"]["unread"])
-        return finish(run, said, checks, lambda: eval_batch.show(body, verdict), left)
+        return finish(run, said, checks, lambda: eval_batch.show(body, verdict), left=left)
 
 
 def finish(
     run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None],
-    left: "Sequence[NotCompared]" = (),
+    answer: "Callable[[], list[Line]] | None" = None, left: "Sequence[NotCompared]" = (),
 ) -> int:  # fmt: skip
     """Judge the checks, print what was found and return the exit code.
 
@@ -147,8 +151,14 @@ def finish(
         checks_show.show_checks(report.checks)
         checks_show.show_verdict(verdict)
 
+    def lines() -> "list[Line]":
+        assert answer is not None
+        return [checks_show.verdict_line(verdict), *answer(), *checks_show.failures(report.checks)]
+
     gate = {**body, "gate": report.to_json(), **verdict.to_json()}
-    return render.emit(gate, verdict.exit, show_all)
+    return render.emit(
+        gate, verdict.exit, show_all, answer=None if answer is None else lines,
+    )  # fmt: skip
 
 
 @contextmanager

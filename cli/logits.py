@@ -8,7 +8,8 @@ import click
 from aprfmt.cli import checks_show, options, render, running
 
 if TYPE_CHECKING:
-    from aprfmt.base.outcome import Check
+    from aprfmt.base.outcome import Check, Report
+    from aprfmt.compare.short_answer import Line
     from aprfmt.model.ledger import Pronounced
 
 
@@ -71,7 +72,10 @@ def command(
         if out is not None:
             write_npy(out, np.ascontiguousarray(found, np.float32), force)
     said = {**body, **verdict.to_json()}
-    return render.emit(said, verdict.exit, lambda: show(body, report.checks, verdict))
+    return render.emit(
+        said, verdict.exit, lambda: show(body, report.checks, verdict),
+        answer=lambda: answer(body, report, verdict),
+    )  # fmt: skip
 
 
 def show(body: LogitsFound, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:
@@ -83,3 +87,21 @@ def show(body: LogitsFound, found: "tuple[Check, ...]", verdict: "Pronounced") -
     running.show_top(body["top"], "top 5 of the last row (the first is the argmax)")
     checks_show.show_checks(found)
     checks_show.show_verdict(verdict)
+
+
+def answer(body: LogitsFound, report: "Report", verdict: "Pronounced") -> "list[Line]":
+    """Return the verdict, what failed in the gate, and the best tokens of the last row."""
+    best = ", ".join(
+        f"{one['id']} {render.quoted(one.get('piece', ''))} {one['logit']:.4f}"
+        for one in body["top"]
+    )
+    lines = [
+        checks_show.verdict_line(verdict),
+        *checks_show.failures(report.checks),
+        (f"  {running.headline(body['run'])}", ""),
+        (f"  top of the last row: {best}", ""),
+    ]
+    if body["output"]:
+        shape = render.shape_text(body["shape"])
+        lines.append((f"  {shape} float32 -> {body['output']}", ""))
+    return lines

@@ -49,8 +49,7 @@ class QaAsked(TypedDict):
 @running.where
 @options.arch
 @options.force
-@options.ci_format
-@options.common
+@options.common_ci
 def command(
     model: str, also: tuple[str, ...], fail_on: str, save_baseline: Path | None,
     html: Path | None, force: bool, where: running.WhereOptions, **asked: Unpack[QaAsked],
@@ -65,13 +64,15 @@ def command(
     from aprfmt.inference.device import parse_run
 
     options.check_new(force, save_baseline, html)
-    request = where.request(model)
+    request, others = where.request(model), tuple(parse_run(text) for text in also)
+    for choice in (request.choice, *others):
+        choice.refuse_missing_gpu()  # before torch is imported, which takes seconds
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why, "fallback")
     with render.ProgressLine("qa") as bar:
         report = qa.run(
             request.model, progress=lambda gate, done, total: bar(done, total),
-            choice=request.choice, also=tuple(parse_run(text) for text in also), arch=where.arch,
+            choice=request.choice, also=others, arch=where.arch,
             threads=where.threads, memory=where.memory, deterministic=where.deterministic,
             allow_missing=where.allow_missing, strict=fail_on == "warning", **asked,
         )  # fmt: skip
@@ -83,5 +84,8 @@ def command(
     add_page(body, html, force, lambda: checks_html.of_gates(body, code, sentence))
     return render.emit(
         body, code, lambda: checks_show.show_gates(report, saved),
+        answer=lambda: checks_show.gates_answer(
+            report, saved, None if asked["against"] is None else str(asked["against"])
+        ),
         cases=lambda: with_verdict(cases_of_gates(body), code, report.subject),
     )  # fmt: skip

@@ -70,7 +70,7 @@ def mapped(
 
 def pronounced(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     """Return the verdict: how many arrays are points, and which nothing reads."""
-    from aprfmt.compare.traced import unread_arrays
+    from aprfmt.measure.trace_view import unread_arrays
     from aprfmt.model.ledger import Compared, Words, pronounce
 
     rows = found["names"]

@@ -19,8 +19,7 @@ from aprfmt.cli.html import add_page
 @options.html("Write a page: the verdict, every check with what it found.")
 @options.arch
 @options.force
-@options.ci_format
-@options.common
+@options.common_ci
 def command(
     model: Path, strict: bool, against: Path | None, allow_missing: tuple[str, ...],
     accept: tuple[str, ...], html: Path | None, arch: str | None, force: bool,
@@ -43,5 +42,8 @@ def command(
     code = report.exit_code
     return render.emit(
         body, code, lambda: checks_show.show_validation(report),
+        answer=lambda: checks_show.validation_answer(
+            report, None if against is None else str(against)
+        ),
         cases=lambda: with_verdict(cases_of_validation(body), code, report.subject),
     )  # fmt: skip

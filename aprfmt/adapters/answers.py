@@ -6,13 +6,14 @@ B, and whether nothing but rounding is left. The rest of B is compared with A as
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aprfmt.adapters.merging import MergedTensor, merged_model
+from aprfmt.adapters.parameters import OTHER_ORDERS
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, ledger, pronounce
 from aprfmt.tensors.view import View
@@ -36,7 +37,8 @@ class ChangedWeight:
     """One changed weight: B's shard, how many times the change lies in it, and what is left.
 
     `times` is the projection of B - A on the change; `rest` the norm of what it leaves, relative to
-    the change; `found` is "once", "twice", "not at all", "N times" or "otherwise".
+    the change; `found` is "once", "twice", "not at all", "N times", "otherwise", or the order in
+    which the ranks of stacked experts were read, where that one gives B.
     """
 
     key: str
@@ -99,6 +101,8 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
                 others.append(row.key)
             else:
                 same += 1
+        if any(pair.parameters for pair in found.pairs.values()):
+            weights = _in_other_orders(a, b, adapter, weights)
     left = (*report.not_compared, *_unread(found.path))
     answer = AdapterAnswer(
         str(found.path), _together(weights), tuple(weights), tuple(others), same, left
@@ -111,6 +115,25 @@ def _unread(adapter: Path) -> Iterator[NotCompared]:
     with open_model(adapter) as opened:
         for item in ledger(opened, ("tensor", "adapter tensor")).unread:
             yield NotCompared(item.kind, item.name, "only in A", item.of, "the adapter")
+
+
+def _in_other_orders(
+    a: Model, b: Model, adapter: Path, weights: "list[ChangedWeight]"
+) -> "list[ChangedWeight]":
+    """Return the weights, each with the order of ranks under which it is A with the change once."""
+    for order in OTHER_ORDERS:
+        if all(one.found != "otherwise" for one in weights):
+            break
+        model, opened, _ = merged_model(a, adapter, again=True, order=order)
+        with opened:
+            for at, one in enumerate(weights):
+                mine, theirs = model.find(one.key), b.find(one.key)
+                if one.found != "otherwise" or mine is None or theirs is None:
+                    continue
+                again = _weight(one.key, mine, theirs, False)
+                if again.found == "once":
+                    weights[at] = replace(again, found=order.says)
+    return weights
 
 
 def _weight(key: str, merged: View, b: View, close: bool) -> ChangedWeight:

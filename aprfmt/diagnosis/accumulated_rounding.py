@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.thresholds import MOE_FACTOR, ROUNDOFF, one_operation
-from aprfmt.diagnosis.hypotheses.reordered import rounded_to, table_rounded
+from aprfmt.causes.forward.norm_order import rounded_to, table_rounded
 from aprfmt.diagnosis.rounded import ReadAs
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import MOE_FACTOR, ROUNDOFF, one_operation
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.diffs import EQUAL
-from aprfmt.compare.traces import PointDiff
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.blend import multiplied
 from aprfmt.diagnosis.finalize import finalize_finding
 from aprfmt.diagnosis.found import CauseFound, Evidence
@@ -30,6 +28,8 @@ from aprfmt.diagnosis.probes import (
 )
 from aprfmt.diagnosis.quantities import Quantity, compare
 from aprfmt.inference.probe_ids import LONGEST, MARGIN, reaches
+from aprfmt.measure.records import EQUAL
+from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
 
 EQUIVALENT = "equal_quantities"

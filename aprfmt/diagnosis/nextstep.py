@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aprfmt.arch.values import same_value
-from aprfmt.compare.named_causes import convert_again, fixed_name
 from aprfmt.diagnosis.found import CauseFound
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
+from aprfmt.measure.named_causes import convert_again, fixed_name
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 

@@ -1,6 +1,6 @@
 """Whether a change can act on a point at all: told without a pass, from what it replaces."""
 
-from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.hypotheses.attention import masked
-from aprfmt.diagnosis.hypotheses.cache import cache_change
-from aprfmt.diagnosis.hypotheses.rope import positions_change
-from aprfmt.diagnosis.hypotheses.turning import places
-from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.attention import masked
+from aprfmt.causes.forward.kv_cache import cache_change
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.rope import positions_change
+from aprfmt.causes.forward.rotations import places
 
 Array = NDArray[Any]
 ZERO = -1  # a row that was never written

@@ -13,13 +13,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aprfmt.diagnosis.hypotheses.attention import scale_change
-from aprfmt.diagnosis.hypotheses.norm import eps_change
-from aprfmt.diagnosis.hypotheses.rope import divided_change, theta_change
-from aprfmt.diagnosis.hypotheses.usual import groups, kinds_of_layers, usual_changes, window_change
-from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
-from aprfmt.diagnosis.hypotheses.usual_steps import single_layers
-from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.attention import scale_change
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.norm import eps_change
+from aprfmt.causes.forward.rope import divided_change, theta_change
+from aprfmt.causes.forward.usual_blocks import Usual
+from aprfmt.causes.forward.usual_mistakes import (
+    groups,
+    kinds_of_layers,
+    usual_changes,
+    window_change,
+)
+from aprfmt.causes.forward.usual_steps import single_layers
 from aprfmt.diagnosis.relevant import acts
 from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers
 from aprfmt.inference.replay.patched_model import MOVES

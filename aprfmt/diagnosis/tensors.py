@@ -4,14 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.causes import CAUSES, Verdict
-from aprfmt.compare.diffs import DiffReport, TensorDiff
-from aprfmt.compare.explain.foreign import foreign
-from aprfmt.compare.explain.reading import Reader
+from aprfmt.causes import CAUSES
+from aprfmt.causes.tensor.foreign_values import foreign
+from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine
+from aprfmt.measure.records import TensorDiff
+from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.verdicts import Verdict
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.compare.traced import backend_name, records_ids, unread_arrays
-from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blend import stored_values
 from aprfmt.diagnosis.examine import examine
@@ -33,6 +31,8 @@ from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.trace_view import backend_name, records_ids, unread_arrays
+from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
 from aprfmt.model.ledger import (
     OF_A_PASS,

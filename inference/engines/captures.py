@@ -21,8 +21,8 @@ from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
 from aprfmt.formats.jsonio import load_file
 from aprfmt.formats.mapped import open_regular
-from aprfmt.model.sidecar_files import file_row
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
+from aprfmt.model.sidecar_files import file_row
 
 Numbers = NDArray[Any]
 IDS = "input_ids"
@@ -117,7 +117,7 @@ def _folder(folder: Path) -> Captures:
 
 
 def _others(folder: Path, files: Collection[str]) -> tuple[str, ...]:
-    """Return the files of a folder that hold no array: neither a text nor what says how they lie."""
+    """Return the files of a folder that hold no array, no text and no description of arrays."""
     return tuple(
         name
         for name in _listed(folder)

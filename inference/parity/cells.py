@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from aprfmt.base.outcome import Check, Report
-from aprfmt.compare.causes.row import Verdict
-from aprfmt.compare.traces import TraceDiff
 from aprfmt.inference.parity.cell import Cell
+from aprfmt.measure.traces import TraceDiff
+from aprfmt.measure.verdicts import Verdict
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
 
 

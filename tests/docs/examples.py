@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aprfmt.cli.forms import AGENT_VARIABLES
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,7 +154,8 @@ def install(folder: Path) -> None:
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment of a reader who installed aprfmt and is in `folder`."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return os.environ | {
+    own = {name: value for name, value in os.environ.items() if name not in AGENT_VARIABLES}
+    return own | {
         "PATH": path,
         "PYTHONPATH": os.pathsep.join([str(folder / SITE), str(ROOT)]),
         "COLUMNS": "200",

@@ -4,72 +4,72 @@ from tests.mutations.mutation import Row
 
 ROWS: tuple[Row, ...] = (
     Row(
-        "bound-float32", "aprfmt/compare/thresholds.py",
+        "bound-float32", "aprfmt/measure/tolerances.py",
         '"float32": Tolerance(2e-5, "float32 reductions in another order, ten',
         '"float32": Tolerance(2e-2, "float32 reductions in another order, ten',
         "bugs a thousand times the bound pass as float32 rounding",
     ),
     Row(
-        "bound-bfloat16", "aprfmt/compare/thresholds.py",
+        "bound-bfloat16", "aprfmt/measure/tolerances.py",
         '"bfloat16": Tolerance(8e-2, "bfloat16 arithmetic, five',
         '"bfloat16": Tolerance(8e-1, "bfloat16 arithmetic, five',
         "in bfloat16 nothing is ever wrong",
     ),
     Row(
-        "bound-one-operation", "aprfmt/compare/thresholds.py",
+        "bound-one-operation", "aprfmt/measure/tolerances.py",
         '"float32": Tolerance(2e-5, "float32 reductions in another order"),',
         '"float32": Tolerance(2e-3, "float32 reductions in another order"),',
         "one wrong operation is taken for rounding",
     ),
     Row(
-        "bound-experts", "aprfmt/compare/thresholds.py",
+        "bound-experts", "aprfmt/measure/tolerances.py",
         "if not moe or worst.rel_l2 < 1e-3:", "if not moe:",
         "models with experts are given five times the float32 bound",
     ),
     Row(
-        "bound-finer-arithmetic", "aprfmt/compare/thresholds.py",
+        "bound-finer-arithmetic", "aprfmt/measure/tolerances.py",
         "worst = max((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)",
         "worst = min((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)",
         "float32 against bfloat16 is held to float32",
     ),
     Row(
-        "bound-depth", "aprfmt/compare/thresholds.py",
+        "bound-depth", "aprfmt/measure/tolerances.py",
         "growth = max(1.0, (depth / DEPTH) ** 0.5)", "growth = 1.0",
         "deep layers are held to the bound of shallow ones",
     ),
     Row(
-        "bound-calibrated", "aprfmt/compare/thresholds.py",
+        "bound-calibrated", "aprfmt/measure/tolerances.py",
         "== (pair, weights, point, coarser):", "== (backends, weights, point, coarser):",
         "a calibrated bound counts in one order of the backends only",
     ),
     Row(
-        "traces-infinite", "aprfmt/compare/measured.py",
+        "traces-infinite", "aprfmt/measure/distances.py",
         "np.where(finite, np.abs(x - y), np.inf)", "np.where(finite, np.abs(x - y), 0.0)",
         "a NaN on one side of two traces is no difference",
     ),
     Row(
-        "traces-peak", "aprfmt/compare/traces.py",
+        "traces-peak", "aprfmt/measure/traces.py",
         "not (found.rel <= limit and peak <= max_limit)", "not found.rel <= limit",
         "one value that is far off drowns in a large point",
     ),
     Row(
-        "traces-nothing-compared", "aprfmt/compare/traces.py",
+        "traces-nothing-compared", "aprfmt/measure/traces.py",
         'counts = {"points": (self.compared, len(self.points))}',
         'counts = {"points": (1, len(self.points))}',
         "two traces without a common value are equal",
     ),
     Row(
-        "traces-other-rows", "aprfmt/compare/traces.py",
+        "traces-other-rows", "aprfmt/measure/traces.py",
         "and a.positions != b.positions:", "and len(a.positions) != len(b.positions):",
         "rows of other tokens are compared",
     ),
     Row(
-        "traces-printed", "aprfmt/compare/traces.py",
+        "traces-printed", "aprfmt/measure/traces.py",
         "coarse = max(a.resolution, b.resolution)", "coarse = a.resolution",
         "values printed to few decimals on the reference's side are a bug",
     ),
     Row(
-        "traces-other-ids", "aprfmt/compare/traces.py",
+        "traces-other-ids", "aprfmt/measure/traces.py",
         "    check_ids(a, b)\n    keys = common_keys(a, b)", "    keys = common_keys(a, b)",
         "traces of other tokens are compared",
     ),
@@ -79,7 +79,7 @@ ROWS: tuple[Row, ...] = (
         "diagnose holds points to a bound of its own",
     ),
     Row(
-        "traces-experts-not-seen", "aprfmt/compare/traces.py",
+        "traces-experts-not-seen", "aprfmt/measure/traces.py",
         "mixture = moe or routed(a) or routed(b)", "mixture = moe",
         "only commands that have the model know that experts amplify rounding",
     ),
@@ -96,7 +96,7 @@ ROWS: tuple[Row, ...] = (
         ("tests/diagnose/test_honesty.py::test_zeros_are_no_verdict",),
     ),
     Row(
-        "measure-lone-nan", "aprfmt/compare/measured.py",
+        "measure-lone-nan", "aprfmt/measure/distances.py",
         "if not (same | (np.isfinite(x) & np.isfinite(y))).all():",
         "if not (same | (np.isfinite(x) | np.isfinite(y))).all():",
         "a NaN on one side is measured as a number",
