@@ -72,7 +72,7 @@ ROWS: tuple[Row, ...] = (
         "a conversion says verified, and a file of the source is in no copy",
     ),
     Row(
-        "captures-unknown", "aprfmt/compare/traced.py",
+        "captures-unknown", "aprfmt/measure/trace_view.py",
         '            found[name] = NotCompared("captured array", str(name), "unread", said)\n',
         "            del said\n",
         "arrays that were never compared are not named",
@@ -96,13 +96,13 @@ ROWS: tuple[Row, ...] = (
         "merged is said while a file beside differs",
     ),
     Row(
-        "input-scale-one-sided", "aprfmt/compare/inputs.py",
+        "input-scale-one-sided", "aprfmt/measure/activation_scales.py",
         'state: State = "unequal" if name in a and name in b else one_sided',
         'state: State = "equal"',
         "a scale of activations on one side only is equal",
     ),
     Row(
-        "generation-one-sided", "aprfmt/compare/texts.py",
+        "generation-one-sided", "aprfmt/measure/texts.py",
         '        yield NotCompared("part", "generation config", state)\n        return\n',
         "        return\n",
         "a lost generation config is equal",
