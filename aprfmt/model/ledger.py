@@ -18,7 +18,7 @@ from aprfmt.arch.called import CALLED
 from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
-from aprfmt.model.readings import FILES, METADATA, KeyPattern, Reading, pattern_of
+from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, pattern_of
 from aprfmt.model.sidecar_files import FOLDER, file_row
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import SECTIONS
@@ -37,6 +37,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 READINGS: tuple[Reading, ...] = get_args(Reading)
 # Kinds whose items are compared with the tensors, one by one.
 OF_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor", "index entry")
+DRAFT_HEAD = "draft head"  # what the tensors of one are read as
 NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no place for
 # Kinds of which an item that nothing reads may change what a pass computes.
 OF_A_PASS: tuple[Kind, ...] = ("tensor", "config key", "metadata key")
@@ -335,21 +336,21 @@ class _Maker:
             yield from self._of_kind(kind.name)
             return
         readings = self._bound()
-        main = {}
-        for name, view in self.model.items():
-            for suffix, part in view.stored[0].parts.items():
-                main[part.info.name] = (name, suffix)
+        weights = weights_of_parts(self.model)
         for stored in self.model.source.tensors:
-            weight, suffix = main.get(stored, (stored, ""))
+            weight, suffix = weights.get(stored, (stored, ""))
             reading, of = readings.get(weight, ("unread", ""))
             if suffix:
                 reading, of = "part of", weight
             elif weight != stored and reading == "unread":
                 of = f"part of {weight}"
+            elif reading == "unread" and not of:
+                row = pattern_of(TENSORS, stored)
+                of = "" if row is None else row.source
             yield Item("tensor", stored, reading, of)
 
     def _bound(self) -> Mapping[str, tuple[Reading, str]]:
-        """Return the reading of every tensor by its name in the model, `unread` ones left out."""
+        """Return readings of tensors by their names in the model; of unread ones reasons only."""
         found: dict[str, tuple[Reading, str]] = {}
         if self.spec is None:
             return found
@@ -357,8 +358,6 @@ class _Maker:
         style = self.model.style or ""
         for spec_of, names in self.towers:
             found.update(dict.fromkeys(names, ("role", f"tower {spec_of.name}")))
-        for name in resolution.draft:
-            found[name] = ("role", "draft head")
         for name in resolution.buffers:
             found[name] = ("without effect", "a buffer, which loaders compute")
         for row in spec.derived:
@@ -366,6 +365,11 @@ class _Maker:
         for key, view in resolution.roles.items():
             for name in view.names:
                 found[name] = ("role", key)
+        for name in resolution.draft:
+            found[name] = ("role", DRAFT_HEAD)
+        if resolution.unread is not None:
+            for info in resolution.unread.tensors:
+                found.setdefault(info.name, ("unread", resolution.unread.claim))
         return found
 
     def _of_kind(self, kind: str) -> Iterator[Item]:
@@ -408,6 +412,7 @@ class _Maker:
 
         known = known_rows("hf")
         inner = self.spec.section if self.spec is not None else ""
+        cut_out = inner in _SECTIONS and isinstance(config.get(inner), Mapping)
         for path, value in _leaves(config):
             parts = path.removeprefix(f"{inner}.").split(".") if inner else path.split(".")
             if parts[0] in SECTIONS:
@@ -424,6 +429,8 @@ class _Maker:
                 known_row = known.get(bare) or known.get(bare.partition(".")[0])
                 unknown: tuple[Reading, str] = ("unread", "")
                 said = unknown if known_row is None else (known_row.reading, known_row.source)
+            if said[0] == "unread" and cut_out and not path.startswith(f"{inner}."):
+                said = "without effect", "of the whole model, of which this is a tower"
             yield Item("config key", path, said[0], said[1], value)
 
     def _of_tower(self, path: str) -> tuple[Reading, str] | None:
@@ -568,6 +575,15 @@ def _contents(path: Path) -> str:
         return "no index names it"
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     return f"{len(names)} tensors that no index names: {shown}"
+
+
+def weights_of_parts(model: "Model") -> Mapping[str, tuple[str, str]]:
+    """Return the packed weight that each stored tensor is a part of: (name, suffix) by name."""
+    return {
+        part.info.name: (name, suffix)
+        for name, view in model.items()
+        for suffix, part in view.stored[0].parts.items()
+    }
 
 
 def _whole_modules(model: "Model") -> tuple[str, ...]:

@@ -74,11 +74,10 @@ def shapes(ctx: Checked) -> Result:
 
 def unexpected(ctx: Checked) -> Result:
     """Look for tensors that the architecture has no place for, and at its draft head's."""
-    of_no_role = [item.name for item in ctx.unread if item.kind == "tensor"]
     findings = [
-        Finding(name, "a tensor of no role", f"tensors of {ctx.spec.name} only",
+        Finding(item.name, item.of or "a tensor of no role", f"tensors of {ctx.spec.name} only",
                 "is it another model, or a part of another?", "warning")
-        for name in of_no_role
+        for item in ctx.unread if item.kind == "tensor"
     ]  # fmt: skip
     head = ctx.resolution.draft
     if head:
