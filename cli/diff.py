@@ -23,7 +23,7 @@ from aprfmt.errors import UsageError
     multiple=True,
     help="Only these sections; every difference in them counts.",
 )
-@click.option("--top", type=click.IntRange(min=0),
+@click.option("--top", type=options.WholeNumber(0),
               help="Show the worst N tensors (with -v: 10).")  # fmt: skip
 @options.verbose("Every cause, differing field and text, the worst tensors with numbers.")
 @options.accept(within=True)
@@ -37,7 +37,7 @@ from aprfmt.errors import UsageError
               help="Test every differing tensor against the known causes.")  # fmt: skip
 @click.option("--sample", callback=options.size, metavar="SIZE",
               help="Compare random ranges only, SIZE bytes a side; never exits 0.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), help="With --sample: the seed of another run.")
+@click.option("--seed", type=options.WholeNumber(0), help="With --sample: the seed of another run.")
 @options.html("Write a page: findings, map of all tensors, difference images.")
 @options.arch
 @options.force

@@ -38,7 +38,7 @@ class QaAsked(TypedDict):
 @click.option("--skip", multiple=True, metavar="GATE", help="Leave these gates out.")
 @click.option("--fail-on", type=click.Choice(["failure", "warning"]), default="failure",
               show_default=True, help="The least that fails a gate.")  # fmt: skip
-@click.option("--min-run", type=click.IntRange(min=0), default=0, metavar="N",
+@click.option("--min-run", type=options.WholeNumber(0), default=0, metavar="N",
               help="Fail if fewer than N gates gave an answer.")  # fmt: skip
 @click.option("--baseline", type=options.FILE, metavar="FILE.json",
               help="Fail where a gate or number got worse than in this file.")  # fmt: skip

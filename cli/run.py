@@ -13,15 +13,18 @@ from aprfmt.cli import forms, options, render, running
 @options.gathered(tokens=running.Tokens, where=running.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @running.what
-@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
+@click.option("--max-tokens", type=options.WholeNumber(1), default=128, show_default=True,
               help="Generate at most this many tokens.")  # fmt: skip
-@click.option("--temperature", type=float, default=0.0, show_default=True,
+@click.option("--temperature", type=options.RealNumber(0, 1e6), default=0.0, show_default=True,
               help="0 takes the likeliest token; above it, tokens are drawn.")  # fmt: skip
-@click.option("--top-k", type=int, default=0, show_default=True,
+@click.option("--top-k", type=options.WholeNumber(0), default=0, show_default=True,
               help="Draw from the k likeliest tokens only (0: from all).")  # fmt: skip
-@click.option("--top-p", type=float, default=1.0, show_default=True,
+@click.option("--top-p", type=options.RealNumber(0, 1, min_open=True), default=1.0,
+              show_default=True,
               help="Draw from the likeliest tokens that add up to this.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
+@click.option(
+    "--seed", type=options.WholeNumber(0), default=0, show_default=True, help="Seed of the draws."
+)
 @click.option("--ignore-stop", is_flag=True, help="Go on after the model's stop tokens.")
 @dry.option
 @running.where

@@ -22,18 +22,18 @@ from aprfmt.errors import UsageError
 @click.option("-o", "--output", type=options.FILE, show_default=True,
               default=Path("aprfmt-scan.jsonl"),
               help="Rows: .jsonl, or .parquet (needs the extra fleet).")  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1), help="Processes; the machine's cores by default.")
+@click.option("--jobs", type=options.WORKERS, help="Processes; the machine's cores by default.")
 @click.option("--ray", metavar="ADDRESS", is_flag=False, flag_value="",
               help="Ask on a Ray cluster instead (needs the extra fleet).")  # fmt: skip
-@click.option("--unit-time", type=click.FloatRange(0, min_open=True), default=600.0,
+@click.option("--unit-time", type=options.RealNumber(0, options.YEAR, min_open=True), default=600.0,
               show_default=True,
               help="Seconds that one question of one model may take.")  # fmt: skip
 @click.option("--unit-memory", callback=options.size, default="4G", show_default=True,
               help="Memory that one question may take.")  # fmt: skip
-@click.option("--max-time", type=click.FloatRange(0, min_open=True),
+@click.option("--max-time", type=options.RealNumber(0, options.YEAR, min_open=True),
               help="Begin nothing new after so many seconds.")  # fmt: skip
 @click.option("--max-bytes", callback=options.size, help="Begin models of so many bytes at most.")
-@click.option("--max-requests", type=click.IntRange(1),
+@click.option("--max-requests", type=options.WholeNumber(1),
               help="Begin no model after so many requests over the network.")  # fmt: skip
 @click.option("--no-families", "families", is_flag=True, callback=options.negated,
               help="Do not prove which quantized models derive from which others.")  # fmt: skip

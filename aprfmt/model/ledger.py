@@ -329,9 +329,7 @@ class _Maker:
 
     def tensors(self) -> Iterator[Item]:
         """Yield every stored tensor, parts of packed weights each by itself."""
-        from aprfmt.model.kinds import kind_of
-
-        kind = kind_of(self.model)
+        kind = self.model.kind
         if kind is not None and self.spec is None and kind.name in ("adapter", "imatrix"):
             yield from self._of_kind(kind.name)
             return
