@@ -8,6 +8,7 @@ import numpy as np
 
 from aprfmt.codecs.base import Array
 from aprfmt.errors import UsageError
+from aprfmt.measure import log_softmax
 from aprfmt.measure.distances import Apart, measure
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.tolerances import DISCRETE, UNIT, Measured, Threshold, ratio_band, threshold
@@ -35,9 +36,10 @@ class PointDiff:
     `rel_l2` is ||a-b|| / ||b||, b being the reference, and `rel_l2_finite` the same over what is
     finite on both sides; `max_abs_diff` stands with the index; `max_over_rms` is it over the root
     mean square of the reference. `values` says how many were looked at, `rows` of which token
-    positions where the two hold others. `bits` says whether all are equal. `tolerance`
-    bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for `reason`. `std_ratio` is a's
-    deviation over b's on equal rows, `outside` whether it leaves its band: a screen that says
+    positions where the two hold others, or that rows are log-probabilities. `bits` says whether all
+    are equal. `tolerance` bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for
+    `reason`. `std_ratio` is a's deviation over b's on equal rows, `outside` whether it leaves its
+    band: a screen that says
     where to look when only statistics were kept, and never a verdict. `nonfinite` places NaN and
     infinities, indices in a's shape; one side alone having them is beyond every tolerance.
     `by_position` is `rel_l2` of each token position's values alone, where that was asked for: None
@@ -200,13 +202,23 @@ class Between:
         Indices are of `shape`, x's own if None; `point` is as in `bound`.
         """
         bound, shape = self.bound(key, dtypes, point), np.shape(x) if shape is None else shape
+        name, rows = point or key.rpartition(".")[2], ""
+        if name == log_softmax.POINT and len(shape) > 1:
+            sides = np.reshape(x, shape), np.reshape(y, shape)
+            given = [log_softmax.is_log_softmax(side) for side in sides]
+            if given[0] != given[1]:
+                if given[0]:
+                    y = log_softmax.moved_onto(sides[1], sides[0])
+                else:
+                    x = log_softmax.moved_onto(sides[0], sides[1])
+                rows = log_softmax.NOTE
         x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
         chosen = np.ones(x.size, np.bool_) if chosen is None else np.reshape(chosen, -1)
         places = np.flatnonzero(chosen)
         if x.size and not len(places):
             return _without(key, bound, "no value is on both sides")
-        discrete = (point or key.rpartition(".")[2]) in DISCRETE
-        return _judged(measure(x, y, chosen, places, shape), key, discrete, bound, self.coarse)
+        apart = measure(x, y, chosen, places, shape)
+        return replace(_judged(apart, key, name in DISCRETE, bound, self.coarse), rows=rows)
 
 
 def compare_traces(
