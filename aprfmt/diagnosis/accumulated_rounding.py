@@ -45,7 +45,7 @@ ANGLES = ("rope_theta", "rope_theta_local")
 MOST = 96  # passes with one operation nudged; beyond, not in single layers
 PRODUCTS = ("linear", "router")
 FACTORS = (*PRODUCTS, "scores", "mix")  # whose factors TF32 rounds
-WIDE = ("decay", "rates", "scan", "sloped")  # computed in float32 in every arithmetic
+WIDE = ("add_wide", "decay", "rates", "scan", "sloped")  # computed in float32 in every arithmetic
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")  # numbers that are rounded as well
 
 

@@ -26,8 +26,8 @@ from aprfmt.model import Model
 
 # The operations that are recorded; a hypothesis may wrap them.
 OPS = (
-    "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
-    "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
+    "embed", "linear", "router", "add", "add_wide", "mul", "scale", "softcap", "activate",
+    "sigmoid", "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
     "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "time_step", "rates",
     "scan", "gated_scan", "sloped", "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
