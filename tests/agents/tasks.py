@@ -186,18 +186,10 @@ TASKS = (
 
 def sound(task: Task, folder: Path, path: Path) -> bool:
     """Return whether a file is what B should have been: every key and every tensor."""
+    if path.suffix != ".gguf":
+        return _same_folder(path, DEMO)
     from gguf import GGUFReader
 
-    if path.suffix != ".gguf":
-        import torch
-        from safetensors.torch import load_file
-
-        mine, wanted = (load_file(one / "model.safetensors") for one in (path, DEMO))
-        config = json.loads((path / "config.json").read_text())
-        return config == json.loads((DEMO / "config.json").read_text()) and all(
-            mine[name].dtype == held.dtype and torch.equal(mine[name], held)
-            for name, held in wanted.items()
-        )
     mine, wanted = GGUFReader(path), GGUFReader(right(folder))
     tensors = {one.name: one.data.tobytes() for one in mine.tensors}
     if tensors != {one.name: one.data.tobytes() for one in wanted.tensors}:
@@ -206,4 +198,17 @@ def sound(task: Task, folder: Path, path: Path) -> bool:
     return all(
         key in mine.fields and mine.fields[key].contents() == wanted.fields[key].contents()
         for key in keys
+    )
+
+
+def _same_folder(path: Path, other: Path) -> bool:
+    """Return whether two Hugging Face folders have the same tensors and configuration."""
+    import torch
+    from safetensors.torch import load_file
+
+    mine, wanted = (load_file(one / "model.safetensors") for one in (path, other))
+    config, right_config = (json.loads((one / "config.json").read_text()) for one in (path, other))
+    return bool(config == right_config) and all(
+        mine[name].dtype == held.dtype and torch.equal(mine[name], held)
+        for name, held in wanted.items()
     )

@@ -134,8 +134,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if any(message.get("tool_calls") for message in body["messages"]):
-            self.reply(500, {"error": {"message": "no calls here"}})
+        calls = [c for m in body["messages"] for c in m.get("tool_calls", ())]
+        if calls:
+            texts = all(isinstance(c["function"]["arguments"], str) for c in calls)
+            said = "no calls here" if texts else "arguments are no text"
+            self.reply(500, {"error": {"message": said}})
         else:
             self.reply(200, {"prompt": json.dumps(body)})
 
@@ -200,7 +203,7 @@ def test_a_program_that_does_not_start_is_said(program: Path) -> None:
 
 
 def test_without_a_server_it_is_not_run(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_server.shutil, "which", lambda *args, **more: None)
+    monkeypatch.setattr("shutil.which", lambda *args, **more: None)
     monkeypatch.setattr(llama_server, "find_spec", lambda name: None)
     done = aprfmt("template", demo_model, "--against", "llama.cpp")
     assert done.code == 2 and not done.out and done.err.count("\n") == 1
