@@ -14,8 +14,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from aprfmt.compare.traces import TraceDiff
 from aprfmt.conversion import convert
+from aprfmt.measure.traces import TraceDiff
 from aprfmt.model.ledger import APART, Compared, NotCompared, State, Words, pronounce
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
