@@ -110,12 +110,12 @@ class DiffReport:
         mends = [one.remedy.command for one in self.causes if one.remedy is not None]
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
+        if self._surplus:
+            return tuple(write_without_surplus(where, self.b) for where in self._surplus)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2:
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
-        if self._surplus:
-            return tuple(write_without_surplus(where, self.b) for where in self._surplus)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
 
     @property
