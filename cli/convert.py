@@ -41,6 +41,7 @@ from aprfmt.cli.convert_run import Wishes, run
     "--threads", type=options.WORKERS, help="Threads that encode (default: all processors)."
 )
 @click.option("--dry-run", is_flag=True, help="Say sizes, memory, disk and time; write nothing.")
+@options.accept()
 @options.writing
 def command(
     src: Path, dst: Path, to: str | None, adapter: Path | None, base: Path | None,

@@ -4,8 +4,8 @@ import click
 
 from aprfmt.cli import eval_batch, eval_run, options, running
 from aprfmt.cli.eval_run import EvalAsked
-from aprfmt.compare.thresholds import REPORTED
 from aprfmt.errors import UsageError
+from aprfmt.measure.tolerances import REPORTED
 
 
 @click.command("eval")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from aprfmt.base.text import shorten
-from aprfmt.cli import complete, render
+from aprfmt.cli import complete, forms, render
 from aprfmt.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -162,18 +162,27 @@ def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None
         POLICY.plain_http = True
 
 
-# What every command has; `render.wanted` says whether json and quiet were given.
-common = group(
-    click.option("--json", is_flag=True, expose_value=False, callback=render.note_flag,
-                 help="One JSON object on stdout."),
-    click.option("--quiet", is_flag=True, expose_value=False, callback=render.note_flag,
-                 help="No progress, and no report of what was written; warnings stay."),
-    click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
-    click.option("--allow-http", is_flag=True, expose_value=False, is_eager=True,
-                 callback=_plain_http,
-                 help="Read from http:// addresses of other machines too."),
-    render.announced,
-)  # fmt: skip
+def _common(names: tuple[str, ...], says: str) -> Callable[[F], F]:
+    """Return what every command has; `names` are the forms of its answer."""
+    return group(
+        click.option("--json", is_flag=True, expose_value=False, callback=forms.note_json,
+                     help="One JSON object on stdout."),
+        click.option("--format", "form", type=click.Choice(names), expose_value=False,
+                     callback=forms.note_form, help=says),
+        click.option("--quiet", is_flag=True, expose_value=False, callback=render.note_flag,
+                     help="No progress, and no report of what was written; warnings stay."),
+        click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
+        click.option("--allow-http", is_flag=True, expose_value=False, is_eager=True,
+                     callback=_plain_http,
+                     help="Read from http:// addresses of other machines too."),
+        render.announced,
+    )  # fmt: skip
+
+
+_FORM = "What stdout gets; agent is at most 12 lines, and what a coding agent gets unasked"
+# What every command has; `forms.form` and `render.wanted` say what was given.
+common = _common(forms.FORMS, f"{_FORM}.")
+common_ci = _common(forms.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
 
 
 class Place(NamedPath):
@@ -369,13 +378,6 @@ max_shard_size = click.option(
 tensor_encodings = click.option(
     "--tensor", "tensor_encodings", multiple=True, callback=assignments,
     metavar="PATTERN=E", help="Store these tensors as E.",
-)  # fmt: skip
-
-
-ci_format = click.option(
-    "--format", "form", type=click.Choice(render.FORMS), default="human", show_default=True,
-    expose_value=False, callback=render.note_format,
-    help="What stdout gets; sarif and junit are for CI servers.",
 )  # fmt: skip
 
 

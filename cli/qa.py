@@ -20,6 +20,7 @@ class QaAsked(TypedDict):
     skip: tuple[str, ...]
     min_run: int
     baseline: Path | None
+    accept: tuple[str, ...]
 
 
 @click.command("qa")
@@ -43,12 +44,12 @@ class QaAsked(TypedDict):
               help="Fail where a gate or number got worse than in this file.")  # fmt: skip
 @click.option("--save-baseline", type=options.FILE, metavar="FILE.json",
               help="Write what was found as a baseline.")  # fmt: skip
+@options.accept()
 @options.html("Write a page: the verdict, every gate with its checks and numbers.")
 @running.where
 @options.arch
 @options.force
-@options.ci_format
-@options.common
+@options.common_ci
 def command(
     model: str, also: tuple[str, ...], fail_on: str, save_baseline: Path | None,
     html: Path | None, force: bool, where: running.WhereOptions, **asked: Unpack[QaAsked],
@@ -83,5 +84,8 @@ def command(
     add_page(body, html, force, lambda: checks_html.of_gates(body, code, sentence))
     return render.emit(
         body, code, lambda: checks_show.show_gates(report, saved),
+        answer=lambda: checks_show.gates_answer(
+            report, saved, None if asked["against"] is None else str(asked["against"])
+        ),
         cases=lambda: with_verdict(cases_of_gates(body), code, report.subject),
     )  # fmt: skip

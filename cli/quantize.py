@@ -39,6 +39,7 @@ class TypesInHelp(click.Command):
               help="Of --calibrate, the first N pieces of 512 tokens (default: all).")  # fmt: skip
 @click.option("--threads", type=options.WORKERS, help="Threads (default: all processors).")
 @click.option("--dry-run", is_flag=True, help="Report every tensor's size; write nothing.")
+@options.accept()
 @options.writing
 def command(
     src: Path, dst: Path, named: str | None, to: str | None, calibrate: Path | None,

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import click
 
 from aprfmt.cli import dry_run as dry
-from aprfmt.cli import options, render, running
+from aprfmt.cli import forms, options, render, running
 
 
 @click.command("run")
@@ -54,7 +54,7 @@ def command(
         limit = min(max_tokens, context_room(opened, len(ids)))
         with MadeBeside(lambda: running.tokenizer_of(opened)) as tokenizer:
             stop = Stops(tokenizer, running.stated_ends(opened), ignore=ignore_stop)
-            writer = TextWriter(tokenizer, ids, live=not render.wanted("json"))
+            writer = TextWriter(tokenizer, ids, live=forms.form() != "json")
             load = time.perf_counter() - began
             found, times = generate(run.session, ids, Sampler(sampling), limit, stop, writer.show)
         if tokenizer.result is None:

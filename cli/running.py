@@ -14,10 +14,10 @@ from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.inference.backends import BACKENDS
 
 if TYPE_CHECKING:
-    from aprfmt.compare.traces import PointDiff
     from aprfmt.inference.running import Run, RunRequest
     from aprfmt.inference.session import Numbers
     from aprfmt.inference.trace import Trace
+    from aprfmt.measure.traces import PointDiff
     from aprfmt.model import Model
     from aprfmt.tokenizer import Tokenizer
 

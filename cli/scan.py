@@ -9,7 +9,7 @@ from aprfmt.cli import options, render
 from aprfmt.cli.ci_formats import cases_of_scan, with_verdict
 from aprfmt.cli.html import add_page
 from aprfmt.cli.scan_html import render_page
-from aprfmt.cli.scan_show import show, verdict
+from aprfmt.cli.scan_show import answer, show, verdict
 from aprfmt.errors import UsageError
 
 
@@ -39,8 +39,7 @@ from aprfmt.errors import UsageError
               help="Do not prove which quantized models derive from which others.")  # fmt: skip
 @click.option("--html", type=options.FILE, help="Write the summary as one page.")
 @options.force
-@options.ci_format
-@options.common
+@options.common_ci
 def command(
     roots: tuple[str, ...], listed: Path | None, checks: tuple[str, ...], output: Path,
     jobs: int | None, ray: str | None, unit_time: float, unit_memory: int, max_time: float | None,
@@ -67,7 +66,7 @@ def command(
     add_page(body, html, force, lambda: render_page(report, verdict(report)))
     code = report.exit_code
     return render.emit(
-        body, code, lambda: show(report),
+        body, code, lambda: show(report), answer=lambda: answer(report),
         cases=lambda: with_verdict(cases_of_scan(body), code, str(output)),
     )  # fmt: skip
 

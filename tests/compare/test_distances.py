@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from aprfmt.codecs import CODECS, encode
 from aprfmt.codecs.row_codec import RowCodec
-from aprfmt.compare import bounds, numbers
-from aprfmt.compare.numbers import PIECE, PairSums
-from aprfmt.compare.tensors import _float_step
 from aprfmt.errors import CodecError
+from aprfmt.measure import bounds, numbers
+from aprfmt.measure.numbers import PIECE, PairSums
+from aprfmt.measure.tensors import _float_step
 from tests.codecs.levels import level, native
 from tests.conversion.folders import write_mixed
 

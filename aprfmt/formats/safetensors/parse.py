@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.base.encodings import BY_SAFETENSORS, UNNAMED, Encoding
-from aprfmt.base.protocols import Note, Region, TensorInfo
+from aprfmt.base.protocols import SURPLUS, Note, Region, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import carried, jsonio
@@ -421,7 +421,7 @@ def _check_gaps(parsed: ParsedSafe) -> None:
                 f"{parsed.where}: {label(info.name)} begins at byte {info.offset} and {kind} "
                 f"{before}, which ends at {at}; the format wants no gap and no overlap"
             )
-            faults.add(error, *([info.name] if inside else []))
+            faults.add(error, *([info.name] if inside else []), kind="" if inside else SURPLUS)
         at, before = max(at, info.offset + info.nbytes), label(info.name)
 
 
@@ -433,7 +433,7 @@ def _check_end(parsed: ParsedSafe, partial: bool) -> None:
             f"{parsed.where}: {-missing} bytes follow the last tensor, which ends at "
             f"{parsed.end}; the format wants the file to end there"
         )
-        faults.add(error)
+        faults.add(error, kind=SURPLUS)
     if missing > 0:
         beyond = (i for i in parsed.sound() if i.offset + i.nbytes > parsed.size)
         cut = [info.name for info in beyond if info.nbytes]
