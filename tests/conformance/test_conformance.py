@@ -12,7 +12,7 @@ from aprfmt.arch.spec import HyperRule
 from aprfmt.base.encodings import ENCODINGS, block
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import F32, BlockCodec, Blocks
-from aprfmt.errors import BackendUnavailableError, FormatError
+from aprfmt.errors import BackendUnavailableError, FormatError, OutputError
 from aprfmt.formats import written
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DTYPES
@@ -61,6 +61,23 @@ def test_a_codec_of_blocks_that_are_no_power_of_two(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", written())
 def test_formats(name: str, tmp_path: Path) -> None:
     assert len(check_format(name, tmp_path)) == 6
+
+
+def test_a_format_that_cannot_write_over_a_file_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aprfmt.testing import format as suite
+
+    write = suite.write
+
+    def stubborn(*arguments: Any, force: bool = False) -> None:
+        if force:
+            raise OutputError("never over a file")
+        write(*arguments)
+
+    monkeypatch.setattr(suite, "write", stubborn)
+    with pytest.raises(OutputError, match="never over a file"):
+        check_format("gguf", tmp_path)
 
 
 @pytest.mark.parametrize("name", MAKERS)
