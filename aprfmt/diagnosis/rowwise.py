@@ -54,12 +54,12 @@ def solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
     own = np.arange(n)
     for name, keys, values in (("mix", True, True), ("scores", True, False), ("mix", False, True)):
         yield name, Solver(own, _cached(keys, values), n - 1, _rows(n))
+    where = places(case.patched)
+    yield "rope", Solver(where, lambda at: positions_change(where, at), None, _steps(where))
     vocabulary = int(case.patched.hp["vocab_size"])
     if vocabulary <= SMALL:
         ids = np.asarray(case.patched.ids)
         yield "embed", Solver(ids, lambda read: ids_change(ids, read), None, _ids(vocabulary), True)
-    where = places(case.patched)
-    yield "rope", Solver(where, lambda at: positions_change(where, at), None, _steps(where))
 
 
 def _cached(keys: bool, values: bool) -> Make:

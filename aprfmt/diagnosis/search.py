@@ -31,9 +31,11 @@ from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint
 
-RUNS = 1200  # passes of a small model at one divergence
+RUNS = 2000  # passes of a small model at one divergence
 WORK = 4e10  # products of all passes of a large one
 ALL = 1.5  # the passes at all divergences of a trace together, times those at one
+FITTED = 0.35  # share of the passes that are left to rows and numbers
+JOINED = 0.6  # share of the passes at one divergence that joined changes have at least
 DEEPEST = 4  # changes that are joined
 OTHERS = 300  # passes to look for something else that would explain joined changes as well
 LEAST = 0.02  # digits by which a change must bring the rows nearer to be continued
@@ -135,17 +137,26 @@ class Search:
         self.singles = list(self._measured(self._usual()))
         found = [one for one in self.singles if self.solves(one)]
         if not found:
-            found = [one for one in self._measured(self._in_one_layer()) if self.solves(one)]
+            most = int(FITTED * self.allowed)
+            alone = self._measured(self._in_one_layer(), most)
+            found = [one for one in alone if self.solves(one)]
         if not found:
             found = [one for one in self._measured(self._by_rows()) if self.solves(one)]
         if not found:
             fitted = list(self._measured(self._fitted()))
             self.singles += fitted
             found = [one for one in fitted if self.solves(one)]
-        return found or (self._joined() if joined else [])
+        if found or not joined:
+            return found
+        # Single layers take many passes; joined changes have their own share of them.
+        self.runs = max(self.runs, int(JOINED * self.allowed))
+        return self._joined()
 
-    def _measured(self, steps: Iterator[SearchStep]) -> Iterator[TriedSteps]:
+    def _measured(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
+        """Yield the steps that can be made, until so many passes are left."""
         for step in steps:
+            if self.runs <= left:
+                return
             tried = self.measure((step,))
             if tried is not None:
                 yield tried

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.inference.score_bias import alibi_slopes
+from aprfmt.inference.score_bias import alibi_slopes, key_bias
 
 Array = NDArray[Any]
 MOST = (1.0, 2.0, 4.0, 16.0, 32.0)  # exponents at which slopes end, beside the usual 8
@@ -73,7 +73,11 @@ TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
 }  # fmt: skip
 
 
-def _sloped(own: Array, slopes: Array) -> Any:
+def _sloped(patched: PatchedModel, own: Array, slopes: Array) -> Any:
+    """Return a maker: the slopes of the heads are others."""
+    if patched.spec.block.score_bias == "alibi_keys":  # rounded at every step, so made anew
+        scale = float(patched.hp["attn_scale"])
+        return added(lambda scores, bias: scores + key_bias(slopes, bias.shape[-1], scale)[:, None])
     ratio = (slopes / own).astype(np.float32)[:, None, None]
     return added(lambda scores, bias: scores + bias * ratio)
 
@@ -100,23 +104,23 @@ def score_biases(patched: PatchedModel) -> Iterator[Change]:
     told = float(patched.hp["alibi_max_bias"])
     for most in (*MOST, 8.0):
         if most != told:
+            make = _sloped(patched, own, alibi_slopes(len(own), most))
             yield Change(
                 "positions", f"the slopes on distances end at 2^-{most:g}; the model says "
-                f"2^-{told:g}", ("alibi_max_bias",), _sloped(own, alibi_slopes(len(own), most)),
-                {"alibi_max_bias": most},
+                f"2^-{told:g}", ("alibi_max_bias",), make, {"alibi_max_bias": most},
             )  # fmt: skip
     for says, taken in TAKEN.items():
         slopes = taken(own, told)
         if not np.allclose(slopes, own, rtol=1e-6):
             yield Change("positions", f"the slopes on distances {says}", ("alibi_slopes",),
-                         _sloped(own, slopes), {"alibi_slopes": says})  # fmt: skip
+                         _sloped(patched, own, slopes), {"alibi_slopes": says})  # fmt: skip
     scale = float(patched.hp["attn_scale"])
     if scale != 1:
         says = "are multiplied by the scale of the scores, too"
         if patched.spec.block.score_bias == "alibi_keys":
             scale, says = 1 / scale, "are not multiplied by the scale of the scores"
         yield Change("positions", f"the slopes on distances {says}", ("alibi_slopes",),
-                     _sloped(own, own * scale), {"alibi_slopes": says})  # fmt: skip
+                     _sloped(patched, own, own * scale), {"alibi_slopes": says})  # fmt: skip
 
 
 def score_bias(case: Mismatch) -> Iterator[Change]:
@@ -139,5 +143,5 @@ def score_bias(case: Mismatch) -> Iterator[Change]:
     yield Change(
         "positions", f"the slopes on distances are {shown}{', ...' if len(own) > 6 else ''}; the "
         f"model says {', '.join(f'{value:.4g}' for value in own[:6].tolist())}", ("alibi_slopes",),
-        _sloped(own, slopes), {"alibi_slopes": slopes.tolist()}, general=True,
+        _sloped(case.patched, own, slopes), {"alibi_slopes": slopes.tolist()}, general=True,
     )  # fmt: skip
