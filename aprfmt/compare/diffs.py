@@ -116,6 +116,9 @@ class DiffReport:
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
         if self._surplus:
             return tuple(write_without_surplus(where, self.b) for where in self._surplus)
+        if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
+            only = " ".join(f"--only {name}" for name in self.asked)
+            return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)} {only} -v",)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
 
     @property
