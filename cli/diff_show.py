@@ -88,6 +88,8 @@ def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
     for command in report.next if found.exit else ():
+        if command.endswith(" -v"):
+            continue  # this is what it would print
         render.say(f"next: {command}", style="head")
 
 

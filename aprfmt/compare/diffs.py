@@ -116,6 +116,9 @@ class DiffReport:
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2:
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
+        if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
+            only = " ".join(f"--only {name}" for name in self.asked)
+            return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)} {only} -v",)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
 
     @property
