@@ -125,8 +125,7 @@ def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "l
          f"expected {one.expected}{f'; {one.todo}' if one.todo else ''}", "bad")
         for gate in report.gates for one in gate.failed
     ]  # fmt: skip
-    style = {0: "good", 1: "bad", 2: "warn"}[report.exit_code]
-    verdict = f"{report.outcome.replace('_', '-')}: {report.sentence}"
+    style, verdict = {0: "good", 1: "bad", 2: "warn"}[report.exit_code], report.pronounced.says
     skipped = [gate.name for gate in report.gates if gate.outcome == "NOT_RUN"]
     end: list[Line] = [(f"not run: {', '.join(skipped)}", "dim")] if skipped else []
     if saved is not None:

@@ -31,7 +31,8 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
     for pair in found.pairs:
         mine, reference = found.runs[pair.b], found.runs[pair.a]
         names = f"{label(mine)} against {label(reference)}"
-        lines.append((f"{pair.verdict}: {pair.cause} ({names})", _STYLES[pair.verdict]))
+        said = found.pronounced_of(pair.verdict, [pair]).says
+        lines.append((f"{said} ({names})", _STYLES[pair.verdict]))
         if pair.logits is not None:
             lines.append((
                 f"  logits: relL2 {pair.logits.rel_l2:.3g}, argmax equal in "

@@ -80,7 +80,8 @@ def command(
         qa.save_baseline(report, save_baseline, force=force)
     saved = None if save_baseline is None else str(save_baseline)
     body = {**report.to_json(), "saved_baseline": saved}
-    code, sentence = report.exit_code, report.sentence
+    code = report.exit_code
+    sentence = report.pronounced.says.partition(": ")[2]
     add_page(body, html, force, lambda: checks_html.of_gates(body, code, sentence))
     return render.emit(
         body, code, lambda: checks_show.show_gates(report, saved),

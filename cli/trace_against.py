@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.cli import render, running
 from aprfmt.measure.traces import PointDiff, TraceDiff
+from aprfmt.model.ledger import listed_items
 
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
@@ -65,7 +66,12 @@ def _is_trace(path: str) -> bool:
 
 
 def verdict(difference: TraceDiff) -> tuple[str, str]:
-    """Return the one line that answers, and the style of it."""
+    """Return the one line that answers, with what nothing reads, and the style of it."""
+    said, style = _of_points(difference)
+    return said + listed_items(difference.left, "; not read here"), style
+
+
+def _of_points(difference: TraceDiff) -> tuple[str, str]:
     points, every = difference.points, len(difference.points)
     if difference.other_rows:
         count, key = len(difference.other_rows), difference.other_rows[0]

@@ -274,7 +274,8 @@ class QaReport(CheckReport):
 
         A gate that was asked for and gave no answer leaves it open.
         """
-        lost = [NotCompared("gate", name, "unreadable", "asked for") for name in self._lost]
+        why = "asked for and without an answer"
+        lost = [NotCompared("gate", name, "unreadable", why) for name in self._lost]
         left = () if self.ledger is None else self.ledger.left
         return pronounce_checks(
             self.outcome, self.counts, self.sentence, (*left, *lost), self.accept

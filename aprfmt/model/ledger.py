@@ -536,7 +536,7 @@ def folder_files(model: "Model") -> list[Path]:
 
 def surplus_text(one: Damage | Note) -> str:
     """Return what is said of the bytes of a file that belong to nothing."""
-    return one.text.partition(";")[0].partition(", where")[0]
+    return f"of weights: {one.text.partition(';')[0].partition(', where')[0]}"
 
 
 @dataclass(frozen=True, slots=True)

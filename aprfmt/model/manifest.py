@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SCHEMA = "aprfmt.hash-manifest/1"
 BLOCK = 1 << 20  # bytes of a block with a digest of its own
 MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
+_CANNOT = "cannot be read: "
 _OUTSIDE = "bytes outside the tensors differ (header, metadata, tokenizer or padding)"
 
 TensorRow = dict[str, Any]  # key, names, encoding, shape, raw, decoded
@@ -255,16 +256,17 @@ def pronounced(
     from aprfmt.model.ledger import Compared, Kind, NotCompared, Words, ledger, pronounce
 
     files: tuple[Kind, ...] = ("file",)
-
     apart = {row["key"] for row in failures}
     done = sum(row["key"] not in apart for row in tensors)
     left: tuple[NotCompared, ...] = () if selected else ledger(model, files).left
     if manifest.get("format") != model.format and not selected:
         why = f"the manifest is of {manifest.get('format')}"
         left = (*left, NotCompared("section", "keys and texts", "no counterpart", why))
+    broken = [row for row in failures if row["what"].startswith(_CANNOT)]
+    unread = (NotCompared("tensor", row["key"], "unreadable", row["what"]) for row in broken)
     words = Words("equal to the manifest", "not what the manifest says")
     counts = {"tensors": (done, len(tensors))}
-    return pronounce(words, Compared(bool(failures), counts, left))
+    return pronounce(words, Compared(len(failures) > len(broken), counts, (*left, *unread)))
 
 
 def _tensor_differs(expected: TensorRow | None, found: TensorRow | None) -> str:
@@ -273,7 +275,7 @@ def _tensor_differs(expected: TensorRow | None, found: TensorRow | None) -> str:
     if expected is None:
         return "not in the manifest"
     if "damage" in found:
-        return f"cannot be read: {found['damage']}"
+        return f"{_CANNOT}{found['damage']}"
     raw = found["raw"] == expected["raw"]
     if found.get("decoded") and expected.get("decoded"):
         if found["decoded"] != expected["decoded"]:
