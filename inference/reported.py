@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.thresholds import REPORTED, REPORTED_SURELY
 from aprfmt.inference.batch import Batch, Scored, packings, score
 from aprfmt.inference.loss import BITS
 from aprfmt.inference.session import Numbers, Session
+from aprfmt.measure.tolerances import REPORTED, REPORTED_SURELY
 
 LOSS_SCALES = range(3, 25)  # powers of two that loss scalers start from and come down to
 STEPS = (2, 4, 8, 16, 32, 64)  # of gradient accumulation

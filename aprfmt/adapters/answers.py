@@ -5,7 +5,7 @@ B, and whether nothing but rounding is left. The rest of B is compared with A as
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ import numpy as np
 
 from aprfmt.adapters.merging import MergedTensor, merged_model
 from aprfmt.adapters.parameters import OTHER_ORDERS
-from aprfmt.model import Model
+from aprfmt.model import Model, open_model
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, ledger, pronounce
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
 _FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23}  # bits of a significand behind its point
 _SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
+_WORDS = Words("merged: ", "not merged as it should be: ", "not decided: ")
 WORDS = {0: "not at all", 1: "once", 2: "twice"}
 
 
@@ -54,6 +56,15 @@ class AdapterAnswer:
     found: str
     weights: tuple[ChangedWeight, ...]
     others: tuple[str, ...]  # tensors that the adapter does not change, and that differ
+    same: int = 0  # those that it does not change, and that agree
+    left: tuple[NotCompared, ...] = ()  # what was not compared, of both models and the adapter
+
+    def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
+        """Return the verdict over the weights, the other tensors, and what was not compared."""
+        once = sum(each.found == "once" for each in self.weights)
+        counts = {"weights": (once, len(self.weights)), "tensors": (self.same, self.same)}
+        what = f"{self.found} ({len(self.weights)} weights)"
+        return pronounce(_WORDS, Compared(not self.yes, counts, self.left, scope=what), accept)
 
     @property
     def yes(self) -> bool:
@@ -62,7 +73,9 @@ class AdapterAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
-        return {"merged": self.yes, **asdict(self)}
+        found = asdict(self)
+        del found["left"], found["same"]
+        return {"merged": self.yes, **found}
 
 
 def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffReport]":
@@ -77,6 +90,7 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
         }
         weights = []
         others = []
+        same = 0
         for row in report.tensors:
             mine = model.find(row.key)
             touched = mine is not None and bool(changed.intersection(mine.names))
@@ -85,9 +99,22 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
                 weights.append(_weight(row.key, mine, theirs, row.verdict in _CLOSE))
             elif touched or row.verdict not in _CLOSE:
                 others.append(row.key)
+            else:
+                same += 1
         if any(pair.parameters for pair in found.pairs.values()):
             weights = _in_other_orders(a, b, adapter, weights)
-    return AdapterAnswer(str(found.path), _together(weights), tuple(weights), tuple(others)), report
+    left = (*report.not_compared, *_unread(found.path))
+    answer = AdapterAnswer(
+        str(found.path), _together(weights), tuple(weights), tuple(others), same, left
+    )
+    return answer, report
+
+
+def _unread(adapter: Path) -> Iterator[NotCompared]:
+    """Yield the tensors of an adapter that nothing reads: they may change the base."""
+    with open_model(adapter) as opened:
+        for item in ledger(opened, ("tensor", "adapter tensor")).unread:
+            yield NotCompared(item.kind, item.name, "only in A", item.of, "the adapter")
 
 
 def _in_other_orders(

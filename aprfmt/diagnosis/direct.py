@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.rows import differ, spans
-from aprfmt.compare.thresholds import BASE, DISCRETE
-from aprfmt.compare.traced import TraceLike
-from aprfmt.compare.traces import Between, PointDiff, compare_point, dtypes_of
-from aprfmt.diagnosis.cut_points import cuts
+from aprfmt.causes.forward.cut_points import cuts
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.relations import relation
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.recorded_trace import NO_VALUES, axis_of, fit, near_keys, takes_masks
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import BASE, DISCRETE
+from aprfmt.measure.trace_rows import differ, spans
+from aprfmt.measure.trace_view import TraceLike
+from aprfmt.measure.traces import Between, PointDiff, compare_point, dtypes_of
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]

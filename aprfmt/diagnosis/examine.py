@@ -8,19 +8,19 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered
-from aprfmt.compare.bounds import NMSE, NMSE_SLACK
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.table import HYPOTHESES
 from aprfmt.diagnosis.accumulated_rounding import stated, supposed
 from aprfmt.diagnosis.answers import Divergence, Examined, Solution, scopes_of, weights_inside
 from aprfmt.diagnosis.capture_point import find_other_capture_point
 from aprfmt.diagnosis.faint_mistakes import faint_in, find_faint_mistakes
-from aprfmt.diagnosis.hypotheses import HYPOTHESES
-from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.recheck import recheck_answers
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
 from aprfmt.diagnosis.search import Purse, Search, SearchStep, is_wide, spanned
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, shadow_pass
+from aprfmt.measure.bounds import NMSE, NMSE_SLACK
 
 Array = NDArray[Any]
 LIMIT = 24  # divergences examined in one trace

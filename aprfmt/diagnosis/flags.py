@@ -14,7 +14,7 @@ import numpy as np
 
 from aprfmt.arch.values import same_value
 from aprfmt.base.protocols import Value
-from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
+from aprfmt.causes.hyperparameters import HYPER_CAUSES, SHOWN_BY
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import between

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.shown import short_repr
-from aprfmt.compare.causes import CAUSES, Certainty, Level, Verdict, certainty_of
-from aprfmt.compare.named_causes import Effect, NamedCause, name_cause
-from aprfmt.compare.nonfinite import NonFinite
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.coverage import CoverageText
+from aprfmt.measure.named_causes import Effect, NamedCause, name_cause
+from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.verdicts import Certainty, Level, Verdict, certainty_of
 from aprfmt.model.ledger import (
     Compared,
     Ledger,

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.diffs import EQUAL
-from aprfmt.compare.traces import PointDiff
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.blend import multiplied
 from aprfmt.diagnosis.finalize import finalize_finding
 from aprfmt.diagnosis.found import CauseFound, Evidence
@@ -30,6 +28,8 @@ from aprfmt.diagnosis.probes import (
 )
 from aprfmt.diagnosis.quantities import Quantity, compare
 from aprfmt.inference.probe_ids import LONGEST, MARGIN, reaches
+from aprfmt.measure.records import EQUAL
+from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
 
 EQUIVALENT = "equal_quantities"
@@ -239,7 +239,7 @@ class ModelPair:
             if hit < len(rows_apart):
                 left = [row for row in rows_apart if row not in ids]
                 coverage.not_reached.append(
-                    f"{key}: {len(left)} differing rows, the first is {left[0]}"
+                    f"{key}: {len(left)} of its differing rows, the first is row {left[0]}"
                 )
         missing = unrouted(self.apart, passes.routed)
         for key, experts in self.apart.experts.items():

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from aprfmt.causes import CAUSES
+from aprfmt.causes.hyperparameters import HYPER_CAUSES, said, shown_tensors, sub_keys, tensors_say
 from aprfmt.compare import diff_models
-from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.diffs import EQUAL, DiffReport, FieldDiff, TensorDiff
-from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, sub_keys, tensors_say
+from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.flags import flags
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
@@ -15,6 +15,7 @@ from aprfmt.diagnosis.tokens import tokenizers
 from aprfmt.diagnosis.unclaimed import unclaimed
 from aprfmt.diagnosis.unread import restored
 from aprfmt.diagnosis.zero_values import blank_model
+from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import listed
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aprfmt.arch.values import same_value
-from aprfmt.compare.named_causes import convert_again, fixed_name
 from aprfmt.diagnosis.found import CauseFound
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
+from aprfmt.measure.named_causes import convert_again, fixed_name, written_anew
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 
@@ -115,8 +115,9 @@ def look(asked: StepParts, finding: CauseFound) -> str:
 
 
 def stored(asked: StepParts, finding: CauseFound) -> str:
-    """Write B anew where the cause is proven; else look at the tensors."""
-    return (again if finding.confirmed else look)(asked, finding)
+    """Write B anew where the cause is proven, or bytes are damaged; else look at the tensors."""
+    anew = written_anew(finding.cause, finding.confirmed)
+    return (again if anew else look)(asked, finding)
 
 
 def closer(asked: StepParts, finding: CauseFound) -> str:

@@ -17,11 +17,11 @@ from aprfmt.base.protocols import Value
 from aprfmt.codecs.dialect import Dialect, StoredPart
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
-from aprfmt.compare.bounds import fit
 from aprfmt.diagnosis.block_scales import find_wrong_scales
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.packing_repairs import Mended, StoredWeight, not_numbers, numbers, repairs
 from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.measure.bounds import fit
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
 from aprfmt.tensors.companions import as_part, section_of

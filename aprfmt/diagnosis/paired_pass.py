@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.compare.traces import Between, PointDiff
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplied
 from aprfmt.diagnosis.parts import Touched
 from aprfmt.inference.backends import BACKENDS
@@ -22,6 +20,8 @@ from aprfmt.inference.forward import Span
 from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
 from aprfmt.inference.replay.shadow import PointRecorder
 from aprfmt.inference.weights import Holder, free_budget
+from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.traces import Between, PointDiff
 from aprfmt.model import Model
 
 Array = NDArray[Any]

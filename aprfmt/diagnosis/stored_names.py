@@ -6,11 +6,12 @@ What needs roles, hyperparameters or a pass is left out and said; what `diff` kn
 from collections import Counter
 
 from aprfmt.compare import diff_models
-from aprfmt.compare.diffs import EQUAL, DiffReport
+from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence
 from aprfmt.diagnosis.models import related_causes
 from aprfmt.diagnosis.tensors import explained_findings
 from aprfmt.diagnosis.unread import refused
+from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model
 
 _SHOWN = 12

@@ -4,14 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.causes import CAUSES, Verdict
-from aprfmt.compare.diffs import DiffReport, TensorDiff
-from aprfmt.compare.explain.foreign import foreign
-from aprfmt.compare.explain.reading import Reader
+from aprfmt.causes import CAUSES
+from aprfmt.causes.tensor.foreign_values import foreign
+from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine
+from aprfmt.measure.records import TensorDiff
+from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.verdicts import Verdict
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 
@@ -178,7 +180,7 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
 def explained_findings(
     report: DiffReport, explained: set[str]
 ) -> Iterator[tuple[CauseFound, Touched]]:
-    """Yield one finding per explanation of compare.explain, with all its tensors."""
+    """Yield one finding per explanation of causes.tensor, with all its tensors."""
     by_key = {row.key: row for row in report.tensors}
     for group in report.findings:
         keys = tuple(key for key in group.keys if key not in explained)

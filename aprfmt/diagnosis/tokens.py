@@ -1,9 +1,9 @@
 """Level one: the tokenizers, chat templates and generation settings of two models."""
 
-from aprfmt.compare.texts import lacking_tokenizer
-from aprfmt.compare.tokens import TokenFinding, compare_tokens
+from aprfmt.causes.tokenizer.comparison import TokenFinding, compare_tokens
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
+from aprfmt.measure.texts import lacking_tokenizer
 from aprfmt.model import Model
 
 _OF = "probe texts, conversations and ends that are not A's; a share"

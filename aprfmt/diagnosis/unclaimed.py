@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from aprfmt.compare.measured import rel_l2
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.distances import rel_l2
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
 from aprfmt.tensors.companions import SECTIONS, section_of

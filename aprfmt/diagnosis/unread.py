@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch.values import same_value
-from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.config import HYPER_CAUSES
+from aprfmt.causes.hyperparameters import HYPER_CAUSES
 from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.mixing import between
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.distances import rel_l2
 from aprfmt.model import Model
 
 _MOST = 64  # differing keys that are tried

@@ -7,6 +7,7 @@ names an architecture gets a model of it.
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.text import shorten
@@ -48,7 +49,7 @@ FACTOR_PARTS = (".alpha", ".lora_magnitude_vector", ".lora_magnitude_vector.weig
 def _is_adapter(model: "Model") -> bool:
     if _type(model) == "adapter":
         return True
-    return model.format != "gguf" and any(name.endswith(FACTORS) for name in model)
+    return model.format != "gguf" and any(map(methodcaller("endswith", FACTORS), model))
 
 
 def _adapter(model: "Model") -> str:

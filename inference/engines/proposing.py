@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.log_softmax import POINT, is_log_softmax, moved_onto
 from aprfmt.errors import AprfmtError, UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.engines.captures import Captures
@@ -23,6 +22,7 @@ from aprfmt.inference.engines.layouts import CHAINS, PointLayout, laid_out
 from aprfmt.inference.engines.mapping import Mapped, NameMap
 from aprfmt.inference.engines.modules import Modules
 from aprfmt.inference.points import POINTS
+from aprfmt.measure.log_softmax import POINT, is_log_softmax, moved_onto
 
 Numbers = NDArray[Any]
 EQUAL, ALIKE, FAINT = 1e-3, 0.1, 0.6  # relative distances: certain, likely, possible

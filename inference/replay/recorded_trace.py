@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.log_softmax import NOTE, POINT, is_log_softmax, moved_onto
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.rows import spans
-from aprfmt.compare.traced import TraceLike
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.capture import POINTS, SLOTS, key_name
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.log_softmax import NOTE, POINT, is_log_softmax, moved_onto
+from aprfmt.measure.trace_rows import spans
+from aprfmt.measure.trace_view import TraceLike
 
 Array = NDArray[Any]
 NO_VALUES = "zero on both sides: nothing was measured"

@@ -12,8 +12,9 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import DiffReport
-from aprfmt.compare.diffs import SECTIONS, VERDICTS, FieldDiff, TensorDiff, TensorVerdict
-from aprfmt.compare.texts import SideVerdicts
+from aprfmt.compare.diffs import SECTIONS
+from aprfmt.measure.records import VERDICTS, FieldDiff, TensorDiff, TensorVerdict
+from aprfmt.measure.texts import SideVerdicts
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.formats.gguf_files import File

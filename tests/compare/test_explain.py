@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.causes import CAUSES
+from aprfmt.causes.tensor import table
+from aprfmt.causes.tensor.explanation import Surroundings, explain_pair
+from aprfmt.causes.words.packed import PACKED
 from aprfmt.compare import TensorDiff, diff
-from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.causes.packed import PACKED
-from aprfmt.compare.explain import Surroundings, explain_pair, table
-from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.formats import FORMATS, written
+from aprfmt.measure.records import Explanation
 from tests.compare import faults
 from tests.compare.damage import patched
 from tests.compare.faults import FAULTS, ROLES, Fault

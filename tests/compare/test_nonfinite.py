@@ -14,9 +14,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aprfmt.compare.measured import measure, rel_l2
-from aprfmt.compare.nonfinite import Census, census
-from aprfmt.compare.numbers import PairSums, steps_between
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclude import rounding
 from aprfmt.diagnosis.finalize import finalize_finding
@@ -24,6 +21,9 @@ from aprfmt.diagnosis.found import CauseFound, PointRow
 from aprfmt.diagnosis.mixing import Share
 from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.inference.replay.recorded_trace import apart, fit
+from aprfmt.measure.distances import measure, rel_l2
+from aprfmt.measure.nonfinite import Census, census
+from aprfmt.measure.numbers import PairSums, steps_between
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
 from tests.diagnose import files

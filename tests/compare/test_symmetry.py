@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.causes.tensor import symmetry
 from aprfmt.compare import DiffReport, diff
-from aprfmt.compare.explain import symmetry
 from aprfmt.formats import FORMATS, written
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.models import save_tiny

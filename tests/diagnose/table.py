@@ -6,7 +6,7 @@
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from aprfmt.compare.causes import CAUSES
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis import Diagnosis, diagnose
 from tests.diagnose.fault import Fault
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES, ROOT

@@ -11,7 +11,6 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import diff_models
-from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis import diagnose, mixing
 from aprfmt.diagnosis.finalize import finalize_finding
 from aprfmt.diagnosis.found import DERIVED, KINDS, CauseFound, Diagnosis
@@ -24,6 +23,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
+from aprfmt.measure.nonfinite import NonFinite
 from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import place, tiny_folder

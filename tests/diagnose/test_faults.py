@@ -4,14 +4,14 @@ import pytest
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.vocabulary import HYPER_NAMES
-from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.causes.moved import MOVED
-from aprfmt.compare.causes.packed import PACKED
-from aprfmt.compare.causes.tokens import TOKENS
-from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
-from aprfmt.diagnosis.hypotheses import HYPOTHESES
-from aprfmt.diagnosis.hypotheses.usual import usual_changes
-from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
+from aprfmt.causes import CAUSES
+from aprfmt.causes.forward.table import HYPOTHESES
+from aprfmt.causes.forward.usual_blocks import Usual
+from aprfmt.causes.forward.usual_mistakes import usual_changes
+from aprfmt.causes.hyperparameters import HYPER_CAUSES, SHOWN_BY
+from aprfmt.causes.words.moved import MOVED
+from aprfmt.causes.words.packed import PACKED
+from aprfmt.causes.words.tokens import TOKENS
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.model import open_model
 from tests.diagnose.engines import tiny_folder

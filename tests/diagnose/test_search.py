@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.examine import examine
-from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.rowwise import masks
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.replay.patched_model import PatchedModel

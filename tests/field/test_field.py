@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.compare.causes import VERDICTS
+from aprfmt.measure.verdicts import VERDICTS
 from tests.diagnose.table import PAGE, between
 from tests.field import __main__ as command
 from tests.field.judge import Answer, counts, judged, matrix

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.compare.log_softmax import is_log_softmax, moved_onto
+from aprfmt.measure.log_softmax import is_log_softmax, moved_onto
 from tests.cli.run import Done, aprfmt
 from tests.diagnose.engines import tiny_folder, trace
 from tests.inference.test_captures import own

@@ -15,7 +15,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
-from aprfmt.inference.batch import Batch, Scored, read_batch, score
+from aprfmt.inference.batch import Batch, Scored, _aligned, read_batch, score
 from aprfmt.inference.reported import MISTAKES, LossVerdict, explain
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
@@ -459,3 +459,22 @@ def test_marks_of_documents_that_do_not_fit_are_refused(
     np.savez(tmp_path / "b.npz", ids=arrays["ids"], mask=arrays["mask"], **given)
     with pytest.raises(FormatError, match=says):
         read_batch(tmp_path / "b.npz", VOCAB)
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1, 2])
+def test_no_row_predicts_the_first_token(shift: int) -> None:
+    """A label of the first token, which nothing predicts, is none."""
+    ids = np.arange(12, dtype=np.int64).reshape(2, 6)
+    mask = np.ones((2, 6), bool)
+    labels = np.full((2, 6), -100, np.int64)
+    for at in range(6):
+        if 0 <= at + shift < 6:
+            labels[:, at] = ids[:, at + shift]
+    longer, label = _aligned(ids, labels, mask, shift)
+    assert longer.shape == label.shape == (2, 7)
+    assert label[:, 0].any() == (shift == 0)
+    expected = np.zeros((2, 7), bool)
+    for at in range(6):
+        if 0 <= at + shift < 6 and (at + shift or not shift):
+            expected[:, at + shift] = True
+    assert np.array_equal(label, expected)

@@ -1,0 +1,22 @@
+"""What a row of the table of causes says."""
+
+from dataclasses import dataclass
+
+from aprfmt.measure.verdicts import Level, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause: at which level it is first seen, what it says of two sides, and how it is told.
+
+    `verdict` is what two sides that differ by this cause alone are. `signature` is what makes it
+    likely, `confirms` the transformation that makes the difference vanish; a cause that was only
+    seen and not confirmed is reported as unconfirmed.
+    """
+
+    name: str
+    level: Level
+    verdict: Verdict
+    means: str
+    signature: str
+    confirms: str
