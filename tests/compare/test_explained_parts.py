@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.compare.align import TensorPair, _tied
-from aprfmt.compare.bounds import Fit
-from aprfmt.compare.diffs import Explanation
-from aprfmt.compare.explain import coarse, derived
-from aprfmt.compare.explain.arithmetic import _encodes
-from aprfmt.compare.explain.summary import _certainty
-from aprfmt.compare.explain.turned import near
-from aprfmt.compare.explain.unequal import WINDOW, Unequal
-from aprfmt.compare.tokens.probes import _pieces
+from aprfmt.causes.tensor import coarse_damage, derived_weights
+from aprfmt.causes.tensor.arithmetic import _encodes
+from aprfmt.causes.tensor.differing_pair import WINDOW, Unequal
+from aprfmt.causes.tensor.summary import _certainty
+from aprfmt.causes.tensor.transposition import near
+from aprfmt.causes.tokenizer.probe_texts import _pieces
+from aprfmt.measure.alignment import TensorPair, _tied
+from aprfmt.measure.bounds import Fit
+from aprfmt.measure.records import Explanation
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 
@@ -71,14 +71,14 @@ def test_flipped_bits_are_counted(count: int, monkeypatch: pytest.MonkeyPatch) -
     x, y = np.zeros((4, 32), np.float32), np.zeros((4, 32), np.float32)
     y[1] = 9.0
     flips = [f"bit {i}" for i in range(count)]
-    monkeypatch.setattr(coarse, "_flips", lambda case, found: flips)
+    monkeypatch.setattr(coarse_damage, "_flips", lambda case, found: flips)
     case: Any = SimpleNamespace(
         key="k", slack=lambda: 0.01, windows=lambda rows: iter([np.arange(4)]),
         before=SimpleNamespace(norms=(1.0, 1.0), count=x.size, relative=0.5),
         a=SimpleNamespace(columns=32, take=lambda rows: x[rows]),
         b=SimpleNamespace(columns=32, take=lambda rows: y[rows]),
     )  # fmt: skip
-    (found,) = coarse.runs(case)
+    (found,) = coarse_damage.runs(case)
     said = "one bit is flipped" if count == 1 else f"{count} bits are flipped"
     assert found.evidence[0].endswith(said) and len(found.evidence) == 1 + count
 
@@ -92,7 +92,7 @@ def test_a_change_of_half_of_the_rows_is_one_of_the_matrix(changed: int) -> None
         side: SimpleNamespace(shape=v.shape, encoding="F32", numpy=lambda v=v: v)
         for side, v in (("a", x), ("b", y))
     })  # fmt: skip
-    assert (derived._change(pair) is not None) == (changed / 4 >= derived.EVERY_ROW)
+    assert (derived_weights._change(pair) is not None) == (changed / 4 >= derived_weights.EVERY_ROW)
 
 
 @pytest.mark.parametrize("tied", [True, False])
