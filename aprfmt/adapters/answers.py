@@ -15,6 +15,7 @@ import numpy as np
 from aprfmt.adapters.merging import MergedTensor, merged_model
 from aprfmt.adapters.parameters import OTHER_ORDERS
 from aprfmt.model import Model, open_model
+from aprfmt.model.adapter_parts import adapter_parts
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, ledger, pronounce
 from aprfmt.tensors.view import View
 
@@ -111,9 +112,15 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
 
 
 def _unread(adapter: Path) -> Iterator[NotCompared]:
-    """Yield the tensors of an adapter that nothing reads: they may change the base."""
+    """Yield the tensors of an adapter that nothing reads: they may change the base.
+
+    A merge takes every whole tensor of the base along, or is refused.
+    """
     with open_model(adapter) as opened:
+        taken = set(adapter_parts(opened).whole.values())
         for item in ledger(opened, ("tensor", "adapter tensor")).unread:
+            if item.name in taken:
+                continue
             yield NotCompared(item.kind, item.name, "only in A", item.of, "the adapter")
 
 

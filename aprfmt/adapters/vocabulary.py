@@ -83,11 +83,14 @@ def grown_folder(
     added = count - held[name]
     change = f"{added} tokens were added" if added > 0 else f"{-added} rows were cut"
     tokenizer = _tokenizer_words(adapter, folder, own, count)
-    note = Note(
-        "note" if own else "warning", str(adapter.path),
+    where = str(adapter.path)
+    said = (
         f"the vocabulary has {count} rows, in config.json too ({held[name]} in {base.path}): "
-        f"{change}; {tokenizer}", "" if own else "vocabulary_rows",
-    )  # fmt: skip
+        f"{change}; {tokenizer}"
+    )
+    note = Note("note", where, said, "")
+    if not own:
+        note = Note("warning", where, said, "vocabulary_rows")
     return replace(folder, config=config, texts=texts), note
 
 

@@ -72,11 +72,13 @@ def steps(
 NEAR = 0.6  # steps: half of one, and the rounding of scales
 NEARLY_ALL = 0.985  # with this share near, a copy was rounded to the nearest: nothing is far
 FED_BACK_SHARE, FED_BACK_RMS = 0.05, 0.55  # about twice, and 1.3 times, the largest measured
+NEAREST_RMS = 0.5  # steps: 0.29 of rounding to the nearest, 0.58 of cutting off low bits
 MEAN = 0.15  # of all errors, in steps
 RUN, RUN_MEAN, RUN_RMS = 32, 0.75, 1.2  # neighbours in a row, and their errors
 CLIPPED = 4.0  # times the end of its group: nothing that was clipped lay further out
 SLOPE = 0.002  # systematic error of the size that rounded scales make
 SURE = 4.0  # standard errors
+MOST_ENDS = 0.75  # share of values that may be clipped: of one sign and a size, half of them are
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Fit:
 
     `near` and `beyond` are shares within NEAR and beyond 1; `slope` is the share of the copy's
     values that the errors repeat; `slope_limit` what rounding alone may make of it. `run_mean` and
-    `run_rms` are the largest of RUN neighbours; `relative` is the relative L2 distance.
+    `run_rms` are the largest of RUN neighbours; `relative` is the relative L2 distance,
+    `ends` the share of what was clipped.
     """
 
     count: int
@@ -99,15 +102,18 @@ class Fit:
     slope: float
     slope_limit: float
     relative: float
+    ends: float = 0.0
 
     @property
     def how(self) -> str:
         """Name what made such errors, "" for errors that no quantizer makes."""
+        if self.ends > MOST_ENDS:
+            return ""  # nothing is left to judge: a copy whose codes are lost has ends alone
         steady = abs(self.slope) <= self.slope_limit
         centred = abs(self.mean) <= MEAN + SURE * self.rms / max(self.count, 1) ** 0.5
         if not (steady and centred):
             return ""
-        if self.largest <= 1.0:
+        if self.largest <= 1.0 and self.rms <= NEAREST_RMS:
             return "rounded to the nearest"
         if self.near >= NEARLY_ALL or self.run_mean > RUN_MEAN or self.run_rms > RUN_RMS:
             return ""
@@ -156,6 +162,7 @@ def fit(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
         float((apart * y).sum()) / copied if copied else 0.0,
         2 * relative + SLOPE + SURE * (relative / many) ** 0.5,
         float((delta**2).sum() / norm) ** 0.5 if norm else 0.0,
+        float((clipped & (delta != 0)).mean()) if x.size else 0.0,
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
 NEAR = 0.05  # relative: a factor that is further from 1 is wrong
+OFF = 0.45  # steps, in the mean of a group: rounding gives 0.25
 LEAST = 0.01  # relative: how well a factor is known at best
 SURE = 4.0  # standard errors that it may be off
 FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
@@ -174,6 +175,9 @@ def minima(copy: Copy) -> Iterator[Explanation]:
     factor, offset = affine(copy)
     if not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
         return
+    off_by = np.nanmean(cells(copy, np.abs(copy.x - copy.y) / copy.lattice.step), axis=1)
+    if not (off_by > OFF).mean() >= 0.5:
+        return  # damage of some groups, which no relation of all explains
     only = np.nanmean(cells(copy, copy.x - copy.y), axis=1)
     for k, h in ((np.ones_like(only), only), (factor, offset)):
         wide, off = spread(copy, k), spread(copy, h)

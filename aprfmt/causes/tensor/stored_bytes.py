@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.moves import to_stored
+from aprfmt.base.encodings import ENCODINGS, numbers
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.base.encodings import numbers
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import Guess, Take
-from aprfmt.codecs import decode, encode
+from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.measure.byte_ranges import told
 from aprfmt.measure.encoding_noise import noise
 from aprfmt.measure.records import Explanation
@@ -59,6 +59,40 @@ def dtype_mislabel(case: Unequal) -> Iterator[Guess]:
             says = f"{told}'s values are {label}'s {first} bits read as {second}"
             yield case.guess("dtype_mislabel", (says,), label, _misread(side, first, second),
                              noise(second, other.encoding))  # fmt: skip
+    for label, side, other in (("B", b, a), ("A", a, b)):
+        for name in _siblings(side):
+            if name == other.encoding and side.row_bytes == other.row_bytes:
+                continue  # asked above
+            whose = "A" if label == "B" else "B"
+            says = f"{label} holds {whose}'s values as {name}, under the label {side.encoding}"
+            read = _labelled(side, name)
+            left, right = (other.take, read) if label == "B" else (read, other.take)
+            slack = noise(name, other.encoding)
+            yield Guess("dtype_mislabel", (says,), left, right, slack=slack)
+
+
+def _siblings(side: Reader) -> Iterator[str]:
+    """Yield the encodings whose rows take the same bytes, so that a label can be taken for another.
+
+    Plain numbers of 16 bits, and blocks whose rows are decoded one by one.
+    """
+    own = encoding_row(side.encoding)
+    if side.row_bytes is None or len(side.shape) < 2:
+        return
+    for name in ENCODINGS:
+        row = ENCODINGS[name]
+        if name == own.name or not row.known or row.removed or row.flat or row.claim:
+            continue
+        if name not in SIXTEEN and not row.layout:
+            continue
+        if side.columns % row.block_size or row.row_bytes((side.columns,)) != side.row_bytes:
+            continue
+        if name in CODECS:
+            yield name
+
+
+def _labelled(side: Reader, name: str) -> Take:
+    return lambda rows: side.decoded(side.raw(rows), name)
 
 
 def _holds(values: "Array", encoding: str) -> bool:
