@@ -12,12 +12,12 @@ import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.encodings import members, numbers
+from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.codecs import CODECS
-from aprfmt.compare.bounds import steps
-from aprfmt.compare.explain.guesses import Explanation
-from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.explain.unequal import Unequal
-from aprfmt.compare.numbers import steps_between, wide
+from aprfmt.measure.bounds import steps
+from aprfmt.measure.numbers import steps_between, wide
+from aprfmt.measure.records import Explanation
+from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
