@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
-from aprfmt.causes.forward.table import HYPOTHESES
+from aprfmt.causes.forward.table import TABLE
 from aprfmt.diagnosis.accumulated_rounding import stated, supposed
 from aprfmt.diagnosis.answers import Divergence, Examined, Solution, scopes_of, weights_inside
 from aprfmt.diagnosis.capture_point import find_other_capture_point
@@ -251,7 +251,7 @@ def _answers(case: Mismatch, known: set[str]) -> Iterator[Solution]:
     """Yield, for every row of the table, the change with which the pass agrees furthest."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
-    for row in (*HYPOTHESES, *offered("hypotheses")):
+    for row in (*TABLE, *offered("hypotheses")):
         best: Solution | None = None
         for change in row.propose(case):
             answer = _verified(case, change, known, order, here)

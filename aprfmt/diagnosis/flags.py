@@ -14,7 +14,7 @@ import numpy as np
 
 from aprfmt.arch.values import same_value
 from aprfmt.base.protocols import Value
-from aprfmt.causes.hyperparameters import HYPER_CAUSES, SHOWN_BY
+from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import between
@@ -87,7 +87,7 @@ def flags(a: Model, b: Model, found: Levels) -> None:
             found.evidence.append(Evidence("config", f"{says}; the logits do not show it", (key,)))
             continue
         found.stated.append(CauseFound(
-            HYPER_CAUSES[row.name], says, "config", "bug",
+            hyper_causes()[row.name], says, "config", "bug",
             tuple(dict.fromkeys((row.name, key, *row.keys))),
             after <= bound, "", before, after, "logits as transformers reads the flag; after: with "
             "the flag the tensors ask for", {row.name: {"a": not row.said, "b": row.said}},

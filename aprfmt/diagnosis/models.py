@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from aprfmt.causes import CAUSES
-from aprfmt.causes.hyperparameters import HYPER_CAUSES, said, shown_tensors, sub_keys, tensors_say
+from aprfmt.causes.hyperparameters import hyper_causes, said, shown_tensors, sub_keys, tensors_say
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.flags import flags
@@ -79,7 +79,7 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[C
         cause = _CAUSE_OF.get(one.relation.kind, "tensor_names")
         if one.relation.kind == "keys":
             hyper = sides[side].hyper
-            named = (HYPER_CAUSES.get(n) for n in hyper if hyper.of(n).key in one.relation.where)
+            named = (hyper_causes().get(n) for n in hyper if hyper.of(n).key in one.relation.where)
             cause = next(filter(None, named), cause)
         yield CauseFound(
             cause, f"{side}: {one.relation.says}{one.relation.shown}", "tensor",
@@ -201,7 +201,7 @@ def _hyperparameters(
             Evidence("config", f"A is read as {a.spec.name}, B as {b.spec.name}", ("architecture",))
         )
     if not any(
-        HYPER_CAUSES.get(name) == "rope_scaling" and name != "context_length" for name in rows
+        hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
     ) and not _by_length(a, b):
         rows.pop("context_length", None)
     explained: set[str] = set()
@@ -264,7 +264,7 @@ def _grouped(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     heads = any(name in rows for name in _SIZES)
     for name, row in rows.items():
-        cause = HYPER_CAUSES.get(name, "")
+        cause = hyper_causes().get(name, "")
         if heads and name in _FOLLOW and "default" in (row.origin_a + row.origin_b):
             cause = "gqa_mapping"
         found.setdefault(cause, []).append(name)

@@ -1,6 +1,6 @@
 """Next steps, as commands: of each finding by one table, and what to record of missing points.
 
-The table goes by cause, then by level of evidence.
+A cause's row names the step; without a name it goes by the level of evidence.
 """
 
 import json
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aprfmt.arch.values import same_value
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.found import CauseFound
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
@@ -161,11 +162,9 @@ def nothing(asked: StepParts, finding: CauseFound) -> str:
     return ""
 
 
-# By cause; what has no row goes by its level.
+# By the name that a cause's row has as `next`; what has none goes by its level.
 STEPS: Mapping[str, StepText] = {
-    "capture_point": nothing, "capture_rows": nothing, "none": nothing, "extra_tensor": nothing,
-    "missing_bias": stored, "tied_embedding": again, "derived": distances, "nonfinite": look,
-    "lora_merge": distances,
+    "nothing": nothing, "stored": stored, "again": again, "distances": distances, "look": look,
 }  # fmt: skip
 LEVELS: Mapping[str, StepText] = {
     "identity": tokens, "config": settings, "tensor": stored, "forward": closer, "capture": nothing,
@@ -178,7 +177,8 @@ def step(asked: StepParts, finding: CauseFound) -> str:
         return finding.next
     if finding.exercised == "not_exercised":
         return reach(asked, finding)
-    made = STEPS.get(finding.cause, LEVELS[finding.level])
+    named = CAUSES[finding.cause].next if finding.cause else ""
+    made = STEPS[named] if named else LEVELS[finding.level]
     if made is again and finding.level == "forward":
         made = closer
     return made(asked, finding)

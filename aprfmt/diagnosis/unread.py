@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch.values import same_value
-from aprfmt.causes.hyperparameters import HYPER_CAUSES
+from aprfmt.causes.hyperparameters import hyper_causes
 from aprfmt.diagnosis.flags import logits
 from aprfmt.diagnosis.found import CauseFound, Evidence
 from aprfmt.diagnosis.mixing import between
@@ -114,9 +114,9 @@ def _cause(model: Model, path: Path) -> str:
     for end in range(len(path), 0, -1):
         name = read.get(".".join(path[:end]))
         if name is not None:
-            return HYPER_CAUSES.get(name, "")
+            return hyper_causes().get(name, "")
     nested = next((key for key in read if key.startswith(f"{path[0]}.") and len(path) > 1), "")
-    return HYPER_CAUSES.get(read.get(nested, ""), "")
+    return hyper_causes().get(read.get(nested, ""), "")
 
 
 def _apart(good: Mapping[str, Any], bad: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:

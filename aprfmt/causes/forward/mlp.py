@@ -3,8 +3,19 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "activation", "config", "bug",
+        "Another activation function: gelu with erf for tanh, silu for gelu, a clamp left out.",
+        "The inputs of the activation are equal, its outputs are another function of them.",
+        "The named function gives the other side's values.",
+        keys=("activation", "swiglu_limit", "swiglu_alpha"),
+    ),
+)  # fmt: skip
 
 KINDS = ("silu", "gelu", "gelu_tanh", "relu")
 
@@ -96,3 +107,10 @@ def _clamped(limit: float, alpha: float) -> Any:
         return patched.with_op("swiglu_oai", override, layers)
 
     return make
+
+
+HYPOTHESES = (
+    Hypothesis("activation", activation, 380, "known functions, before solved ones"),
+    Hypothesis("activation", clamp, 390, "one limit of the known function"),
+    Hypothesis("activation", bent, 400, "one parameter of the known function"),
+)

@@ -7,12 +7,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.attention import cap_of
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
 from aprfmt.causes.forward.product import numbers, overlaid
 from aprfmt.causes.forward.single_steps import side_by_side
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import norm
+
+CAUSE_ROWS = (
+    Cause(
+        "residual", "forward", "bug",
+        "A sublayer's output is not added to the stream, or is added in another place.",
+        "The stream is equal to what was added, or unchanged, or both sublayers read one input.",
+        "The sum as named is equal.",
+        keys=("parallel_residual",),
+    ),
+    Cause(
+        "multiplier", "config", "bug",
+        "A factor of the embedding, the residual or the logits is missing or another.",
+        "All values of a point differ by one factor.",
+        "Multiplying by the printed factor makes them equal.",
+        keys=("embedding_scale", "residual_scale", "logit_scale"),
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 # Point -> the hyperparameter of the factor before it.
@@ -226,3 +244,13 @@ def final_cap(case: Mismatch) -> Iterator[Change]:
     found = cap_of(ours.reshape(-1), case.view.theirs.astype(np.float64).reshape(-1))
     if found is not None:
         yield from case.rounded(change, found)
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "row_offset", embedding_rows, 20, "rows of a table, before what is computed from them"
+    ),
+    Hypothesis("multiplier", factor, 30, "one factor, before the numbers of an operation"),
+    Hypothesis("residual", residual, 370, "sums, once both terms are right"),
+    Hypothesis("softcap", final_cap, 430, "the logits, after all that gives them"),
+)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import fused_layouts
 from aprfmt.causes.tensor.context import Surroundings
 from aprfmt.causes.tensor.differing_pair import Unequal
@@ -25,6 +26,16 @@ from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "fused_order", "tensor", "bug",
+        "The rows of what is stored as one tensor (q, k and v; gate and up) stand in another "
+        "order: per head, per KV group, row by row, by shard, parts exchanged.",
+        "Every row of the parts together equals a row of the other side's, in another part.",
+        "One order of all rows makes the parts equal, biases included where they moved.",
+    ),
+)  # fmt: skip
 
 SHOWN = 6  # runs of rows named
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.context import Surroundings
 from aprfmt.causes.tensor.differing_pair import Unequal
@@ -23,6 +24,31 @@ from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "permuted_neurons", "tensor", "same",
+        "An MLP's neurons stand in another order, in gate, up and down alike; the function is "
+        "equal.",
+        "Each of the layer's MLP tensors has its rows (down: its columns) in another order.",
+        "One order makes all of them equal.",
+    ),
+    Cause(
+        "permuted_heads", "tensor", "same",
+        "Attention heads stand in another order, in all tensors of the layer alike and every "
+        "query head with its key head; the function is equal.",
+        "Blocks of head_dim rows of q, k or v and columns of the output product are in another "
+        "order.",
+        "One order of query heads and one of key heads make all of them equal.",
+    ),
+    Cause(
+        "permuted_experts", "tensor", "same",
+        "The experts of a layer stand in another order, their router's rows too; the function is "
+        "equal.",
+        "The router's rows and every stack of experts are in another order.",
+        "One order makes all of them equal.",
+    ),
+)  # fmt: skip
 
 # What a rearranged tensor is called while it is looked at alone.
 _ALONE = ("row_offset", "head_order", "gqa_mapping", "expert_order", "rope_pairing", "byte_offset")

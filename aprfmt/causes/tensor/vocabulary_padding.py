@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import Surroundings
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
@@ -19,6 +20,15 @@ from aprfmt.tokenizer import facts
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
+
+CAUSE_ROWS = (
+    Cause(
+        "padded_vocabulary", "tensor", "same",
+        "The embedding and the head have rows behind the vocabulary, which no token id reaches.",
+        "The first rows are equal, and the tokenizer has no ids for the others.",
+        "The rows of the shorter side are equal, and so are their logits.",
+    ),
+)  # fmt: skip
 
 ROLES = ("token_embd.weight", "output.weight", "output.bias")
 STEP = 1 << 20  # values compared at a time
