@@ -52,10 +52,16 @@ def place_of(key: str) -> tuple[int, int]:
     return (layer, order[point])
 
 
-def compared(a: TraceLike, b: TraceLike, moe: bool) -> list[PointDiff]:
-    """Return every point that both traces have, in execution order."""
-    between = Between.of(a, b, moe=moe)
-    return [one(key, a, b, between) for key in keys_of(a, b)]
+def compared(a: TraceLike, b: TraceLike, moe: bool, reference: str = "A") -> list[PointDiff]:
+    """Return every point that both traces have, in execution order.
+
+    Distances are relative L2 by the norm of the `reference`, "A" or "B". NaN and infinities are
+    counted as A's and B's whichever it is.
+    """
+    actual, right = (b, a) if reference == "A" else (a, b)
+    between = Between.of(actual, right, moe=moe)
+    rows = [one(key, actual, right, between) for key in keys_of(a, b)]
+    return [row.with_sides_exchanged for row in rows] if reference == "A" else rows
 
 
 def bounds(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Iterator[tuple[float, str]]:
@@ -68,7 +74,10 @@ def bounds(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Iterator[t
 
 
 def one(key: str, a: TraceLike, b: TraceLike, between: Between) -> PointDiff:
-    """Compare one point on the rows both have, which go by token position where both say it."""
+    """Compare one point of `a` with the reference `b`, on the rows that both have.
+
+    Rows go by token position where both say it.
+    """
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
     x, y = a.values(key), b.values(key)
@@ -221,7 +230,7 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
         sums = y.sum(-1)
         if np.abs(sums - 1).max() > 1e-3:
             return "softmax_reduction", "rows of the probabilities do not sum to 1"
-    if point.endswith("_rope") and rel_l2(_lengths(x), _lengths(y)) < 1e-4:
+    if point.endswith("_rope") and rel_l2(_lengths(y), _lengths(x)) < 1e-4:
         return "rope_theta", "the rotated vectors have equal lengths and other angles"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
     if rel_l2(x * factor, y) < 1e-4:

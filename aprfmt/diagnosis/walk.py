@@ -337,7 +337,9 @@ class Walk:
         if len(self.traces) < 2:
             return
         a, b = self.traces["A"], self.traces["B"]
-        pairs = direct.compared(a, b, moe)
+        # A is right by agreement, or the model that a trace is held to.
+        reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
+        pairs = direct.compared(a, b, moe, reference)
         self._paired(pairs)
         self.levels.evidence += observations(a, b, "MODEL" if model is None else str(model.path))
         compared = sum(pair.rel_l2 is not None for pair in pairs)
