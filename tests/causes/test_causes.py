@@ -76,3 +76,10 @@ def test_a_cause_of_tensors_is_named_without_the_forward_pass() -> None:
     code = "from aprfmt.causes import CAUSES\nassert CAUSES['byte_offset'].verdict == 'bug'"
     loaded = modules_after(code, whole=True)
     assert "aprfmt.causes.tensor.byte_shifts" in loaded and "aprfmt.inference" not in loaded
+
+
+def test_two_models_are_diagnosed_without_the_causes_of_a_pass() -> None:
+    """They are imported once a trace is held to the model. Seen red: `examine` above the walk."""
+    loaded = modules_after("import aprfmt.diagnosis.walk", whole=True)
+    assert "aprfmt.diagnosis.model_pair" in loaded
+    assert not loaded & {"aprfmt.causes.forward.table", "aprfmt.causes.forward.rope"}
