@@ -16,7 +16,7 @@ import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.context import Surroundings
+from aprfmt.causes.tensor.context import PairContext
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, noise, noise_of
@@ -80,7 +80,7 @@ class MatrixChange:
 
 
 def with_derived(
-    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; the tensors of a training or a merge get that as explanation."""
     by_key = {pair.key: pair for pair in pairs}
@@ -170,7 +170,7 @@ def _rank(delta: "Array", rounding: float) -> int:
 
 
 def _explained(
-    context: Surroundings,
+    context: PairContext,
     pairs: Mapping[str, TensorPair],
     matrices: Sequence[TensorDiff],
     changes: Sequence[MatrixChange],

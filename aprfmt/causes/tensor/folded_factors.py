@@ -14,7 +14,7 @@ import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.causes.row import Cause
-from aprfmt.causes.tensor.context import Surroundings
+from aprfmt.causes.tensor.context import PairContext
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, noise
@@ -80,7 +80,7 @@ SCALES = (
 class Layer:
     """The tensors of a layer: values of both sides by role, and A's with the folds made."""
 
-    context: Surroundings
+    context: PairContext
     start: str
     pairs: Mapping[str, TensorPair]
     a: "dict[str, Array]" = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Fold:
 
 
 def with_folds(
-    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; tensors whose factors were moved get that as explanation."""
     made = {row.key: row for row in rows}

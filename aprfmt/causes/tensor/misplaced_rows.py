@@ -16,7 +16,7 @@ from aprfmt.measure.records import Explanation
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
-    from aprfmt.causes.tensor.context import Surroundings
+    from aprfmt.causes.tensor.context import PairContext
     from aprfmt.codecs.base import Array
 
 CAUSE_ROWS = (
@@ -113,7 +113,7 @@ def _line(case: Unequal, run: RowRun) -> str:
     return f"{name}: A's {numbered('row', run.there, run.there + run.count)}{of}"
 
 
-def _pool(context: "Surroundings", like: Reader, key: str) -> JoinedRows | None:
+def _pool(context: "PairContext", like: Reader, key: str) -> JoinedRows | None:
     """Return all rows of A with so many columns, made once; None where they are too many."""
     held = context.pools
     if like.columns not in held:

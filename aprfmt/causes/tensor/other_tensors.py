@@ -18,7 +18,7 @@ from aprfmt.measure.row_reader import Reader
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
-    from aprfmt.causes.tensor.context import Surroundings
+    from aprfmt.causes.tensor.context import PairContext
     from aprfmt.codecs.base import Array
 
 CAUSE_ROWS = (
@@ -140,7 +140,7 @@ def _same_sample(x: Reader, y: Reader) -> bool:
     return norms.norm(a - b) <= 1.5 * noise(x.encoding, y.encoding) * norm
 
 
-def renamed(key: str, label: str, context: "Surroundings") -> Explanation | None:
+def renamed(key: str, label: str, context: "PairContext") -> Explanation | None:
     """Explain a tensor that only one file has: the other file may have it under another name.
 
     `label` is the file that has the key, "a" or "b".

@@ -15,7 +15,7 @@ import numpy as np
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
-from aprfmt.causes.tensor.context import Surroundings
+from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
@@ -116,7 +116,7 @@ SYMMETRIES: tuple[Symmetry, ...] = (
 
 
 def with_symmetries(
-    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; groups that moved together get the symmetry as explanation."""
     made = list(rows)
@@ -144,7 +144,7 @@ def with_symmetries(
 
 
 def _of_layer(
-    context: Surroundings, pairs: Mapping[str, TensorPair], symmetry: Symmetry, layer: int
+    context: PairContext, pairs: Mapping[str, TensorPair], symmetry: Symmetry, layer: int
 ) -> dict[str, Explanation]:
     """Return the explanations of a layer's tensors; {} unless all of them moved together."""
     start = f"L{layer}."
@@ -192,7 +192,7 @@ def _members(symmetry: Symmetry, here: Mapping[str, TensorPair]) -> Iterator[tup
 
 
 def _counts(
-    context: Surroundings, symmetry: Symmetry, cases: Mapping[str, Unequal]
+    context: PairContext, symmetry: Symmetry, cases: Mapping[str, Unequal]
 ) -> dict[str, int]:
     """Return the number of each unit; {} if not known, or if units are not interchangeable."""
     if not context.hyper:
@@ -235,7 +235,7 @@ def _order(
     return np.arange(count) if still else None
 
 
-def _shared(case: Unequal, context: Surroundings) -> bool:
+def _shared(case: Unequal, context: PairContext) -> bool:
     """Say whether a q/k-norm has one weight for all heads, so that their order does not matter."""
     return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
 
