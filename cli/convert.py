@@ -32,11 +32,16 @@ from aprfmt.cli.convert_run import Wishes, run
     help="SRC is an adapter for MODEL: write it as .gguf, a PEFT folder, or kohya's .safetensors.",
 )
 @click.option("--generic", is_flag=True, help="Copy names and bytes, whatever the architecture.")
-@click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
+@click.option(
+    "--alignment",
+    type=options.WholeNumber(1, 1 << 20),
+    help="Data alignment of a GGUF output (default 32).",
+)
 @click.option(
     "--threads", type=options.WORKERS, help="Threads that encode (default: all processors)."
 )
 @click.option("--dry-run", is_flag=True, help="Say sizes, memory, disk and time; write nothing.")
+@options.accept()
 @options.writing
 def command(
     src: Path, dst: Path, to: str | None, adapter: Path | None, base: Path | None,

@@ -41,11 +41,12 @@ def show(report: "SampleReport") -> None:
             style="warn",
         )
     if report.different:
-        render.line("different", style="bad")
+        render.say(report.pronounced.says, style="bad")
         return
     if report.share is not None:
         render.line(
             f"no range differs: with 95 % confidence fewer than {report.share:.2%} of the ranges do"
         )
-    render.line("not shown to be equal: one changed tensor, or one bit, is easily missed; diff "
-                "without --sample reads everything", style="warn")  # fmt: skip
+    render.say(report.pronounced.says, style="warn")
+    render.line("one changed tensor, or one bit, is easily missed; diff without --sample reads "
+                "everything", style="warn")  # fmt: skip

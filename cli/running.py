@@ -118,6 +118,7 @@ def session(
     request = replace(where.request(text), draft=draft)
     if request.choice.is_engine and not engines:
         request.backend()  # raises: it says what takes an engine
+    request.choice.refuse_missing_gpu()  # before torch is imported, which takes seconds
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why, "fallback")
     with opened(request, tell=warn_of) as run:

@@ -133,7 +133,11 @@ def _clipped(c: Context, x: Array) -> Array:
 
 def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
     n_heads, n_kv = int(c.hp["n_heads"]), int(c.hp["n_kv_heads"])
+    if c.block.multipliers != "none":
+        x = c.backend.scale(x, float(c.hp["attn_in_scale"]))
     q, k, v = _project(c, layer, x, {"q": n_heads, "k": n_kv, "v": n_kv})
+    if c.block.multipliers != "none":
+        k = c.backend.scale(k, float(c.hp["key_scale"]))
     if c.hp["qk_norm"] and c.block.qk_norm_place == "before_rope":
         q = c.tap("q_norm", layer, _clipped(c, _qk_norm(c, layer, "attn_q_norm", q)))
         k = c.tap("k_norm", layer, _clipped(c, _qk_norm(c, layer, "attn_k_norm", k)))

@@ -10,7 +10,7 @@ def fill(model: Any, seed: int) -> None:
 
     generator = torch.Generator().manual_seed(seed + 1)
     # The norms of these store weight - 1.
-    centred = type(model).__name__.startswith(("Gemma", "Nemotron", "Qwen3Next", "Qwen3_5"))
+    centred = type(model).__name__.startswith(("Gemma", "NemotronF", "Qwen3Next", "Qwen3_5"))
     with torch.no_grad():
         for path, module in model.named_modules():
             # Conv1D and gpt-oss's experts store [in, out], everything else [out, in].

@@ -283,7 +283,7 @@ def _tokenizer(a: Model, b: Model) -> _Tokens:
             rows.append(FieldDiff(f"{one.name}: shown by", found.example[0], found.example[-1]))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
-        return _Tokens(tuple(rows), report.remarks, verdicts)
+        return _Tokens(tuple(rows), report.remarks, verdicts, lacking)
     return _Tokens(
         tuple(rows), (*report.remarks, *report.not_checked), verdicts, lacking, bool(report.checked)
     )

@@ -4,11 +4,17 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from aprfmt.base.protocols import Damage
+from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.base.shown import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import NamedCause, convert_again, name_cause
+from aprfmt.measure.named_causes import (
+    NamedCause,
+    convert_again,
+    name_cause,
+    write_without_surplus,
+    written_anew,
+)
 from aprfmt.measure.records import (
     EQUAL,
     TENSOR_VERDICTS,
@@ -18,7 +24,17 @@ from aprfmt.measure.records import (
     TensorDiff,
 )
 from aprfmt.measure.texts import KeyDiff, SideVerdicts
-from aprfmt.model.ledger import Compared, Ledger, NotCompared, Pronounced, Words, pronounce
+from aprfmt.model.ledger import (
+    APART,
+    NO_PART,
+    Compared,
+    Ledger,
+    NotCompared,
+    Pronounced,
+    Surplus,
+    Words,
+    pronounce,
+)
 
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
@@ -69,7 +85,7 @@ class DiffReport:
             for one in self.relations
         ]  # fmt: skip
         for one in self.findings:
-            mends = one.confirmed and CAUSES[one.cause].verdict == "bug"
+            mends = written_anew(one.cause, one.confirmed) and CAUSES[one.cause].verdict == "bug"
             command = convert_again(self.a, self.b) if mends else ""
             rows.append(replace(one, where=one.keys, next=command).named(self.stored))
         return tuple(rows)
@@ -86,9 +102,24 @@ class DiffReport:
         mends = [one.remedy.command for one in self.causes if one.remedy is not None]
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
+        if self.damage:  # a file that cannot be read whole cannot be diagnosed
+            return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2:
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
+        if self._surplus:
+            return tuple(write_without_surplus(where, self.b) for where in self._surplus)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
+
+    @property
+    def _surplus(self) -> tuple[str, ...]:
+        """The files of B with bytes that belong to nothing, where only those make B differ."""
+        apart = [row for row in self.not_compared if row.state in APART]
+        alone = all(row.state == "only in B" and row.why == NO_PART for row in apart)
+        if not apart or not alone or replace(self, not_compared=()).exit_code() == 1:
+            return ()
+        files = {} if self.ledgers is None else self.ledgers[1].of_kind("file")
+        held = (files[row.name].holds for row in apart if row.name in files)
+        return tuple(dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus)))
 
     @property
     def fields_apart(self) -> Mapping[str, int]:
@@ -145,7 +176,11 @@ class DiffReport:
             for tensor in self.tensors
             if tensor.verdict == "UNREADABLE"
         ]
-        broken = [NotCompared("file", one.where, "unreadable", one.text) for one in self.damage]
+        broken = [
+            NotCompared("file", one.where, "unreadable", one.text)
+            for one in self.damage
+            if one.kind != SURPLUS  # an item of the ledger
+        ]
         said = [f"{count} {verdict}" for verdict, count in self.counts.items() if count]
         if apart and self.asked:
             fields = "; ".join(f"{name}: {count}" for name, count in apart.items())

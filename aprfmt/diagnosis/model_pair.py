@@ -240,7 +240,7 @@ class ModelPair:
             if hit < len(rows_apart):
                 left = [row for row in rows_apart if row not in ids]
                 coverage.not_reached.append(
-                    f"{key}: {len(left)} differing rows, the first is {left[0]}"
+                    f"{key}: {len(left)} of its differing rows, the first is row {left[0]}"
                 )
         missing = unrouted(self.apart, passes.routed)
         for key, experts in self.apart.experts.items():

@@ -16,7 +16,7 @@ from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import convert_again, fixed_name
+from aprfmt.measure.named_causes import convert_again, fixed_name, written_anew
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 
@@ -116,8 +116,9 @@ def look(asked: StepParts, finding: Finding) -> str:
 
 
 def stored(asked: StepParts, finding: Finding) -> str:
-    """Write B anew where the cause is proven; else look at the tensors."""
-    return (again if finding.confirmed else look)(asked, finding)
+    """Write B anew where the cause is proven, or bytes are damaged; else look at the tensors."""
+    anew = written_anew(finding.cause, finding.confirmed)
+    return (again if anew else look)(asked, finding)
 
 
 def closer(asked: StepParts, finding: Finding) -> str:

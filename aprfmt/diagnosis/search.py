@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aprfmt.causes.forward.attention import scale_change
+from aprfmt.causes.forward.experts import capacity
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.causes.forward.norm import eps_change
 from aprfmt.causes.forward.rope import divided_change, theta_change
@@ -182,7 +183,10 @@ class Search:
         """Yield masks, cached rows and positions that are solved from the rows that differ."""
         case = self.case
         ops = {call.op for call in case.view.calls}
-        if len(case.rows) != case.tokens or not ops & {"probs", "mix", "scores", "rope"}:
+        if "add_weighted" in ops and len(case.rows) == case.tokens:
+            for change in capacity(case):
+                yield SearchStep(change, None)
+        if len(case.rows) != case.tokens or not ops & {"probs", "mix", "scores", "rope", "embed"}:
             return
         bound = AGREES * case.view.tolerance
         rows = case.by_row(case.view)
@@ -196,7 +200,7 @@ class Search:
                     yield SearchStep(change, layers)
         for op, solver in solvers(case):
             for layers in scopes:
-                if op in ops and (layers is None or op != "rope"):
+                if op in ops and (layers is None or op not in ("rope", "embed")):
                     found = solved(solver, self._rows_of, layers, rows, bound)
                     if found is not None:
                         yield SearchStep(found, layers)

@@ -31,10 +31,18 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.trace_view import backend_name, records_ids
+from aprfmt.measure.trace_view import backend_name, records_ids, unread_arrays
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
-from aprfmt.model.ledger import Kind, Ledger, NotCompared, joined_ledgers, ledger, not_compared
+from aprfmt.model.ledger import (
+    OF_A_PASS,
+    Kind,
+    Ledger,
+    NotCompared,
+    joined_ledgers,
+    ledger,
+    not_compared,
+)
 
 
 @dataclass
@@ -74,14 +82,16 @@ class Walk:
         )  # fmt: skip
 
     def _left(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
-        """Return what two models hold that was not compared, and their ledgers."""
+        """Return what both sides hold that was not compared, and the ledgers of two models."""
         a, b = self.a.model, self.b.model
         report = self.levels.report
+        arrays = unread_arrays(*self.traces.values())
         if a is None or b is None or report is None:
-            return (), None
+            model = a or b or self.reference
+            return (*arrays, *(() if model is None else ledger(model, OF_A_PASS).left)), None
         kinds: tuple[Kind, ...] = ("tokenizer part", "generation setting")
         sides = ledger(a, kinds), ledger(b, kinds)
-        left = (*report.not_compared, *self.levels.left, *not_compared(*sides, kinds))
+        left = (*report.not_compared, *self.levels.left, *not_compared(*sides, kinds), *arrays)
         whole = report.ledgers or ()
         joined = [joined_ledgers(one, more) for one, more in zip(whole, sides, strict=False)]
         return left, (joined[0], joined[1]) if joined else None

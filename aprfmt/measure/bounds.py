@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.codecs import CODECS
+from aprfmt.codecs.base import is_padded
 from aprfmt.formats.mapped import Buffer
 
 if TYPE_CHECKING:
@@ -39,9 +40,33 @@ NMSE_SLACK = 2.0  # a file twice as bad as the worst measured is worth a look
 BEYOND_SHARE = 0.01  # share of elements beyond one step that importance matrices were seen to cause
 
 
-def steps(encoding: str, parts: Mapping[str, Buffer], count: int) -> "Array | None":
-    """Return the step of every element (float32 [count]), or None where none is known."""
-    return CODECS[encoding].steps(parts, count) if encoding in CODECS else None
+def steps(
+    encoding: str,
+    parts: Mapping[str, Buffer],
+    count: int,
+    part: slice = slice(None),
+    *,
+    columns: int = 0,
+    row_bytes: int | None = None,
+) -> "Array | None":
+    """Return the steps of a part of `count` elements (float32), or None where none is known.
+
+    With `columns`, the elements of a row, a part that is whole blocks is cut from the bytes: the
+    steps of a chunk would leave the cache. `row_bytes` is given where rows may end in a padded
+    block, whose rest is no element.
+    """
+    if encoding not in CODECS:
+        return None
+    codec = CODECS[encoding].of_rows(columns) if columns else CODECS[encoding]
+    if columns and row_bytes is not None and is_padded(codec.row, columns, row_bytes):
+        rows, width = count // columns, row_bytes // codec.type_size * codec.block_size
+        padded = codec.steps(parts, rows * width)
+        return None if padded is None else padded.reshape(rows, width)[:, :columns].ravel()[part]
+    start, stop, _ = part.indices(count)
+    if columns and (start, stop) != (0, count) and start % codec.granule(parts, count) == 0:
+        return codec.steps(codec.cut(parts, start, stop), stop - start)
+    whole = codec.steps(parts, count)
+    return None if whole is None else whole[part]
 
 
 NEAR = 0.6  # steps: half of one, and the rounding of scales

@@ -10,6 +10,7 @@ from typing import Any
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
+from aprfmt.model.hf_folder import WEIGHTS
 
 MENDS = ("aprfmt convert ", "aprfmt set ", "aprfmt repair ", "mv ")  # commands that write a model
 NAMED = 2  # places in a line; JSON has all
@@ -57,10 +58,9 @@ class NamedCause:
     effect: Effect
     remedy: Remedy | None
 
-    @property
-    def place(self) -> str:
-        """Where it is, in a few words: the first names, with our own behind them, and the count."""
-        shown = list(self.where[:NAMED])
+    def place(self, most: int = NAMED) -> str:
+        """Return where it is: the first names, with our own behind them, and the count."""
+        shown = list(self.where[:most])
         if shown and self.roles and self.roles[0] != shown[0]:
             shown[0] += f" ({self.roles[0]})"
         more = len(self.where) - len(shown)
@@ -157,6 +157,29 @@ def fixed_name(path: Path) -> str:
     return shlex.quote(f"{stem}-fixed{suffix}")
 
 
+# Causes of which only the source has the bytes: where they are is enough to write them anew.
+LOST = frozenset({"bit_rot"})
+
+
+def written_anew(cause: str, confirmed: bool) -> bool:
+    """Return whether a stored tensor with this cause is mended by writing B anew from A.
+
+    Of a cause that was only located nobody knows that, unless its bytes are damaged.
+    """
+    return confirmed or cause in LOST
+
+
 def convert_again(a: Path | str, b: Path | str) -> str:
     """Return the command that writes B anew from A."""
     return f"aprfmt convert {shlex.quote(str(a))} {fixed_name(Path(b))}"
+
+
+def write_without_surplus(file: Path | str, b: Path | str) -> str:
+    """Return the command that writes a file of B without the bytes that belong to nothing.
+
+    The file of a folder is replaced: the others of the folder belong to it.
+    """
+    there = Path(file)
+    alone = there == Path(b) and there.name != WEIGHTS
+    target = fixed_name(there) if alone else f"{shlex.quote(str(file))} --force"
+    return f"aprfmt repair {shlex.quote(str(file))} --partial -o {target}"

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aprfmt.codecs import native_kernels
 from aprfmt.measure.nonfinite import Census, alike
 from aprfmt.measure.records import ValueStats
 from aprfmt.tensors.norms import dot
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
     Step = Array | float  # of every element, or of all
-    Steps = Callable[[], Step | None]  # worked out when asked for; None: not known
+    Steps = Callable[[slice], Step | None]  # of a part of a chunk; None: not known
 
 PIECE = 1 << 15  # elements measured at a time: their float64 arrays stay in the cache
 CHUNK = 1 << 20  # elements compared at a time: a dozen float64 arrays of it are held
@@ -74,24 +76,61 @@ class PairSums:
     def add(self, a: "Array", b: "Array", steps: "Steps | None" = None) -> None:
         """Add one chunk, in pieces that stay in the cache; both arrays have the same shape.
 
-        `steps` returns the tolerance of every element (flat), or of all. It is called for chunks
-        that differ only.
+        `steps` returns the tolerance of every element of a part of the flat arrays, or of all. It
+        is asked for parts that differ, and for those after them.
         """
         x, y = a.reshape(-1), b.reshape(-1)
-        if self._room is None or self._room.shape[1] < min(x.size, PIECE):
-            self._room = np.empty((4, min(x.size, PIECE)), np.float64)
-        step: Step | None = None
-        asked = steps is None
+        native = native_kernels()
+        kernel = None if native is None else native.distances
+        differs = False
         for start in range(0, x.size, PIECE):
-            stop = start + PIECE
-            with np.errstate(invalid="ignore", divide="ignore"):
-                if self._add_equal(x[start:stop], y[start:stop]):
+            part = slice(start, min(start + PIECE, x.size))
+            of_part = None if steps is None else partial(self._step, steps, part)
+            if kernel is not None:
+                found = self._add_by(kernel, x[part], y[part], of_part, differs)
+                if found is not None:
+                    differs = found
                     continue
-                if steps is not None and not asked:
-                    asked, step = True, steps()
-                    self.known = self.known and step is not None
-                own = step[start:stop] if isinstance(step, np.ndarray) else step
-                self._add(x[start:stop], y[start:stop], own)
+            if self._room is None or self._room.shape[1] < min(x.size, PIECE):
+                self._room = np.empty((4, min(x.size, PIECE)), np.float64)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                if not self._add_equal(x[part], y[part]):
+                    self._add(x[part], y[part], None if of_part is None else of_part())
+
+    def _step(self, steps: "Steps", part: slice) -> "Step | None":
+        """Return the tolerance of a part; where none is known, `known` ends."""
+        step = steps(part)
+        self.known = self.known and step is not None
+        return step if step is None or isinstance(step, np.ndarray) else float(step)
+
+    def _add_by(
+        self, kernel: "Callable[..., Any]", x: "Array", y: "Array",
+        step: "Callable[[], Step | None] | None", differs: bool,
+    ) -> bool | None:  # fmt: skip
+        """Add a piece of finite float32; None, and nothing is added, of others.
+
+        Returns whether the two differ; `differs` is what is expected. Sums apart, whose rounding is
+        another, the numbers are those of `_add`.
+        """
+        if x.dtype != np.float32 or y.dtype != np.float32:
+            return None
+        x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+        furthest = -1.0 if self.max_index is None else self.max_abs
+        found = kernel(x, y, step() if step is not None and differs else None, furthest)
+        if found is None:
+            return None
+        if found[0] and step is not None and not differs:
+            found = kernel(x, y, step(), furthest)
+        changed, ulp, dd, aa, bb, ab, most, at, off, beyond = found
+        base, self.count = self.count, self.count + x.size
+        self.odd.count += x.size
+        self.dd, self.aa, self.bb, self.ab = self.dd + dd, self.aa + aa, self.bb + bb, self.ab + ab
+        if changed:
+            self.changed, self.beyond = self.changed + changed, self.beyond + beyond
+            self.ulp, self.off = max(self.ulp, ulp), max(self.off, off)
+            if at >= 0:
+                self.max_abs, self.max_index = most, base + at
+        return bool(changed)
 
     def _add_equal(self, x: "Array", y: "Array") -> bool:
         """Add a piece of equal finite values; False, and nothing is added, for any other."""

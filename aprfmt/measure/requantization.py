@@ -155,7 +155,7 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
         for start, stop, values in base.chunks(CHUNK):
             stored = np.frombuffer(data.window(start * row_bytes, stop * row_bytes), np.uint8)
             made = encode_rows(
-                name, _through(values, way), fma=way.fma, importance=importance, first=start,
+                name, through(values, way), fma=way.fma, importance=importance, first=start,
                 expert_rows=side.shape[-2] if len(side.shape) > 2 else 0,
             )  # fmt: skip
             again = np.frombuffer(made, np.uint8)
@@ -182,7 +182,7 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
     )  # fmt: skip
 
 
-def _through(values: Array, way: Way) -> Array:
+def through(values: Array, way: Way) -> Array:
     """Return float32 values as they are after being stored in the way's float type."""
     values = np.asarray(values, np.float32)
     if not way.through:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.protocols import ByteSource
 from aprfmt.measure.alignment import TensorPair, align
 from aprfmt.model import open_model
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
 from aprfmt.tensors.runs import RunBytes, published_equal
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 RANGE = 64 << 10  # bytes of one range, aligned to itself within its tensor
 BATCH = 256  # ranges read at a time: 16 MiB a side
 SURE = 0.95
+_WORDS = Words("equal", "different", "not shown to be equal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +78,29 @@ class SampleReport:
     @property
     def exit_code(self) -> int:
         """1 where they differ; 2 otherwise: that they are equal cannot be shown so."""
-        return 1 if self.different else 2
+        return self.pronounced.exit
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict: ranges that were not drawn leave it open, whatever the others show."""
+        tensors = [*dict.fromkeys(one.tensor for one in self.differing)]
+        said = [f"{len(self.differing)} ranges of {len(tensors)} tensors"] if tensors else []
+        said += [f"{len(self.unlike)} tensors that are no bytes of each other"] * bool(self.unlike)
+        undrawn = self.of_ranges - self.ranges
+        left = [
+            NotCompared("range", f"not drawn: {undrawn} of {self.of_ranges}", "unreadable"),
+            *(NotCompared("tensor", one.tensor, "unreadable", one.why) for one in self.unsampled),
+            NotCompared("section", "of keys and texts", "unreadable", "ranges are of tensors"),
+        ][not undrawn :]
+        counts = {"ranges": (self.ranges, self.of_ranges), "tensors": (self.settled, self.settled)}
+        return pronounce(_WORDS, Compared(self.different, counts, tuple(left), "; ".join(said)))
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `--json`."""
         return {
             "a": self.a,
             "b": self.b,
+            **self.pronounced.to_json(),
             "sample": {
                 "different": self.different, "seed": self.seed, "range_bytes": RANGE,
                 "ranges": self.ranges, "of_ranges": self.of_ranges,

@@ -1,9 +1,9 @@
 """One pair, one verdict: bytes first, then elements, then the bound of the coarser encoding."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,8 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.measure.numbers import Step, Steps
+    from aprfmt.formats.mapped import Buffer
+    from aprfmt.measure.numbers import Step
     from aprfmt.measure.prefetch import First
 
 
@@ -171,29 +172,28 @@ def in_steps(a: View, b: View) -> float | None:
     return off
 
 
-def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, Steps]]":
+def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]":
     """Yield (values of a, values of b, what returns the steps), in chunks of rows.
 
-    The steps are those of every element, None where they are not known. They are to be asked for
-    before the next chunk.
+    The steps are to be asked for before the next chunk.
     """
     rows, columns = matrix(a.shape)
     if len(a.shape) == 1 and all(_by_rows(side) and _plain(side) for side in (a, b)):
         for start in range(0, columns, CHUNK):  # a vector of gigabytes is not decoded whole
             x, y = a[start : start + CHUNK], b[start : start + CHUNK]
-            yield x, y, partial(_steps, a, b, x, y, (0, rows))
+            yield x, y, ChunkSteps(a, b, x, y, (0, rows))
             a.drop()
             b.drop()
         return
     if not (_by_rows(a) and _by_rows(b)) or len(a.shape) < 2 or not columns:
         x, y = a.numpy(), b.numpy()
-        yield x, y, partial(_steps, a, b, x, y, (0, rows))
+        yield x, y, ChunkSteps(a, b, x, y, (0, rows))
         return
     per_chunk = max(1, CHUNK // columns)
     for start in range(0, rows, per_chunk):
         stop = min(rows, start + per_chunk)
         x, y = a.rows(start, stop), b.rows(start, stop)
-        yield x, y, partial(_steps, a, b, x, y, (start, stop))
+        yield x, y, ChunkSteps(a, b, x, y, (start, stop))
         a.drop()
         b.drop()
 
@@ -208,26 +208,57 @@ def _plain(side: View) -> bool:
     return bool(encoding_row(side.encodings[0]).numpy) and side.lattice is None
 
 
-def _steps(a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> "Step | None":
-    """Return the tolerance of every element: the sum of both sides' steps, None where unknown.
+class ChunkSteps:
+    """The tolerance of the elements of a chunk: the sum of both sides' steps.
 
     `x` and `y` are the values of these rows. A plain float type's step is the spacing of its
     numbers at the other side's value.
     """
-    total: Step | None = None
-    for side, other in ((a, y), (b, x)):
-        name = side.encodings[0]
-        if encoding_row(name).numpy:
-            found: Step | None = _float_step(name, other)
-        else:
-            lattice = side.lattice
-            parts = side.raw_rows(*rows) if lattice is None else None
-            found = None if parts is None else codec_steps(name, parts, other.size)
-            found = found if lattice is None else lattice.step.reshape(-1)
-        if found is None:
-            return None
-        total = found if total is None else total + found
-    return total
+
+    def __init__(self, a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> None:
+        self._sides = (a, y.reshape(-1)), (b, x.reshape(-1))
+        self._rows = rows
+
+    def __call__(self, part: slice = slice(None)) -> "Step | None":
+        """Return the steps of all elements in a row, or of a part; None where they are not known.
+
+        One number where all have the same.
+        """
+        total: Step | None = None
+        for (side, other), raw in zip(self._sides, self._raw, strict=True):
+            name = side.encodings[0]
+            found: Step | None
+            if encoding_row(name).numpy:
+                found = _float_step(name, other[part])
+            elif side.lattice is not None:
+                found = side.lattice.step.reshape(-1)[part]
+            elif raw is not None:
+                columns = side.shape[-1] if side.shape else 1
+                found = codec_steps(
+                    name, raw, other.size, part, columns=columns, row_bytes=side.stored_row_bytes
+                )
+            else:
+                found = None
+            if found is None:
+                return None
+            total = found if total is None else _sum_of_steps(total, found)
+        return total
+
+    @cached_property
+    def _raw(self) -> "tuple[Mapping[str, Buffer] | None, ...]":
+        """The stored bytes of each side in blocks, None of other sides."""
+        return tuple(
+            None if encoding_row(side.encodings[0]).numpy or side.lattice is not None
+            else side.raw_rows(*self._rows)
+            for side, _ in self._sides
+        )  # fmt: skip
+
+
+def _sum_of_steps(one: "Step", other: "Step") -> "Step":
+    """Return the sum; a side that is held to be exact adds nothing, and costs nothing."""
+    if isinstance(one, float) and one == 0.0:
+        return other
+    return one if isinstance(other, float) and other == 0.0 else one + other
 
 
 # Significand bits after the leading one, and the smallest normal exponent, of plain float types.
@@ -247,6 +278,20 @@ def _float_step(name: str, other: "Array") -> "Step":
     bits, smallest = _FLOATS[name]
     if name in ("F64", "F32"):
         return 0.0
-    _, exponent = np.frexp(np.abs(wide(other)).reshape(-1))
+    if other.dtype.kind == "f" and other.dtype.itemsize <= 4:
+        exponents = np.ascontiguousarray(other, np.float32).view(np.uint32) >> 23 & 0xFF
+        near: Array = _half_spacings(bits, smallest)[exponents.reshape(-1)]
+        return near
+    size = np.abs(wide(other)).reshape(-1)
+    _, exponent = np.frexp(size)
+    exponent[size == 0] = smallest  # frexp gives 0, the exponent of a number below 1
     half: Array = 0.5 * np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)
+    return half
+
+
+@cache
+def _half_spacings(bits: int, smallest: int) -> "Array":
+    """Return half the spacing at a float32 number, by the eight bits of its exponent (float64)."""
+    exponent = np.arange(256) - 127
+    half: Array = 0.5 * np.ldexp(1.0, np.maximum(exponent, smallest) - bits)
     return half

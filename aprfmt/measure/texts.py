@@ -1,11 +1,12 @@
 """What goes with a model as text: its chat template, line by line, and its generation config."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import NotCompared, State
+from aprfmt.model.readings import FILES, pattern_of
 
 if TYPE_CHECKING:
     from aprfmt.causes.tokenizer.comparison import TokensReport
@@ -117,16 +118,35 @@ def beside(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
 def lacking_tokenizer(a: "Model", b: "Model", tokens: "TokensReport") -> tuple[NotCompared, ...]:
     """Return what of the tokenizers was not compared: all, where one cannot be read or is lacking.
 
-    One of a kind that is not read here is held together by its bytes.
+    One of a kind that is not read here is held together by its bytes. The generation config is
+    named where one side alone has it.
     """
+    settings = tuple(_lacking_generation(a, b))
     if tokens.checked or not tokens.carried:
-        return tokens.left
+        return (*tokens.left, *settings)
     if len(tokens.carried) == 1:
         state: State = "only in A" if tokens.carried == "A" else "only in B"
-        return (NotCompared("part", "tokenizer", state),)
+        return (NotCompared("part", "tokenizer", state), *settings)
     why = "; ".join(tokens.not_checked).removeprefix("tokenizer: ")
     x, y = _stored_tokenizer(a), _stored_tokenizer(b)
     return (NotCompared("part", "tokenizer", "equal" if x and x == y else "unreadable", why),)
+
+
+def _lacking_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
+    """Yield the generation config that one side alone has.
+
+    Only a folder has a place for it: writers of single files leave it out.
+    """
+    mine, theirs = _has_generation(a), _has_generation(b)
+    if mine == theirs:
+        return
+    lacks = b if mine else a
+    state: State = "only in A" if mine else "only in B"
+    if lacks.folder is not None:
+        yield NotCompared("part", "generation config", state)
+        return
+    why = f"writers of {lacks.format} have no keys for it"
+    yield NotCompared("part", "generation config", "no counterpart", why, state[-1])
 
 
 def _stored_tokenizer(model: "Model") -> Mapping[str, object]:
@@ -176,6 +196,18 @@ def _template(model: "Model") -> str | None:
         return model.carried.chat_template()
     except AprfmtError:
         return None  # the tokenizers' comparison says what is wrong with it
+
+
+def _has_generation(model: "Model") -> bool:
+    """Return whether a model has a generation config, be it one that cannot be read.
+
+    One of which no key is known is none: its keys are unread items of the ledger.
+    """
+    try:
+        found = model.carried.parse(_FILE)
+    except AprfmtError:
+        return True
+    return any(pattern_of(FILES[_FILE], key) is not None for key in found)
 
 
 def _generation(model: "Model") -> Mapping[str, object]:

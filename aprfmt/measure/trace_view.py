@@ -5,6 +5,7 @@ from typing import Protocol
 
 from aprfmt.base.protocols import Value
 from aprfmt.codecs.base import Array
+from aprfmt.model.ledger import NotCompared
 from aprfmt.tensors.stats import Stats
 
 # Points of a model that chooses experts.
@@ -121,6 +122,17 @@ class WrappedTrace:
 def records_ids(trace: TraceLike) -> bool:
     """Say whether a trace itself says its token ids (and does not only take the given ones)."""
     return trace.run.get("ids") is not None and not trace.run.get("ids_given")
+
+
+def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
+    """Return the arrays and files of captures that are no point, each with the reason."""
+    found = {}
+    for trace in traces:
+        unknown = trace.run.get("unknown")
+        for name, why in unknown.items() if isinstance(unknown, Mapping) else ():
+            said = why if isinstance(why, str) else "not a capture point"
+            found[name] = NotCompared("captured array", str(name), "unread", said)
+    return tuple(found.values())
 
 
 def backend_name(trace: TraceLike) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from aprfmt.codecs.base import Array
 from aprfmt.errors import UsageError
+from aprfmt.measure import log_softmax
 from aprfmt.measure.distances import Apart, measure
 from aprfmt.measure.nonfinite import NonFinite
 from aprfmt.measure.tolerances import DISCRETE, UNIT, Measured, Threshold, ratio_band, threshold
@@ -19,8 +20,10 @@ from aprfmt.measure.trace_view import (
     backend_name,
     records_ids,
     routed,
+    unread_arrays,
     weights_between,
 )
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -33,9 +36,10 @@ class PointDiff:
     `rel_l2` is ||a-b|| / ||b||, b being the reference, and `rel_l2_finite` the same over what is
     finite on both sides; `max_abs_diff` stands with the index; `max_over_rms` is it over the root
     mean square of the reference. `values` says how many were looked at, `rows` of which token
-    positions where the two hold others. `bits` says whether all are equal. `tolerance`
-    bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for `reason`. `std_ratio` is a's
-    deviation over b's on equal rows, `outside` whether it leaves its band: a screen that says
+    positions where the two hold others, or that rows are log-probabilities. `bits` says whether all
+    are equal. `tolerance` bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for
+    `reason`. `std_ratio` is a's deviation over b's on equal rows, `outside` whether it leaves its
+    band: a screen that says
     where to look when only statistics were kept, and never a verdict. `nonfinite` places NaN and
     infinities, indices in a's shape; one side alone having them is beyond every tolerance.
     `by_position` is `rel_l2` of each token position's values alone, where that was asked for: None
@@ -74,6 +78,9 @@ class PointDiff:
         return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
+_WORDS = Words("within tolerance", "beyond tolerance", "no verdict")
+
+
 @dataclass(frozen=True)
 class TraceDiff:
     """All points in execution order, and the first one beyond its tolerance."""
@@ -84,6 +91,7 @@ class TraceDiff:
     only_in_b: tuple[str, ...]
     not_checked: tuple[str, ...] = ()  # what neither side says, so that it was taken on trust
     other_rows: tuple[str, ...] = ()  # points of other positions or counts: no verdict
+    left: tuple[NotCompared, ...] = ()  # arrays of both that are no point
 
     @property
     def compared(self) -> int:
@@ -93,11 +101,16 @@ class TraceDiff:
     @property
     def exit_code(self) -> int:
         """0 all within, 1 one beyond, 2 nothing could be compared, or the tokens differ."""
-        if self.other_rows:
-            return 2
-        if self.first is not None:
-            return 1
-        return 0 if self.compared else 2
+        return self.pronounced.exit
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over the points, and over the arrays of both that nothing reads."""
+        why = {point.key: point.why for point in self.points}
+        apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
+        counts = {"points": (self.compared, len(self.points))}
+        differs = self.first is not None and not apart
+        return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)))
 
     def to_json(self) -> dict[str, object]:
         """Return plain data."""
@@ -195,13 +208,23 @@ class Between:
         Indices are of `shape`, x's own if None; `point` is as in `bound`.
         """
         bound, shape = self.bound(key, dtypes, point), np.shape(x) if shape is None else shape
+        name, rows = point or key.rpartition(".")[2], ""
+        if name == log_softmax.POINT and len(shape) > 1:
+            sides = np.reshape(x, shape), np.reshape(y, shape)
+            given = [log_softmax.is_log_softmax(side) for side in sides]
+            if given[0] != given[1]:
+                if given[0]:
+                    y = log_softmax.moved_onto(sides[1], sides[0])
+                else:
+                    x = log_softmax.moved_onto(sides[0], sides[1])
+                rows = log_softmax.NOTE
         x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
         chosen = np.ones(x.size, np.bool_) if chosen is None else np.reshape(chosen, -1)
         places = np.flatnonzero(chosen)
         if x.size and not len(places):
             return _without(key, bound, "no value is on both sides")
-        discrete = (point or key.rpartition(".")[2]) in DISCRETE
-        return _judged(measure(x, y, chosen, places, shape), key, discrete, bound, self.coarse)
+        apart = measure(x, y, chosen, places, shape)
+        return replace(_judged(apart, key, name in DISCRETE, bound, self.coarse), rows=rows)
 
 
 def compare_traces(
@@ -228,6 +251,7 @@ def compare_traces(
         tuple(key for key in b.records if a.find(key) is None),
         unchecked_tokens(a, b),
         tuple(key for key in keys if _apart(mine.find(key), other.find(key))),
+        unread_arrays(a, b),
     )
 
 

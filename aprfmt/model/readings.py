@@ -293,6 +293,17 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
 }
 
 
+# What a tensor that no table lists seems to be, by its name: words for who reads its reading.
+TENSORS: tuple[KeyPattern, ...] = (
+    KeyPattern(r"((model\.)?mtp(_layers)?\b|.*\.nextn\.).*", "unread", "a draft head by its name"),
+    KeyPattern(
+        r"((model\.)?(vision|visual|audio|multi_modal|embed_vision|embed_audio)|mm\.|v\.|a\.).*",
+        "unread",
+        "a tower by its name",
+    ),
+)
+
+
 def pattern_of(rows: Iterable[Row], name: str) -> Row | None:
     """Return the first row whose `names`, a regular expression, a whole name fits; else None."""
     return next((row for row in rows if _form(row.names).fullmatch(name)), None)

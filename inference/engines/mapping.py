@@ -175,6 +175,7 @@ def mapped_trace(
             _by_name(captures, collector, model, tokens)
         else:
             _by_mapping(captures, collector, mapping, tokens)
+        collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
         run = {
             "format": "captures", "path": str(captures.path), "ids": tokens,
             "ids_given": known is None and tokens is not None,

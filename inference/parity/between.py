@@ -34,6 +34,7 @@ from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import Measured
 from aprfmt.measure.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.model import Model
+from aprfmt.model.ledger import OF_A_PASS, ledger
 
 Numbers = NDArray[Any]
 PLAIN_ROWS = 64
@@ -82,6 +83,7 @@ def parity(
             str(model.path), model.spec.name, model.format, request.ids, request.text,
             weights_of(model), dict(encodings), request.through, tuple(runs), tuple(pairs), noise,
             tuple(arbiter), request.calibrated_by, int(model.hyper["vocab_size"]),
+            ledger(model, OF_A_PASS).left,
         )  # fmt: skip
 
 

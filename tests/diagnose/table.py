@@ -62,7 +62,7 @@ def cells(line: str) -> list[str]:
 
 def confusion(lines: Sequence[str]) -> str:
     """Return seeded against named causes, counted over listed lines; every cause has a row."""
-    counts: dict[str, dict[str, int]] = {cause: {} for cause in CAUSES}
+    counts: dict[str, dict[str, int]] = {cause: {} for cause in sorted(CAUSES)}
     for line in lines:
         _, _, _, _, seeded, verdict, named, *_ = cells(line)
         first = seeded.split(", ")[0]

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.row import Cause
+from aprfmt.inference.placing import mixer
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 CAUSE_ROWS = (
@@ -70,19 +71,30 @@ GATES: Mapping[str, str] = {
 }
 
 
+def mixers(patched: PatchedModel) -> set[str]:
+    """Return what mixes tokens in some layers of a model, but attention."""
+    block, hp = patched.spec.block, patched.hp
+    return {mixer(block, hp, layer) for layer in range(patched.n_layers)} - {"none"}
+
+
 def convolutions(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes of a model's short convolutions; none of a model without them."""
-    if not any(patched.hp["conv_layers"]):
+    kinds = mixers(patched)
+    short = "short_conv" in kinds
+    if not kinds:
         return
+    where = WHERE if short else ("ssm_conv1d",)
     for says, (cause, taken) in TAKEN.items():
-        yield Change(cause, says, WHERE, _taken(taken), {"convolution": says})
+        yield Change(cause, says, where, _taken(taken), {"convolution": says})
+    if not short:
+        return
     for point, says in GATES.items():
         yield Change("convolution", says, WHERE, _ungated(point), {"gate": point})
 
 
 def convolution(case: Mismatch) -> Iterator[Change]:
     """Try other taps, no gates, and other rows before the first ones."""
-    if case.layer < 0 or not case.patched.hp["conv_layers"][case.layer]:
+    if case.layer < 0 or mixer(case.patched.spec.block, case.patched.hp, case.layer) == "none":
         return
     yield from convolutions(case.patched)
     call = case.call("convolve")
@@ -100,8 +112,8 @@ def convolution(case: Mismatch) -> Iterator[Change]:
 
 def _taken(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def override(op: Any, at: Any, window: Any, kernel: Any) -> Any:
-            return op(*taken(window, kernel))
+        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            return op(*taken(window, kernel), *bias)
 
         return patched.with_op("convolve", override, layers)
 
@@ -122,10 +134,10 @@ def _restarted(first: int) -> Any:
     """Return a maker: from a token on, the convolution does not see the tokens before it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def override(op: Any, at: Any, window: Any, kernel: Any) -> Any:
+        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
             later = window[first:].copy()
             later[: kernel.shape[1] - 1] = 0
-            return np.concatenate([op(window, kernel)[:first], op(later, kernel)])
+            return np.concatenate([op(window, kernel, *bias)[:first], op(later, kernel, *bias)])
 
         return patched.with_op("convolve", override, layers)
 
@@ -136,8 +148,8 @@ def _begun(before: Array) -> Any:
     """Return a maker: these rows stand before the first token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def override(op: Any, at: Any, window: Any, kernel: Any) -> Any:
-            return op(np.concatenate([before, window[len(before) :]]), kernel)
+        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            return op(np.concatenate([before, window[len(before) :]]), kernel, *bias)
 
         return patched.with_op("convolve", override, layers)
 
@@ -154,7 +166,7 @@ def _rows_before(case: Mismatch) -> Array | None:
     theirs = None if call is None else case.part(call)
     if call is None or theirs is None or int(case.rows[0]) != 0:
         return None
-    window, kernel = (case.array(x).astype(np.float64) for x in call.args)
+    window, kernel = (case.array(x).astype(np.float64) for x in call.args[:2])
     back = kernel.shape[1] - 1
     away = case.by_row(case.view) > 2 * case.view.tolerance
     if len(away) <= back or not away[:back].any() or away[back:].any():

@@ -7,7 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
-from aprfmt.causes.forward.product import laid, numbers, overlaid, product_of, same_shape, zeroed
+from aprfmt.causes.forward.product import (
+    laid,
+    numbers,
+    overlaid,
+    product_of,
+    same_shape,
+    scaled_vectors,
+    zeroed,
+)
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import norm
@@ -43,10 +51,12 @@ def bias(case: Mismatch) -> Iterator[Change]:
             )
     elif rel_l2(vector, -found.bias) <= near:
         yield dropped_bias(case.patched, name)
-    elif rel_l2(vector, found.bias) <= near:
+    elif (times := _times(vector, found.bias, near)) is not None:
+        often = "twice" if times == 2 else f"{times} times"
         yield Change(
-            "missing_bias", f"{name} is added twice", (name,),
-            overlaid({name: (2 * found.bias).astype(np.float32)}), scoped=False,
+            "missing_bias", f"{name} is added {often}", (name,),
+            overlaid({name: (times * found.bias).astype(np.float32)}), {"times": times},
+            scoped=False,
         )  # fmt: skip
     elif len(away) > 1:
         yield Change(
@@ -57,6 +67,13 @@ def bias(case: Mismatch) -> Iterator[Change]:
             scoped=False,
             general=True,
         )
+
+
+def _times(vector: Array, bias: Array, near: float) -> int | None:
+    """Return how often a bias is added where it is added more than once; None if it is not."""
+    times = 1 + round(float(np.sum(vector * bias) / max(float(np.sum(bias * bias)), 1e-300)))
+    more = 2 <= times <= 64 and rel_l2(vector, (times - 1) * bias) <= near
+    return times if more else None
 
 
 def dropped_bias(patched: PatchedModel, name: str) -> Change:
@@ -70,6 +87,9 @@ def _coarse_bias(case: Mismatch) -> Iterator[Change]:
         name = f"{call.args[1].key.removesuffix('.weight')}.bias"
         if name in case.patched.weights:
             yield dropped_bias(case.patched, name)
+            for times in (2.0, 4.0, 8.0):
+                says = f"{name} is added {'twice' if times == 2 else f'{times:g} times'}"
+                yield scaled_vectors("missing_bias", says, (name,), case.patched, times)
 
 
 def other_weight(case: Mismatch) -> Iterator[Change]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from aprfmt.causes.row import LAST
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
-from aprfmt.inference.replay.recorded_trace import RecordedTrace
+from aprfmt.inference.replay.recorded_trace import NO_VALUES, RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass, shadow_point
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import BASE
@@ -177,6 +177,8 @@ class Mismatch:
     def trial(self, change: Change) -> float:
         """Return the point's residual under a change; infinite if the point no longer exists."""
         view = self.attempt(change)
+        if view is not None and view.residual is None and view.note == NO_VALUES:
+            return 0.0  # the change gives the zeros that the trace has and the model had not
         if view is None or view.residual is None or math.isnan(view.residual):
             return math.inf
         return view.residual

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.causes.forward.experts import placed_change
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, hyper_change
 from aprfmt.causes.forward.product import overlaid, zeroed
 from aprfmt.causes.row import Cause
@@ -72,7 +73,7 @@ def routing(case: Mismatch) -> Iterator[Change]:
     for says, values in routing_tries(case.patched.hp):
         yield hyper_change("moe_routing", says, **values)
     yield from _factor(case)
-    yield _placed(case.patched)
+    yield placed_change(case.patched)
     if f"L{case.layer}.exp_probs_b.bias" in case.patched.weights:
         yield from uncorrected(case.patched)
 
@@ -90,20 +91,6 @@ def routed_change(patched: PatchedModel, value: float) -> Change:
     told = float(patched.hp["routed_scale"])
     says = f"routed experts are weighted by {value:g}; the model says {told:g}"
     return hyper_change("moe_routing", says, routed_scale=value)
-
-
-def _placed(patched: PatchedModel) -> Change:
-    """Return the change that puts the experts' weights on their other side."""
-    own = patched.spec.block.expert_weights
-    other = "output" if own == "input" else "input"
-    return Change(
-        "moe_routing",
-        f"an expert's weight multiplies its {other}; the model says its {own}",
-        ("expert_weights",),
-        lambda patched, layers: patched.with_block(expert_weights=other),
-        {"expert_weights": other},
-        scoped=False,
-    )
 
 
 def _factor(case: Mismatch) -> Iterator[Change]:

@@ -1,6 +1,6 @@
 """Hypotheses about a norm: its epsilon, the 1 added to its weight, the weight itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,17 +75,73 @@ def eps(case: Mismatch) -> Iterator[Change]:
         yield _eps_change(case, float(found), behind(case.patched, call.at))
 
 
+# Points behind which a norm stands -> what the norm is called.
+PLACES: Mapping[str, str] = {
+    "in": "before attention", "mid": "before the MLP", "out": "before the head",
+    "attn_out": "after attention", "ffn_out": "after the MLP", "moe_out": "after the experts",
+    "v": "of q", "q_norm": "of k", "embd": "of the embedding",
+}  # fmt: skip
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("in",), ("mid",), ("out",), ("v", "q_norm"), ("attn_out", "ffn_out", "moe_out"),
+    ("attn_out",), ("ffn_out", "moe_out"), ("v",), ("q_norm",), ("embd",), ("in", "mid"),
+)  # fmt: skip
+
+
 def offset(case: Mismatch) -> Iterator[Change]:
-    """Try the weight plus 1 and minus 1 (gemma files differ in this)."""
-    if case.call(*NORMS) is not None:
+    """Try the weight plus 1 and minus 1 (gemma files differ in this), everywhere or here alone."""
+    call = case.call(*NORMS)
+    if call is not None:
         yield from offsets()
+        for plus in (1, -1):
+            yield _offset_change(plus, (behind(case.patched, call.at),))
 
 
 def offsets() -> Iterator[Change]:
     """Yield the changes to weights of norms that are larger, or smaller, by 1."""
     for plus in (1, -1):
-        says = f"the norms multiply by their weight {'plus' if plus > 0 else 'minus'} 1"
-        yield Change("norm_offset", says, ("norm_offset",), offset_by(plus), {"offset": plus})
+        yield _offset_change(plus)
+
+
+def offsets_in_places(patched: PatchedModel) -> Iterator[Change]:
+    """Yield norms in one place that lack the 1 that the others add, or add one that none does."""
+    for points in norm_places(patched):
+        yield _offset_change(-1 if patched.spec.block.norm_offset else 1, points)
+
+
+def _offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
+    """Return the change of all norms, or of those behind points, by 1."""
+    which = (
+        f"{norm_name(points)} {'multiplies by its' if len(points) == 1 else 'multiply by their'}"
+    )
+    return Change(
+        "norm_offset", f"{which} weight {'plus' if plus > 0 else 'minus'} 1", ("norm_offset",),
+        offset_by(plus, points), {"offset": plus, **({"behind": points} if points else {})},
+    )  # fmt: skip
+
+
+def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
+    """Return the places of a model's norms, each by the points that its norms stand behind."""
+    block = patched.spec.block
+    held = {row.point.name for row in patched.points.values() if not row.absent}
+    found = {"out"} if "output_norm.weight" in patched.weights else set()
+    if any(key.endswith(".attn_norm.weight") for key in patched.weights):
+        found.add("in")
+    if any(key.endswith(".ffn_norm.weight") for key in patched.weights):
+        found.add("mid")
+    if block.placement in ("post", "sandwich"):
+        found |= {"attn_out", "ffn_out", "moe_out"} & held
+    if patched.hp["qk_norm"] and block.attention != "mla":
+        found |= {"v", "q_norm"}
+    if "token_embd_norm.weight" in patched.weights:
+        found.add("embd")
+    rows = [tuple(point for point in row if point in found) for row in ROWS]
+    return list(dict.fromkeys(row for row in rows if row))
+
+
+def norm_name(points: tuple[str, ...]) -> str:
+    """Return what norms behind these points are called, all norms for none."""
+    names = dict.fromkeys(PLACES.get(point, f"behind {point}") for point in points)
+    return f"the norm{'' if len(points) == 1 else 's'} {' and '.join(names)}".strip()
 
 
 def weight(case: Mismatch) -> Iterator[Change]:

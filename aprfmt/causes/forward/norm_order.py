@@ -41,13 +41,17 @@ def with_eps(eps: float, point: str = "") -> MakeWorld:
     return make
 
 
-def offset_by(plus: int) -> MakeWorld:
-    """Return a maker: every norm's weight is larger by this number."""
+def offset_by(plus: int, points: Collection[str] = ()) -> MakeWorld:
+    """Return a maker: every norm's weight, or of those behind `points`, is larger by a number."""
 
-    def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-        return op(x, w + plus, *args, **kwargs)
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
+            own = not points or behind(patched, at) in points
+            return op(x, w + plus if own else w, *args, **kwargs)
 
-    return lambda patched, layers: patched.with_ops(NORMS, override, layers)
+        return patched.with_ops(NORMS, override, layers)
+
+    return make
 
 
 def behind(patched: PatchedModel, at: Any) -> str:
@@ -56,7 +60,9 @@ def behind(patched: PatchedModel, at: Any) -> str:
     The last norm of a pass stands behind the last layer's `out`, which no other norm follows; the
     norm before attention of the first layer stands behind the embedding.
     """
-    if at.point in ("out", "embd", "embd_scaled"):
+    if at.point in ("embd", "embd_scaled") and "token_embd_norm.weight" in patched.weights:
+        return "embd"
+    if at.point in ("out", "embd", "embd_scaled", "embd_norm"):
         return "out" if at.layer == patched.n_layers else "in"
     return str(at.point)
 
@@ -73,18 +79,46 @@ def passed_by(points: Collection[str]) -> MakeWorld:
     return make
 
 
-def other_kind(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """RMS norms take the mean away first; layer norms do not."""
+def other_kind(points: Collection[str] = ()) -> MakeWorld:
+    """Return a maker: RMS norms take the mean away first, layer norms do not.
 
-    def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
-        return op(x - x.mean(-1, keepdims=True), w, **kwargs)
+    All of them, or those behind `points`.
+    """
 
-    def raw(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
-        size = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + x.dtype.type(eps))
-        y = x / size * w
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def own(at: Any) -> bool:
+            return not points or behind(patched, at) in points
+
+        def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
+            return op(x - x.mean(-1, keepdims=True) if own(at) else x, w, **kwargs)
+
+        def raw(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
+            if not own(at):
+                return op(x, w, bias, eps=eps)
+            size = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + x.dtype.type(eps))
+            y = x / size * w
+            return y if bias is None else y + bias
+
+        return patched.with_op("rms_norm", centred, layers).with_op("layer_norm", raw, layers)
+
+    return make
+
+
+def divided_otherwise(whole: bool) -> MakeWorld:
+    """Return a maker: layer norms divide by the root mean square (`whole`), or by that of n - 1.
+
+    Both take the mean away first.
+    """
+
+    def override(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        count = x.shape[-1]
+        square = np.mean(np.square(x if whole else centred), axis=-1, keepdims=True)
+        square = square if whole else square * x.dtype.type(count / (count - 1))
+        y = centred / np.sqrt(square + x.dtype.type(eps)) * w
         return y if bias is None else y + bias
 
-    return patched.with_op("rms_norm", centred, layers).with_op("layer_norm", raw, layers)
+    return lambda patched, layers: patched.with_op("layer_norm", override, layers)
 
 
 def _is_qk(at: Any) -> bool:
@@ -166,6 +200,20 @@ def table_rounded(dtype: str) -> MakeWorld:
         return op(x, short, **kwargs)
 
     return lambda patched, layers: patched.with_op("rope", override, layers)
+
+
+def keys_and_values_rounded(dtype: str) -> MakeWorld:
+    """Return a maker: attention reads keys and values rounded to a 16-bit type."""
+
+    def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
+        return op(q, rounded_to(k, dtype).astype(k.dtype), *rest)
+
+    def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+        return op(probs, rounded_to(v, dtype).astype(v.dtype))
+
+    return lambda patched, layers: patched.with_op("scores", scores, layers).with_op(
+        "mix", mix, layers
+    )
 
 
 def of_normed(halves: Collection[str]) -> MakeWorld:

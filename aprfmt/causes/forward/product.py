@@ -107,6 +107,17 @@ def zeroed(cause: str, says: str, keys: Sequence[str], patched: PatchedModel) ->
     return Change(cause, says, tuple(keys), overlaid(arrays), scoped=False)
 
 
+def scaled_vectors(
+    cause: str, says: str, keys: Sequence[str], patched: PatchedModel, factor: float
+) -> Change:
+    """Return the change to a multiple of these weights."""
+    arrays = {
+        key: np.asarray(patched.stored[key].numpy(), np.float32) * np.float32(factor)
+        for key in keys
+    }
+    return Change(cause, says, tuple(keys), overlaid(arrays), {"times": factor}, scoped=False)
+
+
 def laid(case: Mismatch, moved: Mapping[str, str]) -> Change:
     """Return the change that uses other tensors of the model instead of these.
 

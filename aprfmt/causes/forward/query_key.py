@@ -1,4 +1,4 @@
-"""Hypotheses about what follows rope: norms of q and k, factors by the position, ALiBi's slopes."""
+"""Hypotheses about what follows rope: norms of q and k, factors by the position."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -58,22 +58,6 @@ def norms(case: Mismatch) -> Iterator[Change]:
     )  # fmt: skip
 
 
-def slopes(case: Mismatch) -> Iterator[Change]:
-    """Find the exponent at which ALiBi's slopes end."""
-    told = case.patched.hp["alibi_max_bias"]
-    if told is None or case.view.point not in _LATE:
-        return
-
-    def change(value: float) -> Change:
-        return Change(
-            "positions", f"the slopes on distances end at 2^-{value:g}; the model says 2^-{told:g}",
-            ("alibi_max_bias",), lambda patched, layers: patched.with_hyper(alibi_max_bias=value),
-            {"alibi_max_bias": value}, scoped=False,
-        )  # fmt: skip
-
-    yield from case.best_number(change, {1.0, 2.0, 4.0, 8.0, 16.0, 32.0} - {float(told)})
-
-
 def temperature(case: Mismatch) -> Iterator[Change]:
     """Try queries without the factor, and find the length and the number it grows by."""
     hp = case.patched.hp
@@ -130,5 +114,4 @@ def _change(patched: PatchedModel, length: int, scale: float) -> Change:
 HYPOTHESES = (
     Hypothesis("qk_norm", norms, 170, "between the product and rope"),
     Hypothesis("attention_scale", temperature, 180, "a factor by position, before angles"),
-    Hypothesis("positions", slopes, 190, "ALiBi's slopes, before angles"),
 )

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from aprfmt.causes.forward.attention import cap_of
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
 from aprfmt.causes.forward.product import numbers, overlaid
-from aprfmt.causes.forward.single_steps import side_by_side
+from aprfmt.causes.forward.score_bias import is_score_bias
+from aprfmt.causes.forward.single_steps import BEHIND, side_by_side
 from aprfmt.causes.row import Cause
-from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
+from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import norm
 
@@ -30,6 +31,25 @@ CAUSE_ROWS = (
         "Multiplying by the printed factor makes them equal.",
         keys=("embedding_scale", "residual_scale", "logit_scale"),
     ),
+    Cause(
+        "token_ids", "forward", "bug",
+        "The run read other tokens than its records say.",
+        "The embedding's rows are those of other ids at single places; all rows from there on "
+        "differ.",
+        "The pass with the named ids is equal.",
+    ),
+    Cause(
+        "token_type_ids", "forward", "bug",
+        "Tokens have another type, or no row of the table of types is added.",
+        "The embedding differs by one vector in every row.",
+        "The pass with the named row of the types is equal.",
+    ),
+    Cause(
+        "dropout", "forward", "bug",
+        "Dropout is on: the run was made in training mode.",
+        "Some values are zero, and all others are larger by one factor; two runs differ.",
+        "The share of zeros gives the factor that all other values have.",
+    ),
 )  # fmt: skip
 
 Array = NDArray[Any]
@@ -40,6 +60,8 @@ FACTORS = {
     "logits": "logit_scale", "logits_raw": "logit_scale",
 }  # fmt: skip
 
+MOST_WRONG = 0.5  # share of the tokens up to which single ids are wrong, not the table
+MOST_ROWS = 512
 EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a mixture
 
 
@@ -56,13 +78,19 @@ def embedding_rows(case: Mismatch) -> Iterator[Change]:
     theirs = case.view.theirs[case.rows].astype(np.float64)
     scale = float(case.patched.hp["embedding_scale"]) if case.view.point == "embd_scaled" else 1.0
     found = []
-    for row in theirs[:32]:
+    for row in theirs[:MOST_ROWS]:
         away = np.linalg.norm(table * np.float32(scale) - row.astype(np.float32), axis=1)
         best = int(np.argmin(away))
         if away[best] > 10 * case.view.tolerance * max(norm(row), 1e-30):
             return
         found.append(best)
     ids = np.asarray(case.patched.ids)[case.rows][: len(found)]
+    few = np.flatnonzero(np.asarray(found) != ids)
+    if 0 < len(few) <= MOST_WRONG * len(ids):
+        read = np.asarray(case.patched.ids).copy()
+        read[case.rows[few]] = np.asarray(found)[few]
+        yield ids_change(np.asarray(case.patched.ids), read)
+        return
     shift = np.unique((np.asarray(found) - ids) % len(table))
     if len(shift) == 1 and shift[0]:
         move = int(shift[0]) if shift[0] <= len(table) // 2 else int(shift[0]) - len(table)
@@ -75,6 +103,95 @@ def embedding_rows(case: Mismatch) -> Iterator[Change]:
             {"offset": move},
             scoped=False,
         )
+
+
+def ids_change(own: Array, read: Array) -> Change:
+    """Return the change to the rows of other tokens at some places."""
+    at = np.flatnonzero(own != read)
+    shown = [f"token {i} is {own[i]} in the records, and the run read {read[i]}" for i in at[:4]]
+    more = f", and {len(at) - 4} more" if len(at) > 4 else ""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at_: Any, table: Any, ids: Any) -> Any:
+            same = table.key == "token_embd.weight" and len(ids) == len(read)
+            return op(table, read if same else ids)
+
+        return patched.with_op("embed", override, layers)
+
+    return Change(
+        "token_ids", "; ".join(shown) + more, ("input_ids",), make,
+        {"positions": at.tolist(), "recorded": own[at].tolist(), "read": read[at].tolist()},
+        scoped=False,
+    )  # fmt: skip
+
+
+def type_rows(patched: PatchedModel) -> Iterator[Change]:
+    """Yield other rows of the table of token types, and none; none of a model without types."""
+    weight = patched.weights.get_role(None, "token_types.weight")
+    if weight is None:
+        return
+    table = np.asarray(weight.numpy(), np.float32)
+    for row in range(1, min(len(table), 8)):
+        yield Change(
+            "token_type_ids", f"every token has type {row}; the model says 0",
+            ("token_types.weight",), overlaid({"token_types.weight": np.roll(table, -row, 0)}),
+            {"token_type": row}, scoped=False,
+        )  # fmt: skip
+    yield Change(
+        "token_type_ids", "no row of the token types is added", ("token_types.weight",),
+        overlaid({"token_types.weight": 0 * table}), {"token_type": None}, scoped=False,
+    )  # fmt: skip
+
+
+def token_types(case: Mismatch) -> Iterator[Change]:
+    """Try other rows of the token types before the first layer's points."""
+    if case.layer <= 0:
+        yield from type_rows(case.patched)
+
+
+def dropout(case: Mismatch) -> Iterator[Change]:
+    """Find values that were dropped: some are zero, all others are larger by one factor.
+
+    The factor is found on even rows. It is that of the share that was dropped, 1 / (1 - p).
+    """
+    call = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
+    if call is None or not case.exact(call):
+        return
+    theirs, ours = (np.asarray(x, np.float64) for x in (case.part(call), case.array(call.result)))
+    rest: Array = np.zeros(())
+    if call.op == "add" and case.array(call.args[1]).ndim == ours.ndim:
+        stream, added = (np.asarray(case.array(x), np.float64) for x in call.args)
+        theirs, ours, rest = theirs - stream, added, stream
+    size = float(np.abs(ours).max())
+    known = np.abs(ours) > 1e-2 * size
+    ratio = np.divide(theirs, ours, out=np.zeros_like(ours), where=known)
+    zero = np.abs(ratio) < 1e-3
+    even = np.zeros(ours.shape, np.bool_)
+    even[::2] = True
+    share = float(zero[known].mean()) if known.any() else 0.0
+    if not 0.005 < share < 0.95 or not (known & ~zero & even).any():
+        return
+    factor = float(np.median(ratio[known & ~zero & even]))
+    p = 1 - 1 / factor if factor > 1 else 0.0
+    odd = ratio[known & ~zero & ~even]
+    if p <= 0 or not len(odd) or np.abs(odd / factor - 1).max() > 1e-2 or abs(p - share) > 0.1:
+        return
+    drops = np.abs(theirs) < 0.5 * np.abs(factor * ours)
+    made = rest + np.where(drops, 0.0, factor * ours)
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+            y = op(*args, **kwargs)
+            here = at == call.at and y.shape == made.shape
+            return np.asarray(made, y.dtype) if here else y
+
+        return patched.with_op(call.op, override, layers)
+
+    yield Change(
+        "dropout", f"dropout is on: {share:.3g} of the values are zero and all others are "
+        f"{factor:.5g} times as large, as for p = {p:.3g}", (case.view.key,), make,
+        {"p": float(f"{p:.3g}")}, scoped=False, general=True,
+    )  # fmt: skip
 
 
 def factor_change(name: str, value: float, told: float) -> Change:
@@ -144,15 +261,8 @@ def _added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
 
 def residual(case: Mismatch) -> Iterator[Change]:
     """Leave out one summand, or give both sublayers the same input."""
-    adds = case.calls("add")
+    adds = [call for call in case.calls("add") if not is_score_bias(call)]
     if case.layer < 0:
-        return
-    if case.view.point == "scores":
-        for index, call in enumerate(adds):
-            yield Change(
-                "positions", "nothing is added to the scores for the distance", ("scores",),
-                kept(call.at.point, 0, _turn(adds, index)), {"score_bias": None},
-            )  # fmt: skip
         return
     for says, keep in (
         ("what the sublayer computed replaces the stream instead of being added", 1),
@@ -179,6 +289,56 @@ def residual(case: Mismatch) -> Iterator[Change]:
         yield parallel_change(case.patched)
         if not case.patched.hp["parallel_residual"]:
             yield beside()
+
+
+def half_change(patched: PatchedModel, half: str, value: float) -> Change:
+    """Return the change to another factor on what one half of a layer adds to the stream."""
+    told = float(patched.hp["residual_scale"])
+    names = {"attn": "attention", "ffn": "the MLP"}
+    other = next(name for key, name in names.items() if key != half)
+    return Change(
+        "multiplier", f"what {names[half]} computed is multiplied by {value:g}, what {other} "
+        f"computed by {told:g} as the model says", ("residual_scale",),
+        _half_scaled(half, value / told), {"residual_scale": {names[half]: value}},
+    )  # fmt: skip
+
+
+def unscaled_halves(patched: PatchedModel) -> Iterator[Change]:
+    """Yield residual_scale on one half of a layer alone; none of a model without the factor."""
+    if float(patched.hp["residual_scale"]) != 1:
+        for half in BEHIND:
+            yield half_change(patched, half, 1.0)
+
+
+def _half_scaled(half: str, factor: float) -> Any:
+    """Return a maker: what one half of a layer adds is larger by a factor."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            inside = at.point in BEHIND[half] and b.ndim > 1
+            return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
+
+        return patched.with_op("add", override, layers)
+
+    return make
+
+
+def half_factor(case: Mismatch) -> Iterator[Change]:
+    """Try the factor of the residual on one half alone, and solve it where only the sum lies."""
+    if case.layer < 0 or case.call("add") is None:
+        return
+    yield from unscaled_halves(case.patched)
+    call = case.call("add")
+    half = next((half for half, points in BEHIND.items() if call and call.at.point in points), "")
+    if call is None or not half or not case.exact(call) or case.array(call.args[1]).ndim < 2:
+        return
+    stream, added = (case.array(x).astype(np.float64) for x in call.args)
+    even = np.arange(len(added)) % 2 == 0  # the odd rows judge it
+    theirs = (case.view.theirs.reshape(added.shape) - stream)[even]
+    found = float(np.sum(theirs * added[even]) / max(float(np.sum(added[even] ** 2)), 1e-300))
+    if found and rel_l2(added[even] * found, theirs) <= 100 * case.view.tolerance:
+        told = float(case.patched.hp["residual_scale"])
+        yield from case.rounded(lambda v: half_change(case.patched, half, v), found * told)
 
 
 def parallel_change(patched: PatchedModel) -> Change:
@@ -253,4 +413,10 @@ HYPOTHESES = (
     Hypothesis("multiplier", factor, 30, "one factor, before the numbers of an operation"),
     Hypothesis("residual", residual, 370, "sums, once both terms are right"),
     Hypothesis("softcap", final_cap, 430, "the logits, after all that gives them"),
+    Hypothesis(
+        "token_ids", embedding_rows, 24, "rows of other ids, after rows that all moved alike"
+    ),
+    Hypothesis("token_type_ids", token_types, 27, "one row of a table, before a factor"),
+    Hypothesis("multiplier", half_factor, 35, "a factor of a part, after one of all"),
+    Hypothesis("dropout", dropout, 440, "zeros at random, which any operation may have"),
 )

@@ -274,6 +274,45 @@ def partial_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
     )  # fmt: skip
 
 
+def other_elements(patched: PatchedModel) -> Iterator[Change]:
+    """Yield other elements of a head that rotate, where only some do."""
+    n, width = int(patched.hp["rope_dim"]), int(patched.hp["head_dim"])
+    if patched.spec.block.attention == "mla" or not 0 < n < width:
+        return
+    half = n // 2
+    spread = np.concatenate([np.arange(half), width // 2 + np.arange(half)])
+    for says, at in (
+        (f"the last {n} elements of each head are rotated", np.arange(width - n, width)),
+        (f"the first {half} elements of each half of a head are rotated", spread),
+        (f"every second element of each head is rotated, {n} of them", np.arange(n) * 2 % width),
+    ):
+        if len(set(at.tolist())) == n:
+            yield Change(
+                "partial_rotary", f"{says}; the model says the first {n}", ("rope_dim",),
+                _rotating(at), {"elements": at.tolist()},
+            )  # fmt: skip
+
+
+def _rotating(at: Array) -> Any:
+    """Return a maker: rope turns these elements of a head, and leaves the others."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+            y = np.array(x)
+            y[..., at] = op(np.ascontiguousarray(x[..., at]), table, **kwargs)
+            return y
+
+        return patched.with_op("rope", override, layers)
+
+    return make
+
+
+def elements(case: Mismatch) -> Iterator[Change]:
+    """Try other elements of a head that rotate."""
+    if case.layer >= 0 and rotates_here(case):
+        yield from other_elements(case.patched)
+
+
 def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
     """Return the change that gives one kind of rope another base."""
     local = kind[0] != patched.hp["rope_theta"]
@@ -448,4 +487,5 @@ HYPOTHESES = (
     Hypothesis("partial_rotary", partial, 250, "how many elements turn, before how far"),
     Hypothesis("rope_theta", theta, 260, "one base gives all frequencies"),
     Hypothesis("rope_scaling", scaling, 270, "a frequency for each pair fits more than a base"),
+    Hypothesis("partial_rotary", elements, 255, "which elements turn, after how many"),
 )

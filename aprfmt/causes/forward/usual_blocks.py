@@ -4,10 +4,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aprfmt.causes.forward.experts import expert_mistakes
 from aprfmt.causes.forward.mismatch import Change, Layers, hyper_change
 from aprfmt.causes.forward.moe import routed_change, routing_tries, uncorrected
-from aprfmt.causes.forward.norm import eps_change, offsets
+from aprfmt.causes.forward.norm import (
+    eps_change,
+    norm_name,
+    norm_places,
+    offsets,
+    offsets_in_places,
+)
 from aprfmt.causes.forward.norm_order import (
+    divided_otherwise,
+    keys_and_values_rounded,
     normed_after_rope,
     normed_otherwise,
     of_normed,
@@ -17,8 +26,9 @@ from aprfmt.causes.forward.norm_order import (
     rounded_to,
     table_rounded,
 )
-from aprfmt.causes.forward.product import zeroed
-from aprfmt.causes.forward.residual_stream import factor_change, kept, parallel_change
+from aprfmt.causes.forward.product import scaled_vectors, zeroed
+from aprfmt.causes.forward.residual_stream import factor_change, kept, parallel_change, type_rows
+from aprfmt.causes.forward.shards import shard_sums, shard_tables
 from aprfmt.causes.forward.weights import tied
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -53,13 +63,28 @@ def _eps(patched: PatchedModel) -> Iterator[Usual]:
 
 
 def _offsets(patched: PatchedModel) -> Iterator[Usual]:
-    return each(offsets())
+    yield from each(offsets())
+    yield from each(offsets_in_places(patched))
 
 
 def _kinds(patched: PatchedModel) -> Iterator[Usual]:
     layer = patched.spec.block.norm == "layer"
-    says = "the norms keep the mean of a row" if layer else "the norms take away the mean of a row"
-    yield Usual(Change("norm_kind", says, ("norm",), other_kind, {"mean": not layer}))
+    does = ("keep", "keeps") if layer else ("take away", "takes away")
+    yield Usual(Change("norm_kind", f"the norms {does[0]} the mean of a row", ("norm",),
+                       other_kind(), {"mean": not layer}))  # fmt: skip
+    if layer:
+        for whole, what in (
+            (True, "the root mean square of a row, its mean included"),
+            (False, "the deviation of n - 1 values"),
+        ):
+            yield Usual(Change("norm_kind", f"the norms divide by {what}", ("norm",),
+                               divided_otherwise(whole), {"divide_by": what}))  # fmt: skip
+    for points in norm_places(patched):
+        says = f"{norm_name(points)} {does[len(points) == 1]} the mean of a row"
+        yield Usual(Change(
+            "norm_kind", says, ("norm",),
+            other_kind(points), {"mean": not layer, "behind": points},
+        ))  # fmt: skip
 
 
 def _skipped(patched: PatchedModel) -> Iterator[Usual]:
@@ -159,6 +184,9 @@ BIASES: Mapping[str, tuple[str, ...]] = {
     "no bias of the router": ("ffn_gate_inp",),
     "no bias of the experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
 }  # fmt: skip
+# Biases behind sums over devices: each one that adds them adds them once more.
+SUMMED = ("attn_output", "ffn_down", "ssm_out", "ffn_down_shexp")
+RANKS = (2.0, 4.0, 8.0)
 
 
 def _biases(patched: PatchedModel) -> Iterator[Usual]:
@@ -172,6 +200,14 @@ def _biases(patched: PatchedModel) -> Iterator[Usual]:
         yield Usual(zeroed("missing_bias", f"{says} is added", keys, patched))
     if stored and tuple(stored) not in seen:
         yield Usual(zeroed("missing_bias", "no bias is added", tuple(stored), patched))
+    for keys in seen:
+        what = " and ".join(dict.fromkeys(key.split(".")[-2] for key in keys))
+        says = f"the bias of {what} is added twice"
+        yield Usual(scaled_vectors("missing_bias", says, keys, patched, 2.0))
+    summed = tuple(key for key in stored if key.split(".")[-2] in SUMMED)
+    for times in RANKS if summed else ():
+        says = f"the biases behind sums over devices are added {times:g} times"
+        yield Usual(scaled_vectors("missing_bias", says, summed, patched, times))
 
 
 def _weights(patched: PatchedModel) -> Iterator[Usual]:
@@ -210,25 +246,16 @@ def _routing(patched: PatchedModel) -> Iterator[Usual]:
     if float(patched.hp["routed_scale"]) != 1:
         yield Usual(routed_change(patched, 1.0))
     yield from each(uncorrected(patched))
-    if patched.spec.block.shared_expert not in ("none", "plain"):
-        yield Usual(Change("moe_routing", "the shared expert's gate is left out",
-                           ("ffn_gate_inp_shexp",), _ungated, {"shared_gate": False}))  # fmt: skip
+    yield from each(expert_mistakes(patched))
     shared = tuple(key for key in patched.weights if key.endswith(".ffn_down_shexp.weight"))
     if shared:
         yield Usual(zeroed("moe_routing", "the shared expert is left out", shared, patched))
 
 
-def _ungated(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    def override(op: Any, at: Any, x: Any) -> Any:
-        return x * 0 + 1
-
-    return patched.with_op("sigmoid", override, layers)
-
-
 ROUNDED: Mapping[str, tuple[str, ...]] = {
     "rope": ("rope",), "the softmax": ("probs",), "scores": ("scores",),
     "norms": ("rms_norm", "layer_norm"), "the activation": ("activate",),
-    "matrix products": ("linear",),
+    "matrix products": ("linear",), "the decay": ("decay",),
 }  # fmt: skip
 
 
@@ -238,6 +265,9 @@ def roundings(patched: PatchedModel) -> Iterator[Usual]:
         rows: dict[str, Any] = {
             f"results of {name} are": (ops, op_rounded(ops, dtype)) for name, ops in ROUNDED.items()
         }
+        rows["keys and values, as a cache holds them, are"] = (
+            ("kv_cache",), keys_and_values_rounded(dtype),
+        )  # fmt: skip
         if any(patched.hp["rope_layers"]):
             rows["cos and sin of rope are"] = (("rope",), table_rounded(dtype))
         for says, (ops, make) in rows.items():
@@ -246,6 +276,20 @@ def roundings(patched: PatchedModel) -> Iterator[Usual]:
             )
 
 
+def _embedded(patched: PatchedModel) -> Iterator[Usual]:
+    yield from each(type_rows(patched))
+    table = patched.weights.get_role(None, "position_embd.weight")
+    if table is not None:
+        yield Usual(zeroed("positions", "no position is added to the embedding",
+                           ("position_embd.weight",), patched))  # fmt: skip
+
+
+def _shards(patched: PatchedModel) -> Iterator[Usual]:
+    yield from each(shard_sums(patched))
+    yield from each(shard_tables(patched))
+
+
 BLOCKS: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _eps, _biases, _factors, _weights, _residuals, _offsets, _qk_norms, _skipped, _kinds, _routing,
+    _shards, _embedded,
 )  # fmt: skip

@@ -117,6 +117,8 @@ def _scales(patched: PatchedModel) -> Iterator[Usual]:
     told, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
     width = int(patched.hp["hidden_size"])
     heads = int(patched.hp["n_heads"])
+    if not (d and heads):
+        return  # no attention
     usual = (d**-0.5, 1.0, 1 / d, (width / heads) ** -0.5, width**-0.5, told * told, told * d**-0.5,
              told**0.5, told / 2, told * 2)  # fmt: skip
     for value in dict.fromkeys(usual):

@@ -7,11 +7,15 @@ import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.causes.forward.convolution import convolutions
+from aprfmt.causes.forward.delta_net import delta_nets
 from aprfmt.causes.forward.linear import dropped_bias
 from aprfmt.causes.forward.mismatch import Change, Layers
+from aprfmt.causes.forward.mlp import shaped_activations
 from aprfmt.causes.forward.norm_order import passed_by
-from aprfmt.causes.forward.residual_stream import beside
+from aprfmt.causes.forward.residual_stream import beside, unscaled_halves
+from aprfmt.causes.forward.rope import other_elements
 from aprfmt.causes.forward.routing_rules import rule_changes
+from aprfmt.causes.forward.score_bias import score_biases
 from aprfmt.causes.forward.single_steps import (
     FUNCTIONS,
     Sum,
@@ -28,6 +32,7 @@ from aprfmt.causes.forward.single_steps import (
     values_rotated,
     window_in,
 )
+from aprfmt.causes.forward.state_space import state_spaces
 from aprfmt.causes.forward.usual_blocks import Usual, each
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -58,6 +63,7 @@ def _sums(patched: PatchedModel) -> Iterator[Usual]:
             ))  # fmt: skip
     scale = float(patched.hp["residual_scale"])
     if scale != 1:
+        yield from each(unscaled_halves(patched))
         for whole, what in ((False, "the stream"), (True, "the sum")):
             yield Usual(Change(
                 "multiplier", f"residual_scale multiplies {what}, not what a sublayer computed",
@@ -94,6 +100,7 @@ def _ropes(patched: PatchedModel) -> Iterator[Usual]:
     ):  # fmt: skip
         yield Usual(Change("rope_layers", says, ("rope_layers",), rotated(keys, queries),
                            {"keys": keys, "queries": queries}))  # fmt: skip
+    yield from each(other_elements(patched))
     if patched.spec.block.attention != "mla":
         yield Usual(Change("rope_layers", "values are rotated as the keys", ("rope_layers",),
                            values_rotated, {"values": 1}))  # fmt: skip
@@ -126,6 +133,7 @@ def _activations(patched: PatchedModel) -> Iterator[Usual]:
         says = "is left out" if name == "left out" else f"is {name}"
         yield Usual(Change("activation", f"the activation {says}; the model says {told}",
                            ("activation",), function_of(name), {"activation": name}))  # fmt: skip
+    yield from each(shaped_activations(patched))
 
 
 def single_layers(patched: PatchedModel) -> Iterator[Usual]:
@@ -223,7 +231,16 @@ def _convolutions(patched: PatchedModel) -> Iterator[Usual]:
     return each(convolutions(patched))
 
 
+def _delta_nets(patched: PatchedModel) -> Iterator[Usual]:
+    yield from each(delta_nets(patched))
+    yield from each(state_spaces(patched))
+
+
+def _score_biases(patched: PatchedModel) -> Iterator[Usual]:
+    return each(score_biases(patched))
+
+
 STEPS: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _sums, _norms, _ropes, _masks, _caches, _activations, _rules, _splits,
-    _convolutions,
+    _convolutions, _delta_nets, _score_biases,
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Hypotheses with arithmetic: 1 added, a factor, rounding, quantization."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -116,6 +116,11 @@ def scale(case: Unequal) -> Iterator[Guess]:
         low, high = float(across.min()), float(across.max())
         said = f"factors from {low:.6g} to {high:.6g}"
         text = "every column of B is A's times a factor of its own"
+        if np.abs(np.abs(across) - 1.0).max() <= 4 * slack:
+            columns = np.flatnonzero(across < 0).tolist()
+            shown = ", ".join(map(str, columns[:6])) + (", ..." if len(columns) > 6 else "")
+            text = "the sign of whole columns is turned, and nothing else differs"
+            said = f"{len(columns)} of {len(across)} columns: {shown}"
         scaled = _after(a.take, lambda values: values * across[None, :])
         yield case.guess("scale", (text, said), "A", scaled, slack)
 
@@ -228,8 +233,33 @@ def rounding(case: Unequal) -> Iterator[Guess | Explanation]:
     for label, fine, told in (("A", a, "B's values are A's"), ("B", b, "A's values are B's")):
         for text, apply in ROUNDINGS if fine.encoding != "F64" else ():
             yield case.guess("rounding", (f"{told}, {text}",), label, _after(fine.take, apply), 0.0)
+    yield from _held(case)
     if _all_within(case, largest=False):
         yield _last_place(case, "")
+
+
+# Type -> its largest value, at which a cast that saturates holds larger ones.
+LARGEST = {"F16": 65504.0, "F8_E4M3": 448.0, "F8_E5M2": 57344.0}
+_STORED: Mapping[str, Take] = {
+    "F16": _stored_as("F16"), "F8_E4M3": lambda x: _cast(x, "float8_e4m3fn"),
+    "F8_E5M2": lambda x: _cast(x, "float8_e5m2"),
+}  # fmt: skip
+
+
+def _held(case: Unequal) -> Iterator[Guess]:
+    """Guess that a side's values went through a type that holds them at its largest."""
+    for label, fine in (("A", case.a), ("B", case.b)):
+        for name, most in LARGEST.items() if fine.encoding != "F64" else ():
+
+            def through(x: "Array", name: str = name, most: float = most) -> "Array":
+                return _STORED[name](np.clip(wide(x), -most, most))
+
+            other = "B" if label == "A" else "A"
+            says = (
+                f"{other}'s values are {label}'s, rounded to {name}: larger ones are held at its "
+                f"largest, {most:g}"
+            )
+            yield case.guess("function_of", (says,), label, _after(fine.take, through), 0.0)
 
 
 def summed_rounding(case: Unequal) -> Iterator[Explanation]:

@@ -63,6 +63,9 @@ PAIR = 2  # differing matrices whose low rank says that a merge is the fault
 NEARLY_ALL = 0.5  # share of all matrices from which it need not be asked which a training changed
 TABLES = frozenset({"token_embd.weight", "output.weight"})  # which may be trained alone
 RELATED = 0.2  # correlation of the values from which two tensors belong together
+AKIN = 0.5  # the same of vectors, once their mean is taken away
+MOVED = 0.7  # share of a vector's change from which it follows the values, or is one number
+LEAST = 16  # values of a vector below which its change says nothing
 FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
 SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
 EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
@@ -77,6 +80,7 @@ class MatrixChange:
     size: float
     related: float
     plain: bool  # both sides are stored as floats
+    experts: tuple[int, ...] = ()  # of a stack, those that differ, where not all do
 
 
 def with_derived(
@@ -88,7 +92,9 @@ def with_derived(
                 and row.shape_a == row.shape_b]  # fmt: skip
     open_ = [row for row in matrices if _open(row)]
     few = len(open_) < min(PAIR, len(matrices))
-    if not open_ or (few and open_[0].key not in TABLES):
+    if not open_:
+        return _with_vectors(by_key, rows)
+    if few and open_[0].key not in TABLES:
         return list(rows)
     changes: list[MatrixChange] = []
     for row in open_:
@@ -124,6 +130,12 @@ def _change(pair: TensorPair) -> MatrixChange | None:
     if x.dtype.kind in "biuc" or y.dtype.kind in "biuc":
         return None  # codes and indices are not trained
     x, y = (np.asarray(values, np.float32) for values in (x, y))
+    experts: tuple[int, ...] = ()
+    if x.ndim == 3 and len(x) > 1:
+        own = np.any(x != y, axis=(1, 2))
+        if own.any() and not own.all():
+            experts = tuple(np.flatnonzero(own).tolist())
+            x, y = x[own], y[own]
     x, y = (values.reshape(-1, values.shape[-1]) for values in (x, y))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         return None
@@ -134,7 +146,7 @@ def _change(pair: TensorPair) -> MatrixChange | None:
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
     return MatrixChange(pair.key, _rank(delta, unit * norm), norms.norm(delta) / norm,
-                  _correlation(x, y), plain)  # fmt: skip
+                        _correlation(x, y), plain, experts)  # fmt: skip
 
 
 def _correlation(x: "Array", y: "Array") -> float:
@@ -193,12 +205,29 @@ def _explained(
     else:
         return {}
     sizes = sorted(change.size for change in changes)
+    if any(change.experts for change in changes):
+        where += f"{',' if where else ':'} {_experts(changes)} alone"
     text = (
         f"{len(changes)} of {len(matrices)} matrices differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} "
         "of their norm, and belong to those of the other side (correlation "
         f"{min(change.related for change in related):.2g} and more): trained further{where}"
     )
     return {change.key: _derived(change, text) for change in changes}
+
+
+def _experts(changes: Sequence[MatrixChange]) -> str:
+    """Say which experts of each layer differ."""
+    found: dict[int | None, set[int]] = {}
+    for change in changes:
+        found.setdefault(split_key(change.key)[0], set()).update(change.experts)
+    same = len({tuple(sorted(experts)) for experts in found.values()}) == 1
+    said = {
+        layer: f"expert{'s' if len(experts) > 1 else ''} {', '.join(map(str, sorted(experts)))}"
+        for layer, experts in found.items()
+    }
+    if same:
+        return next(iter(said.values()))
+    return "; ".join(f"{words} of layer {layer}" for layer, words in said.items())
 
 
 def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
@@ -294,6 +323,60 @@ def _shards(
         stored = () if side is None else side.stored
         found[key] = {tensor.path.name for tensor in stored if tensor.path is not None}
     return found
+
+
+def _with_vectors(by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]) -> list[TensorDiff]:
+    """Return the records where vectors alone differ: a training of norms or biases only.
+
+    All of some kinds in some layers differ, by what is no function of their own values, and their
+    values are related once the mean that norms share is taken away.
+    """
+    vectors = [row for row in rows if row.shape_a is not None and len(row.shape_a) == 1
+               and row.shape_a == row.shape_b]  # fmt: skip
+    open_ = [row for row in vectors if _open(row)]
+    keys = [row.key for row in open_]
+    every = {row.key for row in vectors}
+    whole = _whole_part(every, [key for key in keys if split_key(key)[0] is not None])
+    if len(open_) < FEW or not whole or any(row.unexplained() for row in rows if row not in open_):
+        return list(rows)
+    found = [_vector_change(by_key[key]) for key in keys]
+    changes = [change for change in found if change is not None]
+    if len(changes) < len(open_):
+        return list(rows)
+    sizes = sorted(change.size for change in changes)
+    text = (
+        f"{len(changes)} vectors differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} of their norm, and "
+        f"belong to those of the other side (correlation {min(c.related for c in changes):.2g} and "
+        f"more): trained further: {named(keys)} alone"
+    )
+    made = {change.key: _derived(change, text) for change in changes}
+    return [
+        replace(row, explanation=made[row.key], cause=made[row.key].cause) if row.key in made
+        else row for row in rows
+    ]  # fmt: skip
+
+
+def _vector_change(pair: TensorPair) -> MatrixChange | None:
+    """Measure how a pair of vectors differs; None where it is no training."""
+    assert pair.a is not None and pair.b is not None
+    plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
+    x, y = (np.asarray(side.numpy()).reshape(-1) for side in (pair.a, pair.b))
+    pair.drop()
+    if not plain or x.size < LEAST or x.dtype.kind != "f" or y.dtype.kind != "f":
+        return None
+    x, y = (values.astype(np.float64) for values in (x, y))
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return None
+    delta = y - x
+    if np.mean(delta != 0) < EVERY_ROW:
+        return None
+    apart = [values - values.mean() for values in (x, y, delta)]
+    related, follows = _correlation(apart[0], apart[1]), _correlation(apart[0], apart[2])
+    lifted = abs(float(delta.mean())) > MOVED * float(np.abs(delta).mean())
+    if related < AKIN or abs(follows) > MOVED or lifted:
+        return None  # of another checkpoint; or a function of the values, or a number added
+    size = norms.norm(delta) / (norms.norm(x) or 1.0)
+    return MatrixChange(pair.key, 0, size, related, plain)
 
 
 def _vectors(rows: Sequence[TensorDiff], like: Explanation) -> dict[str, Explanation]:

@@ -80,6 +80,11 @@ def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | Non
         return found
     if found is not None and found.confirmed and CAUSES[found.cause].verdict == "bug":
         return replace(found, evidence=(*found.evidence, odd.says()))
+    if found is not None and found.confirmed and found.residual_after == 0:
+        # Made on all values, it gives the same NaN and infinities and the same other values.
+        count = f"{odd.alone} value{' is' if odd.alone == 1 else 's are'} not finite then"
+        evidence = (f"{found.evidence[0]}: {count}", *found.evidence[1:], odd.says())
+        return replace(found, cause="nonfinite", evidence=evidence)
     says: tuple[str, ...]
     says = (
         f"{odd.side} is not finite where the other side is, or holds another such value",

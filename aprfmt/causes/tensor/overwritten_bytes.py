@@ -93,8 +93,9 @@ def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Explanation]:
     shown = ", ".join(numbered(name, a, b) for a, b in zip(firsts, lasts, strict=True))
     values = case.b.take(rows)
     text = ""
-    if name == "expert" and not values.any():
-        text = f"{shown}: B holds 0 there, and was never filled"
+    if values.size > 1 and np.ptp(wide(values)) == 0 and (name == "expert" or values.any()):
+        value = float(values.flat[0])
+        text = f"{shown}: B holds {value:g} everywhere there, and was never filled"
     elif all(_whole(case, span, one) for span in spans):
         judged = foreign(SomeRows(case.a, rows), SomeRows(case.b, rows))
         if judged.sure:

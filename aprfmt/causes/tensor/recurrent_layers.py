@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.guess import Explanation, Guess, PairHypothesis
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:
@@ -40,6 +40,22 @@ TILED: Mapping[str, Tiled] = {
     "ssm_dt.bias": _HEAD,
 }  # fmt: skip
 KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
+
+
+def initial(case: Unequal) -> Iterator[Explanation]:
+    """Find rates that stand as training begins: log(1), log(2), ... (Mamba's A_log)."""
+    if case.role != "ssm_a.weight" or case.numbers is not None or case.a.rows != case.b.rows:
+        return
+    import numpy as np
+
+    for label, side in (("B", case.b), ("A", case.a)):
+        values = side.take(np.arange(side.rows)).reshape(-1)
+        if len(values) > 2 and np.allclose(values, np.log(np.arange(1, len(values) + 1)), 1e-2):
+            text = f"{label} holds log(1), log(2), ...: what training begins with, never filled"
+            yield Explanation(
+                "stale_tensor", (case.key,), (text,), case.before.relative, None, False
+            )
+            return
 
 
 def value_heads(case: Unequal) -> Iterator[Guess]:
@@ -82,6 +98,12 @@ def taps(case: Unequal) -> Iterator[Guess]:
 
 
 HYPOTHESES = (
+    PairHypothesis(
+        ("stale_tensor",),
+        initial,
+        55,
+        "values that an initialisation gives, before what fits numbers",
+    ),
     PairHypothesis(("value_heads",), value_heads, 130, "one known order, before any order of rows"),
     PairHypothesis(("tap_order",), taps, 140, "one known order, before any order of columns"),
 )

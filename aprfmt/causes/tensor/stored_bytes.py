@@ -45,6 +45,9 @@ CAUSE_ROWS = (
 
 
 SIXTEEN = ("BF16", "F16")
+NARROW = 16  # rows and columns from which a factor of one of them is looked for
+SIGNED = ("F64", "F32", "F16", "BF16")  # whose highest bit is the sign
+MOST = 0.5  # share of a tensor's values up to which single ones are damaged
 EXCHANGED = 0.25  # share of a tensor's values up to which single ones were exchanged
 FEW_BITS = 16  # damaged bits up to which they are named one by one
 FEW_BYTES = 64  # differing bytes beyond which a tensor is not damaged but another one
@@ -185,7 +188,14 @@ def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Explanation
         )
     if _is_exchanged(case, places):
         text = f"values are exchanged, each is as it was: {_elements(case, places)}"
-        return _damage(case, text, (), True)
+        return _damage(case, text, (), True, named=True)
+    if len({_block(case, place)[0] for place in places}) > MOST * _blocks(case) > MOST:
+        return None  # most of a small tensor: another function of all its values, or other values
+    turned = _signs_turned(case, a, b, places)
+    if turned and _is_whole(case, places):
+        return None  # of a row or a column: the hypothesis of factors says which
+    if turned:
+        return _damage(case, turned, (), True, named=True)
     flips = []
     for place in places:
         changed = bytes_of(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
@@ -198,6 +208,37 @@ def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Explanation
         return _damage(case, text, lines, True)
     text = f"{count} bytes differ, in {_elements(case, places)}"
     return _damage(case, text, (), False)
+
+
+def _blocks(case: Unequal) -> int:
+    """Return how many blocks, of plain types how many values, a tensor has."""
+    return max(1, case.before.count // encoding_row(case.b.encoding).block_size)
+
+
+def _is_whole(case: Unequal, places: list[int]) -> bool:
+    """Return whether the differing values are whole rows, or whole columns, of a matrix."""
+    rows, columns = case.a.rows, case.a.columns
+    at = np.array(places) // encoding_row(case.b.encoding).type_size
+    if min(rows, columns) < NARROW:
+        return False
+    lines, across = len(set((at // columns).tolist())), len(set((at % columns).tolist()))
+    return len(at) == lines * across and (across == columns or lines == rows)
+
+
+def _signs_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, places: list[int]) -> str:
+    """Return that the signs of some values are turned and nothing else differs, "" if it is not."""
+    row = encoding_row(case.b.encoding)
+    if case.b.encoding not in SIGNED or any(
+        at % row.type_size != row.type_size - 1 for at in places
+    ):
+        return ""
+    if any(bytes_of(a, at, at + 1)[0] ^ b.window(at, at + 1)[0] != 0x80 for at in places):
+        return ""
+    one = len(places) == 1
+    return (
+        f"the sign{'' if one else 's'} of {len(places)} value{'' if one else 's'} "
+        f"{'is' if one else 'are'} turned: {_elements(case, places)}"
+    )
 
 
 def _is_exchanged(case: Unequal, places: list[int]) -> bool:
@@ -225,12 +266,16 @@ def _zeros(data: RunBytes, start: int, stop: int) -> bool:
     return not any(bytes(data.window(start, stop)))
 
 
-def _damage(case: Unequal, text: str, more: tuple[str, ...], confirmed: bool) -> Explanation:
+def _damage(
+    case: Unequal, text: str, more: tuple[str, ...], confirmed: bool, named: bool = False
+) -> Explanation:
+    """Return the finding of damage; `named`: what happened is known, and is said first."""
     general = "all other bytes are equal: damage or an edit, no transformation"
+    first = (text, "all other bytes are equal") if named else (general, text)
     return Explanation(
         "bit_rot",
         (case.key,),
-        (general, text, *more),
+        (*first, *more),
         case.before.relative,
         0.0,
         confirmed,

@@ -54,7 +54,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "traces-nothing-compared", "aprfmt/measure/traces.py",
-        "        return 0 if self.compared else 2", "        return 0",
+        'counts = {"points": (self.compared, len(self.points))}',
+        'counts = {"points": (1, len(self.points))}',
         "two traces without a common value are equal",
     ),
     Row(
