@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from aprfmt.cli import forms, render
 from aprfmt.compare import DiffReport
 from aprfmt.compare.short_answer import Line, short_answer
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import share_text
-from aprfmt.measure.records import EQUAL, CauseGroup, Explanation, FieldDiff, TensorDiff
+from aprfmt.measure.records import EQUAL, Explanation, FieldDiff, TensorDiff
 from aprfmt.model.ledger import Pronounced
 
 TOP = 10  # worst tensors shown with -v
@@ -103,13 +104,13 @@ def _not_compared(found: Pronounced) -> None:
         render.say(f"  {row.says}", style="warn")
 
 
-def _findings(findings: Sequence[CauseGroup]) -> None:
+def _findings(findings: Sequence[Finding]) -> None:
     """Say what explains the differing tensors, one line a cause."""
     for found in render.first(findings, FINDINGS, "  ", "more findings"):
         sure = "" if found.certainty == "confirmed" else f" ({found.certainty})"
         many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
         render.say(
-            f"  {found.cause}{sure}, {many}: {found.text}",
+            f"  {found.cause}{sure}, {many}: {found.says}",
             style="bad" if found.confirmed else "warn",
         )
 

@@ -79,7 +79,7 @@ TABLES = {
 }  # fmt: skip
 # Modules that may import by name: the loader of rows, the commands' table, optional GPU libraries.
 BY_NAME = {
-    "aprfmt.base.registry", "aprfmt.cli.main", "aprfmt.inference.fast.cuda.gemm",
+    "aprfmt.causes", "aprfmt.base.registry", "aprfmt.cli.main", "aprfmt.inference.fast.cuda.gemm",
     "aprfmt.inference.fast.cuda.loader",
 }  # fmt: skip
 _BARE = (ast.Name, ast.expr_context, ast.operator, ast.cmpop)  # nothing stands below them

@@ -1,41 +1,48 @@
 """Level two: hyperparameters that change the forward pass, and the cause that each one means."""
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 
+from aprfmt.causes import CAUSES
+from aprfmt.causes.row import Cause
 from aprfmt.measure.records import FieldDiff, TensorDiff
 from aprfmt.model import Model
 
-# Hyperparameter -> cause; "" for sizes: models of different sizes are different models.
-HYPER_CAUSES: Mapping[str, str] = {
-    "hidden_size": "", "embedding_width": "",
-    "n_layers": "", "n_heads": "gqa_mapping", "n_kv_heads": "gqa_mapping",
-    "head_dim": "gqa_mapping", "value_head_dim": "gqa_mapping", "ffn_size": "", "vocab_size": "",
-    "context_length": "rope_scaling", "norm_eps": "norm_eps", "lora_norm_eps": "norm_eps",
-    "activation": "activation", "tied_embeddings": "tied_embedding",
-    "attention_bias": "missing_bias", "attention_out_bias": "missing_bias",
-    "mlp_bias": "missing_bias", "qkv_clip": "attention_scale", "qk_norm": "",
-    "parallel_residual": "residual", "token_types": "", "position_buckets": "",
-    "temperature_scale": "attention_scale", "temperature_length": "attention_scale",
-    "delta_layers": "", "delta_key_heads": "gqa_mapping", "delta_value_heads": "gqa_mapping",
-    "delta_key_dim": "", "delta_value_dim": "", "conv_layers": "", "conv_taps": "",
-    "rope_sections": "",
-    "deepstack_layers": "",
-    "rope_theta": "rope_theta", "rope_theta_local": "rope_theta", "rope_dim": "partial_rotary",
-    "rope_style": "rope_pairing", "rope_scaling": "rope_scaling",
-    "rope_scaling_layers": "rope_layers", "rope_layers": "rope_layers",
-    "sliding_window": "sliding_window", "window_layers": "sliding_window",
-    "attn_scale": "attention_scale", "attn_scale_by_layer": "attention_scale",
-    "attn_softcap": "softcap", "final_softcap": "softcap", "embedding_scale": "multiplier",
-    "residual_scale": "multiplier", "logit_scale": "multiplier", "n_experts": "",
-    "n_experts_used": "moe_routing", "moe_ffn_size": "", "shared_ffn_size": "", "moe_layers": "",
-    "norm_topk": "moe_routing", "routed_scale": "moe_routing", "n_expert_groups": "moe_routing",
-    "n_expert_groups_used": "moe_routing", "router": "moe_routing", "q_lora_rank": "",
-    "kv_lora_rank": "", "qk_nope_head_dim": "", "qk_rope_head_dim": "",
-    "swiglu_limit": "activation", "swiglu_alpha": "activation",
-    "position_offset": "positions", "alibi_max_bias": "positions", "pooling": "",
-    "attn_norm_layers": "", "router_jitter": "moe_routing", "head_bias": "missing_bias",
-    "attention_layers": "", "conv_bias": "missing_bias", "expert_bias": "moe_routing",
-}  # fmt: skip
+CAUSE_ROWS = (
+    Cause(
+        "config_sizes", "config", "bug",
+        "A key of the configuration says another size than the tensors have.",
+        "Many tensors have other shapes than the configuration gives, or none can be read by it.",
+        "With the one value that is solved from the tensors every shape is right.",
+    ),
+    Cause(
+        "equal_quantities", "config", "same",
+        "Hyperparameters are written otherwise, and every layer computes with the same numbers: a "
+        "window no smaller than the context, a scaling by 1, factors for a named rule.",
+        "Keys differ; inverse frequencies, masks, functions and factors do not.",
+        "The quantities of every layer are equal up to the context length.",
+    ),
+)  # fmt: skip
+
+# Hyperparameters that mean no cause: models of different sizes are different models.
+SIZES = (
+    "hidden_size", "embedding_width", "n_layers", "ffn_size", "vocab_size", "qk_norm",
+    "token_types", "position_buckets", "delta_layers", "delta_key_dim", "delta_value_dim",
+    "conv_layers", "conv_taps", "rope_sections", "deepstack_layers", "n_experts", "moe_ffn_size",
+    "shared_ffn_size", "moe_layers", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "pooling", "attn_norm_layers", "attention_layers",
+)  # fmt: skip
+
+
+@cache
+def hyper_causes() -> Mapping[str, str]:
+    """Return the cause that each hyperparameter means if it differs, "" for sizes.
+
+    A cause's row says which hyperparameters are its `keys`.
+    """
+    named = {key: name for name in CAUSES.own for key in CAUSES[name].keys}
+    return dict.fromkeys(SIZES, "") | named
+
 
 # Hyperparameters read from the presence of tensors -> the roles that show them.
 SHOWN_BY: Mapping[str, tuple[str, ...]] = {

@@ -11,8 +11,9 @@ from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
 from aprfmt.measure.alignment import Alignment, TensorPair, align, in_turn
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.prefetch import Beforehand
-from aprfmt.measure.records import CauseGroup, Explanation, FieldDiff, Image, TensorDiff
+from aprfmt.measure.records import Explanation, FieldDiff, Image, TensorDiff
 from aprfmt.measure.texts import SideVerdicts, beside, generation, lacking_tokenizer, template_lines
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import Kind, NotCompared, ledger, not_compared
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from aprfmt.measure.requantization import Oracle
 
 __all__ = [
-    "CauseGroup",
     "DiffReport",
     "Explanation",
     "FieldDiff",
+    "Finding",
     "Image",
     "TensorDiff",
     "diff",
@@ -196,7 +197,7 @@ def _counted(
 def _explained(
     a: Model, b: Model, oracle: "Oracle | None", pairs: Sequence[TensorPair],
     results: list[TensorDiff],
-) -> tuple[list[TensorDiff], tuple[CauseGroup, ...]]:  # fmt: skip
+) -> tuple[list[TensorDiff], tuple[Finding, ...]]:  # fmt: skip
     """Return the rows with what made them differ, and the causes that they share."""
     if not any(row.verdict in EXPLAINED for row in results):
         return results, ()

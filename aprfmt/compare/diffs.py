@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.base.shown import short_repr
 from aprfmt.causes import CAUSES
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
-    Effect,
     NamedCause,
     convert_again,
     name_cause,
@@ -17,8 +17,7 @@ from aprfmt.measure.named_causes import (
 )
 from aprfmt.measure.records import (
     EQUAL,
-    VERDICTS,
-    CauseGroup,
+    TENSOR_VERDICTS,
     FieldDiff,
     Image,
     SideRelation,
@@ -60,7 +59,7 @@ class DiffReport:
     tokenizer: tuple[FieldDiff, ...]
     metadata: tuple[FieldDiff, ...]
     notes: tuple[str, ...] = ()
-    findings: tuple[CauseGroup, ...] = ()  # what explains the differing tensors
+    findings: tuple[Finding, ...] = ()  # what explains the differing tensors
     images: tuple[Image, ...] = ()  # of the worst tensors, where they were asked for
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
@@ -85,17 +84,10 @@ class DiffReport:
             )
             for one in self.relations
         ]  # fmt: skip
-        by_key = {tensor.key: tensor.explanation for tensor in self.tensors}
-        for group in self.findings:
-            found = [one for key in group.keys if (one := by_key.get(key)) is not None]
-            sizes = [one.residual_before for one in found if one.residual_before is not None]
-            mends = written_anew(group.cause, group.confirmed)
-            mends = mends and CAUSES[group.cause].verdict == "bug"
-            rows.append(name_cause(
-                group.cause, group.text, group.keys, self.stored, level=group.certainty,
-                share=group.share, effect=Effect(max(sizes, default=None)), detail=group.detail,
-                command=convert_again(self.a, self.b) if mends else "",
-            ))  # fmt: skip
+        for one in self.findings:
+            mends = written_anew(one.cause, one.confirmed) and CAUSES[one.cause].verdict == "bug"
+            command = convert_again(self.a, self.b) if mends else ""
+            rows.append(replace(one, where=one.keys, next=command).named(self.stored))
         return tuple(rows)
 
     @property
@@ -152,14 +144,14 @@ class DiffReport:
     @property
     def counts(self) -> Mapping[str, int]:
         """Tensors by verdict; every verdict is named."""
-        counts: dict[str, int] = dict.fromkeys(VERDICTS, 0)
+        counts: dict[str, int] = dict.fromkeys(TENSOR_VERDICTS, 0)
         for tensor in self.tensors:
             counts[tensor.verdict] += 1
         return counts
 
     def worst(self, count: int | None = None) -> Sequence[TensorDiff]:
         """Return tensors worst first: by verdict, those with NaN on one side, by relative L2."""
-        order = {verdict: i for i, verdict in enumerate(VERDICTS)}
+        order = {verdict: i for i, verdict in enumerate(TENSOR_VERDICTS)}
         ranked = sorted(
             self.tensors,
             key=lambda t: (
@@ -227,7 +219,7 @@ class DiffReport:
         return Card(
             f"{self.a} | {self.b}", found.says,
             "good" if self.equal else "warn" if within else "bad", (),
-            [Table(("finding", ""), [(one.cause, one.text) for one in self.findings],
+            [Table(("finding", ""), [(one.cause, one.says) for one in self.findings],
                    len(self.findings)),
              Table(("field", "A", "B"), [(row.name, row.a, row.b) for row in fields], len(fields)),
              Table(("tensor", "verdict", "relative L2"), [
@@ -254,7 +246,7 @@ class DiffReport:
             "tokenizer": [asdict(row) for row in self.tokenizer],
             "metadata": [asdict(row) for row in self.metadata],
             "notes": list(self.notes),
-            "findings": [asdict(row) for row in self.findings],
+            "findings": [row.of_tensors() for row in self.findings],
             "relations": [row.to_json() for row in self.relations],
             "tensors": [asdict(row) for row in self.tensors],
             "damage": [asdict(row) for row in self.damage],

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.blend import multiplied
 from aprfmt.diagnosis.finalize import finalize_finding
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import BUDGET, Measuring, Mixed, Share, between
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
@@ -28,6 +28,7 @@ from aprfmt.diagnosis.probes import (
 )
 from aprfmt.diagnosis.quantities import Quantity, compare
 from aprfmt.inference.probe_ids import LONGEST, MARGIN, reaches
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
@@ -265,7 +266,7 @@ class ModelPair:
                     )
 
 
-def _effect(finding: CauseFound, share: Share, bound: float) -> str:
+def _effect(finding: Finding, share: Share, bound: float) -> str:
     """Return a sentence about a finding's effect on the logits."""
     if not share.alone:
         return f"{finding.cause} was not taken away alone: passes of this size take too long"

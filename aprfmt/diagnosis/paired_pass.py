@@ -7,7 +7,7 @@ no more than one layer of each side is kept.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -273,10 +273,7 @@ def measured(pair: Between, key: str, dtype: str, actual: Array, reference: Arra
     shares of one norm. NaN and infinities keep their sides: `a` is A's count, the reference's.
     """
     found = pair.compare(key, (dtype, dtype), actual, reference)
-    odd = found.nonfinite
-    if odd is None:
-        return found
-    return replace(found, nonfinite=replace(odd, a=odd.b, b=odd.a, values=odd.values[::-1]))
+    return found.with_sides_exchanged
 
 
 def of_both(mine: Array, theirs: Array) -> tuple[Array, Array]:

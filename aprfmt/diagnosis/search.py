@@ -67,7 +67,7 @@ class TriedSteps:
 
 
 @dataclass
-class Purse:
+class SearchBudget:
     """The work that is left for all searches of one trace: 1 is that of one divergence."""
 
     left: float = ALL
@@ -78,7 +78,7 @@ class Search:
     """The search at one divergence. `runs` of `allowed` passes are left; `tried` are made."""
 
     case: Mismatch
-    purse: Purse = field(default_factory=Purse)
+    budget: SearchBudget = field(default_factory=SearchBudget)
     runs: int = 0
     allowed: int = 0
     most: int = 1
@@ -92,7 +92,7 @@ class Search:
         share = len(spanned(self.case)) / max(patched.n_layers, 1)
         work = max(1.0, held * len(patched.ids) * min(share, 1.0))
         self.most = int(min(RUNS, max(24, WORK / work)))
-        self.runs = self.allowed = int(self.most * min(1.0, self.purse.left))
+        self.runs = self.allowed = int(self.most * min(1.0, self.budget.left))
 
     # --- one pass ---------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class Search:
             return None
         self.runs -= 1
         self.tried += 1
-        self.purse.left -= 1 / self.most
+        self.budget.left -= 1 / self.most
         return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
     def nearness(self, view: ShadowPoint) -> float:

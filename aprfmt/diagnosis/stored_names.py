@@ -7,10 +7,11 @@ from collections import Counter
 
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence
+from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.models import related_causes
 from aprfmt.diagnosis.tensors import explained_findings
 from aprfmt.diagnosis.unread import refused
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model
 
@@ -31,7 +32,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     if left:
         shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
         findings.append(
-            CauseFound("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
+            Finding("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
         )
     counts = Counter(row.verdict for row in report.tensors)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())

@@ -9,9 +9,8 @@ import numpy as np
 
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blend import stored_values
-from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.forward import JudgedTrace, common, judged
-from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence, PointRow
+from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
@@ -31,6 +30,7 @@ from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.trace_view import backend_name, records_ids, unread_arrays
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
@@ -60,7 +60,7 @@ class Walk:
     traces: dict[str, Trace] = field(default_factory=dict)
     judged: dict[str, JudgedTrace] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
-    rows_apart: CauseFound | None = None  # two traces compared on the rows that both have
+    rows_apart: Finding | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()
     pair: ModelPair | None = None  # two different models
     chosen: Chosen | None = None  # their probes
@@ -301,6 +301,8 @@ class Walk:
             trace = self._taken(side, found_trace)
         if self.levels.reason:
             return
+        from aprfmt.diagnosis.examine import examine  # with every cause of a pass
+
         patched = PatchedModel.of(model, self.ids, dtype, self.memory)
         recorded = RecordedTrace(trace, self.ids, {})
         found = judged(side.label, examine(patched, recorded), self.ids, str(model.path))
@@ -347,7 +349,9 @@ class Walk:
         if len(self.traces) < 2:
             return
         a, b = self.traces["A"], self.traces["B"]
-        pairs = direct.compared(a, b, moe)
+        # A is right by agreement, or the model that a trace is held to.
+        reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
+        pairs = direct.compared(a, b, moe, reference)
         self._paired(pairs)
         self.levels.evidence += observations(a, b, "MODEL" if model is None else str(model.path))
         compared = sum(pair.rel_l2 is not None for pair in pairs)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from aprfmt.compare.short_answer import PLACES, Line, short_answer
-from aprfmt.diagnosis.found import CauseFound, Diagnosis
+from aprfmt.diagnosis.found import Diagnosis
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import NAMED
 from aprfmt.model.ledger import listed_items
 
@@ -31,7 +32,7 @@ def causes(result: Diagnosis) -> Iterator[tuple[str, str]]:
         yield from _cause(finding, finding is result.lead)
 
 
-def _cause(finding: CauseFound, lead: bool) -> Iterator[tuple[str, str]]:
+def _cause(finding: Finding, lead: bool) -> Iterator[tuple[str, str]]:
     """Yield a finding's lines; the first line has said already what the lead says."""
     side = f" in {finding.side}" if finding.side else ""
     name = finding.cause or "unknown cause"

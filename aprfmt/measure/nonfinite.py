@@ -4,7 +4,7 @@ Where one side alone is not finite no bound holds and no hypothesis can be confi
 bug. Where both hold the same at the same place they do not differ there, and it is said.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ class NonFinite:
         """The side that is not finite at the first element where they differ: A, B, or both."""
         odd = [label for label, text in zip("AB", self.values, strict=True) if _odd(text)]
         return odd[0] if len(odd) == 1 else "A and B" if odd else ""
+
+    @property
+    def exchanged(self) -> "NonFinite":
+        """The same with the sides exchanged: what was counted of the first is B's."""
+        return replace(self, a=self.b, b=self.a, values=self.values[::-1])
 
     def says(self, a: str = "A", b: str = "B") -> str:
         """Say it in a sentence, the sides under their names."""

@@ -20,7 +20,7 @@ TensorVerdict = Literal[
     "SAME_VALUES",
     "SAME_BYTES",
 ]
-VERDICTS: tuple[TensorVerdict, ...] = get_args(TensorVerdict)
+TENSOR_VERDICTS: tuple[TensorVerdict, ...] = get_args(TensorVerdict)
 EQUAL: frozenset[TensorVerdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
 
 
@@ -102,24 +102,6 @@ class Explanation:
     def certainty(self) -> Certainty:
         """How sure it is: located, explained or confirmed."""
         return certainty_of(self.confirmed, self.reached)
-
-
-@dataclass(frozen=True, slots=True)
-class CauseGroup:
-    """One cause and every tensor it explains, in one sentence.
-
-    `certainty` is the least that holds for all of them, `share` that of their values which the
-    stated change gives, None where it is only located. `detail` is what the first tensor alone
-    shows: the row, the element, the byte.
-    """
-
-    cause: str
-    text: str
-    keys: tuple[str, ...]
-    confirmed: bool
-    certainty: Certainty = "located"
-    share: float | None = None
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

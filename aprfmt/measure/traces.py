@@ -67,6 +67,12 @@ class PointDiff:
     by_position: tuple[float | None, ...] | None = None
 
     @property
+    def with_sides_exchanged(self) -> "PointDiff":
+        """The same distances where B was measured against A: the counts of NaN keep their sides."""
+        odd = self.nonfinite
+        return self if odd is None else replace(self, nonfinite=odd.exchanged)
+
+    @property
     def alone(self) -> bool:
         """One side is not finite where the other holds something else."""
         return self.nonfinite is not None and self.nonfinite.alone > 0

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 Reading = Literal[
     "role",
@@ -36,6 +36,16 @@ class KeyPattern:
     as_stored: bool = False
 
 
+class Names(Protocol):
+    """A row of keys or of files."""
+
+    @property
+    def names(self) -> str:
+        """A regular expression of the names it is of."""
+        ...
+
+
+Row = TypeVar("Row", bound=Names)
 _SPEC = "the GGUF specification: it describes the file, and no loader reads it"
 _OURS = (
     KeyPattern(r"aprfmt\.hf_config", "hyperparameter", "config.json, whose keys are items"),
@@ -294,8 +304,8 @@ TENSORS: tuple[KeyPattern, ...] = (
 )
 
 
-def pattern_of(rows: Iterable[KeyPattern], name: str) -> KeyPattern | None:
-    """Return the first row that a key fits, None without one."""
+def pattern_of(rows: Iterable[Row], name: str) -> Row | None:
+    """Return the first row whose `names`, a regular expression, a whole name fits; else None."""
     return next((row for row in rows if _form(row.names).fullmatch(name)), None)
 
 

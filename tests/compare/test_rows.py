@@ -25,8 +25,8 @@ from aprfmt.causes.tensor import (
     value_functions,
 )
 from aprfmt.compare import diff
+from tests.causes.tensor_faults import FAULTS
 from tests.compare import faults
-from tests.compare.faults import FAULTS
 from tests.compare.test_explain import said
 from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.grouped_rows import Tiled
+from tests.causes.seeded import seeded
 from tests.diagnose import files
 from tests.diagnose.engines import tiny_folder
 from tests.diagnose.fault import Fault, Pair
@@ -371,4 +372,5 @@ FILE_FAULTS: tuple[Fault, ...] = (
     damaged("zeros", "llama", "every tensor is zero", (), (), verdict="not_comparable",
             tensors=files.edit_all("", lambda x: 0 * x)),
     damaged("same-bytes", "llama", "nothing", (), (), verdict="same"),
+    *seeded("tensor", "FILE_FAULTS"),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Literal
 from aprfmt.base.outcome import Outcome
 from aprfmt.cli.eval_show import KlFacts
 from aprfmt.cli.running import WhereRan
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.verdicts import Certainty
 from tests.schemas.generate import Record
 
@@ -31,7 +32,7 @@ RECORDS: tuple[Record, ...] = (
     Record("common", "$defs/dry_run/properties/runs/items", "inference.dry.estimate:Estimate"),
     Record("diagnose", "properties/evidence/items", "diagnosis.found:Evidence"),
     Record("diagnose", "properties/causes/items", "measure.named_causes:NamedCause"),
-    Record("diagnose", "properties/findings/items", "diagnosis.found:CauseFound",
+    Record("diagnose", "properties/findings/items", "measure.findings:Finding",
            {"confidence": Literal["confirmed", "ambiguous", "unconfirmed"],
             "certainty": Certainty, "means": str}),
     Record("diagnose", "properties/points/items", "diagnosis.found:PointRow"),
@@ -40,13 +41,17 @@ RECORDS: tuple[Record, ...] = (
     Record("diff", "properties/sample/properties/unlike/items", "measure.sampling:Unsampled"),
     Record("diff", "properties/sample/properties/unsampled/items", "measure.sampling:Unsampled"),
     Record("diff", "properties/causes/items", "measure.named_causes:NamedCause"),
-    Record("diff", "properties/findings/items", "measure.records:CauseGroup"),
+    Record("diff", "properties/findings/items", "measure.findings:Finding",
+           {"text": str, "certainty": Certainty}, without=tuple(
+               name for name in Finding.__dataclass_fields__
+               if name not in ("cause", "keys", "confirmed", "share", "detail"))),
     Record("diff", "properties/tensors/items", "measure.records:TensorDiff"),
     Record("diff", "properties/generation/items", "measure.texts:KeyDiff"),
     Record("diff", "properties/beside", "measure.texts:SideVerdicts"),
     Record("diff", "properties/adapter", "adapters.answers:AdapterAnswer", {"merged": bool},
            ("same", "left")),
     Record("doctor", "properties/devices", "cli.doctor_facts:Devices"),
+    Record("doctor", "properties/packages/items", "cli.doctor_facts:Package"),
     Record("doctor", "properties/llama_cpp", "cli.doctor_facts:LlamaCpp"),
     Record("eval", "properties/against", "cli.eval_show:LossFacts",
            {"divergence": KlFacts | None, "run": WhereRan}),

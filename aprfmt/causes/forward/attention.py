@@ -7,10 +7,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, heads_changed
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, heads_changed
+from aprfmt.causes.row import Cause
 from aprfmt.inference.masks import chunk_mask
 from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
+
+CAUSE_ROWS = (
+    Cause(
+        "sliding_window", "config", "bug",
+        "Attention reaches back further, or less far, than the layer's window.",
+        "Early rows are equal, rows past the window differ.",
+        "Attention with the printed window is equal.",
+        keys=("sliding_window", "window_layers"),
+    ),
+    Cause(
+        "mask", "forward", "bug",
+        "Attention is not causal, or masks what it should see.",
+        "The last row is equal and the first differs most; probabilities past the diagonal are "
+        "not zero.",
+        "Attention with the other mask is equal.",
+    ),
+    Cause(
+        "softcap", "config", "bug",
+        "Attention scores or logits are not capped, or by another cap.",
+        "The larger a score or logit, the more it differs; one is a function of the other.",
+        "Capping with the printed cap makes them equal.",
+        keys=("attn_softcap", "final_softcap"),
+    ),
+    Cause(
+        "attention_scale", "config", "bug",
+        "Attention scores are multiplied by another factor.",
+        "q and k are equal and all scores differ by one factor.",
+        "Attention with the printed factor is equal.",
+        keys=("qkv_clip", "temperature_scale", "temperature_length", "attn_scale",
+              "attn_scale_by_layer"),
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 
@@ -347,3 +380,12 @@ def mask(case: Mismatch) -> Iterator[Change]:
     own = _causal(case) & ~np.eye(n, dtype=np.bool_)
     own[0, 0] = True
     yield Change("mask", "queries do not see their own token", ("mask",), masked(own))
+
+
+HYPOTHESES = (
+    Hypothesis("gqa_mapping", gqa, 280, "which keys are read, before scores"),
+    Hypothesis("attention_scale", scale, 290, "one factor of the scores"),
+    Hypothesis("softcap", softcap, 300, "a function of the scores, after a factor"),
+    Hypothesis("sliding_window", window, 310, "one number says what is masked"),
+    Hypothesis("mask", mask, 320, "any mask, after a window"),
+)

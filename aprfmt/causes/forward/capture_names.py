@@ -7,9 +7,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.cut_points import is_used
-from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.row import Cause
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.recorded_trace import near_keys
+
+CAUSE_ROWS = (
+    Cause(
+        "capture_point", "capture", "same",
+        "The values were taken at another point of the same computation: before the bias, "
+        "before rope, without the residual.",
+        "A point equals another point of the other side.",
+        "Renaming the point makes it equal.",
+        next="nothing",
+    ),
+    Cause(
+        "capture_rows", "capture", "same",
+        "The values belong to other rows of the same computation, such as the last token only.",
+        "Other counts or positions; the shared rows are equal.",
+        "Comparing the rows of equal positions shows no difference.",
+        next="nothing",
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 
@@ -99,3 +118,13 @@ def _stream(case: Mismatch) -> Array | None:
             if view is not None:
                 return view.theirs if view.recorded is not None else view.mine
     return None
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "capture_point",
+        neighbour,
+        10,
+        "a right value under another name is no fault of the operation",
+    ),
+)

@@ -6,9 +6,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.row import Cause
 from aprfmt.inference.placing import mixer
 from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "convolution", "forward", "bug",
+        "A short convolution has its taps at other positions or in another order, or one of the "
+        "gates beside it is left out.",
+        "What the layer mixes differs in every token, and its input product is equal.",
+        "Convolving with the named taps, or without the named gate, is equal.",
+    ),
+    Cause(
+        "conv_state", "forward", "bug",
+        "A short convolution looks back on other rows than those of the tokens before: the state "
+        "was not reset between sequences, or not carried from step to step.",
+        "The first tokens of a sequence or of a step differ, or all that look back on others.",
+        "Convolving behind the named rows is equal.",
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 WHERE = ("shortconv",)
@@ -162,3 +180,9 @@ def _rows_before(case: Mismatch) -> Array | None:
             taps[token, token:] = kernel[channel, : back - token]
         found[:, channel] += np.linalg.lstsq(taps, missing[:, channel], rcond=1e-6)[0]
     return found.astype(case.array(call.args[0]).dtype)
+
+
+HYPOTHESES = (
+    Hypothesis("convolution", convolution, 350, "a function of the layer's own inputs"),
+    Hypothesis("conv_state", convolution, 360, "the same proposals, under the state's name"),
+)

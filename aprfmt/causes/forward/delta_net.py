@@ -14,11 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixers
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.forward.product import scaled_vectors, zeroed
+from aprfmt.causes.row import Cause
 from aprfmt.inference.placing import mixer
 from aprfmt.inference.recurrence import LINEAR, TINY, recurrent
 from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "recurrence", "forward", "bug",
+        "A gated delta net computes its decay, its strength, its keys, its state or its output "
+        "gate by another rule: A_log without exp, keys that are not normalised, no dt_bias.",
+        "What the layer reads from its state differs more from token to token; its products are "
+        "equal.",
+        "The rule with the named part exchanged is equal.",
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 Make = Callable[[PatchedModel, Layers], PatchedModel]
@@ -219,3 +231,8 @@ def _linear(patched: PatchedModel, layers: Layers) -> PatchedModel:
         return x if at.point == "delta_qkv" else op(x, kind, **kwargs)
 
     return patched.with_op("activate", override, layers)
+
+
+HYPOTHESES = (
+    Hypothesis("recurrence", delta_net, 343, "the rule of a state, once keys and values are right"),
+)

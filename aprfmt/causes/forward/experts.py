@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.forward.residual_stream import EXPERTS
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -177,3 +177,8 @@ def expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
         yield from shared_experts(patched)
         yield placed_change(patched)
         yield from capacities(patched)
+
+
+HYPOTHESES = (
+    Hypothesis("moe_routing", experts, 415, "parts of single experts, after which are chosen"),
+)

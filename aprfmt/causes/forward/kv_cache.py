@@ -8,9 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.attention import known_entries
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 from aprfmt.tensors.norms import norm
+
+CAUSE_ROWS = (
+    Cause(
+        "kv_cache", "forward", "bug",
+        "Keys or values read from the cache are not those of the tokens: stale, moved or cut.",
+        "One pass over all tokens is equal, steps with a cache are not; attention's output "
+        "belongs to other keys or values than the recorded ones.",
+        "Attention over the keys of the named rows is equal.",
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 
@@ -148,3 +159,8 @@ def _values_read(case: Mismatch, call: OperationCall) -> Array | None:
         if norm(row) < 0.5 * away[rows[j]]:
             rows[j] = -1
     return rows
+
+
+HYPOTHESES = (
+    Hypothesis("kv_cache", cache, 340, "keys and values of other tokens, once the mask is right"),
+)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.product import (
     laid,
     numbers,
@@ -198,3 +198,11 @@ def _named_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapp
         move = int(shift[0]) if shift[0] <= count // 2 else int(shift[0]) - count
         return "row_offset", f"rows are read {move} further on", {"offset": move}
     return "row_offset", f"rows are in another order ({order[:6].tolist()}, ...)", {}
+
+
+HYPOTHESES = (
+    Hypothesis("missing_bias", bias, 40, "one vector in every row"),
+    Hypothesis("swapped_tensors", other_weight, 90, "a stored matrix, before solved ones"),
+    Hypothesis("transpose", transposed, 100, "the same values in one known order"),
+    Hypothesis("head_order", rows_moved, 110, "the same values in any order"),
+)

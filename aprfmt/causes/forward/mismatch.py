@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.causes.row import LAST
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 from aprfmt.inference.replay.recorded_trace import NO_VALUES, RecordedTrace
@@ -284,3 +285,17 @@ def heads_changed(patched: PatchedModel, layers: Layers, **values: Any) -> Patch
         return op(*first, replace(heads, **settled))
 
     return patched.with_op("scores", override, layers).with_op("probs", override, layers)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A cause, and the function that proposes changes for it.
+
+    Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
+    packages come after ours.
+    """
+
+    cause: str
+    propose: Callable[[Mismatch], Iterator[Change]]
+    rank: int = LAST
+    because: str = "offered by another package"

@@ -5,8 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "activation", "config", "bug",
+        "Another activation function: gelu with erf for tanh, silu for gelu, a clamp left out.",
+        "The inputs of the activation are equal, its outputs are another function of them.",
+        "The named function gives the other side's values.",
+        keys=("activation", "swiglu_limit", "swiglu_alpha"),
+    ),
+)  # fmt: skip
 
 KINDS = ("silu", "gelu", "gelu_tanh", "relu")
 
@@ -288,3 +299,11 @@ def _by_number(
 ) -> Callable[[float], Change]:
     """Return the function from a number to the change that it makes."""
     return lambda value: shaped_change(says, table[says], value)
+
+
+HYPOTHESES = (
+    Hypothesis("activation", activation, 380, "known functions, before solved ones"),
+    Hypothesis("activation", clamp, 390, "one limit of the known function"),
+    Hypothesis("activation", bent, 400, "one parameter of the known function"),
+    Hypothesis("activation", shaped, 405, "a number that is solved, after the known functions"),
+)

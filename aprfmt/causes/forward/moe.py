@@ -8,11 +8,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.experts import placed_change
-from aprfmt.causes.forward.mismatch import Change, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch, hyper_change
 from aprfmt.causes.forward.product import overlaid, zeroed
+from aprfmt.causes.row import Cause
 from aprfmt.inference.context import Context, PassFacts
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.tensors.norms import norm
+
+CAUSE_ROWS = (
+    Cause(
+        "moe_routing", "config", "bug",
+        "Experts are chosen or weighted by another rule: not renormalised, another gate function, "
+        "number of experts, grouping or scale.",
+        "Router logits are equal; chosen experts or their weights differ, by more than the "
+        "margins allow.",
+        "Routing by the named rule gives the other side's weights.",
+        keys=("n_experts_used", "norm_topk", "routed_scale", "n_expert_groups",
+              "n_expert_groups_used", "router", "router_jitter", "expert_bias"),
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
@@ -217,3 +231,9 @@ def _every_output(case: Mismatch, count: int) -> list[Array] | None:
         )
         outputs.append(np.asarray(case.array(product("ffn_down_exps", expert, inner)), np.float64))
     return outputs
+
+
+HYPOTHESES = (
+    Hypothesis("moe_routing", routing, 410, "which experts, before their order"),
+    Hypothesis("expert_order", order, 420, "any order of the stored experts"),
+)

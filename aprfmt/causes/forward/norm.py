@@ -5,11 +5,22 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.norm_order import NORMS, behind, offset_by, with_eps
 from aprfmt.causes.forward.product import laid, overlaid, same_shape
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
+
+CAUSE_ROWS = (
+    Cause(
+        "norm_eps", "config", "bug",
+        "The norms use another epsilon.",
+        "The ratio is constant along a row and largest for small rows, from the first norm on.",
+        "Solving both sides' rows gives one epsilon; the norms with it are equal.",
+        keys=("norm_eps", "lora_norm_eps"),
+    ),
+)  # fmt: skip
 
 EPS = tuple(10.0**-k for k in range(1, 13))
 
@@ -194,3 +205,10 @@ def norm_key(case: Mismatch) -> str | None:
         return None
     key = f"{role}.weight" if case.layer < 0 else f"L{case.layer}.{role}.weight"
     return key if key in case.patched.weights else None
+
+
+HYPOTHESES = (
+    Hypothesis("norm_eps", eps, 50, "one number for all rows, before weights"),
+    Hypothesis("norm_offset", offset, 60, "one constant, before weights of other values"),
+    Hypothesis("stale_tensor", weight, 70, "a vector that is solved fits more than a number"),
+)

@@ -6,7 +6,23 @@ from typing import Any
 import numpy as np
 
 from aprfmt.causes.forward.mismatch import Layers
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "norm_kind", "forward", "bug",
+        "A norm is of another kind: with the mean of a row taken away, or without.",
+        "Rows differ by a multiple of the norm's weight from the first norm on.",
+        "The pass with the other kind of norm is equal.",
+    ),
+    Cause(
+        "norm_skipped", "forward", "bug",
+        "A norm is left out: after attention or the MLP, before them, or before the head.",
+        "The input of the norm stands where its result should.",
+        "The pass without the named norm is equal.",
+    ),
+)  # fmt: skip
 
 MakeWorld = Callable[[PatchedModel, Layers], PatchedModel]
 NORMS = ("rms_norm", "layer_norm")

@@ -5,8 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "qk_norm", "forward", "bug",
+        "q and k are not normalised, or after rope instead of before, or over all heads together "
+        "instead of each one.",
+        "q and k are equal before their norm, and scores differ.",
+        "The pass with the norms of q and k as named is equal.",
+    ),
+)  # fmt: skip
 
 # Points from q on where a norm or a factor of q or k may first show.
 _LATE = (
@@ -98,3 +109,9 @@ def _change(patched: PatchedModel, length: int, scale: float) -> Change:
         tuple(name for name, old in zip(values, told, strict=True) if values[name] != old),
         lambda patched, layers: patched.with_hyper(**values), values, scoped=False,
     )  # fmt: skip
+
+
+HYPOTHESES = (
+    Hypothesis("qk_norm", norms, 170, "between the product and rope"),
+    Hypothesis("attention_scale", temperature, 180, "a factor by position, before angles"),
+)

@@ -7,13 +7,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.attention import cap_of
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
 from aprfmt.causes.forward.product import numbers, overlaid
 from aprfmt.causes.forward.score_bias import is_score_bias
 from aprfmt.causes.forward.single_steps import BEHIND, side_by_side
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import norm
+
+CAUSE_ROWS = (
+    Cause(
+        "residual", "forward", "bug",
+        "A sublayer's output is not added to the stream, or is added in another place.",
+        "The stream is equal to what was added, or unchanged, or both sublayers read one input.",
+        "The sum as named is equal.",
+        keys=("parallel_residual",),
+    ),
+    Cause(
+        "multiplier", "config", "bug",
+        "A factor of the embedding, the residual or the logits is missing or another.",
+        "All values of a point differ by one factor.",
+        "Multiplying by the printed factor makes them equal.",
+        keys=("embedding_scale", "residual_scale", "logit_scale"),
+    ),
+    Cause(
+        "token_ids", "forward", "bug",
+        "The run read other tokens than its records say.",
+        "The embedding's rows are those of other ids at single places; all rows from there on "
+        "differ.",
+        "The pass with the named ids is equal.",
+    ),
+    Cause(
+        "token_type_ids", "forward", "bug",
+        "Tokens have another type, or no row of the table of types is added.",
+        "The embedding differs by one vector in every row.",
+        "The pass with the named row of the types is equal.",
+    ),
+    Cause(
+        "dropout", "forward", "bug",
+        "Dropout is on: the run was made in training mode.",
+        "Some values are zero, and all others are larger by one factor; two runs differ.",
+        "The share of zeros gives the factor that all other values have.",
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 # Point -> the hyperparameter of the factor before it.
@@ -367,3 +404,19 @@ def final_cap(case: Mismatch) -> Iterator[Change]:
     found = cap_of(ours.reshape(-1), case.view.theirs.astype(np.float64).reshape(-1))
     if found is not None:
         yield from case.rounded(change, found)
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "row_offset", embedding_rows, 20, "rows of a table, before what is computed from them"
+    ),
+    Hypothesis("multiplier", factor, 30, "one factor, before the numbers of an operation"),
+    Hypothesis("residual", residual, 370, "sums, once both terms are right"),
+    Hypothesis("softcap", final_cap, 430, "the logits, after all that gives them"),
+    Hypothesis(
+        "token_ids", embedding_rows, 24, "rows of other ids, after rows that all moved alike"
+    ),
+    Hypothesis("token_type_ids", token_types, 27, "one row of a table, before a factor"),
+    Hypothesis("multiplier", half_factor, 35, "a factor of a part, after one of all"),
+    Hypothesis("dropout", dropout, 440, "zeros at random, which any operation may have"),
+)

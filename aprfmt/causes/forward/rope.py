@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
 from aprfmt.causes.forward.rotations import (
     coarse,
     kinds,
@@ -21,9 +21,50 @@ from aprfmt.causes.forward.rotations import (
     turned,
     unturned,
 )
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.rope import RopeKind, kind_of, make
 from aprfmt.tensors.norms import norm
+
+CAUSE_ROWS = (
+    Cause(
+        "rope_theta", "config", "bug",
+        "Rope turns with another base frequency.",
+        "q and k are equal before rope and differ after it, more with position, but not in the "
+        "first pair; the lengths are equal.",
+        "The angles of the rows give the base; rope with it is equal.",
+        keys=("rope_theta", "rope_theta_local"),
+    ),
+    Cause(
+        "rope_scaling", "config", "bug",
+        "Rope scaling for long contexts is missing, or its factors are others.",
+        "As rope_theta, but the angles follow no single base, or all shrink by one factor.",
+        "The angles give the factor of every frequency; rope with the other rule is equal.",
+        keys=("context_length", "rope_scaling"),
+    ),
+    Cause(
+        "rope_layers", "config", "bug",
+        "Layers rotate that should not, do not where they should, or use the other kind of rope "
+        "(local and global layers exchanged).",
+        "Some layers are equal after rope and others not.",
+        "Turning rope on, off or to the other kind in the named layers makes them equal.",
+        keys=("rope_scaling_layers", "rope_layers"),
+    ),
+    Cause(
+        "partial_rotary", "config", "bug",
+        "Another number of elements of each head is rotated.",
+        "Elements past some index are rotated on one side and equal to the input on the other.",
+        "Rope over the printed number of elements is equal.",
+        keys=("rope_dim",),
+    ),
+    Cause(
+        "positions", "forward", "bug",
+        "Tokens have other positions: counted from another start, or not at all.",
+        "Rope's angles, or the learned rows, belong to positions at a constant distance.",
+        "The pass with the printed positions is equal.",
+        keys=("position_offset", "alibi_max_bias"),
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 # Bases in use, for traces that show no angles.
@@ -435,3 +476,16 @@ def learned(case: Mismatch) -> Iterator[Change]:
 def rel_zero(x: Array, against: Array) -> float:
     """Return the size of x relative to another array."""
     return norm(x) / max(norm(against), 1e-300)
+
+
+HYPOTHESES = (
+    Hypothesis("rope_layers", layers, 200, "rope at all, before its numbers"),
+    Hypothesis("rope_pairing", backwards, 210, "the other direction, before other pairs"),
+    Hypothesis("positions", positions, 220, "one shift of all angles"),
+    Hypothesis("positions", learned, 230, "rows of a learned table"),
+    Hypothesis("rope_pairing", pairing, 240, "which elements turn, before how far"),
+    Hypothesis("partial_rotary", partial, 250, "how many elements turn, before how far"),
+    Hypothesis("rope_theta", theta, 260, "one base gives all frequencies"),
+    Hypothesis("rope_scaling", scaling, 270, "a frequency for each pair fits more than a base"),
+    Hypothesis("partial_rotary", elements, 255, "which elements turn, after how many"),
+)

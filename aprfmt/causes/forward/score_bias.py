@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.score_bias import alibi_slopes, key_bias
 
@@ -145,3 +145,8 @@ def score_bias(case: Mismatch) -> Iterator[Change]:
         f"model says {', '.join(f'{value:.4g}' for value in own[:6].tolist())}", ("alibi_slopes",),
         _sloped(case.patched, own, slopes), {"alibi_slopes": slopes.tolist()}, general=True,
     )  # fmt: skip
+
+
+HYPOTHESES = (
+    Hypothesis("positions", score_bias, 190, "what is added to the scores, before angles"),
+)

@@ -11,10 +11,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.forward.product import numbers, product_of
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
+
+CAUSE_ROWS = (
+    Cause(
+        "tensor_parallel", "forward", "bug",
+        "A sum over devices lacks a device's part, or has one in another's place.",
+        "Attention's or the MLP's last product is that of some of its columns only.",
+        "The product in which the named shards count as named is equal.",
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 COUNTS = (2, 4, 8)  # devices that share a product
@@ -161,3 +171,10 @@ def shards(case: Mismatch) -> Iterator[Change]:
             name = next(name for name, roles in SUMMED.items() if role in roles)
             yield _change(name, (role,), factors.tolist())
             return
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "tensor_parallel", shards, 115, "the same values, some left out, before other values"
+    ),
+)

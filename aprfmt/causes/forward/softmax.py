@@ -6,8 +6,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch, heads_changed
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, heads_changed
+from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "softmax_reduction", "forward", "bug",
+        "The softmax does not sum over all its keys, as over tiles of 32 that were not combined.",
+        "Scores are equal, rows of the probabilities do not sum to 1 or are right for short rows "
+        "only.",
+        "A softmax over tiles of the printed size is equal.",
+    ),
+)  # fmt: skip
 
 Array = NDArray[Any]
 TILES = (32, 16, 64, 8, 128)
@@ -84,3 +95,8 @@ def sums(patched: PatchedModel) -> Iterator[Change]:
         for name in SUMS if tile < len(patched.ids) else ():
             says = f"the softmax sums over {name.format(tile)}"
             yield Change("softmax_reduction", says, where, sums_over(name, tile), {"tile": tile})
+
+
+HYPOTHESES = (
+    Hypothesis("softmax_reduction", softmax, 330, "the sums, once scores and mask are right"),
+)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixers
-from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.forward.product import scaled_vectors, zeroed
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -127,3 +127,8 @@ def _linear(patched: PatchedModel, layers: Layers) -> PatchedModel:
         return x if at.point == "ssm_conv_in" else op(x, kind, **kwargs)
 
     return patched.with_op("activate", override, layers)
+
+
+HYPOTHESES = (
+    Hypothesis("recurrence", state_space, 346, "the rule of a state, after a delta net's"),
+)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
 from aprfmt.causes.forward.norm import norm_key
 from aprfmt.causes.forward.product import numbers, overlaid, product_of
 from aprfmt.codecs import CODECS, decode, encode
@@ -177,3 +177,13 @@ def tied(patched: PatchedModel) -> Iterator[Change]:
             lambda patched, layers: patched.with_weights({"output.weight": table.numpy()}),
             scoped=False,
         )
+
+
+HYPOTHESES = (
+    Hypothesis("tied_embedding", head, 80, "a stored matrix, before solved ones"),
+    Hypothesis("scale", scaled, 120, "one factor, before other values"),
+    Hypothesis("dtype_mislabel", reread, 130, "the same bytes, before other values"),
+    Hypothesis("bit_rot", one_value, 140, "one value, before a whole matrix"),
+    Hypothesis("quantisation", quantised, 150, "within a bound, once no exact change fits"),
+    Hypothesis("stale_tensor", stale, 160, "any matrix, the last of a product"),
+)

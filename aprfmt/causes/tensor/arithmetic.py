@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
-from aprfmt.causes.tensor.guess import Guess, Take
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.codecs import codec, decode, encode
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import UNIT, noise_of
@@ -19,6 +20,36 @@ from aprfmt.tensors.norms import dot
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "norm_offset", "tensor", "bug",
+        "Norm weights with one added where they should not be, or without where they should "
+        "(gemma stores w and multiplies by 1 + w; GGUF stores 1 + w).",
+        "Norm weights or the norms' factors differ by a constant 1.",
+        "Adding the printed offset makes them equal.",
+    ),
+    Cause(
+        "scale", "tensor", "bug",
+        "A tensor multiplied by a constant, or by one constant a row.",
+        "The ratio of the values is constant; cosine is 1.",
+        "Dividing by the printed factor makes them equal.",
+    ),
+    Cause(
+        "rounding", "forward", "precision",
+        "The same computation rounded otherwise: another dtype, another order of summation, an "
+        "expert flipped by a margin inside the rounding.",
+        "Small differences without a first jump, of the size the coarser arithmetic makes.",
+        "Recomputing in the coarser arithmetic, or one operation on the other's input, stays "
+        "inside the tolerance everywhere.",
+    ),
+    Cause(
+        "quantisation", "tensor", "precision",
+        "One side is a quantized copy: every value is within its block's step.",
+        "Another encoding, no outlier beyond a step, the usual mean square error.",
+        "Quantizing the other side gives these bytes, or every value is inside the bound.",
+    ),
+)  # fmt: skip
 
 LOOSE = 0.25  # rounding beyond which a factor proves nothing
 NARROW = 16  # columns below which a factor a row explains too little
@@ -367,3 +398,18 @@ def steps_apart(case: Unequal) -> float | None:
     if case.a.encoding != case.b.encoding or encoding_row(case.a.encoding).block_size == 1:
         return None
     return in_steps(case.a.side, case.b.side)
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("norm_offset",), norm_offset, 110, "one constant, before a factor or a function"
+    ),
+    PairHypothesis(
+        ("scale",), scale, 160, "a factor for each row fits more than what is above it", part=True
+    ),
+    PairHypothesis(("rounding",), rounding, 170, "a bound, which a constant factor would miss"),
+    PairHypothesis(
+        ("quantisation",), quantisation, 260, "a bound and no equality, after all that is exact"
+    ),
+    PairHypothesis(("rounding",), summed_rounding, 280, "a bound that grows with what was summed"),
+)

@@ -12,7 +12,7 @@ import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Guess
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.codecs import CODECS
 from aprfmt.measure.row_reader import Reader
 from aprfmt.tensors import norms
@@ -131,3 +131,16 @@ def _moved(reader: Reader, index: "Array", shift: int) -> "Array":
         ).reshape(len(run), size)
         at += len(run)
     return made
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("packing_order", "quant_min"),
+        other_layout,
+        100,
+        "other orders of bytes, before what fits a scale to them",
+    ),
+    PairHypothesis(
+        ("byte_offset",), late_blocks, 220, "blocks read late, once no whole value moved"
+    ),
+)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Guess
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.stored_bytes import ANCHOR, STORED, bytes_of, layouts
 from aprfmt.measure.records import Explanation
 from aprfmt.tensors import norms
@@ -16,6 +17,21 @@ from aprfmt.tensors.runs import RunBytes
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "byte_offset", "tensor", "bug",
+        "The data is read or was written some bytes too early or too late.",
+        "Equal byte runs at another place of the tensor.",
+        "Shifting by the printed number of bytes makes the overlapping bytes equal.",
+    ),
+    Cause(
+        "row_offset", "tensor", "bug",
+        "Rows are stored some rows further down or up, as in an embedding read one token off.",
+        "Every row equals a row of the other side at one constant distance.",
+        "Moving the rows by the printed number makes them equal.",
+    ),
+)  # fmt: skip
 
 REACH = 1 << 16  # furthest shift looked for, in bytes
 
@@ -232,3 +248,24 @@ def _flat_shift(case: Unequal) -> int:
     found = np.correlate(hay, anchor, "valid") / (norm * np.sqrt(np.maximum(sums, 1e-300)))
     at = int(found.argmax())
     return at + (first - middle) * width if found[at] >= FOUND_AGAIN else 0
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("byte_offset",),
+        wrapped_offset,
+        30,
+        "offsets that an integer of 32 bits wraps: bytes alone",
+        stored=True,
+    ),
+    PairHypothesis(
+        ("byte_offset", "row_offset"),
+        byte_offset,
+        80,
+        "runs of equal bytes elsewhere are exact",
+        stored=True,
+    ),
+    PairHypothesis(
+        ("byte_offset",), flat_offset, 210, "values moved across rows, once no order of rows fits"
+    ),
+)

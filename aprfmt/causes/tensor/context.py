@@ -27,7 +27,7 @@ WIDTH = 64  # values read of each such row
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ShapeIndex:
     """Tensors of one shape in one file: their keys, and a line of sample values for each."""
 
     keys: tuple[str, ...]
@@ -43,7 +43,7 @@ class Schemes:
     fruitless: int = 0
 
 
-class Surroundings:
+class PairContext:
     """Both models, and an optional third one (the base); gives tensors by key.
 
     `results` are the known records of pairs by key: they save passes and tell whether other
@@ -64,7 +64,7 @@ class Surroundings:
         self.schemes = Schemes()
         self.results: Mapping[str, TensorDiff] = results or {}
         self._readers: dict[tuple[str, str], Reader] = {}
-        self._shelves: dict[str, dict[tuple[int, ...], Shelf]] = {}
+        self._indexes: dict[str, dict[tuple[int, ...], ShapeIndex]] = {}
         self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
 
     @cached_property
@@ -115,13 +115,13 @@ class Surroundings:
             self._readers[label, key] = Reader(side)
         return self._readers[label, key]
 
-    def shelf(self, label: str, shape: tuple[int, ...]) -> Shelf | None:
+    def shape_index(self, label: str, shape: tuple[int, ...]) -> ShapeIndex | None:
         """Return the samples of all tensors of a shape; None if there are none."""
-        if label not in self._shelves:
-            self._shelves[label] = self._read_shelves(label)
-        return self._shelves[label].get(shape)
+        if label not in self._indexes:
+            self._indexes[label] = self._read_indexes(label)
+        return self._indexes[label].get(shape)
 
-    def _read_shelves(self, label: str) -> dict[tuple[int, ...], Shelf]:
+    def _read_indexes(self, label: str) -> dict[tuple[int, ...], ShapeIndex]:
         found: dict[tuple[int, ...], list[tuple[str, str, Array]]] = {}
         for key in self.sides(label):
             reader = self.reader(label, key)
@@ -136,7 +136,7 @@ class Surroundings:
             found.setdefault(reader.shape, []).append((key, reader.encoding, line))
             reader.drop()
         return {
-            shape: Shelf(
+            shape: ShapeIndex(
                 tuple(row[0] for row in rows),
                 tuple(row[1] for row in rows),
                 np.stack([row[2] for row in rows]),
@@ -149,18 +149,18 @@ class Surroundings:
 
         Empty if all values of the sample are equal, because constant tensors prove nothing.
         """
-        shelf = self.shelf(label, reader.shape)
-        if shelf is None:
+        index = self.shape_index(label, reader.shape)
+        if index is None:
             return []
         line = sample_line(reader)
         if not np.isfinite(line).all() or np.ptp(line) == 0:
             return []
-        values = np.where(np.isfinite(shelf.values), shelf.values, 0.0)
+        values = np.where(np.isfinite(index.values), index.values, 0.0)
         norm = np.maximum(np.linalg.norm(values, axis=1), norms.norm(line))
         away = np.linalg.norm(values - line, axis=1) / np.where(norm > 0, norm, 1.0)
-        limits = np.array([1.5 * noise(reader.encoding, name) for name in shelf.encodings])
+        limits = np.array([1.5 * noise(reader.encoding, name) for name in index.encodings])
         near = np.flatnonzero(away <= limits)
-        return [shelf.keys[i] for i in near[np.argsort(away[near], kind="stable")]]
+        return [index.keys[i] for i in near[np.argsort(away[near], kind="stable")]]
 
 
 def sample_line(reader: Reader) -> "Array":

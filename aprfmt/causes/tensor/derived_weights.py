@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
-from aprfmt.causes.tensor.context import Surroundings
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.context import PairContext
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, noise, noise_of
@@ -25,6 +26,32 @@ from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "lora_merge", "identity", "not_comparable",
+        "An adapter of low rank was merged into one side, or once more than into the other: other "
+        "weights, derived from the same ones.",
+        "The differences of an adapter's targets have a low rank, in all layers; nothing else "
+        "differs.",
+        "The rank of every difference. Which side is meant, or whether it was merged twice, the "
+        "weights do not say.",
+        next="distances",
+    ),
+    Cause(
+        "partial_merge", "tensor", "bug",
+        "An adapter was merged into some shards, or some layers, only.",
+        "Differences of low rank in one shard's matrices, none in the others'.",
+        "The rank of every difference, and the shards that hold the tensors.",
+    ),
+    Cause(
+        "derived", "identity", "not_comparable",
+        "One side was trained further: other weights, not a damaged copy.",
+        "Nearly all matrices differ and are related to the other side's.",
+        "Most matrices differ, by the printed distances, and correlate with the other side's.",
+        next="distances",
+    ),
+)  # fmt: skip
 
 MOST_RANK = 256  # the largest rank looked for
 FIRST = 24  # rank that is looked for first
@@ -57,7 +84,7 @@ class MatrixChange:
 
 
 def with_derived(
-    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; the tensors of a training or a merge get that as explanation."""
     by_key = {pair.key: pair for pair in pairs}
@@ -155,7 +182,7 @@ def _rank(delta: "Array", rounding: float) -> int:
 
 
 def _explained(
-    context: Surroundings,
+    context: PairContext,
     pairs: Mapping[str, TensorPair],
     matrices: Sequence[TensorDiff],
     changes: Sequence[MatrixChange],

@@ -16,7 +16,7 @@ from aprfmt.measure.numbers import wide
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
-    from aprfmt.causes.tensor.context import Surroundings
+    from aprfmt.causes.tensor.context import PairContext
     from aprfmt.codecs.base import Array
 
 SAMPLE_ROWS = 24  # rows that every guess is tried on first
@@ -71,7 +71,7 @@ class Unequal:
     """Two tensors of one role and shape, with their context."""
 
     def __init__(
-        self, key: str, a: Reader, b: Reader, context: "Surroundings", shape: tuple[int, ...] = ()
+        self, key: str, a: Reader, b: Reader, context: "PairContext", shape: tuple[int, ...] = ()
     ) -> None:
         self.key, self.a, self.b, self.context = key, a, b, context
         self.shape = shape or a.shape

@@ -16,7 +16,7 @@ from aprfmt.arch.vocabulary import split_key
 from aprfmt.base.registry import offered
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.compound import remainder, rereadings
-from aprfmt.causes.tensor.context import Surroundings
+from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.derived_weights import with_derived
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
 from aprfmt.causes.tensor.folded_factors import with_folds
@@ -33,7 +33,7 @@ from aprfmt.measure.verdicts import Certainty
 from aprfmt.model import Model
 from aprfmt.tensors.view import View
 
-__all__ = ["Explanation", "Surroundings", "explain_pair", "explained"]
+__all__ = ["Explanation", "PairContext", "explain_pair", "explained"]
 
 MOST = 0.5  # of the values a change has to give to be called explained
 TRIED = 6  # guesses applied to whole tensors, per pair
@@ -46,7 +46,7 @@ DENSE = 0.3  # at a smaller distance not all values were misread
 REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # not combined
 
 
-def explain_pair(a: View, b: View, context: Surroundings, key: str = "") -> Explanation | None:
+def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Explanation | None:
     """Return the first hypothesis that makes two differing tensors equal, or the likeliest one.
 
     `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
@@ -56,7 +56,7 @@ def explain_pair(a: View, b: View, context: Surroundings, key: str = "") -> Expl
         return _explain(a, b, context, key)
 
 
-def _explain(a: View, b: View, context: Surroundings, key: str) -> Explanation | None:
+def _explain(a: View, b: View, context: PairContext, key: str) -> Explanation | None:
     first, second = Reader(a), Reader(b)
     if not first.size or not second.size:
         return None
@@ -247,11 +247,11 @@ def explained(
     Of a role that differs in many layers a few pairs are tried alone. If nothing is found for them
     that is theirs alone, all layers are looked at together first.
     """
-    context = Surroundings(a, b, base, {row.key: row for row in results})
+    context = PairContext(a, b, base, {row.key: row for row in results})
     made = list(results)
     late: list[int] = []
     with np.errstate(all="ignore"):  # misread values may overflow
-        tried = VainTries(results)
+        tried = FailedAttempts(results)
         for i, (pair, row) in enumerate(zip(pairs, results, strict=True)):
             if tried.enough(row):
                 late.append(i)
@@ -265,7 +265,7 @@ def explained(
         return _together(context, pairs, made) if left else made
 
 
-class VainTries:
+class FailedAttempts:
     """Counts, by role, the pairs that were tried alone and in vain."""
 
     def __init__(self, rows: Sequence[TensorDiff]) -> None:
@@ -287,7 +287,7 @@ class VainTries:
             self.vain[split_key(row.key)[1]] += 1
 
 
-def _alone(context: Surroundings, pair: TensorPair, row: TensorDiff) -> TensorDiff:
+def _alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> TensorDiff:
     """Return a record with what explains its pair alone."""
     found = None
     try:
@@ -305,7 +305,7 @@ def _alone(context: Surroundings, pair: TensorPair, row: TensorDiff) -> TensorDi
 
 
 def _together(
-    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records with what explains several tensors at once."""
     made = list(rows)

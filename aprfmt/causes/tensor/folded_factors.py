@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
-from aprfmt.causes.tensor.context import Surroundings
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.context import PairContext
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import UNIT, noise
@@ -22,6 +23,31 @@ from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "norm_folded", "tensor", "same",
+        "The weights of norms were multiplied into the products that read them, and set to one; "
+        "the function is equal.",
+        "Columns of products are multiplied by the norm's weights, and the norm is one everywhere.",
+        "Every product that reads the norm equals the other side's times the norm's weights.",
+    ),
+    Cause(
+        "scales_folded", "tensor", "same",
+        "Factors were moved from one tensor into the next (activation-aware scaling): the function "
+        "is equal.",
+        "Rows or norms are divided by factors, and columns of what reads them multiplied by them.",
+        "Every tensor that reads the factors undoes them.",
+    ),
+    Cause(
+        "partial_fold", "tensor", "bug",
+        "Factors were folded into products and not taken out where they came from, or only into "
+        "some of what reads them.",
+        "The columns of products are multiplied by the norm's own weights, or by factors that "
+        "undo a change of the norm in some products only.",
+        "Undoing the fold makes the named products equal; the partner does not undo it.",
+    ),
+)  # fmt: skip
 
 MLP = ("ffn_gate", "ffn_up", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp",
        "ffn_up_shexp", "ffn_gate_inp_shexp")  # fmt: skip
@@ -54,7 +80,7 @@ SCALES = (
 class Layer:
     """The tensors of a layer: values of both sides by role, and A's with the folds made."""
 
-    context: Surroundings
+    context: PairContext
     start: str
     pairs: Mapping[str, TensorPair]
     a: "dict[str, Array]" = field(default_factory=dict)
@@ -129,7 +155,7 @@ class Fold:
 
 
 def with_folds(
-    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; tensors whose factors were moved get that as explanation."""
     made = {row.key: row for row in rows}

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import fused_layouts
-from aprfmt.causes.tensor.context import Surroundings
+from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.permutation import FOUND
 from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
@@ -25,6 +26,16 @@ from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "fused_order", "tensor", "bug",
+        "The rows of what is stored as one tensor (q, k and v; gate and up) stand in another "
+        "order: per head, per KV group, row by row, by shard, parts exchanged.",
+        "Every row of the parts together equals a row of the other side's, in another part.",
+        "One order of all rows makes the parts equal, biases included where they moved.",
+    ),
+)  # fmt: skip
 
 SHOWN = 6  # runs of rows named
 
@@ -61,7 +72,7 @@ class RowOrder:
 
 
 def with_joined(
-    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; fused tensors in another order get that as explanation."""
     made = {row.key: row for row in rows}
@@ -79,7 +90,7 @@ def with_joined(
 
 
 def _of_layer(
-    context: Surroundings,
+    context: PairContext,
     pairs: Mapping[str, TensorPair],
     rows: Mapping[str, TensorDiff],
     family: FusedRoles,
@@ -109,7 +120,7 @@ def _of_layer(
 
 
 def _case(
-    context: Surroundings,
+    context: PairContext,
     pairs: Mapping[str, TensorPair],
     roles: Sequence[tuple[str, str]],
     layer: int,
@@ -136,7 +147,7 @@ def _keys(case: Unequal) -> tuple[str, ...]:
 
 
 def _order(
-    context: Surroundings, rows: Mapping[str, TensorDiff], family: FusedRoles, case: Unequal | None
+    context: PairContext, rows: Mapping[str, TensorDiff], family: FusedRoles, case: Unequal | None
 ) -> RowOrder | None:
     """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
     if case is None or not any(rows[key].unexplained(WEAK) for key in _keys(case)):
@@ -156,9 +167,7 @@ def _order(
     return _named(context, family, case, at)
 
 
-def _named(
-    context: Surroundings, family: FusedRoles, case: Unequal, at: "Array"
-) -> RowOrder | None:
+def _named(context: PairContext, family: FusedRoles, case: Unequal, at: "Array") -> RowOrder | None:
     assert isinstance(case.a, JoinedRows)
     parts = [(name, reader.rows) for (_, name), reader in
              zip(family.of("weight"), case.a.readers, strict=True)]  # fmt: skip

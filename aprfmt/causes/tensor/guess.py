@@ -1,15 +1,17 @@
-"""The guess of a hypothesis."""
+"""A row of the hypotheses about a pair of tensors, and the guess that it makes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aprfmt.causes.row import LAST
 from aprfmt.measure.records import Explanation
 
 if TYPE_CHECKING:
+    from aprfmt.causes.tensor.differing_pair import Unequal
     from aprfmt.codecs.base import Array
 
-__all__ = ["Explanation", "Guess", "Take"]
+__all__ = ["Explanation", "Guess", "PairHypothesis", "Take"]
 
 # Arrays made of arrays: values [n, columns] of row numbers, or other values of values.
 Take = Callable[["Array"], "Array"]
@@ -34,3 +36,22 @@ class Guess:
     rows: "Array | None" = None
     slack: float = 0.0
     constant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PairHypothesis:
+    """One row: the causes it can find, its function, and the pairs it is for.
+
+    Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
+    packages come after ours. `shapes` rows are for tensors of different shapes. `part` rows are
+    also tried on only the rows that differ. `stored` rows compare bytes in pieces, and are all
+    that is tried on a vector of gigabytes.
+    """
+
+    causes: tuple[str, ...]
+    find: Callable[["Unequal"], "Iterator[Guess | Explanation]"]
+    rank: int = LAST
+    because: str = "offered by another package"
+    shapes: bool = False
+    part: bool = False
+    stored: bool = False

@@ -13,6 +13,7 @@ import numpy as np
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.encodings import members, numbers
 from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.codecs import CODECS
 from aprfmt.measure.bounds import steps
 from aprfmt.measure.numbers import steps_between, wide
@@ -108,3 +109,10 @@ def _restored(
         if nearest is None or (steps_between(theirs, nearest, step) > 1.0).any():
             return False
     return True
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("bit_rot",), lost_bits, 75, "members that are one byte, before other scales are tried"
+    ),
+)

@@ -7,16 +7,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Guess
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
 from aprfmt.measure.byte_ranges import numbered
 from aprfmt.measure.records import Explanation
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
-    from aprfmt.causes.tensor.context import Surroundings
+    from aprfmt.causes.tensor.context import PairContext
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "wrong_rows", "tensor", "bug",
+        "Rows, heads or experts hold the values of other ones: of a neighbour, another layer, or "
+        "one of them twice.",
+        "The differing rows equal other rows of the other side, which stand there as well.",
+        "Every differing row is found, to the bit, at the printed place.",
+    ),
+)  # fmt: skip
 
 COLUMNS = 8  # below so many values a row is not known by them
 POOL = 1 << 31  # values of A looked through
@@ -102,7 +113,7 @@ def _line(case: Unequal, run: RowRun) -> str:
     return f"{name}: A's {numbered('row', run.there, run.there + run.count)}{of}"
 
 
-def _pool(context: "Surroundings", like: Reader, key: str) -> JoinedRows | None:
+def _pool(context: "PairContext", like: Reader, key: str) -> JoinedRows | None:
     """Return all rows of A with so many columns, made once; None where they are too many."""
     held = context.pools
     if like.columns not in held:
@@ -116,3 +127,8 @@ def _pool(context: "Surroundings", like: Reader, key: str) -> JoinedRows | None:
         held[like.columns] = JoinedRows(list(chosen), list(chosen.values())) if small else None
     pool = held[like.columns]
     return pool if pool is not None and key in pool.keys else None
+
+
+HYPOTHESES = (
+    PairHypothesis(("wrong_rows",), misplaced, 230, "reads the rows of all other tensors"),
+)

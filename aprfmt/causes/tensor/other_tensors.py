@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.context import sample_line
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
 from aprfmt.causes.tensor.foreign_values import foreign
-from aprfmt.causes.tensor.guess import Guess
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis
 from aprfmt.measure.encoding_noise import noise
 from aprfmt.measure.numbers import wide
 from aprfmt.measure.records import EQUAL, Explanation
@@ -17,8 +18,48 @@ from aprfmt.measure.row_reader import Reader
 from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
-    from aprfmt.causes.tensor.context import Surroundings
+    from aprfmt.causes.tensor.context import PairContext
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "missing_bias", "config", "bug",
+        "A bias that one side adds is dropped on the other.",
+        "The difference is the same vector in every row and equals the bias.",
+        "Dropping (or adding) the bias makes the difference vanish.",
+        keys=("attention_bias", "attention_out_bias", "mlp_bias", "head_bias", "conv_bias"),
+        next="stored",
+    ),
+    Cause(
+        "tied_embedding", "config", "bug",
+        "The head is the embedding on one side and a matrix of its own on the other.",
+        "Everything up to the final norm is equal and the logits differ; or a head is stored on "
+        "one side only and is no copy of the embedding.",
+        "Multiplying with the other matrix makes the logits equal.",
+        keys=("tied_embeddings",),
+        next="again",
+    ),
+    Cause(
+        "swapped_tensors", "tensor", "bug",
+        "Two tensors of one shape stand under each other's names, such as gate and up.",
+        "A tensor equals a differently named one of the other side.",
+        "Exchanging the names makes both equal.",
+    ),
+    Cause(
+        "layer_order", "tensor", "bug",
+        "Layers stand in another order, or each tensor of a layer belongs to another layer.",
+        "Tensors of a layer equal those of another layer of the other side.",
+        "Renumbering the layers makes them equal.",
+    ),
+    Cause(
+        "stale_tensor", "tensor", "bug",
+        "A tensor was left at other values: of an older checkpoint, of initialisation, or zero.",
+        "One tensor differs everywhere and relates to no tensor of the other side.",
+        "It is constant, or of the size and spread of the other side's and related to it in "
+        "nothing; in a pass, the values solved for it make every later difference vanish. That "
+        "the other side's tensor removes the difference is true of any damage.",
+    ),
+)  # fmt: skip
 
 KEPT_ROWS = 0.5  # share of equal rows from which a tensor is a damaged copy of the right one
 SHOWN = 3  # other tensors named
@@ -99,7 +140,7 @@ def _same_sample(x: Reader, y: Reader) -> bool:
     return norms.norm(a - b) <= 1.5 * noise(x.encoding, y.encoding) * norm
 
 
-def renamed(key: str, label: str, context: "Surroundings") -> Explanation | None:
+def renamed(key: str, label: str, context: "PairContext") -> Explanation | None:
     """Explain a tensor that only one file has: the other file may have it under another name.
 
     `label` is the file that has the key, "a" or "b".
@@ -204,3 +245,24 @@ def _constant(case: Unequal, label: str, sample: "Array") -> float | None:
     value = float(sample.flat[0])
     side = case.b if label == "B" else case.a
     return value if all(bool((side.take(r) == value).all()) for r in case.windows(None)) else None
+
+
+HYPOTHESES = (
+    PairHypothesis(("missing_bias",), zeroed_bias, 40, "zeros fit every later hypothesis"),
+    PairHypothesis(
+        ("stale_tensor",),
+        one_value,
+        50,
+        "one value everywhere is a function of any other side",
+        part=True,
+    ),
+    PairHypothesis(
+        ("layer_order", "swapped_tensors", "tied_embedding"),
+        other_tensor,
+        120,
+        "equal to another tensor, before orders of this one",
+    ),
+    PairHypothesis(
+        ("stale_tensor",), stale_tensor, 310, "says only that nothing relates the two", part=True
+    ),
+)

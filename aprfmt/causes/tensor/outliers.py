@@ -6,6 +6,7 @@ import numpy as np
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.codecs import decode
 from aprfmt.measure.encoding_noise import noise_of
 from aprfmt.measure.numbers import steps_between, wide
@@ -100,3 +101,10 @@ def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
         f"bit {best % 8} of byte {best // 8} of the {side.encoding} {what} "
         f"(byte {tensor.info.offset + offset} of {tensor.info.name})"
     )
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("bit_rot",), outliers, 290, "single values beyond a bound that holds for the others"
+    ),
+)

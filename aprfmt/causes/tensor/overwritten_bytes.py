@@ -15,6 +15,7 @@ from aprfmt.causes.tensor import coarse_damage
 from aprfmt.causes.tensor.coarse_damage import GAP, LEAST, SHARE, SHOWN, SPANS
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.foreign_values import foreign
+from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.stored_bytes import ANCHOR, bytes_of, layouts
 from aprfmt.measure.byte_ranges import alignment, in_file, numbered, told
 from aprfmt.measure.numbers import wide
@@ -306,3 +307,14 @@ def _no_weights(case: Unequal, span: ByteSpan, b: RunBytes) -> bool:
             wild = ~np.isfinite(y) | (np.abs(y) > WILD * usual)
             return bool(wild.any())
     return False
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("bit_rot",),
+        ranges,
+        240,
+        "what holds where a part is overwritten, whatever it is",
+        stored=True,
+    ),
+)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.packed_copies import Copy, cells, moved, ordered, scaled, spread
 from aprfmt.causes.tensor.packed_scales import affine, factors
 from aprfmt.codecs import fp8
@@ -15,6 +16,36 @@ from aprfmt.measure.records import Explanation
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "zero_point", "tensor", "bug",
+        "The zero points of a packed weight are off: by one (GPTQ's two formats), or by half the "
+        "codes (signed for unsigned).",
+        "The errors of every group are one whole number of its steps.",
+        "Moving the zero points by it leaves errors that are usual for the encoding.",
+    ),
+    Cause(
+        "packing_order", "tensor", "bug",
+        "The codes of a packed weight stand in another order in their words or blocks: AWQ's for "
+        "GPTQ's, the high nibble first, halves for neighbours.",
+        "Values of every word correlate with those of the other side in one fixed order.",
+        "In the named order the errors are usual for the encoding.",
+    ),
+    Cause(
+        "group_index", "tensor", "bug",
+        "Inputs are scaled by other groups than theirs: g_idx ignored or lost, or another size of "
+        "groups.",
+        "Columns, each as a whole, have the scales of another group.",
+        "With a group found for every input the errors are usual for the encoding.",
+    ),
+    Cause(
+        "fp8_variant", "tensor", "bug",
+        "The bytes of one 8-bit float are read as another: E4M3, E5M2, or one of their FNUZ kin.",
+        "Values of the other format's codes, or half or twice as large.",
+        "Read as the named format they have errors that are usual for it.",
+    ),
+)  # fmt: skip
 
 POWERS = 32  # of two: scales of floats are known up to them, as the largest that fit
 WORD = 8  # codes of four bits in a word

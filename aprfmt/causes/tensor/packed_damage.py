@@ -11,6 +11,7 @@ import numpy as np
 
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.overwritten_bytes import stretches
 from aprfmt.measure.records import Explanation
 
@@ -94,3 +95,10 @@ def _runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
         bits = int(np.unpackbits(x ^ y).sum())
         found.append(DamagedRun(b, start, stop, bits, not y.any()))
     return found
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("bit_rot",), damaged_parts, 70, "damaged parts, before what decodes a packed weight"
+    ),
+)

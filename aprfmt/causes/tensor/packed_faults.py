@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from aprfmt.causes.tensor import packed_codes, packed_parts, packed_scales
 from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.packed_copies import copies, explanation
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.bounds import fit
@@ -52,3 +53,22 @@ def order_of_outputs(case: Unequal) -> Iterator[Explanation]:
     for copy in copies(case):
         if copy.finite and not fit(copy.x, copy.y, copy.lattice).how:
             yield from packed_codes.order_of_outputs(copy)
+
+
+PACKED = tuple(
+    cause.name
+    for module in (packed_parts, packed_codes, packed_scales)
+    for cause in module.CAUSE_ROWS
+)
+HYPOTHESES = (
+    PairHypothesis(
+        PACKED, faults, 90, "a packed copy is judged in its own steps, before plain values"
+    ),
+    PairHypothesis(
+        ("packing_order",), order_of_outputs, 200, "once no order of heads explains the rows"
+    ),
+    PairHypothesis(("quantisation",), quantisation, 270, "a bound in the copy's own steps"),
+    PairHypothesis(
+        ("quant_scale",), other_scales, 300, "scales that go with the right ones in no known way"
+    ),
+)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.packed_copies import Copy, explanation
 from aprfmt.codecs import CODECS, decode
@@ -22,6 +23,36 @@ from aprfmt.measure.records import Explanation
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "scales_missing", "tensor", "bug",
+        "A packed weight lacks one of its parts: its scales, zero points or index.",
+        "The weight cannot be decoded; the file has no tensor of that name.",
+        "With the other side's part it decodes to the other side's values.",
+    ),
+    Cause(
+        "scales_shape", "tensor", "bug",
+        "The scales of a packed weight are transposed, or of groups of another size than is "
+        "claimed.",
+        "The weight cannot be decoded; its scales have another shape than its codes ask for.",
+        "Turned back, or as the other side has them, it decodes to the other side's values.",
+    ),
+    Cause(
+        "scales_invalid", "tensor", "bug",
+        "Scales of a packed weight are NaN, infinite, negative or all zero.",
+        "The weight cannot be decoded; its scales hold what no quantizer writes.",
+        "With these scales replaced it decodes to the other side's values, or does so everywhere "
+        "else.",
+    ),
+    Cause(
+        "packing_claim", "tensor", "bug",
+        "config.json claims another packing than the bytes have: another method, group size or "
+        "format, or none at all.",
+        "The weights cannot be decoded as they are said to be packed.",
+        "Read as is named, they decode to the other side's values.",
+    ),
+)  # fmt: skip
 
 FEW_GROUPS = 1 << 25  # products tried to find the group of every input
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)

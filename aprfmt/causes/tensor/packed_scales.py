@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import lattices
 from aprfmt.causes.tensor.lattices import Grouping
 from aprfmt.causes.tensor.packed_copies import Copy, cells, explanation, scaled, spread
@@ -19,6 +20,30 @@ from aprfmt.measure.records import Explanation
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "quant_scale", "tensor", "bug",
+        "The scales of a packed weight are inverted, ignored, shared, shifted by a group, "
+        "transposed, or otherwise those of other groups.",
+        "Every group is a multiple of what it should be.",
+        "One factor for each group leaves errors that are usual for the encoding; the factors go "
+        "with the scales as is said.",
+    ),
+    Cause(
+        "quant_min", "tensor", "bug",
+        "What is added to each group's values has the other sign, is lost or another group's, or "
+        "d and dmin are exchanged.",
+        "Every group is moved by a number that goes with its minimum.",
+        "With the minima put right the errors are usual for the encoding.",
+    ),
+    Cause(
+        "nested_offset", "tensor", "bug",
+        "The offset of scales that are quantized themselves was not added (double quantization).",
+        "All scales are too small by one number.",
+        "Adding it leaves errors that are usual for the encoding.",
+    ),
+)  # fmt: skip
 
 NEAR = 0.05  # relative: a factor that is further from 1 is wrong
 OFF = 0.45  # steps, in the mean of a group: rounding gives 0.25

@@ -5,15 +5,56 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Guess, Take
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.permutation import FoundLines
 from aprfmt.causes.tensor.transposition import near, turned_inside
 from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "transpose", "tensor", "bug",
+        "A matrix stored or read with rows and columns exchanged.",
+        "Equal multiset of values; shapes exchanged, or a square matrix that differs off the "
+        "diagonal.",
+        "The transposed matrix equals the other side's.",
+    ),
+    Cause(
+        "head_order", "tensor", "bug",
+        "Whole attention heads stand in another order.",
+        "Equal multiset of blocks of head_dim rows.",
+        "Putting the heads in the printed order makes the tensors equal.",
+    ),
+    Cause(
+        "rope_pairing", "tensor", "bug",
+        "Rope turns adjacent elements where the weights are laid out for split halves, or the "
+        "other way round.",
+        "q and k are equal before rope and differ after it; position 0 is equal and the rotated "
+        "vectors have equal length. In tensors: rows permuted inside each head.",
+        "Rope with the other pairing, or the rows permuted back, makes the difference vanish.",
+        keys=("rope_style",),
+    ),
+    Cause(
+        "gqa_mapping", "forward", "bug",
+        "Query heads read the wrong key and value heads, or rows were permuted with the wrong "
+        "head count.",
+        "q, k and v are equal; scores of some heads differ while others are equal.",
+        "Attention with the named mapping of heads makes the difference vanish.",
+        keys=("n_heads", "n_kv_heads", "head_dim", "value_head_dim", "delta_key_heads",
+              "delta_value_heads"),
+    ),
+    Cause(
+        "expert_order", "tensor", "bug",
+        "The experts of a layer stand in another order than their router's rows.",
+        "Equal multiset of experts.",
+        "Putting the experts in the printed order makes the stack equal.",
+    ),
+)  # fmt: skip
 
 TRANSPOSED = 1 << 27  # elements up to which a matrix is decoded whole to be transposed
 ALONG = 16  # values along a row up to which a shift is looked for
@@ -301,3 +342,22 @@ def window(case: Unequal) -> Iterator[Guess]:
                 "row_offset", (says,), label, starting_at(large, at), rows=np.arange(small.rows)
             )
             return
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("transpose",), transpose, 150, "one known order, before any order of rows", shapes=True
+    ),
+    PairHypothesis(
+        ("rope_pairing", "gqa_mapping", "head_order", "expert_order", "row_offset"),
+        rearranged,
+        190,
+        "any order of rows or columns, the known ones first",
+        part=True,
+    ),
+    PairHypothesis(("byte_offset",), value_offset, 250, "seen through an encoding: needs a bound"),
+    PairHypothesis(
+        ("gqa_mapping",), repeated, 320, "other shapes, a repeated part first", shapes=True
+    ),
+    PairHypothesis(("row_offset",), window, 330, "other shapes, a part that was cut", shapes=True),
+)

@@ -4,12 +4,29 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.grouped_rows import Tiled
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Explanation, Guess
+from aprfmt.causes.tensor.guess import Explanation, Guess, PairHypothesis
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "value_heads", "tensor", "bug",
+        "The value heads of a delta net stand key head by key head on one side, and with the key "
+        "heads running fastest on the other, as in a GGUF of qwen3_5.",
+        "Equal multiset of blocks of a value head's rows (of the output: columns).",
+        "Putting the value heads in the other order makes the tensors equal.",
+    ),
+    Cause(
+        "tap_order", "tensor", "bug",
+        "The kernels of a short convolution run the other way: the first tap is the last.",
+        "Every kernel holds the other side's values in reverse.",
+        "Reversing every kernel makes the tensors equal.",
+    ),
+)  # fmt: skip
 
 _KEYS = "2*delta_key_heads*delta_key_dim"
 _HEAD = Tiled("1")
@@ -78,3 +95,15 @@ def taps(case: Unequal) -> Iterator[Guess]:
         return
     text = "every kernel of B is A's from the last tap to the first"
     yield case.guess("tap_order", (text,), "A", lambda rows: a.take(rows)[:, ::-1])
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("stale_tensor",),
+        initial,
+        55,
+        "values that an initialisation gives, before what fits numbers",
+    ),
+    PairHypothesis(("value_heads",), value_heads, 130, "one known order, before any order of rows"),
+    PairHypothesis(("tap_order",), taps, 140, "one known order, before any order of columns"),
+)

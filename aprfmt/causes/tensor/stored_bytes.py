@@ -8,8 +8,9 @@ import numpy as np
 from aprfmt.arch.moves import to_stored
 from aprfmt.base.encodings import ENCODINGS, numbers
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Guess, Take
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.codecs import CODECS, decode, encode
 from aprfmt.measure.byte_ranges import told
 from aprfmt.measure.encoding_noise import noise
@@ -20,6 +21,27 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "dtype_mislabel", "tensor", "bug",
+        "The same bytes under the label of another 16-bit type, such as BF16 weights tagged F16.",
+        "Equal bytes and other encodings, or values that are finite and moderate but unrelated.",
+        "Reading the bytes as the other type gives the other side's values, bit for bit.",
+    ),
+    Cause(
+        "endianness", "tensor", "bug",
+        "Values stored in the other byte order.",
+        "Values of wild magnitude; the same multiset of bytes.",
+        "Swapping the bytes of every value gives the other side's values, bit for bit.",
+    ),
+    Cause(
+        "bit_rot", "tensor", "bug",
+        "Very few damaged bits in data that is otherwise equal to the byte.",
+        "One or a few differing bytes; the other blocks and tensors are equal.",
+        "Undoing the named bits makes the bytes equal.",
+    ),
+)  # fmt: skip
 
 
 SIXTEEN = ("BF16", "F16")
@@ -428,3 +450,14 @@ def _as_stored(case: Unequal, side: View) -> bytes | None:
 def bytes_of(data: RunBytes | bytes, start: int, stop: int) -> bytes:
     """Return bytes [start, stop), copied."""
     return bytes(data.window(start, stop) if isinstance(data, RunBytes) else data[start:stop])
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("dtype_mislabel",), dtype_mislabel, 10, "equal bytes are seen without decoding a value"
+    ),
+    PairHypothesis(("endianness",), endianness, 20, "a sample of the bytes decides it"),
+    PairHypothesis(
+        ("bit_rot",), bit_rot, 60, "few differing bytes, before what fits numbers", stored=True
+    ),
+)

@@ -1,14 +1,19 @@
 """Joins the explanations of many tensors: a swapped layer is one finding, not nine."""
 
 from collections.abc import Sequence, Set
+from dataclasses import asdict, replace
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes import CAUSES
+from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import named
-from aprfmt.measure.records import EQUAL, CauseGroup, Explanation, TensorDiff
-from aprfmt.measure.verdicts import CERTAINTIES, Certainty
+from aprfmt.measure.records import EQUAL, Explanation, TensorDiff
+from aprfmt.measure.verdicts import CERTAINTIES, Certainty, Verdict
+
+EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
 
 
-def findings(tensors: Sequence[TensorDiff]) -> tuple[CauseGroup, ...]:
+def findings(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
     """Return the findings about differing tensors: confirmed first, then most tensors first."""
     groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
     for tensor in tensors:
@@ -34,12 +39,44 @@ def _same(found: Explanation) -> tuple[str, str, bool]:
 
 def _finding(
     cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff], equal: Set[str]
-) -> CauseGroup:
-    keys = tuple(row.key for row in rows)
+) -> Finding:
+    reached, share = _certainty(rows)
     if cause == "layer_order":
-        return CauseGroup(cause, _layers(rows, equal), keys, confirmed, *_certainty(rows))
-    said = f"{named(keys)} - {text}"
-    return CauseGroup(cause, said, keys, confirmed, *_certainty(rows), _detail(rows))
+        says, detail = _layers(rows, equal), ""
+    else:
+        says, detail = f"{named(row.key for row in rows)} - {text}", _detail(rows)
+    made = Finding(
+        cause, says, "tensor", "bug", (), confirmed, of="stored values", reached=reached,
+        share=share, detail=detail,
+    )  # fmt: skip
+    return measured(made, rows)
+
+
+def measured(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
+    """Return a finding with the places, distances and evidence of these of its tensors."""
+    made = [row.explanation for row in rows if row.explanation is not None]
+    before = [row.residual_before for row in made if row.residual_before is not None]
+    after = [row.residual_after for row in made if row.residual_after is not None]
+    odd = {
+        row.key: asdict(row.stats.nonfinite)
+        for row in rows
+        if row.stats is not None and row.stats.nonfinite is not None
+    }
+    return replace(
+        finding, verdict=_verdict(finding.cause, after), keys=tuple(row.key for row in rows),
+        where=tuple(dict.fromkeys(key for row in made for key in row.where)),
+        residual_before=max(before, default=None), residual_after=max(after, default=None),
+        values={"evidence": [list(row.evidence) for row in made[:8]]}
+        | ({"nonfinite": odd} if odd else {}),
+    )  # fmt: skip
+
+
+def _verdict(cause: str, after: Sequence[float]) -> Verdict:
+    """Return a cause's verdict; an equal function with roundings of its own is precision."""
+    if cause not in CAUSES:
+        return "bug"  # a cause that another package's hypothesis names, and no row describes
+    verdict = CAUSES[cause].verdict
+    return "precision" if verdict == "same" and max(after, default=0.0) > EXACT else verdict
 
 
 def _detail(rows: Sequence[TensorDiff]) -> str:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
-from aprfmt.causes.tensor.context import Surroundings
+from aprfmt.causes.tensor.context import PairContext
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
@@ -23,6 +24,31 @@ from aprfmt.measure.row_reader import Reader
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "permuted_neurons", "tensor", "same",
+        "An MLP's neurons stand in another order, in gate, up and down alike; the function is "
+        "equal.",
+        "Each of the layer's MLP tensors has its rows (down: its columns) in another order.",
+        "One order makes all of them equal.",
+    ),
+    Cause(
+        "permuted_heads", "tensor", "same",
+        "Attention heads stand in another order, in all tensors of the layer alike and every "
+        "query head with its key head; the function is equal.",
+        "Blocks of head_dim rows of q, k or v and columns of the output product are in another "
+        "order.",
+        "One order of query heads and one of key heads make all of them equal.",
+    ),
+    Cause(
+        "permuted_experts", "tensor", "same",
+        "The experts of a layer stand in another order, their router's rows too; the function is "
+        "equal.",
+        "The router's rows and every stack of experts are in another order.",
+        "One order makes all of them equal.",
+    ),
+)  # fmt: skip
 
 # What a rearranged tensor is called while it is looked at alone.
 _ALONE = ("row_offset", "head_order", "gqa_mapping", "expert_order", "rope_pairing", "byte_offset")
@@ -90,7 +116,7 @@ SYMMETRIES: tuple[Symmetry, ...] = (
 
 
 def with_symmetries(
-    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; groups that moved together get the symmetry as explanation."""
     made = list(rows)
@@ -118,7 +144,7 @@ def with_symmetries(
 
 
 def _of_layer(
-    context: Surroundings, pairs: Mapping[str, TensorPair], symmetry: Symmetry, layer: int
+    context: PairContext, pairs: Mapping[str, TensorPair], symmetry: Symmetry, layer: int
 ) -> dict[str, Explanation]:
     """Return the explanations of a layer's tensors; {} unless all of them moved together."""
     start = f"L{layer}."
@@ -166,7 +192,7 @@ def _members(symmetry: Symmetry, here: Mapping[str, TensorPair]) -> Iterator[tup
 
 
 def _counts(
-    context: Surroundings, symmetry: Symmetry, cases: Mapping[str, Unequal]
+    context: PairContext, symmetry: Symmetry, cases: Mapping[str, Unequal]
 ) -> dict[str, int]:
     """Return the number of each unit; {} if not known, or if units are not interchangeable."""
     if not context.hyper:
@@ -209,7 +235,7 @@ def _order(
     return np.arange(count) if still else None
 
 
-def _shared(case: Unequal, context: Surroundings) -> bool:
+def _shared(case: Unequal, context: PairContext) -> bool:
     """Say whether a q/k-norm has one weight for all heads, so that their order does not matter."""
     return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Guess, Take
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.rearrangements import starting_at
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.numbers import wide
@@ -16,6 +17,16 @@ from aprfmt.tensors import norms
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "function_of", "tensor", "bug",
+        "Values are a function of the other side's: reciprocals, squares, absolute values, "
+        "logarithms, a constant taken away.",
+        "One function of one variable relates all values.",
+        "Applying the function makes the tensors equal.",
+    ),
+)  # fmt: skip
 
 PLAIN = 8.0  # the distance as stored must be so many times the rounding
 ONE = 0.05  # an offset so near 1 is a norm's (arithmetic.py)
@@ -121,3 +132,13 @@ def prefix(case: Unequal) -> Iterator[Guess]:
             "row_offset", (says,), label, starting_at(large, at), rows=np.arange(small.rows)
         )
         return
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("function_of",), function_of, 180, "any function of one value fits more than a factor"
+    ),
+    PairHypothesis(
+        ("row_offset",), prefix, 340, "other shapes, rows that begin alike", shapes=True
+    ),
+)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.causes.tensor.context import Surroundings
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.context import PairContext
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.encoding_noise import noise
@@ -20,12 +21,21 @@ from aprfmt.tokenizer import facts
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
+CAUSE_ROWS = (
+    Cause(
+        "padded_vocabulary", "tensor", "same",
+        "The embedding and the head have rows behind the vocabulary, which no token id reaches.",
+        "The first rows are equal, and the tokenizer has no ids for the others.",
+        "The rows of the shorter side are equal, and so are their logits.",
+    ),
+)  # fmt: skip
+
 ROLES = ("token_embd.weight", "output.weight", "output.bias")
 STEP = 1 << 20  # values compared at a time
 
 
 def with_padding(
-    context: Surroundings, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
     """Return the records; a padded embedding and head get that as explanation, or neither does."""
     made = {row.key: row for row in rows}
@@ -48,7 +58,7 @@ def with_padding(
     return [made[row.key] for row in rows]
 
 
-def _padded(context: Surroundings, key: str, a: View, b: View) -> Explanation | None:
+def _padded(context: PairContext, key: str, a: View, b: View) -> Explanation | None:
     """Compare the rows that both have; None if they differ, or if ids reach the others."""
     first, second = Reader(a), Reader(b)
     if first.columns != second.columns or first.rows == second.rows:

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aprfmt.base.text import shorten
+from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer import pre_tokenizer, special_ids, vocabulary_lists
 from aprfmt.causes.tokenizer.counts import counts
 from aprfmt.causes.tokenizer.effect import ENGINE, Bench, Effect, SideLabel, effects, split_effect
+from aprfmt.causes.tokenizer.file_places import EXCHANGED
 from aprfmt.causes.tokenizer.part_exchange import TokenizerParts, parts_of, without_merges
 from aprfmt.causes.tokenizer.probe_texts import piece_texts, plain_text, special_texts_of, texts_for
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference
@@ -23,6 +25,15 @@ from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.isolated import engine_of_text
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import Stated, stated
+
+CAUSE_ROWS = (
+    Cause(
+        "carried_tokenizer", "identity", "bug",
+        "A GGUF carries a tokenizer.json that says otherwise than its own lists, which other "
+        "engines read.",
+        "The lists against `tokenizer.huggingface.json` in the same file.", EXCHANGED,
+    ),
+)  # fmt: skip
 
 # In the order in which findings are named. Where the kind or the whole vocabulary is another one,
 # it stands for the rows behind it whose parts it holds.

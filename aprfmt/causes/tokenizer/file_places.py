@@ -5,6 +5,11 @@ from collections.abc import Mapping
 from aprfmt.tokenizer.keys import CHAT_TEMPLATE, FLAGS, IDS, MERGES, PRE, SCORES, TOKENS, TYPES
 from aprfmt.tokenizer.stated import Stated
 
+# What confirms a cause of two tokenizers, whichever part it is.
+EXCHANGED = (
+    "Replacing this part of B's tokenizer by A's makes every probe equal: ids, chats and ends."
+)
+
 _LISTS: Mapping[str, str] = {
     "tokens": TOKENS.gguf, "merges": MERGES.gguf, "scores": SCORES.gguf, "types": TYPES.gguf,
     "pre": PRE.gguf, "normalizer": PRE.gguf, "added": TYPES.gguf, "options": "tokenizer.ggml.model",

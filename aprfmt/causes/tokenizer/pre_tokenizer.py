@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from aprfmt.causes.tokenizer.file_places import place
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, across, said
 from aprfmt.tokenizer.keys import PRE
 from aprfmt.tokenizer.pre import (
@@ -16,6 +17,32 @@ from aprfmt.tokenizer.pre import (
 )
 from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import BLANK
+
+CAUSE_ROWS = (
+    Cause(
+        "tokenizer_model", "identity", "bug",
+        "The vocabulary is read as another kind, or its model has other options (byte_fallback, "
+        "unk_token).",
+        "`tokenizer.ggml.model` or `model` of tokenizer.json.", EXCHANGED,
+    ),
+    Cause(
+        "pre_tokenizer", "identity", "bug",
+        "Texts are split otherwise before merging: another `tokenizer.ggml.pre`, none, another "
+        "regex, digits one by one or in threes.",
+        "Steps compared by effect; names that split alike are no difference.", EXCHANGED,
+    ),
+    Cause(
+        "space_prefix", "identity", "bug",
+        "A blank is put before a text on one side only (`add_space_prefix`, Prepend, Metaspace).",
+        "The key or its default, against the normalizer.", EXCHANGED,
+    ),
+    Cause(
+        "normalizer", "identity", "bug",
+        "Texts are normalised otherwise before splitting: lower case, accents, NFC.",
+        "`normalizer` of both tokenizer.json; what GGUF cannot say counts if a probe shows it.",
+        EXCHANGED,
+    ),
+)  # fmt: skip
 
 # Normalizers that GGUF has no key for and llama.cpp leaves out: no fault of a copy.
 UNSAID = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Prepend", "Replace", "Strip")

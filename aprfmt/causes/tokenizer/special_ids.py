@@ -3,12 +3,45 @@
 from collections.abc import Iterator
 
 from aprfmt.base.text import shorten
-from aprfmt.causes.tokenizer.file_places import place
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, across, said
 from aprfmt.tokenizer.hf_json import id_list
 from aprfmt.tokenizer.keys import GENERATION, IDS
 from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.template import same_program
+
+CAUSE_ROWS = (
+    Cause(
+        "special_ids", "identity", "bug",
+        "BOS, EOS, PAD or another special id is another one: texts begin otherwise, or generation "
+        "ends elsewhere or not at all.",
+        "Ids by role, from the lists, tokenizer_config.json and config.json.", EXCHANGED,
+    ),
+    Cause(
+        "add_bos", "identity", "bug",
+        "BOS is put before a text on one side only; where the chat template writes it too, it "
+        "stands there twice.",
+        "`add_bos_token`, its default, or the post-processor.", EXCHANGED,
+    ),
+    Cause(
+        "add_eos", "identity", "bug",
+        "EOS is put behind a text on one side only.",
+        "`add_eos_token`, or the post-processor.", EXCHANGED,
+    ),
+    Cause(
+        "chat_template", "identity", "bug",
+        "The chat template is another one, cut, or missing.",
+        "Conversations rendered by both: with and without a system message, several turns, with "
+        "and without a prompt to answer.",
+        EXCHANGED,
+    ),
+    Cause(
+        "generation_config", "identity", "bug",
+        "generation_config.json states other end ids or other sampling.",
+        "Values in effect: a default written out is no difference.", EXCHANGED,
+    ),
+)  # fmt: skip
 
 # Those that a greedy generation does not read.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")

@@ -7,11 +7,42 @@ from dataclasses import dataclass
 
 from aprfmt.base.protocols import Value
 from aprfmt.base.text import shorten
-from aprfmt.causes.tokenizer.file_places import place
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
 from aprfmt.tokenizer.hf_json import stored_vocab
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import BLANK
+
+CAUSE_ROWS = (
+    Cause(
+        "tokenizer_pieces", "identity", "bug",
+        "Pieces stand at other ids: shifted, exchanged, cut, or those of another model.",
+        "Pieces compared id by id; fillers such as [PAD7] do not count.", EXCHANGED,
+    ),
+    Cause(
+        "added_tokens", "identity", "bug",
+        "Tokens split off whole are missing, stand at other ids or have other flags (lstrip, "
+        "rstrip, normalized, single_word, special).",
+        "`added_tokens` of both tokenizer.json, with those tokenizer_config.json adds.", EXCHANGED,
+    ),
+    Cause(
+        "token_types", "identity", "bug",
+        "Tokens have another type: control tokens marked normal are read as text, byte tokens "
+        "marked normal are lost.",
+        "`tokenizer.ggml.token_type` by token.", EXCHANGED,
+    ),
+    Cause(
+        "tokenizer_merges", "identity", "bug",
+        "Merges are missing, cut to the first n, or stand in another order.",
+        "The two lists; a prefix and a reordering are named as such.", EXCHANGED,
+    ),
+    Cause(
+        "tokenizer_scores", "identity", "bug",
+        "Scores of pieces differ, so that pieces are joined in another order.",
+        "Scores by piece; where only their order matters, the order.", EXCHANGED,
+    ),
+)  # fmt: skip
 
 AddedTokens = Mapping[str, Mapping[str, object]]  # added tokens by their text, with their flags
 _FILLER = re.compile(r"\[PAD\d+\]|<\|pad_\d+\|>|<dummy\d+>")

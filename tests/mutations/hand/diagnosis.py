@@ -75,7 +75,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "traces-own-bound-of-diagnose", "aprfmt/diagnosis/direct.py",
-        "between = Between.of(a, b, moe=moe)", 'between = Between(("", ""), moe=moe)',
+        "between = Between.of(actual, right, moe=moe)", 'between = Between(("", ""), moe=moe)',
         "diagnose holds points to a bound of its own",
     ),
     Row(

@@ -1,1 +1,0 @@
-"""The rows of the table of causes, a file for where each is first seen."""
