@@ -43,6 +43,7 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "parity": ("parity {g} --between numpy numpy:float64 --ids 1,2,3",),
     "diagnose": ("diagnose {m} {l} --ids 1,2,3", "diagnose {m} {t} --ids 1,2,3",
                  "diagnose {m} {k} --ids 1,2,3"),
+    "attest": ("attest {q} --from {m}", "attest {g} --from {q}"),
     "hash": ("hash {g}",),
     "scan": ("scan {m} {g} {q} {t} -o {o}/scan.jsonl --jobs 1",),
     "validate": ("validate {m}", "validate {k}"),
