@@ -517,6 +517,7 @@ class _Maker:
 
 
 _SECTIONS = ("vision_config", "audio_config")
+_TABLES = ("embed_tokens", "lm_head")  # peft, utils/constants.py: EMBEDDING_LAYER_NAMES
 
 
 def folder_files(model: "Model") -> list[Path]:
@@ -603,6 +604,8 @@ def _of_adapter(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
     parts = name.split(".")
     if "base_layer" in parts:
         return "role", "the base's embedding, which PEFT saves with its adapter"
+    if parts[-1] == "weight" and not {*_TABLES}.isdisjoint(parts[-2:]):
+        return "role", "a table of tokens, which PEFT saves whole"
     if "modules_to_save" in parts or any(module in parts for module in whole):
         return "role", "a whole tensor of the base (modules_to_save)"
     return "unread", ""
