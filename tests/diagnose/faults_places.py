@@ -172,6 +172,8 @@ _SCANS = (
            steps(lambda raw, dt: raw + dt), None),
     _fault("scan-norm", "falcon_h1", "the norm on the other side of the gate", "recurrence",
            "ssm_gated", broken_here(gated_scan=norm_elsewhere)),
+    _fault("scan-bamba", "bamba", "no skip, beside attention", "recurrence", "ssm_d",
+           skip(lambda d: 0 * d)),
     _fault("scan-hybrid-moe", "granite_hybrid_moe", "nothing decays", "recurrence", "ssm_a",
            rates(lambda logs: 0 * logs)),
 )  # fmt: skip
