@@ -78,7 +78,7 @@ ROWS: tuple[Row, ...] = (
         "arrays that were never compared are not named",
     ),
     Row(
-        "captures-files", "aprfmt/inference/engines/mapping.py",
+        "captures-files", "inference/engines/mapping.py",
         "dict.fromkeys(captures.others, ",
         "dict.fromkeys((), ",
         "files of a capture that hold no array are not named",
