@@ -34,6 +34,15 @@ HYPER_CAUSES: Mapping[str, str] = {
     "swiglu_limit": "activation", "swiglu_alpha": "activation",
     "position_offset": "positions", "alibi_max_bias": "positions", "pooling": "",
     "attn_norm_layers": "", "router_jitter": "moe_routing", "head_bias": "missing_bias",
+    "ssm_layers": "", "mlp_layers": "", "ssm_size": "", "ssm_state": "", "ssm_rank": "",
+    "ssm_heads": "ssm_scan", "ssm_groups": "ssm_scan", "ssm_group_size": "",
+    "ssm_norm": "ssm_gate", "ssm_norm_first": "ssm_gate", "ssm_inner_norms": "",
+    "ssm_inner_eps": "norm_eps", "ssm_bias": "missing_bias", "ssm_out_bias": "missing_bias",
+    "ssm_activation": "activation", "ssm_step_low": "ssm_step", "ssm_step_high": "ssm_step",
+    "wide_stream": "rounding", "attn_in_scale": "multiplier", "attn_out_scale": "multiplier",
+    "key_scale": "multiplier", "ssm_in_scale": "multiplier", "ssm_out_scale": "multiplier",
+    "ssm_scales": "multiplier", "ffn_gate_scale": "multiplier", "ffn_down_scale": "multiplier",
+    "latent_size": "", "expert_width": "",
     "attention_layers": "", "conv_bias": "missing_bias", "expert_bias": "moe_routing",
 }  # fmt: skip
 

@@ -28,7 +28,8 @@ from aprfmt.model import Model
 OPS = (
     "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
     "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
-    "add_weighted", "convolve", "concat", "stack", "repeat_heads", "take",
+    "add_weighted", "convolve", "time_step", "rates", "scan", "gated_scan", "add_wide", "concat",
+    "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.
 MOVES = ("concat", "stack", "repeat_heads", "take")
@@ -306,7 +307,8 @@ class PatchedBackend:
         for override in self._overrides.get(name, ()):
             op = partial(override, op, at)
         result = op(*args, **kwargs)
-        self._recording.calls.append(OperationCall(name, args, kwargs, result, at))
+        seen = result[0] if isinstance(result, tuple) else result  # a scan gives its state too
+        self._recording.calls.append(OperationCall(name, args, kwargs, seen, at))
         return result
 
 

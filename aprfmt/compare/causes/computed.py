@@ -140,4 +140,38 @@ COMPUTED = (
         "The first tokens of a sequence or of a step differ, or all that look back on others.",
         "Convolving behind the named rows is equal.",
     ),
+    Cause(
+        "ssm_decay", "forward", "bug",
+        "The states of a scan decay at other rates: A is not negated, its exponential is left out "
+        "or taken twice.",
+        "What a scan reads differs from the second token on, and its time steps are equal.",
+        "Scanning with the named rates is equal.",
+    ),
+    Cause(
+        "ssm_step", "forward", "bug",
+        "Time steps are made otherwise: without their bias, softplus or limits.",
+        "Raw time steps are equal, those after bias and softplus differ.",
+        "Time steps made in the named way are equal.",
+    ),
+    Cause(
+        "ssm_scan", "forward", "bug",
+        "A scan takes other operands: B and C exchanged, groups that serve other heads, or no "
+        "skip D x.",
+        "Time steps and the convolution are equal; what is read differs in the first token too.",
+        "Scanning with the named operands is equal.",
+    ),
+    Cause(
+        "ssm_state", "forward", "bug",
+        "A scan goes on from another state than that of the tokens before: it was not reset "
+        "between sequences, or not carried from step to step.",
+        "The first tokens of a sequence or of a step differ most, less the further on.",
+        "Scanning from the named state is equal.",
+    ),
+    Cause(
+        "ssm_gate", "forward", "bug",
+        "The gate behind a scan or its norm is applied otherwise: in the other order, over all "
+        "groups together, by another function, or not at all.",
+        "What is read from the state is equal, and differs behind the gate.",
+        "Gating and normalising in the named way is equal.",
+    ),
 )  # fmt: skip

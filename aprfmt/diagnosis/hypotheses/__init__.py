@@ -20,6 +20,7 @@ from aprfmt.diagnosis.hypotheses import (
     queries,
     rope,
     softmax,
+    state_space,
     stream,
     weights,
 )
@@ -71,6 +72,8 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     Hypothesis("kv_cache", cache.cache),
     Hypothesis("convolution", convolution.convolution),
     Hypothesis("conv_state", convolution.convolution),
+    Hypothesis("multiplier", state_space.multipliers),
+    *(Hypothesis(cause, state_space.scan) for cause in state_space.CAUSES),
     Hypothesis("residual", stream.residual),
     Hypothesis("activation", mlp.activation),
     Hypothesis("activation", mlp.clamp),

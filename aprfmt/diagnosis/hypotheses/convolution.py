@@ -7,10 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
+from aprfmt.inference.placing import RECURRENCES, mixer
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 Array = NDArray[Any]
-WHERE = ("shortconv",)
+# The block's recurrence -> the role of its kernels.
+KERNELS: Mapping[str, str] = {
+    "short_conv": "shortconv", "mamba": "ssm_conv1d", "mamba2": "ssm_conv1d",
+}  # fmt: skip
 
 
 def _moved(window: Array, by: int) -> Array:
@@ -54,18 +58,22 @@ GATES: Mapping[str, str] = {
 
 def convolutions(patched: PatchedModel) -> Iterator[Change]:
     """Yield the usual mistakes of a model's short convolutions; none of a model without them."""
-    if not any(patched.hp["conv_layers"]):
+    kind = patched.spec.block.recurrence
+    if kind not in KERNELS or not any(patched.hp[RECURRENCES[kind]]):
         return
+    where = (KERNELS[kind],)
     for says, (cause, taken) in TAKEN.items():
-        yield Change(cause, says, WHERE, _taken(taken), {"convolution": says})
-    for point, says in GATES.items():
-        yield Change("convolution", says, WHERE, _ungated(point), {"gate": point})
+        yield Change(cause, says, where, _taken(taken), {"convolution": says})
+    for point, says in GATES.items() if kind == "short_conv" else ():
+        yield Change("convolution", says, where, _ungated(point), {"gate": point})
 
 
 def convolution(case: Mismatch) -> Iterator[Change]:
     """Try other taps, no gates, and other rows before the first ones."""
-    if case.layer < 0 or not case.patched.hp["conv_layers"][case.layer]:
+    block, hp = case.patched.spec.block, case.patched.hp
+    if case.layer < 0 or mixer(block, hp, case.layer) not in KERNELS:
         return
+    where = (KERNELS[block.recurrence],)
     yield from convolutions(case.patched)
     call = case.call("convolve")
     if call is None:
@@ -73,17 +81,17 @@ def convolution(case: Mismatch) -> Iterator[Change]:
     first = int(case.rows[0]) if len(case.rows) else 0
     if first > 0:
         says = f"no state is carried to token {first}: the convolution begins with zeros there"
-        yield Change("conv_state", says, WHERE, _restarted(first), {"restarted": first})
+        yield Change("conv_state", says, where, _restarted(first), {"restarted": first})
     before = _rows_before(case)
     if before is not None:
         says = "the state is not reset: the convolution begins with rows of another sequence"
-        yield Change("conv_state", says, WHERE, _begun(before), general=True)
+        yield Change("conv_state", says, where, _begun(before), general=True)
 
 
 def _taken(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def override(op: Any, at: Any, window: Any, kernel: Any) -> Any:
-            return op(*taken(window, kernel))
+        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            return op(*taken(window, kernel), *bias)
 
         return patched.with_op("convolve", override, layers)
 
@@ -104,10 +112,10 @@ def _restarted(first: int) -> Any:
     """Return a maker: from a token on, the convolution does not see the tokens before it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def override(op: Any, at: Any, window: Any, kernel: Any) -> Any:
+        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
             later = window[first:].copy()
             later[: kernel.shape[1] - 1] = 0
-            return np.concatenate([op(window, kernel)[:first], op(later, kernel)])
+            return np.concatenate([op(window, kernel, *bias)[:first], op(later, kernel, *bias)])
 
         return patched.with_op("convolve", override, layers)
 
@@ -118,8 +126,8 @@ def _begun(before: Array) -> Any:
     """Return a maker: these rows stand before the first token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def override(op: Any, at: Any, window: Any, kernel: Any) -> Any:
-            return op(np.concatenate([before, window[len(before) :]]), kernel)
+        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            return op(np.concatenate([before, window[len(before) :]]), kernel, *bias)
 
         return patched.with_op("convolve", override, layers)
 
@@ -136,7 +144,7 @@ def _rows_before(case: Mismatch) -> Array | None:
     theirs = None if call is None else case.part(call)
     if call is None or theirs is None or int(case.rows[0]) != 0:
         return None
-    window, kernel = (case.array(x).astype(np.float64) for x in call.args)
+    window, kernel = (case.array(x).astype(np.float64) for x in call.args[:2])
     back = kernel.shape[1] - 1
     away = case.by_row(case.view) > 2 * case.view.tolerance
     if len(away) <= back or not away[:back].any() or away[back:].any():

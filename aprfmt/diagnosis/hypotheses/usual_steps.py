@@ -10,6 +10,7 @@ from aprfmt.diagnosis.hypotheses.convolution import convolutions
 from aprfmt.diagnosis.hypotheses.linear import dropped_bias
 from aprfmt.diagnosis.hypotheses.reordered import passed_by
 from aprfmt.diagnosis.hypotheses.rules import rule_changes
+from aprfmt.diagnosis.hypotheses.state_space import scans
 from aprfmt.diagnosis.hypotheses.steps import (
     FUNCTIONS,
     Sum,
@@ -223,7 +224,11 @@ def _convolutions(patched: PatchedModel) -> Iterator[Usual]:
     return each(convolutions(patched))
 
 
+def _scans(patched: PatchedModel) -> Iterator[Usual]:
+    return each(scans(patched))
+
+
 STEPS: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _sums, _norms, _ropes, _masks, _caches, _activations, _rules, _splits,
-    _convolutions,
+    _convolutions, _scans,
 )  # fmt: skip
