@@ -77,7 +77,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5,
     },
     "deepseek_v2": {"rms_norm_eps": 1e-6}, "deepseek_v3": {"rms_norm_eps": 1e-6},
-    "falcon_mamba": {"layer_norm_epsilon": 1e-6},
+    "falcon_mamba": {"layer_norm_epsilon": 1e-6, "mixer_rms_eps": 1e-6},
 }  # fmt: skip
 # What stands beside a row: why llama.cpp gives other numbers for models that are not suited, or
 # for this one, where no setting makes them equal.
