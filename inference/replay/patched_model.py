@@ -26,10 +26,10 @@ from aprfmt.model import Model
 
 # The operations that are recorded; a hypothesis may wrap them.
 OPS = (
-    "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
-    "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
-    "add_weighted", "convolve", "time_step", "rates", "scan", "gated_scan", "add_wide", "concat",
-    "stack", "repeat_heads", "take",
+    "embed", "linear", "router", "add", "add_wide", "mul", "scale", "softcap", "activate",
+    "sigmoid", "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
+    "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "time_step", "rates",
+    "scan", "gated_scan", "sloped", "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.
 MOVES = ("concat", "stack", "repeat_heads", "take")
@@ -307,8 +307,8 @@ class PatchedBackend:
         for override in self._overrides.get(name, ()):
             op = partial(override, op, at)
         result = op(*args, **kwargs)
-        seen = result[0] if isinstance(result, tuple) else result  # a scan gives its state too
-        self._recording.calls.append(OperationCall(name, args, kwargs, seen, at))
+        made = result[0] if isinstance(result, tuple) else result  # the rest is a state
+        self._recording.calls.append(OperationCall(name, args, kwargs, made, at))
         return result
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from aprfmt.base import registry
-from aprfmt.compare.traces import common_keys, compare_traces
 from aprfmt.errors import ArchError, BackendUnavailableError, FormatError, UsageError
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.capture import POINTS
@@ -28,6 +27,7 @@ from aprfmt.inference.running import RunRequest, requested, traced
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept, Trace
 from aprfmt.inference.trace_file import save_trace
+from aprfmt.measure.traces import common_keys, compare_traces
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
 from tests.inference.judge import WITHOUT_A_FUNCTION, architecture, backend, judged, rel, traced64
