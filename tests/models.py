@@ -221,7 +221,7 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "routed_scaling_factor": 1.7,
     }),
     "bamba": ("Bamba", LLAMA | MAMBA2 | {
-        "num_hidden_layers": 4, "attn_layer_indices": [1, 2],
+        "attn_layer_indices": [1],
     }),
     "granite_hybrid": ("GraniteMoeHybrid", LLAMA | MAMBA2 | {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -380,7 +380,12 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mamba-biases": ("mamba", {"use_bias": True, "use_conv_bias": False, "hidden_act": "gelu"}),
     "mamba2-biases": (
         "mamba2",
-        {"use_bias": True, "use_conv_bias": False, "time_step_limit": (0.0, float("inf"))},
+        {
+            "use_bias": True,
+            "use_conv_bias": False,
+            "time_step_limit": (0.0, float("inf")),
+            "num_hidden_layers": 2,
+        },
     ),
     "nemotron_h-biases": (
         "nemotron_h",

@@ -31,6 +31,8 @@ SIZES = (
     "conv_layers", "conv_taps", "rope_sections", "deepstack_layers", "n_experts", "moe_ffn_size",
     "shared_ffn_size", "moe_layers", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "pooling", "attn_norm_layers", "attention_layers",
+    "ssm_layers", "mlp_layers", "ssm_size", "ssm_state", "ssm_rank", "ssm_group_size",
+    "ssm_inner_norms", "latent_size", "expert_width", "wide_stream",
 )  # fmt: skip
 
 

@@ -59,6 +59,7 @@ KINDS: tuple[tuple[str, RoleBounds], ...] = (
     ("attn_sinks", BIAS),
     ("ssm_conv1d", BIAS),  # few taps a channel, around any mean
     ("ssm_a.", BIAS),  # logarithms of rates
+    ("ssm_d.", BIAS),  # what skips the state: one, before training
     ("ffn_act.", BIAS),  # single numbers of an activation
     ("norm", NORM),
     ("token_embd", EMBEDDING),

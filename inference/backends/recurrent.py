@@ -110,9 +110,9 @@ class Recurrent:
         c [tokens, groups, state], `skip` [heads]: how much of x is added. Each group serves as many
         heads in a row. Wide inside. Token by token in deterministic mode.
         """
-        given = [self.to_numpy(y) for y in (x, step, rate, b, c, skip)]
+        x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):
-            return scanned(*given, state, steps=self.deterministic)  # type: ignore[arg-type]
+            return scanned(x, step, rate, b, c, skip, state, steps=self.deterministic)
 
     def gated_scan(
         self: _Operations,

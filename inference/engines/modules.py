@@ -238,7 +238,8 @@ class ModuleReader:
         if "ssm_scales" in hp:  # no module has the product with these
             parts = [part * factor for part, factor in zip(parts, hp["ssm_scales"], strict=True)]
         gate, *rows, step = parts
-        return {"ssm_gate": gate, "ssm_dt": step}.get(point, np.concatenate(rows, axis=-1))
+        joined: Numbers = np.concatenate(rows, axis=-1)
+        return {"ssm_gate": gate, "ssm_dt": step}.get(point, joined)
 
     def _by_key_head(self, point: str, values: Numbers) -> Numbers | None:
         """Return a delta net's q, k and v, or its gate, of a result with all four by key head."""

@@ -37,6 +37,7 @@ _TEXT_SECTIONS = {"rope_parameters": {
     "rope_type": "default", "rope_theta": 5000.0, "mrope_section": [3, 3, 2],
     "mrope_interleaved": True,
 }}  # fmt: skip
+_UNLIMITED = {"time_step_limit": (0.0, float("inf"))}
 # Shapes and settings that llama.cpp's graphs are fixed to, where the tiny models have others: what
 # a GGUF has no key for is listed in docs/architectures.md.
 SUITED: Mapping[str, Mapping[str, Any]] = {
@@ -64,9 +65,19 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.95] * 4,
         "intermediate_size": [4000] * 4,
     },
-    "nemotron_h": {"time_step_min": 1e-9}, "nemotron_h-moe": {"time_step_min": 1e-9},
+    "nemotron_h": {"time_step_min": 1e-9}, "nemotron_h_moe": {"time_step_min": 1e-9},
+    "mamba2": _UNLIMITED, "granite_hybrid_moe": _UNLIMITED,
+    "falcon_h1": {
+        "mamba_norm_before_gate": False,
+        **dict.fromkeys((
+            "embedding_multiplier", "lm_head_multiplier", "key_multiplier",
+            "attention_in_multiplier", "attention_out_multiplier", "ssm_in_multiplier",
+            "ssm_out_multiplier",
+        ), 1.0),
+        "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5,
+    },
     "deepseek_v2": {"rms_norm_eps": 1e-6}, "deepseek_v3": {"rms_norm_eps": 1e-6},
-    "falcon_mamba": {"layer_norm_epsilon": 1e-6},
+    "falcon_mamba": {"layer_norm_epsilon": 1e-6, "mixer_rms_eps": 1e-6},
 }  # fmt: skip
 # What stands beside a row: why llama.cpp gives other numbers for models that are not suited, or
 # for this one, where no setting makes them equal.

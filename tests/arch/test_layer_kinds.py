@@ -38,6 +38,53 @@ def test_a_kind_that_no_published_model_has_is_refused_by_name(arch: str, other:
         hyper(arch, layer_types=[first, second, other, first])
 
 
+NEMOTRON: dict[str, Any] = {
+    "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 5,
+}  # fmt: skip
+HEADS: dict[str, Any] = {"num_heads": 6, "head_dim": 8, "n_groups": 2}
+FALCON: dict[str, Any] = {"mamba_d_ssm": 48, "mamba_n_heads": 6}
+
+
+@pytest.mark.parametrize("arch", ["nemotron_h", "nemotron_h_moe"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("layers_block_type", ["linear_attention", "moe", "full_attention", "mlp"]),
+        ("hybrid_override_pattern", "ME*-"),
+    ],
+)
+def test_dense_mlps_beside_experts_are_refused_by_name(arch: str, key: str, value: Any) -> None:
+    """transformers makes such a model where no key says the layers; none is published."""
+    with pytest.raises(ArchError, match=rf"{key}: has dense MLPs \(layer 3\) and experts .*1\)"):
+        hyper(arch, **NEMOTRON, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("arch", "config", "said"),
+    [
+        ("mamba2", {"num_heads": 6, "head_dim": 8, "n_groups": 4}, "6 heads in 4 groups"),
+        ("falcon_h1", {"mamba_d_ssm": 50, "mamba_n_heads": 6}, "6 heads in 1 groups, and 50 chan"),
+        ("nemotron_h", NEMOTRON | {"n_groups": 4}, "6 heads in 4 groups"),
+        ("falcon_h1", FALCON | {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers: has 4 entries"),
+        ("falcon_h1", FALCON | {"mlp_multipliers": [1.0] * 3}, "mlp_multipliers: has 3 entries"),
+        ("mamba2", HEADS | {"time_step_limit": [0.5, 0.1]}, r"time_step_limit: is \[0.5, 0.1\]"),
+        ("mamba2", HEADS | {"time_step_limit": [0.5]}, "time_step_limit: has 1 entries"),
+    ],
+)  # fmt: skip
+def test_mixers_that_cannot_be_are_refused_by_name(
+    arch: str, config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ArchError, match=said):
+        hyper(arch, **{"layers_block_type": ["linear_attention"] * 4, **config}
+              if arch == "nemotron_h" else config)  # fmt: skip
+
+
+@pytest.mark.parametrize("endless", [float("inf"), "Infinity", {"__float__": "Infinity"}])
+def test_an_endless_limit_is_spelled_as_transformers_spells_it(endless: Any) -> None:
+    found = hyper("mamba2", time_step_limit=[0.01, endless], **HEADS)
+    assert (found["ssm_step_low"], found["ssm_step_high"]) == (0.01, None)
+
+
 def test_layers_are_listed_numbered_or_seen() -> None:
     wanted = (True, False, True, True)
     listed = ["conv", "full_attention", "conv", "conv"]

@@ -5,13 +5,13 @@
 
 Models of `shapes.MADE` are made here with random weights, one for every way to mix: delta nets
 (`qwen3_5`), `experts`, `latent` keys and values, `parallel` halves, ALiBi's `slopes`, chunks
-(`llama4`), an `encoder`, which decodes nothing. `--models mixings` takes them all. Every engine
-runs in a process of its own, `--runs` times in turn, and its best time counts: on a shared machine
-only ratios of one run mean something, and on a busy one only processor time with one thread
-(`--clock cpu --threads 1`). transformers gets the decoded weights in float32 from a folder that
-`aprfmt export` writes (once, into `--folder`). llama.cpp runs where `--llama-cpp` names a folder
-with its libraries (npm pack @node-llama-cpp/linux-x64, bins/...). What cannot run is named as
-NOT-RUN.
+(`llama4`), state space scans (`mamba`, `mamba2`), an `encoder`, which decodes nothing. `--models
+mixings` takes them all. Every engine runs in a process of its own, `--runs` times in turn, and its
+best time counts: on a shared machine only ratios of one run mean something, and on a busy one only
+processor time with one thread (`--clock cpu --threads 1`). transformers gets the decoded weights in
+float32 from a folder that `aprfmt export` writes (once, into `--folder`). llama.cpp runs where
+`--llama-cpp` names a folder with its libraries (npm pack @node-llama-cpp/linux-x64, bins/...). What
+cannot run is named as NOT-RUN.
 """
 
 import argparse
@@ -104,15 +104,16 @@ def transformers(model: Path, threads: int, rounds: int, folder: Path) -> Timed:
         with torch.inference_mode():
             return timed(lambda: loaded(torch.tensor([IDS])), None, rounds)
     cache: Any = None
+    kept = "cache_params" if hasattr(loaded, "backbone") else "past_key_values"  # of mamba
 
     def prefill() -> None:
         nonlocal cache
         out = loaded(torch.tensor([IDS]), use_cache=True, logits_to_keep=1)
-        cache = out.past_key_values
+        cache = getattr(out, kept)
 
     def step(token: int) -> None:
         nonlocal cache
-        cache = loaded(torch.tensor([[token]]), past_key_values=cache).past_key_values
+        cache = getattr(loaded(torch.tensor([[token]]), **{kept: cache}), kept)
 
     with torch.inference_mode():
         return timed(prefill, step, rounds)

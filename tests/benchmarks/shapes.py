@@ -55,6 +55,13 @@ MADE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "intermediate_size_mlp": 2816, "num_local_experts": 8, "interleave_moe_layer_step": 2,
         "attention_chunk_size": 192, "floor_scale": 192, "pad_token_id": 0,
     }),
+    "mamba": ("Mamba", "Config", "ForCausalLM", {
+        "vocab_size": 20480, "hidden_size": 1024, "num_hidden_layers": 4, "state_size": 16,
+    }),
+    "mamba2": ("Mamba2", "Config", "ForCausalLM", {
+        "vocab_size": 20480, "hidden_size": 1024, "num_hidden_layers": 4, "state_size": 128,
+        "num_heads": 32, "head_dim": 64, "n_groups": 1,
+    }),
     "encoder": ("Bert", "Config", "Model", _SIZES | {"intermediate_size": 4096}),
 }  # fmt: skip
 

@@ -159,22 +159,22 @@ def norm_elsewhere(here: Any, op: Any, *args: Any, first: bool, **how: Any) -> A
 
 
 _SCANS = (
-    _fault("scan-rates", "mamba", "exp taken twice of A_log", "recurrence", "ssm_a",
+    _fault("scan-rates", "mamba", "exp taken twice of A_log", "ssm_decay", "ssm_a",
            rates(lambda logs: -np.exp(np.exp(logs)))),
-    _fault("scan-rates-logits", "mamba2", "the same, from logits alone", "recurrence",
+    _fault("scan-rates-logits", "mamba2", "the same, from logits alone", "ssm_decay",
            "ssm_a", rates(lambda logs: -np.exp(np.exp(logs))), LOGITS),
-    _fault("scan-skip", "falcon_mamba", "no skip", "recurrence", "ssm_d", skip(lambda d: 0 * d)),
-    _fault("scan-skip-ones", "nemotron_h", "a skip of ones, from logits alone", "recurrence",
+    _fault("scan-skip", "falcon_mamba", "no skip", "ssm_scan", "ssm_d", skip(lambda d: 0 * d)),
+    _fault("scan-skip-ones", "nemotron_h", "a skip of ones, from logits alone", "ssm_scan",
            "ssm_d", skip(lambda d: 0 * d + 1), LOGITS),
     _fault("scan-dt", "granite_hybrid", "no dt_bias", "missing_bias", "",
            steps(lambda raw, dt: softplus(raw))),
-    _fault("scan-softplus", "nemotron_h_moe", "no softplus", "recurrence", "ssm_step",
+    _fault("scan-softplus", "nemotron_h_moe", "no softplus", "ssm_step", "ssm_step",
            steps(lambda raw, dt: raw + dt), None),
-    _fault("scan-norm", "falcon_h1", "the norm on the other side of the gate", "recurrence",
+    _fault("scan-norm", "falcon_h1", "the norm on the other side of the gate", "ssm_gate",
            "ssm_gated", broken_here(gated_scan=norm_elsewhere)),
-    _fault("scan-bamba", "bamba", "no skip, beside attention", "recurrence", "ssm_d",
+    _fault("scan-bamba", "bamba", "no skip, beside attention", "ssm_scan", "ssm_d",
            skip(lambda d: 0 * d)),
-    _fault("scan-hybrid-moe", "granite_hybrid_moe", "nothing decays", "recurrence", "ssm_a",
+    _fault("scan-hybrid-moe", "granite_hybrid_moe", "nothing decays", "ssm_decay", "ssm_a",
            rates(lambda logs: 0 * logs)),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ import numpy as np
 from aprfmt.inference.kv_cache import KVCache
 from tests.diagnose.engines import broken
 from tests.diagnose.making import engine
-from tests.model_values import LFM2
+from tests.model_values import IDS, LFM2
 
 
 def taps(change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
@@ -62,6 +62,70 @@ def nothing(role: str) -> Any:
     return lambda weights: {
         key: 0 * weights[key].numpy() for key in weights if key.endswith(f".{role}.bias")
     }
+
+
+def scanned(change: Callable[..., Any]) -> Any:
+    """Return a backend whose scans take other operands."""
+    return lambda: broken("scan", lambda op, *given: op(*change(*given)))
+
+
+def rated(change: Callable[[Any], Any]) -> Any:
+    """Return a backend whose scans have other rates."""
+    return lambda: broken("rates", lambda op, logs: change(logs))
+
+
+def dealt(x: Any, step: Any, rate: Any, b: Any, c: Any, skip: Any, state: Any) -> Any:
+    """Deal the groups' B and C to the heads in turn."""
+    order = np.arange(x.shape[1]) % b.shape[1]
+    return x, step, rate, b[:, order], c[:, order], skip, state
+
+
+def other_state() -> Any:
+    """Return a backend whose first layer begins with the state of another sequence."""
+    calls = iter(range(1 << 30))
+
+    def change(op: Any, x: Any, step: Any, rate: Any, b: Any, *rest: Any) -> Any:
+        shape = (x.shape[1], x.shape[2], b.shape[2])
+        other = np.random.default_rng(5).standard_normal(shape).astype(x.dtype)
+        state = rest[-1] if next(calls) else other
+        return op(x, step, rate, b, *rest[:-1], state)
+
+    return broken("scan", change)
+
+
+def alone_scanned(op: Any, x: Any, step: Any, rate: Any, b: Any, c: Any, *rest: Any) -> Any:
+    """Scan every token by itself, as steps without a state do."""
+    found = [op(x[t:][:1], step[t:][:1], rate, b[t:][:1], c[t:][:1], rest[0], None)
+             for t in range(len(x))]  # fmt: skip
+    return np.concatenate([read for read, _ in found]), found[-1][1]
+
+
+def unbiased(op: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
+    """Leave out the bias of time steps."""
+    return op(raw, None, low, high)
+
+
+def unlimited(op: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
+    """Take time steps as they are."""
+    return op(raw, bias, 0.0, np.inf)
+
+
+def gated(**changed: Any) -> Any:
+    """Return a backend whose gates and norms are applied otherwise."""
+    return lambda: broken("gated_scan", lambda op, x, gate, weight, **how: op(
+        x, gate, weight, **{**how, **changed}))  # fmt: skip
+
+
+def late(window: Any, kernel: Any) -> tuple[Any, Any]:
+    """Let each token's taps end one position behind."""
+    return np.concatenate([window[1:], 0 * window[:1]]), kernel
+
+
+def biased_taps(change: Callable[[Any, Any], tuple[Any, Any]]) -> Any:
+    """Return a backend whose convolutions, which have biases, take another window or kernel."""
+    return lambda: broken(
+        "convolve", lambda op, window, kernel, *bias: op(*change(window, kernel), *bias)
+    )
 
 
 TYPE_FAULTS = (
@@ -154,6 +218,58 @@ TYPE_FAULTS = (
     engine("lfm2-restarted", "lfm2", "no state carried to the recorded tokens",
            ("conv_state", "capture_rows"), "shortconv", fine=True, cached=20,
            backend=taps(restarted), cache=KVCache),
+    engine("mamba-plus", "mamba", "A not negated", "ssm_decay", "ssm_a", backend=rated(np.exp),
+           ids=IDS[:6]),
+    engine("mamba-bare", "mamba", "A as it is stored, negated", "ssm_decay", "ssm_a", fine=True,
+           backend=rated(np.negative), ids=IDS[:6]),
+    engine("mamba-unbiased", "mamba", "time steps without bias", "missing_bias", "L0.ssm_dt.bias",
+           backend=lambda: broken("time_step", unbiased)),
+    engine("mamba-taps", "mamba", "taps one position late", "convolution", "ssm_conv1d",
+           fine=True, backend=biased_taps(late)),
+    engine("mamba-skip", "mamba", "no skip D x", "ssm_scan", "ssm_d", fine=True,
+           backend=scanned(lambda *given: (*given[:5], 0 * given[5], given[6]))),
+    engine("falcon-mamba-exchanged", "falcon_mamba", "B and C exchanged", "ssm_scan", "ssm_scan",
+           fine=True, backend=scanned(
+               lambda x, step, rate, b, c, *rest: (x, step, rate, c, b, *rest))),
+    engine("mamba2-twice", "mamba2", "A of a GGUF taken for its logarithm", "ssm_decay", "ssm_a",
+           backend=rated(lambda logs: -np.exp(-np.exp(logs)))),
+    engine("mamba2-unlimited", "mamba2", "time steps without limits", "ssm_step", "ssm_step",
+           fine=True, backend=lambda: broken("time_step", unlimited)),
+    engine("mamba2-groups", "mamba2", "groups dealt to heads in turn", "ssm_scan", "ssm_scan",
+           backend=scanned(dealt)),
+    engine("mamba2-norm-of-all", "mamba2", "the gate's norm over all groups", "ssm_gate",
+           "ssm_gated",
+           fine=True, backend=gated(groups=1)),
+    engine("mamba2-unreset", "mamba2", "the state of another sequence", "ssm_state",
+           "L0.ssm_state",
+           fine=True, backend=other_state),
+    engine("mamba2-alone", "mamba2", "no state carried from step to step", "ssm_state", "ssm_state",
+           backend=lambda: broken("scan", alone_scanned)),
+    engine("mamba2-restarted", "mamba2", "no state carried to the recorded tokens",
+           ("ssm_state", "capture_rows"), "ssm_state", fine=True, cached=20,
+           cache=KVCache, backend=scanned(lambda *given: (*given[:6], None))),
+    engine("nemotron-h-silu", "nemotron_h", "silu for the square of relu", "activation",
+           "activation", hp={"activation": "silu"}),
+    engine("nemotron-h-norm-first", "nemotron_h", "the norm before the gate", "ssm_gate",
+           "ssm_gated",
+           fine=True, backend=gated(first=True)),
+    engine("nemotron-h-moe-weights", "nemotron_h_moe", "experts' weights not renormalised",
+           "moe_routing", "norm_topk", hp={"norm_topk": False}),
+    engine("bamba-whole", "bamba", "whole heads rotated for half of them", "partial_rotary",
+           "rope_dim", hp=lambda hp: {"rope_dim": hp["head_dim"]}),
+    engine("bamba-undecayed", "bamba", "no state decays", "ssm_decay", "ssm_a", fine=True,
+           backend=rated(lambda logs: 0 * logs)),
+    engine("granite-hybrid-scale", "granite_hybrid", "what is added is not multiplied",
+           "multiplier", "residual_scale", hp={"residual_scale": 1.0}),
+    engine("granite-hybrid-moe-softmax", "granite_hybrid_moe", "no skip D x in a mixture",
+           "ssm_scan", "ssm_d", fine=True,
+           backend=scanned(lambda *given: (*given[:5], 0 * given[5], given[6]))),
+    engine("falcon-h1-late", "falcon_h1", "the norm behind the gate", "ssm_gate", "ssm_gated",
+           fine=True, backend=gated(first=False)),
+    engine("falcon-h1-key", "falcon_h1", "keys without their factor", "multiplier", "key_scale",
+           fine=True, hp={"key_scale": 1.0}),
+    engine("falcon-h1-mixers", "falcon_h1", "the mixers' output without its factor", "multiplier",
+           "ssm_out_scale", hp={"ssm_out_scale": 1.0}),
     engine("lfm2-moe-weights", "lfm2_moe", "experts' weights not renormalised", "moe_routing",
            "norm_topk", hp={"norm_topk": False}),
 )  # fmt: skip

@@ -58,6 +58,15 @@ def test_frequencies_that_change_with_the_length_rerun_the_sequence(name: str) -
                 assert session.cache is not None and session.cache.length == stop
 
 
+def test_layers_with_keys_and_a_state_say_how_much_fits() -> None:
+    """A layer of falcon_h1 has both. Seen red: layers with a state were not asked for buffers."""
+    with open_model(judged("falcon_h1").folder) as model:
+        with Session.of(model, backend("numpy:float64")) as session:
+            session.prefill(list(IDS))
+            assert session.cache is not None
+            assert session.cache.fits(1) and not session.cache.fits(10_000)
+
+
 def test_a_session_can_go_back() -> None:
     ids = list(IDS)
     with open_model(judged("mistral").folder) as model:

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.errors import ArchError
 from aprfmt.inference import scan
 from tests.inference.judge import backend, everything_float64, rel
 
@@ -145,16 +144,3 @@ def test_deterministic_scans_have_the_same_bits_in_pieces(run_: str, each: bool)
         read, state = b.scan(x[part], step[part], rate, *(y[part] for y in ends), skip, state)
         parts.append(b.to_numpy(read))
     np.testing.assert_array_equal(np.concatenate(parts), b.to_numpy(whole))
-
-
-def test_groups_that_do_not_divide_the_heads_are_refused() -> None:
-    from aprfmt.arch import ARCHS
-    from aprfmt.arch.hyper import read_hyper
-    from aprfmt.arch.spec import Facts
-
-    config = {
-        "hidden_size": 24, "num_hidden_layers": 2, "vocab_size": 50, "num_heads": 6,
-        "head_dim": 8, "n_groups": 4,
-    }  # fmt: skip
-    with pytest.raises(ArchError, match="6 heads in 4 groups"):
-        read_hyper(ARCHS["mamba2"], Facts("hf", config, {}), "config.json")

@@ -29,7 +29,9 @@ CAUSE_ROWS = (
         "A factor of the embedding, the residual or the logits is missing or another.",
         "All values of a point differ by one factor.",
         "Multiplying by the printed factor makes them equal.",
-        keys=("embedding_scale", "residual_scale", "logit_scale"),
+        keys=("embedding_scale", "residual_scale", "logit_scale", "attn_in_scale",
+              "attn_out_scale", "key_scale", "ssm_in_scale", "ssm_out_scale", "ssm_scales",
+              "ffn_gate_scale", "ffn_down_scale"),
     ),
     Cause(
         "token_ids", "forward", "bug",

@@ -1,4 +1,4 @@
-"""Hypotheses about state space scans (Mamba, Mamba 2): rates, time steps, skip, gate and norm."""
+"""Hypotheses about state space mixers: decays, time steps, operands, the state, the gate."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -7,119 +7,197 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixers
-from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
 from aprfmt.causes.forward.product import scaled_vectors, zeroed
+from aprfmt.causes.forward.residual_stream import factor_change
+from aprfmt.causes.row import Cause
+from aprfmt.inference.placing import mixer
 from aprfmt.inference.replay.patched_model import PatchedModel
 
-Array = NDArray[Any]
-Make = Callable[[PatchedModel, Layers], PatchedModel]
-BIAS = ".ssm_dt.bias"
-
-# What is said -> the rates, of the stored A_log.
-RATES: Mapping[str, Callable[[Array], Array]] = {
-    "A_log is taken as it is stored, without exp": lambda logs: logs,
-    "minus A_log is taken, without exp": lambda logs: -logs,
-    "exp is taken twice of A_log": lambda logs: -np.exp(np.exp(logs)),
-    "exp is taken of minus exp(A_log)": lambda logs: -np.exp(-np.exp(logs)),
-    "nothing decays": lambda logs: 0 * logs,
-    "A_log is left out: all rates are -1": lambda logs: 0 * logs - 1,
-}
-# What is said -> the skip, of the stored D.
-SKIPS: Mapping[str, Callable[[Array], Array]] = {
-    "the skip D is left out": lambda skip: 0 * skip,
-    "the skip D is 1 everywhere": lambda skip: 0 * skip + 1,
-    "the skip D is taken away": lambda skip: -skip,
-    "the skip D is added twice": lambda skip: 2 * skip,
-}
-
-
-def _softplus(x: Array) -> Array:
-    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
-
-
-# What is said -> the time step, of the product, its bias and the limits.
-STEPS: Mapping[str, Callable[[Array, Array, float, float], Array]] = {
-    "dt_bias is added behind the softplus": lambda raw, dt, low, high: np.clip(
-        _softplus(raw) + dt, low, high
+CAUSE_ROWS = (
+    Cause(
+        "ssm_decay", "forward", "bug",
+        "The states of a scan decay at other rates: A is not negated, its exponential is left out "
+        "or taken twice.",
+        "What a scan reads differs from the second token on, and its time steps are equal.",
+        "Scanning with the named rates is equal.",
     ),
-    "the softplus is left out": lambda raw, dt, low, high: np.clip(raw + dt, low, high),
-    "the time step is not clamped": lambda raw, dt, low, high: _softplus(raw + dt),
-    "the time step is 1": lambda raw, dt, low, high: 0 * raw + 1,
+    Cause(
+        "ssm_step", "forward", "bug",
+        "Time steps are made otherwise: without their softplus or limits, or with the bias behind.",
+        "Raw time steps are equal, those after bias and softplus differ.",
+        "Time steps made in the named way are equal.",
+        keys=("ssm_step_low", "ssm_step_high"),
+    ),
+    Cause(
+        "ssm_scan", "forward", "bug",
+        "A scan takes other operands: B and C exchanged, groups that serve other heads, or another "
+        "skip D x.",
+        "Time steps and the convolution are equal; what is read differs in the first token too.",
+        "Scanning with the named operands is equal.",
+        keys=("ssm_heads", "ssm_groups"),
+    ),
+    Cause(
+        "ssm_state", "forward", "bug",
+        "A scan goes on from another state than that of the tokens before: it was not reset "
+        "between sequences, or not carried from step to step.",
+        "The first tokens of a sequence or of a step differ most, less the further on.",
+        "Scanning from the named state is equal.",
+    ),
+    Cause(
+        "ssm_gate", "forward", "bug",
+        "The gate behind a scan or its norm is applied otherwise: in the other order, over all "
+        "groups together, by another function, or not at all.",
+        "What is read from the state is equal, and differs behind the gate.",
+        "Gating and normalising in the named way is equal.",
+        keys=("ssm_norm", "ssm_norm_first"),
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+BIAS = ".ssm_dt.bias"
+# Cause -> what it lies in: a role, or the point behind it.
+PLACES: Mapping[str, str] = {
+    "ssm_decay": "ssm_a", "ssm_step": "ssm_step", "ssm_scan": "ssm_scan", "ssm_state": "ssm_state",
+    "ssm_gate": "ssm_gated",
+}  # fmt: skip
+FACTORS = (
+    "attn_in_scale", "attn_out_scale", "key_scale", "ssm_in_scale", "ssm_out_scale",
+    "ffn_gate_scale", "ffn_down_scale",
+)  # fmt: skip
+# The operands of `scan`, in order: x, step, rate, b, c, skip, state.
+Operands = tuple[Any, ...]
+
+
+def _rate(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
+    """Return what is scanned with other rates."""
+    return lambda given: (*given[:2], change(given[2]), *given[3:])
+
+
+def _dealt(given: Operands) -> Operands:
+    """Return operands whose groups' B and C serve the heads in turn."""
+    x, step, rate, b, c, skip, state = given
+    heads, groups = x.shape[1], b.shape[1]
+    order = np.arange(heads) % groups
+    return x, step, rate, b[:, order], c[:, order], skip, state
+
+
+def _first_group(given: Operands) -> Operands:
+    """Return operands in which the first group's B and C serve all heads."""
+    x, step, rate, b, c, skip, state = given
+    return x, step, rate, b[:, :1], c[:, :1], skip, state
+
+
+def _exchanged(given: Operands) -> Operands:
+    x, step, rate, b, c, skip, state = given
+    return x, step, rate, c, b, skip, state
+
+
+def _skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
+    """Return what is scanned with another skip."""
+    return lambda given: (*given[:5], change(given[5]), given[6])
+
+
+# What is said -> cause, and the operands as the engine took them.
+TAKEN: Mapping[str, tuple[str, Callable[[Operands], Operands]]] = {
+    "A is not negated: states grow where they should decay": (
+        "ssm_decay", _rate(lambda rate: -rate),
+    ),
+    "A is taken as it is stored, a logarithm without its exponential": (
+        "ssm_decay", _rate(lambda rate: np.log(-rate)),
+    ),
+    "the exponential of A is left out: the decay is minus what is stored": (
+        "ssm_decay", _rate(lambda rate: -np.log(-rate)),
+    ),
+    "A is exponentiated twice, as where a GGUF's is taken for a logarithm": (
+        "ssm_decay", _rate(lambda rate: -np.exp(rate)),
+    ),
+    "exp is taken twice of A_log": ("ssm_decay", _rate(lambda rate: -np.exp(-rate))),
+    "A is left out: all rates are -1": ("ssm_decay", _rate(lambda rate: rate * 0 - 1)),
+    "no state decays": ("ssm_decay", _rate(lambda rate: rate * 0)),
+    "B and C are exchanged": ("ssm_scan", _exchanged),
+    "the groups' B and C serve the heads in turn, not heads in a row": ("ssm_scan", _dealt),
+    "the first group's B and C serve all heads": ("ssm_scan", _first_group),
+    "what skips the state (D x) is left out": ("ssm_scan", _skip(lambda skip: skip * 0)),
+    "what skips the state is x itself: D is 1": ("ssm_scan", _skip(lambda skip: skip * 0 + 1)),
+    "what skips the state is taken away": ("ssm_scan", _skip(lambda skip: -skip)),
+    "what skips the state is added twice": ("ssm_scan", _skip(lambda skip: 2 * skip)),
+}  # fmt: skip
+# What is said -> cause, and the time steps of raw ones, bias, and limits.
+Steps = Callable[[Any, Array, "Array | None", float, float], Array]
+STEPS: Mapping[str, Steps] = {
+    "all time steps are 1": lambda op, raw, bias, low, high: raw * 0 + 1,
+    "time steps have no softplus": lambda op, raw, bias, low, high: np.asarray(
+        (raw if bias is None else raw + bias).clip(low, high)
+    ),
+    "time steps are not limited": lambda op, raw, bias, low, high: op(raw, bias, 0.0, np.inf),
+    "the bias is added behind the softplus": lambda op, raw, bias, low, high: np.asarray(
+        op(raw, None, 0.0, np.inf) + (0 if bias is None else bias)
+    ).clip(low, high),
+}  # fmt: skip
+# What is said -> how the gate and its norm are applied, by options of `gated_scan`.
+Gate = Callable[[Any, Any, Any, Any, Mapping[str, Any]], Any]
+GATES: Mapping[str, Gate] = {
+    "the norm stands on the other side of the gate": lambda op, x, gate, weight, how: op(
+        x, gate, weight, **{**how, "first": not how["first"]}
+    ),
+    "the norm is over all groups together": lambda op, x, gate, weight, how: op(
+        x, gate, weight, **{**how, "groups": 1}
+    ),
+    "the gate's norm is left out": lambda op, x, gate, weight, how: op(x, gate, None, **how),
+    "the gate is left out": lambda op, x, gate, weight, how: op(
+        x, np.full_like(gate, OPEN), weight, **how
+    ),
+    "the gate is a sigmoid, not silu": lambda op, x, gate, weight, how: op(
+        x, _opening(gate), weight, **how
+    ),
 }
+OPEN = 1.278464542761074  # silu of this is 1
 
 
-def state_spaces(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes of a model's state space scans; none of a model without them."""
-    if not {"mamba", "mamba2"} & mixers(patched):
+def _opening(gate: Array) -> Array:
+    """Return numbers whose silu is the sigmoid of these, by Newton's method."""
+    wanted = 1 / (1 + np.exp(-gate.astype(np.float64)))
+    z = wanted + 0.5
+    for _ in range(30):
+        s = 1 / (1 + np.exp(-z))
+        z = z - (z * s - wanted) / (s * (1 + z * (1 - s)))
+    return np.asarray(z, gate.dtype)
+
+
+def scans(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes of a model's state space mixers; none of a model without them."""
+    kinds = {"mamba", "mamba2"} & mixers(patched)
+    if not kinds:
         return
+    hp = patched.hp
     shifts = [key for key in patched.weights if key.endswith(BIAS)]
     if shifts:
         says = "no dt_bias is added before the time step's softplus"
         yield zeroed("missing_bias", says, shifts, patched)
         says = "dt_bias is added twice before the time step's softplus"
         yield scaled_vectors("missing_bias", says, shifts, patched, 2.0)
-    for says, rates in RATES.items():
-        yield _change(says, "ssm_a", _with("rates", 0, rates))
-    for says, skips in SKIPS.items():
-        yield _change(says, "ssm_d", _with("scan", 5, skips))
-    for says, steps in STEPS.items():
-        yield _change(says, "ssm_step", _stepped(steps))
-    yield _change("B and C are exchanged", "ssm_scan", _exchanged)
-    yield _change("the output gate is left out", "ssm_gated", _ungated)
-    yield _change("the norm stands on the other side of the output gate", "ssm_gated", _late)
-    yield _change("the activation behind the convolution is left out", "conv", _linear)
+    grouped = "mamba2" in kinds and int(hp["ssm_groups"]) > 1
+    for says, (cause, taken) in TAKEN.items():
+        if "group" not in says or grouped:
+            place = "ssm_d" if "skips" in says else PLACES[cause]
+            yield Change(cause, says, (place,), _taken(taken), {"scan": says})
+    limited = float(hp["ssm_step_low"]) > 0 or hp["ssm_step_high"] is not None
+    for says, step in STEPS.items():
+        if "limited" not in says or limited:
+            yield _change("ssm_step", says, _stepped(step))
+    for says, gate in GATES.items():
+        if "norm" not in says or (hp["ssm_norm"] and ("groups" not in says or grouped)):
+            yield _change("ssm_gate", says, _gated(gate))
+    yield _change("ssm_state", "no state is carried: every token sees itself only",
+                  _restarted_every(1))  # fmt: skip
+    yield Change("activation", "the activation behind the convolution is left out", ("conv",),
+                 _linear, {"conv": "linear"})  # fmt: skip
 
 
-def state_space(case: Mismatch) -> Iterator[Change]:
-    """Try the usual mistakes of a scan where one lies before the point."""
-    if case.layer >= 0 and case.call("time_step", "scan", "gated_scan") is not None:
-        yield from state_spaces(case.patched)
-
-
-def _change(says: str, where: str, make: Make) -> Change:
-    return Change("recurrence", f"in the state space {says}", (where,), make, {where: says})
-
-
-def _with(op: str, place: int, how: Callable[[Array], Array]) -> Make:
-    """Return a maker: one argument of an operation is another one."""
-
-    def override(op: Any, at: Any, *args: Any) -> Any:
-        if place == 0:
-            return np.asarray(how(args[0]), args[0].dtype)
-        changed = np.asarray(how(args[place]), args[place].dtype)
-        return op(*args[:place], changed, *args[place + 1 :])
-
-    return lambda patched, layers: patched.with_op(op, override, layers)
-
-
-def _stepped(how: Callable[[Array, Array, float, float], Array]) -> Make:
-    def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
-        shift = np.zeros(raw.shape[-1], raw.dtype) if bias is None else bias
-        return np.asarray(how(raw, shift, low, high), raw.dtype)
-
-    return lambda patched, layers: patched.with_op("time_step", override, layers)
-
-
-def _exchanged(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    def override(op: Any, at: Any, x: Any, step: Any, rate: Any, b: Any, c: Any, *rest: Any) -> Any:
-        return op(x, step, rate, c, b, *rest)
-
-    return patched.with_op("scan", override, layers)
-
-
-def _ungated(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    def override(op: Any, at: Any, x: Any, gate: Any, *rest: Any, **kwargs: Any) -> Any:
-        one = gate.dtype.type(1.2784645427610738)  # where silu is 1
-        return op(x, 0 * gate + one, *rest, **kwargs)
-
-    return patched.with_op("gated_scan", override, layers)
-
-
-def _late(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    def override(op: Any, at: Any, *args: Any, first: bool, **kwargs: Any) -> Any:
-        return op(*args, first=not first, **kwargs)
-
-    return patched.with_op("gated_scan", override, layers)
+def _change(cause: str, says: str, make: Any, **how: Any) -> Change:
+    place = PLACES[cause]
+    return Change(cause, says, (place,), make, {place: says}, **how)
 
 
 def _linear(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -129,6 +207,145 @@ def _linear(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_op("activate", override, layers)
 
 
+def multipliers(case: Mismatch) -> Iterator[Change]:
+    """Leave out each factor of a projection (falcon_h1), or divide by it."""
+    hp = case.patched.hp
+    if case.patched.spec.block.multipliers == "none":
+        return
+    for name in FACTORS:
+        told = float(hp[name])
+        if told not in (0.0, 1.0):
+            yield factor_change(name, 1.0, told)
+            yield factor_change(name, 1 / told, told)
+    listed = tuple(float(factor) for factor in hp["ssm_scales"])
+    if any(factor != 1 for factor in listed):
+        says = f"ssm_scales are left out; the model says {list(listed)}"
+        yield hyper_change("multiplier", says, ssm_scales=(1.0,) * len(listed))
+
+
+def scan(case: Mismatch) -> Iterator[Change]:
+    """Try other operands of the scan, and a state that begins elsewhere."""
+    block, hp = case.patched.spec.block, case.patched.hp
+    if case.layer < 0 or mixer(block, hp, case.layer) not in ("mamba", "mamba2"):
+        return
+    yield from scans(case.patched)
+    first = int(case.rows[0]) if len(case.rows) else 0
+    if first > 0:
+        says = f"no state is carried to token {first}: the scan begins with zeros there"
+        yield _change("ssm_state", says, _restarted(first))
+    call = case.call("scan")
+    if call is None:
+        return
+    before = _state_before(case)
+    if before is not None:
+        says = "the state is not reset: the scan begins with that of another sequence"
+        yield _change("ssm_state", says, _begun(before), general=True)
+
+
+def _taken(taken: Callable[[Operands], Operands]) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, *given: Any) -> Any:
+            return op(*taken(given))
+
+        return patched.with_op("scan", override, layers)
+
+    return make
+
+
+def _stepped(step: Steps) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
+            return step(op, raw, bias, low, high)
+
+        return patched.with_op("time_step", override, layers)
+
+    return make
+
+
+def _gated(change: Gate) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, gate: Any, weight: Any, **how: Any) -> Any:
+            return change(op, x, gate, weight, how)
+
+        return patched.with_op("gated_scan", override, layers)
+
+    return make
+
+
+def _restarted_every(count: int) -> Any:
+    """Return a maker: the state is set to zeros before every so many-th token."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, *given: Any) -> Any:
+            return _pieces(op, given, list(range(0, len(given[0]), count)))
+
+        return patched.with_op("scan", override, layers)
+
+    return make
+
+
+def _restarted(first: int) -> Any:
+    """Return a maker: from a token on, the scan does not see the tokens before it."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, *given: Any) -> Any:
+            return _pieces(op, given, [0, first])
+
+        return patched.with_op("scan", override, layers)
+
+    return make
+
+
+def _pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, Any]:
+    """Return reads and the last state of pieces that each begin with zeros."""
+    x, step, rate, b, c, skip, state = given
+    reads = []
+    for start, stop in zip(starts, [*starts[1:], len(x)], strict=True):
+        part = slice(start, stop)
+        read, state = op(x[part], step[part], rate, b[part], c[part], skip, None)
+        reads.append(read)
+    return np.concatenate(reads), state
+
+
+def _begun(before: Array) -> Any:
+    """Return a maker: the scan begins with this state."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, *given: Any) -> Any:
+            return op(*given[:-1], before.astype(given[0].dtype))
+
+        return patched.with_op("scan", override, layers)
+
+    return make
+
+
+def _state_before(case: Mismatch) -> Array | None:
+    """Return the state [heads, head_dim, state] before the first token that gives the values.
+
+    None unless the trace has the scan's result from the first token on. What a state adds to a
+    token's read is the state, decayed so far, times C: a linear system for each row of the state.
+    """
+    call = case.call("scan")
+    theirs = None if call is None else case.part(call)
+    if call is None or theirs is None or int(case.rows[0]) != 0:
+        return None
+    step, rate, b, c = (case.array(y).astype(np.float64) for y in call.args[1:5])
+    read = case.array(call.result).astype(np.float64)
+    missing = theirs.astype(np.float64).reshape(read.shape) - read
+    _, heads, width = read.shape
+    total = np.cumsum(step, axis=0)  # (token, head)
+    each, found = heads // b.shape[1], np.zeros((heads, width, b.shape[2]))
+    for head in range(heads):
+        kept = np.exp(total[:, head, None] * np.atleast_1d(rate[head]))  # (token, 1 or state)
+        seen = kept * c[:, head // each]
+        found[head] = np.linalg.lstsq(seen, missing[:, head], rcond=1e-6)[0].T
+    return found
+
+
 HYPOTHESES = (
-    Hypothesis("recurrence", state_space, 346, "the rule of a state, after a delta net's"),
+    Hypothesis("multiplier", multipliers, 342, "a factor explains more than a rule of a state"),
+    *(
+        Hypothesis(cause, scan, 344 + at, "the rule of a state, after a delta net's")
+        for at, cause in enumerate(PLACES)
+    ),
 )

@@ -216,6 +216,8 @@ USUAL: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _thetas, _scalings, _pairings, _activations, _windows, _caps, _scales, *BLOCKS, _masks,
     _mappings, _partial, _rotating, _sums, _positions, _caches, *STEPS, roundings,
 )  # fmt: skip
+# What a model without heads (mamba) cannot have got wrong.
+OF_ATTENTION = frozenset({_scales, _masks, _mappings, _partial, _rotating, _sums, _caches})
 
 
 def usual_changes(patched: PatchedModel) -> list[Usual]:
@@ -223,15 +225,19 @@ def usual_changes(patched: PatchedModel) -> list[Usual]:
 
     A large model allows few passes; so the first changes are of different kinds.
     """
-    columns = zip_longest(*(list(changes(patched)) for changes in USUAL))
+    rows = [row for row in USUAL if patched.hp["n_heads"] or row not in OF_ATTENTION]
+    columns = zip_longest(*(list(changes(patched)) for changes in rows))
     return [usual for column in columns for usual in column if usual is not None]
+
+
+LISTS = ("window_layers", "rope_layers", "moe_layers", "ssm_layers")
 
 
 def groups(patched: PatchedModel, usual: Usual) -> list[Layers]:
     """Return the layers to try a change in: its own, those of one kind; single ones come later."""
     if usual.layers is not None or not usual.change.scoped:
         return [usual.layers]
-    lists = ("window_layers", "rope_layers", "moe_layers")
+    lists = [name for name in LISTS if name in patched.hp]
     kinds: dict[tuple[object, ...], set[int]] = {}
     for layer in range(patched.n_layers):
         kinds.setdefault(tuple(patched.hp[name][layer] for name in lists), set()).add(layer)

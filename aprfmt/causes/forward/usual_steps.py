@@ -32,7 +32,7 @@ from aprfmt.causes.forward.single_steps import (
     values_rotated,
     window_in,
 )
-from aprfmt.causes.forward.state_space import state_spaces
+from aprfmt.causes.forward.state_space import scans
 from aprfmt.causes.forward.usual_blocks import Usual, each
 from aprfmt.inference.replay.patched_model import PatchedModel
 
@@ -233,7 +233,7 @@ def _convolutions(patched: PatchedModel) -> Iterator[Usual]:
 
 def _delta_nets(patched: PatchedModel) -> Iterator[Usual]:
     yield from each(delta_nets(patched))
-    yield from each(state_spaces(patched))
+    yield from each(scans(patched))
 
 
 def _score_biases(patched: PatchedModel) -> Iterator[Usual]:

@@ -27,7 +27,8 @@ CAUSE_ROWS = (
         "A bias that one side adds is dropped on the other.",
         "The difference is the same vector in every row and equals the bias.",
         "Dropping (or adding) the bias makes the difference vanish.",
-        keys=("attention_bias", "attention_out_bias", "mlp_bias", "head_bias", "conv_bias"),
+        keys=("attention_bias", "attention_out_bias", "mlp_bias", "head_bias", "conv_bias",
+              "ssm_bias", "ssm_out_bias"),
         next="stored",
     ),
     Cause(

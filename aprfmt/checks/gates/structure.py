@@ -108,7 +108,8 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
     hp = model.hyper
     rotary = model.spec.block.position == "rope"
     rows = [("norm_eps", bounds.EPS), ("context_length", bounds.CONTEXT)]
-    rows += [("head_dim", bounds.HEAD_DIM)]
+    heads, shared = int(hp["n_heads"]), int(hp["n_kv_heads"])
+    rows += [("head_dim", bounds.HEAD_DIM)] if heads else []  # mamba has no attention
     rows += [("rope_theta", bounds.THETA)] if rotary else []
     for name, bound in rows:
         value = hp[name]
@@ -120,9 +121,9 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
             f"{bound} {bound.unit}: {bound.reason}",
             "compare with the source's config.json",
         )
-    heads, shared = int(hp["n_heads"]), int(hp["n_kv_heads"])
-    yield check("heads-divide", heads % shared == 0, f"{heads} over {shared}",
-                "query heads a multiple of key/value heads")  # fmt: skip
+    if heads:
+        yield check("heads-divide", shared > 0 and heads % shared == 0, f"{heads} over {shared}",
+                    "query heads a multiple of key/value heads")  # fmt: skip
     if model.config is None:
         names = [name for name in _STATED if rotary or name != "rope_theta"]
         guessed = [name for name in names if hp.of(name).origin == "default"]
