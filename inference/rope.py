@@ -162,11 +162,14 @@ BY_LENGTH = ("dynamic", "longrope")  # scalings whose frequencies depend on the 
 
 
 class RopeKind(NamedTuple):
-    """What tells the layers' rotations apart: base, whether scaled, rotated elements of a head."""
+    """What tells the layers' rotations apart.
+
+    The base, whether the scaling applies, and the rotated elements of a head, None for `rope_dim`.
+    """
 
     theta: float
     scaled: bool
-    dim: int
+    dim: int | None = None
 
 
 def kind_of(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
@@ -180,7 +183,7 @@ def kind_of(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
         windowed and hp["rope_scaling_layers"] == "full"
     )
     other = None if windowed else hp["global_head_dim"]
-    return RopeKind(float(theta), scaled, int(hp["rope_dim"] if other is None else other))
+    return RopeKind(float(theta), scaled, None if other is None else int(other))
 
 
 def make(hp: Mapping[str, Value], kind: RopeKind, length: int) -> Turning:
@@ -188,7 +191,8 @@ def make(hp: Mapping[str, Value], kind: RopeKind, length: int) -> Turning:
 
     Raises ArchError for an unknown scaling or for a missing value.
     """
-    theta, scaled, dim = kind
+    theta, scaled = kind.theta, kind.scaled
+    dim = int(hp["rope_dim"] if kind.dim is None else kind.dim)
     most = max(int(hp["head_dim"]), int(hp["global_head_dim"] or 0))
     if dim % 2 or not 0 < dim <= most:
         raise ArchError(f"rope_dim is {dim}; expected an even number of at most head_dim, {most}")

@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 from aprfmt.arch import losses, rules
 from aprfmt.arch.gemma import NO_BIASES, embedding_scale
-from aprfmt.arch.gemma2 import softcap
+from aprfmt.arch.gemma2 import pattern_loss, softcap
 from aprfmt.arch.joins import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
@@ -287,6 +287,9 @@ _FIXED = (
     Loss("gguf", _SPARSE, _fixed_sparsity,
          "llama.cpp cuts 95% in the first ten layers, whatever the file says, and divides the "
          "variance by one less than the values"),
+    pattern_loss(5),
+    Loss("gguf", "final_softcap", lambda hp: hp["final_softcap"] != 30,
+         "llama.cpp caps the logits at 30, whatever the file says"),
     Loss("gguf", "altup_scaled", lambda hp: not hp["altup_scaled"],
          "llama.cpp multiplies the first copy by its scale, whatever config.json says"),
     Loss("gguf", OWN, lambda hp: sum(hp[OWN]) != min(20, hp["n_layers"]),

@@ -270,7 +270,9 @@ def test_gguf_numbers_have_the_types_readers_expect() -> None:
             assert value is not None
             if key.startswith(CARRIED):
                 continue
-            if key.endswith(("epsilon", "freq_base", "freq_base_swa", "_scale", ".factor")):
+            if key == "gemma3n.activation_sparsity_scale":
+                assert all(type(one) is float for one in value)  # by layer
+            elif key.endswith(("epsilon", "freq_base", "freq_base_swa", "_scale", ".factor")):
                 assert type(value) is float, key
             elif key == "lfm2.attention.head_count_kv" or key == "lfm2moe.attention.head_count_kv":
                 assert isinstance(value, list), key  # by layer: 0 where there is no attention
