@@ -34,6 +34,9 @@ HYPER_CAUSES: Mapping[str, str] = {
     "swiglu_limit": "activation", "swiglu_alpha": "activation",
     "position_offset": "positions", "alibi_max_bias": "positions", "pooling": "",
     "attn_norm_layers": "", "router_jitter": "moe_routing", "head_bias": "missing_bias",
+    "global_head_dim": "gqa_mapping", "global_kv_heads": "gqa_mapping",
+    "own_kv_layers": "kv_sharing", "value_is_key": "kv_sharing", "per_layer_size": "",
+    "altup_streams": "", "altup_scaled": "multiplier", "ffn_sparsity": "activation",
     "attention_layers": "", "conv_bias": "missing_bias", "expert_bias": "moe_routing",
 }  # fmt: skip
 

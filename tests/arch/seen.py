@@ -93,9 +93,9 @@ BECAUSE: Mapping[str, str] = {
         ("qwen3_vl", "qwen3_vl_moe"),
         "pairs that no section has do not turn there: this model's have all",
     ),
-    "gemma3n": "its GELU is a table of float16, and it divides the variance that cuts an MLP's gate "
-    "by one less than the values: with both in our pass 8e-05 are left (4000 values here: 3.6e-02 "
-    "apart at 40); the first 20 layers have keys and values, the first 10 are cut",
+    "gemma3n": "its GELU is a table of float16, and it divides the variance that cuts an MLP's "
+    "gate by one less than the values: with both in our pass 8e-05 are left (of 4000 values here: "
+    "3.6e-02 apart at 40); the first 20 layers have keys and values, the first 10 are cut",
     **dict.fromkeys(
         ("gemma4", "gemma4_unified"),
         "its GELU is a table of float16: with it in our pass the first row is 2.3e-07 apart, and "

@@ -120,8 +120,11 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
             f"{bound} {bound.unit}: {bound.reason}",
             "compare with the source's config.json",
         )
-    heads, shared = int(hp["n_heads"]), int(hp["n_kv_heads"])
-    yield check("heads-divide", heads % shared == 0, f"{heads} over {shared}",
+    heads = int(hp["n_heads"])
+    counts = dict.fromkeys((int(hp["n_kv_heads"]), int(hp["global_kv_heads"] or hp["n_kv_heads"])))
+    uneven = [shared for shared in counts if heads % shared]
+    over = " and ".join(map(str, uneven or counts))
+    yield check("heads-divide", not uneven, f"{heads} over {over}",
                 "query heads a multiple of key/value heads")  # fmt: skip
     if model.config is None:
         names = [name for name in _STATED if rotary or name != "rope_theta"]

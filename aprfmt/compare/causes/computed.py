@@ -127,6 +127,26 @@ COMPUTED = (
         "Attention over the keys of the named rows is equal.",
     ),
     Cause(
+        "kv_sharing", "forward", "bug",
+        "A layer without keys and values of its own uses those of another layer than the model "
+        "says: the last one of its kind that has some.",
+        "The layer's queries are equal, and what its attention gives is not.",
+        "Attention over the named layer's keys and values is equal.",
+    ),
+    Cause(
+        "per_layer_input", "forward", "bug",
+        "The embedding that every layer has a part of is left out, not scaled, or another layer's "
+        "part is taken.",
+        "The stream differs behind a layer's MLP, which is equal.",
+        "Passes with the named part of it left out or exchanged are equal.",
+    ),
+    Cause(
+        "altup", "forward", "bug",
+        "The copies of the stream are predicted, corrected or added in another way.",
+        "The stream that a layer reads or leaves differs, and what it computes between is equal.",
+        "Passes with the named step left out or changed are equal.",
+    ),
+    Cause(
         "convolution", "forward", "bug",
         "A short convolution has its taps at other positions or in another order, or one of the "
         "gates beside it is left out.",

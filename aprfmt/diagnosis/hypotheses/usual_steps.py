@@ -8,6 +8,7 @@ import numpy as np
 from aprfmt.arch.vocabulary import split_key
 from aprfmt.diagnosis.hypotheses.convolution import convolutions
 from aprfmt.diagnosis.hypotheses.linear import dropped_bias
+from aprfmt.diagnosis.hypotheses.per_layer import copies, inputs, sharing
 from aprfmt.diagnosis.hypotheses.reordered import passed_by
 from aprfmt.diagnosis.hypotheses.rules import rule_changes
 from aprfmt.diagnosis.hypotheses.steps import (
@@ -223,7 +224,12 @@ def _convolutions(patched: PatchedModel) -> Iterator[Usual]:
     return each(convolutions(patched))
 
 
+def _shared(patched: PatchedModel) -> Iterator[Usual]:
+    for changes in (sharing, inputs, copies):
+        yield from each(changes(patched))
+
+
 STEPS: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _sums, _norms, _ropes, _masks, _caches, _activations, _rules, _splits,
-    _convolutions,
+    _convolutions, _shared,
 )  # fmt: skip
