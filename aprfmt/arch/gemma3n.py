@@ -227,8 +227,9 @@ def _sparsity() -> HyperRule:
     key = "{arch}.activation_sparsity_scale"
 
     def usual(hp: Params) -> tuple[float, ...]:
-        cut = 10 if hp["n_layers"] > 10 else 0
-        return (0.95,) * cut + (0.0,) * (hp["n_layers"] - cut)
+        layers = int(hp["n_layers"])
+        cut = 10 if layers > 10 else 0
+        return (0.95,) * cut + (0.0,) * (layers - cut)
 
     def hf(facts: Facts, hp: Params) -> Found:
         found = facts.first("activation_sparsity_pattern")
@@ -269,13 +270,14 @@ def _copies() -> HyperRule:
             raise ArchError(f"altup_num_inputs: is {value}; expected two copies of the stream")
         return first.check(value, facts, hp)
 
-    active = {"hf": "altup_active_idx", "gguf": "{arch}.altup.active_idx"}
-    number_of = {"hf": "altup_num_inputs", "gguf": "{arch}.altup.num_inputs"}
-    return replace(
-        rules.size(_N, number_of["hf"], "altup.num_inputs", default=4), check=check,
-        write={style: lambda value, hp, s=style: {active[s]: 0, number_of[s]: value}
-               for style in active},
-    )  # fmt: skip
+    def hf(value: Value, hp: Params) -> Params:
+        return {"altup_active_idx": 0, "altup_num_inputs": value}
+
+    def gguf(value: Value, hp: Params) -> Params:
+        return {"{arch}.altup.active_idx": 0, "{arch}.altup.num_inputs": value}
+
+    usual = rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4)
+    return replace(usual, check=check, write={"hf": hf, "gguf": gguf})
 
 
 def _fixed_sparsity(hp: Params) -> bool:

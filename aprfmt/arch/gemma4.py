@@ -134,11 +134,12 @@ def _rope() -> tuple[HyperRule, ...]:
         return {"type": "proportional", "factor": 1.0,
                 "rotated": 2 * int(0.25 * full_head_dim(hp) // 2)}  # fmt: skip
 
-    changed = {
-        "rope_dim": lambda rule: HyperRule("rope_dim", default=lambda hp: hp["head_dim"]),
-        "rope_scaling": lambda rule: replace(rule, default_in={"hf": usual}),
-    }
-    return tuple(changed.get(rule.name, lambda rule: rule)(rule) for rule in rope_rules(_ROPE))
+    def changed(rule: HyperRule) -> HyperRule:
+        if rule.name == "rope_dim":
+            return HyperRule("rope_dim", default=lambda hp: hp["head_dim"])
+        return replace(rule, default_in={"hf": usual}) if rule.name == "rope_scaling" else rule
+
+    return tuple(map(changed, rope_rules(_ROPE)))
 
 
 def _divisors(hp: Params) -> Sequence[float]:
@@ -146,7 +147,7 @@ def _divisors(hp: Params) -> Sequence[float]:
     scaling, pairs = hp["rope_scaling"], full_head_dim(hp) // 2
     if scaling is None or scaling["type"] != "proportional":
         return (1.0,) * pairs
-    turned = scaling["rotated"] // 2
+    turned = int(scaling["rotated"]) // 2
     return (float(scaling["factor"]),) * turned + (UNTURNED,) * (pairs - turned)
 
 

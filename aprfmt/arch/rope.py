@@ -99,8 +99,10 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
 
     def scaling(facts: Facts, hp: Params) -> Found:
         found = HFRope(rope, facts, full_head_dim(hp)).scaling(hp["context_length"])
-        whole = found is not None and found[0] is not None and found[0].get("rotated")
-        if found is None or whole != full_head_dim(hp) or found[0]["factor"] != 1:
+        made = None if found is None else found[0]
+        if found is None or made is None or made["type"] != "proportional":
+            return found
+        if made["rotated"] != full_head_dim(hp) or made["factor"] != 1:
             return found
         return None, found[1]  # whole heads turn by unchanged frequencies
 

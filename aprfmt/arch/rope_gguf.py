@@ -213,7 +213,7 @@ def _freqs(hp: Params) -> tuple[float, ...] | None:
     if scaling["type"] == "llama3":
         return llama3_divisors(scaling, hp["rope_theta"], hp["rope_dim"])
     if scaling["type"] == "proportional":
-        turned, pairs = scaling["rotated"] // 2, full_head_dim(hp) // 2
+        turned, pairs = int(scaling["rotated"]) // 2, full_head_dim(hp) // 2
         return (float(scaling["factor"]),) * turned + (UNTURNED,) * (pairs - turned)
     factors: tuple[float, ...] | None = scaling.get("factors")
     return factors
