@@ -276,6 +276,9 @@ def test_gguf_numbers_have_the_types_readers_expect() -> None:
                 assert type(value) is float, key
             elif key == "lfm2.attention.head_count_kv" or key == "lfm2moe.attention.head_count_kv":
                 assert isinstance(value, list), key  # by layer: 0 where there is no attention
+            elif key in ("gemma4.attention.head_count_kv", "gemma4.feed_forward_length"):
+                listed = value if isinstance(value, list) else [value]
+                assert all(type(one) is int for one in listed), key  # by layer where they differ
             elif key.endswith(("_length", "_count", "head_count_kv", "sliding_window")):
                 assert type(value) is int, key
 

@@ -11,7 +11,9 @@ unrotated layers; sinks or the embedding scale left out; the residual scale on a
 logit scale inverted; the shared expert's gate left out; gpt2's division by layer left out; torch's
 fused attention without the window; a convolution's taps reversed; a key head's value heads tiled;
 softplus left out of the decay; queries not divided by the root of their size; the gates of a short
-convolution exchanged, or one left out.
+convolution exchanged, or one left out; keys of the first layer of a kind for those of the
+last; copies of the stream not added to their prediction; values not normalised; layers' inputs not
+divided by the root of 2; the factor behind a layer left out.
 """
 
 import numpy as np
