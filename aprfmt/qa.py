@@ -40,10 +40,10 @@ def run(
     `only`, the gate whose own input is given (`also`, `against`, `baseline`) is asked too. With
     fewer than `min_run` answers the report fails. `options` are the fields of
     aprfmt.checks.gates.subject.QaRequest: arch, choice (where to run), also, against, golden,
-    baseline, random_weights, threads, memory, deterministic,
-    strict (warnings fail, too). Raises UsageError for a name that is
-    no gate, or for a gate left out whose input is given; BackendUnavailableError for a device that
-    is not there; and what opening the model raises: FormatError, ArchError.
+    baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too), accept
+    (`unread:PATTERN`s of items that no gate fails for). Raises UsageError for a name that is no
+    gate, or for a gate left out whose input is given; BackendUnavailableError for a device that is
+    not there; and what opening the model raises: FormatError, ArchError.
     """
     rows = gates()
     names = [row.name for row in rows]
@@ -63,8 +63,9 @@ def run(
             found = _answer(row, subject, row.name in chosen)
             subject.done.append(replace(found, asked=row.name in asked and row.name in chosen))
         return QaReport(
-            subject.where, tuple(subject.done), request.choice, min_run, dict(backend.facts())
-        )
+            subject.where, tuple(subject.done), request.choice, min_run, dict(backend.facts()),
+            subject.ledger, request.accept,
+        )  # fmt: skip
 
 
 def _answer(row: CheckRow, subject: Subject, wanted: bool) -> Answer:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.argument("name", shell_complete=complete.tensors)
 @click.option("--slice", "region", metavar="A:B,C", help="A NumPy-style slice, e.g. 0:4,:8.")
 @click.option("-o", "--output", type=options.NamedPath(), help="Write a .npy file instead.")
-@click.option("--limit", type=click.IntRange(min=1), default=64, show_default=True,
+@click.option("--limit", type=options.WholeNumber(1), default=64, show_default=True,
               help="Print at most this many values.")  # fmt: skip
 @options.force
 @options.arch

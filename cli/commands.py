@@ -96,6 +96,10 @@ GROUPS: Mapping[str, Mapping[str, CommandRow]] = {
             "parity", "Compare runs of one model point by point, and say which is wrong.",
             "aprfmt parity model.gguf --between numpy numpy:float64 --prompt 'Once upon a time'",
         ),
+        "attest": CommandRow(
+            "attest", "Say whether a quantized model is what its base gives.",
+            "aprfmt attest q4.gguf --from model",
+        ),
         "hash": CommandRow(
             "hash_", "SHA-256 of every tensor, stored and decoded.",
             "aprfmt hash model.gguf --write",

@@ -32,11 +32,16 @@ from aprfmt.cli.convert_run import Wishes, run
     help="SRC is an adapter for MODEL: write it as .gguf, a PEFT folder, or kohya's .safetensors.",
 )
 @click.option("--generic", is_flag=True, help="Copy names and bytes, whatever the architecture.")
-@click.option("--alignment", type=int, help="Data alignment of a GGUF output (default 32).")
+@click.option(
+    "--alignment",
+    type=options.WholeNumber(1, 1 << 20),
+    help="Data alignment of a GGUF output (default 32).",
+)
 @click.option(
     "--threads", type=options.WORKERS, help="Threads that encode (default: all processors)."
 )
 @click.option("--dry-run", is_flag=True, help="Say sizes, memory, disk and time; write nothing.")
+@options.accept()
 @options.writing
 def command(
     src: Path, dst: Path, to: str | None, adapter: Path | None, base: Path | None,
@@ -45,7 +50,8 @@ def command(
     """Convert SRC to DST, by DST's extension or --to.
 
     Every tensor keeps its encoding and bytes unless the target's rules or a flag say otherwise;
-    each such change is listed. What was written is re-opened and compared with the source.
+    each such change is listed. What was written is re-opened and compared with the source. Exit 1:
+    it is written and verified, and something of SRC that nothing reads is not in it (--accept).
     --rename gives tensors the names that readers look for, and nothing else is changed by it.
     --generic needs no known architecture: names and bytes go from container to container, and the
     output is marked, so that no loader takes it for a model.

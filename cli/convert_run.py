@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Wishes(TypedDict, total=False):
     """What commands that convert take: fields of conversion's Options.
 
-    Each command has some of them; one that is absent has the default of Options.
+    Each command has some of them; one that is absent has the default of Options. `accept` is that
+    of the verdict.
     """
 
     arch: str | None
@@ -36,6 +37,7 @@ class Wishes(TypedDict, total=False):
     allow_inexact: bool
     drop: Sequence[str]
     rename: "Sequence[Rename]"
+    accept: Sequence[str]
     allow_missing: Sequence[str]
     complete: bool
     metadata: Mapping[str, object]
@@ -56,10 +58,13 @@ def run(
     **wishes: Unpack[Wishes],
 ) -> int:  # fmt: skip
     """Convert and report; every conversion command but `set` ends here."""
-    dry_run = bool(wishes.get("dry_run"))
+    dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
     report = converted(src, dst, to, adapter, base, **wishes)
-    show = partial(convert_show.show, report, dry_run)
-    return render.emit(report.to_json(), 0, show, written=True)
+    found = report.pronounced(accept)
+    show = partial(convert_show.show, report, dry_run, accept)
+    body = report.to_json() | ({} if found is None else found.to_json())
+    code = 0 if found is None else found.exit
+    return render.emit(body, code, show, written=code == 0)
 
 
 def converted(

@@ -1,6 +1,6 @@
 """What a conversion prints: what was written, which encodings became others, what was proven."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ from aprfmt.cli import render
 
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
-    from aprfmt.conversion.report import Fidelity, TensorOutcome
+    from aprfmt.conversion.report import TensorOutcome
 
 WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
 # What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
@@ -33,7 +33,7 @@ def one_place(report: "ConversionReport") -> Path | None:
     return target if alone else None
 
 
-def show(report: "ConversionReport", dry_run: bool = False) -> None:
+def show(report: "ConversionReport", dry_run: bool = False, accept: Sequence[str] = ()) -> None:
     """Print what was written and what was proven."""
     size = sum(report.sizes.values())
     verb = "would write" if dry_run else "wrote"
@@ -55,7 +55,7 @@ def show(report: "ConversionReport", dry_run: bool = False) -> None:
         held = render.size_text(report.carried_bytes)
         render.line(f"  of it {held} are tokenizer.json verbatim, which --no-carry leaves out")
     _expected(report)
-    _verified(report, dry_run)
+    _verified(report, dry_run, accept)
 
 
 def _changed(report: "ConversionReport") -> None:
@@ -110,18 +110,16 @@ def _expected(report: "ConversionReport") -> None:
     )
 
 
-def _verified(report: "ConversionReport", dry_run: bool) -> None:
+def _verified(report: "ConversionReport", dry_run: bool, accept: Sequence[str]) -> None:
     """Print what reading the output back has shown."""
-    if report.verified is None:
+    found = report.pronounced(accept)
+    if found is None:
         if not dry_run:
             render.line("  not verified (--no-verify)", style="warn")
     else:
-        words: Mapping[Fidelity, str] = {
-            "bytes": "byte-equal",
-            "values": "value-equal",
-            "lossy": "lossy as asked",
-        }
-        kinds = [f"{report.count(how)} {said}" for how, said in words.items() if report.count(how)]
-        render.line(f"  verified by reading back: {', '.join(kinds) or 'no tensors'}", style="good")
+        style = {0: "good", 1: "bad", 2: "warn"}[found.exit]
+        render.say(f"  {found.says}", style=style)
+        if found.exit == 1:
+            render.say("  say so with --accept unread:PATTERN, and take it along yourself")
     if report.accounted is not None and report.accounted.counts["dropped"]:
         render.line(f"  accounted: {report.accounted.says}")

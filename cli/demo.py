@@ -2,11 +2,15 @@
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from aprfmt.cli import demo_run, options, render
 from aprfmt.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
 
 
 @click.command("demo")
@@ -44,7 +48,22 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
                 "(the files were in a temporary folder; keep them with --out DIR)", style="dim"
             )
 
-    return render.emit({"folder": None if out is None else str(out), "steps": steps}, code, show)
+    def answer() -> "list[Line]":
+        count = sum(step["exit"] == step["expected"] for step in steps)
+        word = "PASS" if code == 0 else "FAIL"
+        first = f"{word}: {count} of {len(steps)} steps gave the exit code that they should"
+        odd = [step for step in steps if step["exit"] != step["expected"]]
+        lines: list[Line] = [(first, "good" if code == 0 else "bad")]
+        lines += [
+            (f"  exit {step['exit']}, expected {step['expected']}: {step['command']}", "bad")
+            for step in odd
+        ]
+        if out is None:
+            lines.append(("  --into DIR writes the model, --out DIR keeps the files", "dim"))
+        return lines
+
+    body = {"folder": None if out is None else str(out), "steps": steps}
+    return render.emit(body, code, show, answer=answer)
 
 
 def write(folder: Path, force: bool) -> int:

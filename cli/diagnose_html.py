@@ -14,12 +14,19 @@ def render_page(body: Mapping[str, Value]) -> str:
         **{str(name): value for name, value in body["facts"].items()
            if isinstance(value, str | int | float)},
     }  # fmt: skip
-    causes = [
-        {**cause, "values": [f"{name} = {_text(value)}" for name, value in cause["values"].items()]}
-        for cause in body["findings"]
-    ]
-    data = {"found": {**body, "findings": causes}}
+    data = {"found": {**body, "findings": [_measured(one) for one in body["findings"]]}}
     return html.page("Diagnosis", facts, data, (*html.REPORT, "diagnose.js"))
+
+
+def _measured(finding: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a finding with its `values` as words, and those that are sentences as `details`."""
+    values = dict(finding["values"])
+    details = dict.fromkeys(text for tensor in values.pop("evidence", ()) for text in tensor)
+    return {
+        **finding,
+        "values": [f"{name} = {_text(value)}" for name, value in values.items()],
+        "details": list(details),
+    }
 
 
 def _text(value: object) -> str:

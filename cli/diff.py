@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from aprfmt.cli import options, render
+from aprfmt.cli import forms, options, render
 from aprfmt.cli.ci_formats import cases_of_diff, with_verdict
 from aprfmt.cli.damage import told
 from aprfmt.cli.html import add_page
@@ -23,7 +23,7 @@ from aprfmt.errors import UsageError
     multiple=True,
     help="Only these sections; every difference in them counts.",
 )
-@click.option("--top", type=click.IntRange(min=0),
+@click.option("--top", type=options.WholeNumber(0),
               help="Show the worst N tensors (with -v: 10).")  # fmt: skip
 @options.verbose("Every cause, differing field and text, the worst tensors with numbers.")
 @options.accept(within=True)
@@ -37,12 +37,11 @@ from aprfmt.errors import UsageError
               help="Test every differing tensor against the known causes.")  # fmt: skip
 @click.option("--sample", callback=options.size, metavar="SIZE",
               help="Compare random ranges only, SIZE bytes a side; never exits 0.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), help="With --sample: the seed of another run.")
+@click.option("--seed", type=options.WholeNumber(0), help="With --sample: the seed of another run.")
 @options.html("Write a page: findings, map of all tensors, difference images.")
 @options.arch
 @options.force
-@options.ci_format
-@options.common
+@options.common_ci
 def command(
     a: Path, b: Path, patterns: tuple[str, ...], only: tuple[str, ...], top: int | None,
     verbose: bool, accept: tuple[str, ...], base: Path | None, adapter: Path | None,
@@ -57,14 +56,14 @@ def command(
     """
     from aprfmt.cli import diff_adapter, diff_html, diff_sampled, diff_show
 
-    if render.wanted("form") and (sample is not None or adapter is not None):
+    if forms.form() in ("sarif", "junit") and (sample is not None or adapter is not None):
         raise UsageError("--format sarif and junit list tensors: not with --sample or --adapter")
     if sample is not None:
         if base or imatrix or html or only or accept:
             raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")
         return diff_sampled.run(a, b, sample, seed, patterns, arch)
     if adapter is not None:
-        return diff_adapter.run(a, b, adapter, arch)
+        return diff_adapter.run(a, b, adapter, arch, accept)
     if not only and patterns:
         only = ("tensors",)
     render.STATUS.doing(f"comparing {a} and {b}")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from aprfmt.cli import html
 from aprfmt.compare import DiffReport
-from aprfmt.compare.diffs import FieldDiff
+from aprfmt.measure.records import FieldDiff
 
 IMAGES = 6  # difference images a page holds
 LONGEST = 300  # characters of a field's value in the tables

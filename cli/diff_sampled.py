@@ -7,14 +7,14 @@ from aprfmt.cli import render
 from aprfmt.cli.diff_show import FINDINGS
 
 if TYPE_CHECKING:
-    from aprfmt.compare.sampled import SampleReport
+    from aprfmt.measure.sampling import SampleReport
 
 
 def run(
     a: Path, b: Path, nbytes: int, seed: int | None, patterns: tuple[str, ...], arch: str | None
 ) -> int:
     """Compare random ranges, and say what that shows."""
-    from aprfmt.compare.sampled import sample
+    from aprfmt.measure.sampling import sample
 
     report = sample(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
     return render.emit(report.to_json(), report.exit_code, lambda: show(report))
@@ -41,11 +41,12 @@ def show(report: "SampleReport") -> None:
             style="warn",
         )
     if report.different:
-        render.line("different", style="bad")
+        render.say(report.pronounced.says, style="bad")
         return
     if report.share is not None:
         render.line(
             f"no range differs: with 95 % confidence fewer than {report.share:.2%} of the ranges do"
         )
-    render.line("not shown to be equal: one changed tensor, or one bit, is easily missed; diff "
-                "without --sample reads everything", style="warn")  # fmt: skip
+    render.say(report.pronounced.says, style="warn")
+    render.line("one changed tensor, or one bit, is easily missed; diff without --sample reads "
+                "everything", style="warn")  # fmt: skip

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from aprfmt.base.named import meaning
-from aprfmt.cli import render
+from aprfmt.cli import forms, render
 from aprfmt.compare import DiffReport
-from aprfmt.compare.diffs import EQUAL, CauseGroup, Explanation, FieldDiff, TensorDiff
-from aprfmt.compare.named_causes import share_text
 from aprfmt.compare.short_answer import Line, short_answer
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import share_text
+from aprfmt.measure.records import EQUAL, Explanation, FieldDiff, TensorDiff
 from aprfmt.model.ledger import Pronounced
 
 TOP = 10  # worst tensors shown with -v
@@ -26,7 +26,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
     headline = found.says, _STYLES[found.exit]
     lines = short_answer(
         headline, report.causes, first_said=False, others=list(_others(report)),
-        commands=report.next if found.exit else (),
+        commands=report.next if found.exit else (), names=forms.names(),
     )  # fmt: skip
     for text, style in lines:
         render.say(text, style=style)
@@ -50,7 +50,7 @@ def _others(report: DiffReport) -> Iterator[Line]:
         if counted:
             one = counted[0]
             more = f"; {len(counted) - 1} more (-v)" if len(counted) > 1 else ""
-            sides = f"{_said(one.name, one.a)} | {_said(one.name, one.b)}"
+            sides = f"{render.field_text(one.name, one.a)} | {render.field_text(one.name, one.b)}"
             yield f"  {title} that differ: {one.name}: {sides}{more}", "bad"
     if report.beside is not None and report.beside.says:
         yield f"  {report.beside.says}", "bad"
@@ -89,6 +89,8 @@ def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
     if left > 0:
         render.line(f"... {left} more (--top, --json)", style="dim")
     for command in report.next if found.exit else ():
+        if command.endswith(" -v"):
+            continue  # this is what it would print
         render.say(f"next: {command}", style="head")
 
 
@@ -102,13 +104,13 @@ def _not_compared(found: Pronounced) -> None:
         render.say(f"  {row.says}", style="warn")
 
 
-def _findings(findings: Sequence[CauseGroup]) -> None:
+def _findings(findings: Sequence[Finding]) -> None:
     """Say what explains the differing tensors, one line a cause."""
     for found in render.first(findings, FINDINGS, "  ", "more findings"):
         sure = "" if found.certainty == "confirmed" else f" ({found.certainty})"
         many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
         render.say(
-            f"  {found.cause}{sure}, {many}: {found.text}",
+            f"  {found.cause}{sure}, {many}: {found.says}",
             style="bad" if found.confirmed else "warn",
         )
 
@@ -140,7 +142,7 @@ def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
     render.line(f"{title} that differ", style="head")
     for row in rows:
         origins = f"  ({row.origin_a or '-'} | {row.origin_b or '-'})" if row.origin_a else ""
-        sides = f"{_said(row.name, row.a)} | {_said(row.name, row.b)}"
+        sides = f"{render.field_text(row.name, row.a)} | {render.field_text(row.name, row.b)}"
         render.say(f"  {row.name}: {sides}{origins}", style="bad" if row.decisive else "")
 
 
@@ -157,16 +159,8 @@ def _texts(report: DiffReport) -> None:
         render.line("generation config that differs", style="head")
     for row in report.generation:
         effect = f" ({row.effect})" if row.effect else ""
-        sides = f"{_said(row.name, row.a)} | {_said(row.name, row.b)}"
+        sides = f"{render.field_text(row.name, row.a)} | {render.field_text(row.name, row.b)}"
         render.say(f"  {row.name}: {sides}{effect}")
-
-
-def _said(name: str, value: object) -> str:
-    """Return a field's value, short, with the name that its number stands for."""
-    if value is None:
-        return "-"
-    text, called = str(value), meaning(name, value)
-    return (text if len(text) <= 60 else text[:57] + "...") + (f" = {called}" if called else "")
 
 
 def _tensor(tensor: TensorDiff) -> None:

@@ -1,9 +1,14 @@
 """`aprfmt doctor`: what works here, and why the rest does not."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.doctor_facts import Devices, DoctorFacts, facts
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
 
 
 @click.command("doctor")
@@ -11,7 +16,7 @@ from aprfmt.cli.doctor_facts import Devices, DoctorFacts, facts
 def command() -> int:
     """Show versions, extras, native kernels and devices: what works here and why not."""
     body = facts()
-    return render.emit(body, 0, lambda: show(body))
+    return render.emit(body, 0, lambda: show(body), answer=lambda: answer(body))
 
 
 def show_devices(found: Devices) -> None:
@@ -61,3 +66,28 @@ def show(body: DoctorFacts) -> None:
     render.line(f"  {kernels['cpu']}: {', '.join(kernels['kernels'])}")
     for name, why in kernels["disabled"].items():
         render.line(f"  switched off: {name}: {render.escape(why)}", style="warn")
+
+
+def answer(body: DoctorFacts) -> "list[Line]":
+    """Return what is here in two lines, then a line for each thing that is not, with its remedy."""
+    kernels = body["native"]
+    built = f"kernels {kernels['cpu']}" if kernels["built"] else f"no kernels: {kernels['why']}"
+    lines: list[Line] = [
+        (f"aprfmt {body['aprfmt']}, python {body['python']}, {body['system']}, "
+         f"{body['cpus']} cpus, {built}", "head"),
+        ("  here: " + ", ".join(row["name"] for row in body["packages"] if row["version"]), ""),
+    ]  # fmt: skip
+    lines += [
+        (f"  {row['name']} is not installed ({row['for']}): {row['get']}", "")
+        for row in body["packages"] if not row["version"]
+    ]  # fmt: skip
+    found = body["devices"]
+    gpus = ", ".join(f"cuda:{gpu['index']} {gpu['name']}" for gpu in found["gpus"])
+    lines.append((f"  gpu: {gpus or found['why']}", ""))
+    lines += [
+        (f"  {name} does not use it: {why}", "warn")
+        for name, why in (("torch", found["torch"]), ("cupy", found["cupy"])) if why and gpus
+    ]  # fmt: skip
+    engine = body["llama_cpp"]
+    said = engine["why"] or f"{engine['folder']}: {engine['version']}"
+    return [*lines, (f"  llama.cpp: {said}", "")]

@@ -24,6 +24,7 @@ PACKAGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("cupy", "backend cupy", ("cuda12", "cuda13")),
     ("transformers", "engine transformers", ()),
     ("llama-cpp-python", "engine llama.cpp", ("llama-cpp",)),
+    ("xllamacpp", "template --against llama.cpp", ()),
     ("zstandard", "zstd-compressed APR files", ()),
     ("obstore", "s3://, gs:// and az:// addresses", ()),
     ("fsspec", "addresses of other schemes", ()),

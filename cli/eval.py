@@ -4,8 +4,8 @@ import click
 
 from aprfmt.cli import eval_batch, eval_run, options, running
 from aprfmt.cli.eval_run import EvalAsked
-from aprfmt.compare.thresholds import REPORTED
 from aprfmt.errors import UsageError
+from aprfmt.measure.tolerances import REPORTED
 
 
 @click.command("eval")
@@ -17,10 +17,10 @@ from aprfmt.errors import UsageError
               help='One {"prompt": ..., "response": ...} or {"text": ...} a line; '
               "only responses are scored.")  # fmt: skip
 @click.option("--ids", metavar="IDS", help="Token ids instead of text: 1,2,3 or a .npy file.")
-@click.option("--max-seq-len", type=click.IntRange(min=2), metavar="N",
+@click.option("--max-seq-len", type=options.WholeNumber(2), metavar="N",
               help="Tokens a window holds, BOS included (default: 2048, or 512 as llama.cpp does; "
               "the model's context where that is less).")  # fmt: skip
-@click.option("--overlap", type=click.IntRange(min=0), default=0, show_default=True,
+@click.option("--overlap", type=options.WholeNumber(0), default=0, show_default=True,
               help="Tokens of the window before that a window repeats unscored.")  # fmt: skip
 @click.option("--convention", type=click.Choice(["disjoint", "llama.cpp"]), default="disjoint",
               show_default=True, help="disjoint scores the whole text; llama.cpp, as its "
@@ -31,7 +31,7 @@ from aprfmt.errors import UsageError
 @click.option("--reported", callback=eval_batch.parse_reported, metavar="LOSS",
               help="The loss that was reported of --batch, as it was printed, or nan: name the "
               "mistake that gives it.")  # fmt: skip
-@click.option("--within", type=click.FloatRange(0, 0.5), default=REPORTED, show_default=True,
+@click.option("--within", type=options.RealNumber(0, 0.5), default=REPORTED, show_default=True,
               help="How far --reported may lie from the loss, as a part of it.")  # fmt: skip
 @click.option(
     "--against",
@@ -43,7 +43,7 @@ from aprfmt.errors import UsageError
               help="Run the model's draft head (MTP) too: the share of its drafts that the model "
               "accepts, that is of places where the head's likeliest token, guessed one token "
               "earlier, is the model's likeliest one.")  # fmt: skip
-@click.option("--least-accepted", type=click.FloatRange(0, 1), metavar="SHARE",
+@click.option("--least-accepted", type=options.RealNumber(0, 1), metavar="SHARE",
               help="Exit 1 below this share of --draft (default: 0.05, a dead head).")  # fmt: skip
 @click.option("--random-weights", is_flag=True,
               help="The model is untrained: expect 0.5 nats to 1.5 times ln(vocab).")  # fmt: skip

@@ -101,7 +101,10 @@ def measure(
     if reported is None:
         return body, None, [*checks, *judge(loss, "trained", str(run.model.path))]
     number, digit = reported
-    answer = explain(batch, scored if theirs is None else theirs, number, within, digit)
+    if theirs is None:
+        answer = explain(batch, scored, number, within, digit, run.session)
+    else:
+        answer = explain(batch, theirs, number, within, digit)
     return body, answer_to_json(answer), [*checks, reported_check(batch, answer)]
 
 

@@ -1,6 +1,6 @@
 """What `aprfmt eval` scores: texts, or a trainer's batch; and the model it is held against."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,11 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
+    from aprfmt.compare.short_answer import Line
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import KlDivergence
     from aprfmt.inference.running import Run
+    from aprfmt.model.ledger import NotCompared
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,10 @@ def of_texts(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
         body: dict[str, object] = {**scored}
         body |= {} if draft_found is None else {"draft": draft_found}
         body |= {} if against is None else {"against": against}
-        return finish(run, body, checks, lambda: eval_show.show(scored, draft_found, against))
+        return finish(
+            run, body, checks, lambda: eval_show.show(scored, draft_found, against),
+            lambda: eval_show.answer(scored, draft_found, against),
+        )  # fmt: skip
 
 
 def kl_facts(found: "KlDivergence | None") -> "eval_show.KlFacts | None":
@@ -117,26 +122,43 @@ def of_batch(model: str, asked: EvalAsked, where: running.WhereOptions) -> int:
     found = [name for name, given in others.items() if given]
     if found:
         raise UsageError(f"--batch is scored as it is; found {found[0]} beside it")
+    from aprfmt.model.ledger import array_items
+
     assert asked.batch is not None
     with running.session(model, where) as run:
         body, verdict, checks = eval_batch.measure(run, asked.batch, asked.reported, asked.within)
         said = {**body} if verdict is None else {**body, "reported": verdict}
-        return finish(run, said, checks, lambda: eval_batch.show(body, verdict))
+        left = array_items("batch array", body["batch"]["unread"])
+        return finish(run, said, checks, lambda: eval_batch.show(body, verdict), left=left)
 
 
 def finish(
-    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None]
-) -> int:
-    """Judge the checks, print what was found and return the exit code."""
+    run: "Run", body: Mapping[str, object], checks: "list[Check]", show: Callable[[], None],
+    answer: "Callable[[], list[Line]] | None" = None, left: "Sequence[NotCompared]" = (),
+) -> int:  # fmt: skip
+    """Judge the checks, print what was found and return the exit code.
+
+    `left` is what nothing reads of a batch; what nothing reads of the model is named with it.
+    """
     from aprfmt.base.outcome import Report
+    from aprfmt.checks.records import pronounce_report
 
     report = Report(str(run.model.path), tuple(checks))
+    verdict = pronounce_report(report, run.model, left)
 
     def show_all() -> None:
         show()
         checks_show.show_checks(report.checks)
+        checks_show.show_verdict(verdict)
 
-    return render.emit({**body, "gate": report.to_json()}, report.exit_code, show_all)
+    def lines() -> "list[Line]":
+        assert answer is not None
+        return [checks_show.verdict_line(verdict), *answer(), *checks_show.failures(report.checks)]
+
+    gate = {**body, "gate": report.to_json(), **verdict.to_json()}
+    return render.emit(
+        gate, verdict.exit, show_all, answer=None if answer is None else lines,
+    )  # fmt: skip
 
 
 @contextmanager

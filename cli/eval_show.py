@@ -7,6 +7,7 @@ from aprfmt.cli import render, running
 from aprfmt.cli.eval_windows import WindowFacts, window_rows
 
 if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
     from aprfmt.inference.loss import MeanLoss
 
 
@@ -75,6 +76,27 @@ def draft_verdict(draft: Drafts) -> str:
         return "not measured: no draft was scored"
     state = "alive" if draft["acceptance"] >= draft["least"] else "dead"
     return f"{state}: {100 * draft['acceptance']:.1f} % of {draft['drafts']} drafts accepted"
+
+
+def answer(body: EvalFacts, draft: Drafts | None, against: Against | None) -> "list[Line]":
+    """Return the losses and how far the two distributions are apart, a line each."""
+    lines: list[Line] = []
+    if draft is not None:
+        lines.append((f"draft head {draft_verdict(draft)}", ""))
+    both: list[EvalFacts | Against] = [body] if against is None else [body, against]
+    for found in both:
+        lines.append((
+            f"  {running.headline(found['run'])}: {found['loss']:.6f} nats per token, perplexity "
+            f"{found['perplexity']:.4f}, {found['loss_tokens']} labels of {found['samples']} "
+            f"samples; a uniform guess is {found['uniform_loss']:.4f}", "",
+        ))  # fmt: skip
+    apart = None if against is None else against["divergence"]
+    if apart is not None:
+        lines.append((
+            f"  mean KL {apart['kl']:.6g} nats per token, max {apart['max_kl']:.6g}, "
+            f"same top token {100 * apart['top1']:.2f} %", "",
+        ))  # fmt: skip
+    return lines
 
 
 def show(body: EvalFacts, draft: Drafts | None, against: Against | None) -> None:

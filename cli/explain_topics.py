@@ -124,8 +124,8 @@ def topics() -> dict[str, dict[str, str]]:
     from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES
     from aprfmt.base.outcome import EXIT_CODES
     from aprfmt.base.warnings import WARNINGS
+    from aprfmt.causes import CAUSES, describe
     from aprfmt.checks.table import file_checks, gates
-    from aprfmt.compare.causes import CAUSES, describe
     from aprfmt.inference.capture import POINTS
     from aprfmt.inference.reported import MISTAKES
 

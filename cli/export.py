@@ -23,6 +23,7 @@ from aprfmt.errors import UsageError
 @options.encoding
 @options.tensor_encodings
 @options.leaving
+@options.accept()
 @options.writing
 def command(model: Path, to: str | None, output: Path | None, **wishes: Unpack[Wishes]) -> int:
     """Convert MODEL to GGUF, or to safetensors in a folder that transformers loads."""

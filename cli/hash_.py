@@ -52,4 +52,12 @@ def command(
         if expected is not None:
             body["failures"] = manifest.compare(expected, opened, rows, selected=bool(patterns))
         body["damage"], damaged = told(opened.damage)
-    return render.emit(body, damaged or int(bool(body.get("failures"))), lambda: show(body))
+        found = None
+        if expected is not None:
+            found = manifest.pronounced(
+                expected, body["failures"], rows, opened, selected=bool(patterns)
+            )
+    if found is None:
+        return render.emit(body, damaged, lambda: show(body))
+    code = 1 if found.exit == 1 else damaged or found.exit  # a difference beats what is broken
+    return render.emit({**body, **found.to_json()}, code, lambda: show(body, found))

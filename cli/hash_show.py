@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 from aprfmt.cli import render
 
 if TYPE_CHECKING:
+    from aprfmt.model.ledger import Pronounced
     from aprfmt.model.manifest import Failure, TensorRow
 
 
@@ -18,13 +19,12 @@ class Hashes(TypedDict):
     failures: NotRequired["list[Failure]"]
 
 
-def show(body: Hashes) -> None:
+def show(body: Hashes, found: "Pronounced | None" = None) -> None:
     """Print the hashes, or the verdict of a check."""
-    if "failures" in body:
-        for row in body["failures"]:
+    if found is not None:
+        for row in body.get("failures", ()):
             render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
-        if not body["failures"]:
-            render.line(f"all {len(body['tensors'])} tensors match", style="good")
+        render.say(found.says, style={0: "good", 1: "bad", 2: "warn"}[found.exit])
         return
     for row in body["tensors"]:
         render.say(

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 @click.option(
     "--tensor", "named", metavar="NAME", help="The same as NAME.", shell_complete=complete.tensors
 )
-@click.option("--block", type=click.IntRange(min=0), default=0, help="First block to show.")
-@click.option("--blocks", type=click.IntRange(min=1), default=2, show_default=True,
+@click.option("--block", type=options.WholeNumber(0), default=0, help="First block to show.")
+@click.option("--blocks", type=options.WholeNumber(1), default=2, show_default=True,
               help="How many blocks to show.")  # fmt: skip
-@click.option("--offset", type=click.IntRange(min=0), help="Dump plain bytes from here instead.")
-@click.option("--length", type=click.IntRange(min=1), default=256, show_default=True,
+@click.option("--offset", type=options.WholeNumber(0), help="Dump plain bytes from here instead.")
+@click.option("--length", type=options.WholeNumber(1), default=256, show_default=True,
               help="Bytes to dump with --offset.")  # fmt: skip
-@click.option("--limit", type=click.IntRange(min=1), default=64, show_default=True,
+@click.option("--limit", type=options.WholeNumber(1), default=64, show_default=True,
               help="Header fields to show.")  # fmt: skip
 @options.common
 def command(

@@ -16,6 +16,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.encoding
 @options.tensor_encodings
 @options.leaving
+@options.accept()
 @options.writing
 def command(src: Path, output: Path | None, **wishes: Unpack[Wishes]) -> int:
     """Convert SRC (safetensors, GGUF, a Hugging Face folder) to APR v2 and verify it."""

@@ -64,7 +64,9 @@ def command(
     def show() -> None:
         inspect_show.show(body, verbose=verbose, metadata=all_metadata, full=full)
 
-    return render.emit(body, code, show)
+    whole = verbose or all_metadata
+    answer = None if whole else lambda: inspect_show.answer(body)
+    return render.emit(body, code, show, answer=answer)
 
 
 def verified(source: Source) -> "Outcome":

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Overlay
@@ -38,11 +39,12 @@ def _file(opened: Model, full: bool) -> "InspectBody":
     census: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     stored: Counter[str] = Counter()
-    for tensor in opened.infos:
-        name = tensor.encoding
-        census[name] += 1
-        weights[name] += math.prod(tensor.shape)
-        stored[name] += tensor.nbytes
+    # Counted by kind first: a file may hold a million tensors, of few kinds.
+    kinds = Counter(map(attrgetter("encoding", "shape", "nbytes"), opened.infos))
+    for (name, shape, nbytes), count in kinds.items():
+        census[name] += count
+        weights[name] += math.prod(shape) * count
+        stored[name] += nbytes * count
     source = opened.source
     return {
         "path": str(opened.path),

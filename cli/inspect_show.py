@@ -1,13 +1,15 @@
 """What `aprfmt inspect` prints: the answer first, then what it is made of."""
 
+import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from aprfmt.cli import render
 from aprfmt.cli.inspect_summary import absent
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect_body import InspectBody
+    from aprfmt.compare.short_answer import Line
 
 WIDEST = 200  # characters of a metadata value, unless --full
 
@@ -40,6 +42,54 @@ def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> N
             render.say(f"note: {note['where']}: {note['text']}", style="dim")
     if not verbose:
         render.line("more: -v, --metadata", style="dim")
+
+
+def answer(body: "InspectBody") -> "list[Line]":
+    """Return the answer in one line, where the file is, and what it is made of in a few."""
+    config = f", config {body['config']}" if body["config"] else ""
+    size = f"{render.size_text(body['file_bytes'])}, {body['tensor_count']} tensors"
+    container = f"{body['format']} {body['version']}".rstrip()
+    lines: list[Line] = [
+        (body["summary"]["line"], "head"),
+        (f"  {body['path']}: {container}, {size}{config}", ""),
+    ]
+    if body["architecture"] is not None:
+        rows = body["hyperparameters"]
+        said = (f"{name} {_short(rows[name]['value'])}" for name in body["used"])
+        lines.append((f"  {', '.join(said)}", ""))
+        lines += [(f"  contradiction: {text}", "bad") for text in body["conflicts"]]
+        missing = absent(body["roles"])
+        if missing:
+            lines.append((f"  missing: {', '.join(missing)}", "bad"))
+        if body["keys"]["unknown"]:
+            lines.append((f"  config keys unknown: {', '.join(body['keys']['unknown'])}", "warn"))
+        if body["unclaimed"]:
+            lines.append((f"  tensors of no role: {', '.join(body['unclaimed'])}", "warn"))
+        if body["draft"]:
+            lines.append((f"  draft head: {len(body['draft'])} tensors", ""))
+        lines += [
+            (f"  tower: {count} tensors, {name}", "") for name, count in body["towers"].items()
+        ]
+    elif body["summary"]["kind"] == "model":
+        lines.append((f"  {body['architecture_error']}", "warn"))
+    counts = (f"{name} in {row['tensors']} tensors" for name, row in body["encodings"].items())
+    lines.append((f"  encodings: {', '.join(counts)}", ""))
+    if "account" in body:
+        from aprfmt.compare.short_answer import merge_alike
+
+        account, listed = body["account"], cast("list[Line]", [])
+        read = ", ".join(f"{row['items']} {row['kind']} {row['reading']}"
+                         for row in account["kinds"])  # fmt: skip
+        lines.append((f"  {account['items']} items: {read}", ""))
+        odd = [(title, one) for title in ("contradicted", "unread") for one in account[title]]
+        odd += [("cannot be read", one) for one in account["unreadable"]]
+        for title, one in odd:
+            why = f": {one['why']}" if one["why"] else ""
+            listed.append((f"  {title}: {one['kind']} {one['name']}{why}", "warn"))
+        lines += merge_alike(listed)
+    elif body["damage"]:
+        lines.append((f"next: aprfmt validate {shlex.quote(body['path'])}", "head"))
+    return lines
 
 
 def _file(body: "InspectBody") -> None:

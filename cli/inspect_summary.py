@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from aprfmt.cli import render
 from aprfmt.model import Model
-from aprfmt.model.kinds import kind_of
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect_body import InspectBody, InspectSummary, RolesFound
@@ -21,7 +20,7 @@ _PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensor
 
 def summary(opened: Model, body: "InspectBody") -> "InspectSummary":
     """Return the parts of the answer, and the whole as `line`."""
-    known, kind = body["architecture"] is not None, kind_of(opened)
+    known, kind = body["architecture"] is not None, opened.kind
     stored = sum(row["bytes"] for row in body["encodings"].values())
     found: InspectSummary = {
         "name": _name(opened, body),

@@ -8,7 +8,9 @@ import click
 from aprfmt.cli import checks_show, options, render, running
 
 if TYPE_CHECKING:
-    from aprfmt.base.outcome import Check
+    from aprfmt.base.outcome import Check, Report
+    from aprfmt.compare.short_answer import Line
+    from aprfmt.model.ledger import Pronounced
 
 
 class LogitsFound(TypedDict):
@@ -44,6 +46,7 @@ def command(
     import numpy as np
 
     from aprfmt.base.outcome import Report
+    from aprfmt.checks.records import pronounce_report
     from aprfmt.formats.npy import write_npy
     from aprfmt.inference.gates import rows_gate
 
@@ -55,6 +58,7 @@ def command(
         found = run.session.logits(ids)
         top = running.top_tokens(found[-1], opened)
         report = Report(str(opened.path), tuple(rows_gate(found)))
+        verdict = pronounce_report(report, opened)
         body: LogitsFound = {
             "run": running.run_facts(run),
             "tokens": {"ids": ids, "text": text},
@@ -67,14 +71,37 @@ def command(
         }
         if out is not None:
             write_npy(out, np.ascontiguousarray(found, np.float32), force)
-    return render.emit(body, report.exit_code, lambda: show(body, report.checks))
+    said = {**body, **verdict.to_json()}
+    return render.emit(
+        said, verdict.exit, lambda: show(body, report.checks, verdict),
+        answer=lambda: answer(body, report, verdict),
+    )  # fmt: skip
 
 
-def show(body: LogitsFound, found: "tuple[Check, ...]") -> None:
-    """Print where it ran, the best tokens of the last row, and the gate."""
+def show(body: LogitsFound, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:
+    """Print where it ran, the best tokens of the last row, the gate, and the verdict."""
     render.line(running.headline(body["run"]), style="head")
     if body["output"]:
         shape = render.shape_text(body["shape"])
         render.line(f"{shape} float32 -> {render.escape(body['output'])}")
     running.show_top(body["top"], "top 5 of the last row (the first is the argmax)")
     checks_show.show_checks(found)
+    checks_show.show_verdict(verdict)
+
+
+def answer(body: LogitsFound, report: "Report", verdict: "Pronounced") -> "list[Line]":
+    """Return the verdict, what failed in the gate, and the best tokens of the last row."""
+    best = ", ".join(
+        f"{one['id']} {render.quoted(one.get('piece', ''))} {one['logit']:.4f}"
+        for one in body["top"]
+    )
+    lines = [
+        checks_show.verdict_line(verdict),
+        *checks_show.failures(report.checks),
+        (f"  {running.headline(body['run'])}", ""),
+        (f"  top of the last row: {best}", ""),
+    ]
+    if body["output"]:
+        shape = render.shape_text(body["shape"])
+        lines.append((f"  {shape} float32 -> {body['output']}", ""))
+    return lines

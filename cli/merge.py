@@ -16,6 +16,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.resume
 @options.no_verify
 @options.jobs
+@options.accept()
 @options.common
 def command(src: Path, dst: Path, **wishes: Unpack[Wishes]) -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""

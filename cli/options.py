@@ -1,5 +1,6 @@
 """Options that several commands share, each once."""
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from aprfmt.cli import complete, render
+from aprfmt.base.text import shorten
+from aprfmt.cli import complete, forms, render
 from aprfmt.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +23,57 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 UNSET = "is empty; is a variable of the shell not set?"
-WORKERS = click.IntRange(1, 4096)  # threads, or workers: more are a misspelt number
+LARGEST = 2**63 - 1  # what offsets and counts of files are held in
+YEAR = 366 * 86400.0  # seconds
+
+
+class WholeNumber(click.IntRange):
+    """A whole number of a range: more digits than any file counts are a misspelt number."""
+
+    def __init__(self, least: int, most: int = LARGEST) -> None:
+        super().__init__(least, most)
+
+    def _describe_range(self) -> str:
+        return f"x>={self.min}" if self.max == LARGEST else super()._describe_range()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; click's UsageError for another, of which the beginning is shown."""
+        assert self.min is not None and self.max is not None
+        try:
+            found = int(value)
+        except ValueError:  # no number, or of more digits than Python reads
+            found = None
+        if found is None or not self.min <= found <= self.max:
+            shown = shorten(str(value), 40)
+            self.fail(f"{shown!r} is no whole number from {self.min} to {self.max}",
+                      param, ctx)  # fmt: skip
+        return found
+
+
+class RealNumber(click.FloatRange):
+    """A number of a range, which NaN is not."""
+
+    def __init__(self, least: float, most: float, *, min_open: bool = False) -> None:
+        super().__init__(least, most, min_open=min_open)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; click's UsageError for another, of which the beginning is shown."""
+        try:
+            found = float(value)
+        except ValueError:
+            found = math.nan
+        assert self.min is not None and self.max is not None
+        above = found > self.min if self.min_open else found >= self.min
+        if not (above and found <= self.max):  # nothing is true of NaN
+            low = "above" if self.min_open else "from"
+            shown = shorten(str(value), 40)
+            self.fail(f"{shown!r} is no number {low} {self.min:g} to {self.max:g}", param, ctx)
+        return found
+
+
+WORKERS = WholeNumber(1, 4096)  # threads, or workers: more are a misspelt number
 
 
 def no_name(value: object) -> str:
@@ -110,18 +162,27 @@ def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None
         POLICY.plain_http = True
 
 
-# What every command has; `render.wanted` says whether json and quiet were given.
-common = group(
-    click.option("--json", is_flag=True, expose_value=False, callback=render.note_flag,
-                 help="One JSON object on stdout."),
-    click.option("--quiet", is_flag=True, expose_value=False, callback=render.note_flag,
-                 help="No progress, and no report of what was written; warnings stay."),
-    click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
-    click.option("--allow-http", is_flag=True, expose_value=False, is_eager=True,
-                 callback=_plain_http,
-                 help="Read from http:// addresses of other machines too."),
-    render.announced,
-)  # fmt: skip
+def _common(names: tuple[str, ...], says: str) -> Callable[[F], F]:
+    """Return what every command has; `names` are the forms of its answer."""
+    return group(
+        click.option("--json", is_flag=True, expose_value=False, callback=forms.note_json,
+                     help="One JSON object on stdout."),
+        click.option("--format", "form", type=click.Choice(names), expose_value=False,
+                     callback=forms.note_form, help=says),
+        click.option("--quiet", is_flag=True, expose_value=False, callback=render.note_flag,
+                     help="No progress, and no report of what was written; warnings stay."),
+        click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
+        click.option("--allow-http", is_flag=True, expose_value=False, is_eager=True,
+                     callback=_plain_http,
+                     help="Read from http:// addresses of other machines too."),
+        render.announced,
+    )  # fmt: skip
+
+
+_FORM = "What stdout gets; agent is at most 12 lines, and what a coding agent gets unasked"
+# What every command has; `forms.form` and `render.wanted` say what was given.
+common = _common(forms.FORMS, f"{_FORM}.")
+common_ci = _common(forms.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
 
 
 class Place(NamedPath):
@@ -317,13 +378,6 @@ max_shard_size = click.option(
 tensor_encodings = click.option(
     "--tensor", "tensor_encodings", multiple=True, callback=assignments,
     metavar="PATTERN=E", help="Store these tensors as E.",
-)  # fmt: skip
-
-
-ci_format = click.option(
-    "--format", "form", type=click.Choice(render.FORMS), default="human", show_default=True,
-    expose_value=False, callback=render.note_format,
-    help="What stdout gets; sarif and junit are for CI servers.",
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ REPEATS = 5
               help="Calibrated tolerances of an earlier --calibrate.")  # fmt: skip
 @click.option("--calibrate", type=options.FILE, metavar="FILE",
               help="Measure tolerances over repeated runs and write them.")  # fmt: skip
-@click.option("--repeats", type=click.IntRange(2, 1000), default=REPEATS, show_default=True,
+@click.option("--repeats", type=options.WholeNumber(2, 1000), default=REPEATS, show_default=True,
               help="Sequences to calibrate with: the ids, rotated.")  # fmt: skip
 @click.option("--bundle", type=options.FILE, metavar="FILE",
               help="Write a minimal reproduction of the first wrong operation.")  # fmt: skip

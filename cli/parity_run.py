@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.cli import dry_run, parity_show, render, running
+from aprfmt.cli import dry_run, forms, parity_show, render, running
 from aprfmt.cli.html import add_page
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
     from aprfmt.inference.device import Choice
     from aprfmt.inference.parity.cells import Parity
     from aprfmt.inference.parity.request import ParityRequest
@@ -56,7 +57,7 @@ def run(
     with ExitStack() as stack:
         opened, request = prepare(text, asked, tokens, stack)
         request = replace(request, by_position=wanted.html is not None)
-        if not tokens.given and not render.wanted("json"):
+        if not tokens.given and forms.form() != "json":
             parity_show.show_chosen(request.ids)
         if wanted.dry_run:
             return dry_run.of_parity(opened, choices, request)
@@ -151,7 +152,10 @@ def finish(found: "Parity", body: dict[str, object], wanted: ParityWanted) -> in
             path, none = f"wrote {wanted.bundle}", "no operation to reproduce; wrote none"
             render.say(path if body["bundle"] else none)
 
-    return render.emit(body, found.exit_code, show)
+    def answer() -> "list[Line]":
+        return parity_show.answer(found, body["bundle"] if wanted.bundle is not None else None)
+
+    return render.emit(body, found.exit_code, show, answer=answer)
 
 
 def write_bundle(

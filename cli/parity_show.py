@@ -1,15 +1,17 @@
 """What `aprfmt parity` prints."""
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from aprfmt.cli import checks_show, render, running
 
 if TYPE_CHECKING:
-    from aprfmt.compare.traces import PointDiff
+    from aprfmt.compare.short_answer import Line
     from aprfmt.inference.parity.bundle import Replayed
     from aprfmt.inference.parity.calibrate import Calibration
     from aprfmt.inference.parity.cells import Operation, Parity, RunDistance, RunFacts, RunPair
+    from aprfmt.measure.traces import PointDiff
 
 MOST_IDS = 64  # of those chosen; more are said with --json
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
@@ -20,6 +22,36 @@ def show_chosen(ids: Sequence[int]) -> None:
     said = ",".join(map(str, ids[:MOST_IDS]))
     rest = f" and {len(ids) - MOST_IDS} more (--json)" if len(ids) > MOST_IDS else ""
     render.line(f"{len(ids)} token ids chosen: --ids {said}{rest}")
+
+
+def answer(found: "Parity", bundle: object) -> "list[Line]":
+    """Return each run's verdict with what its logits are apart, and the next command."""
+    lines: list[Line] = []
+    commands = []
+    for pair in found.pairs:
+        mine, reference = found.runs[pair.b], found.runs[pair.a]
+        names = f"{label(mine)} against {label(reference)}"
+        said = found.pronounced_of(pair.verdict, [pair]).says
+        lines.append((f"{said} ({names})", _STYLES[pair.verdict]))
+        if pair.logits is not None:
+            lines.append((
+                f"  logits: relL2 {pair.logits.rel_l2:.3g}, argmax equal in "
+                f"{pair.logits.argmax:.1%} of {pair.logits.rows} rows, KL "
+                f"{pair.logits.kl_mean:.3g} nats", "",
+            ))  # fmt: skip
+        lines += [
+            (f"  FAIL {one.name}: {one.found}; expected {one.expected}", "bad")
+            for one in pair.report.checks if one.outcome == "FAIL"
+        ]  # fmt: skip
+        if pair.verdict == "bug":
+            ids = ",".join(map(str, found.ids))
+            run, other = (
+                shlex.quote(f"{found.model}@{one.requested}") for one in (mine, reference)
+            )
+            commands.append(f"aprfmt trace {run} --payload --ids {ids} --reference {other}")
+    if bundle:
+        lines.append((f"reproduction of the first wrong operation: {bundle}", ""))
+    return [*lines, *((f"next: {text}", "head") for text in commands[:1])]
 
 
 def show(found: "Parity", every: bool) -> None:
@@ -49,7 +81,7 @@ def label(run: "RunFacts") -> str:
 def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     """Print one run against the reference."""
     names = f"{label(found.runs[pair.b])} against {label(found.runs[pair.a])}"
-    from aprfmt.compare.thresholds import MAX_FACTOR, MAX_UNIT, UNIT
+    from aprfmt.measure.tolerances import MAX_FACTOR, MAX_UNIT, UNIT
 
     render.line()
     render.say(names, style="head")
@@ -77,7 +109,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     for operation in pair.operations:
         show_operation(operation)
     checks_show.show_checks(pair.report.checks)
-    render.say(f"{pair.verdict}: {pair.cause}", style=_STYLES[pair.verdict])
+    render.say(found.pronounced_of(pair.verdict, [pair]).says, style=_STYLES[pair.verdict])
 
 
 def worst(points: "Sequence[PointDiff]") -> "list[PointDiff]":

@@ -20,6 +20,7 @@ class QaAsked(TypedDict):
     skip: tuple[str, ...]
     min_run: int
     baseline: Path | None
+    accept: tuple[str, ...]
 
 
 @click.command("qa")
@@ -37,18 +38,18 @@ class QaAsked(TypedDict):
 @click.option("--skip", multiple=True, metavar="GATE", help="Leave these gates out.")
 @click.option("--fail-on", type=click.Choice(["failure", "warning"]), default="failure",
               show_default=True, help="The least that fails a gate.")  # fmt: skip
-@click.option("--min-run", type=click.IntRange(min=0), default=0, metavar="N",
+@click.option("--min-run", type=options.WholeNumber(0), default=0, metavar="N",
               help="Fail if fewer than N gates gave an answer.")  # fmt: skip
 @click.option("--baseline", type=options.FILE, metavar="FILE.json",
               help="Fail where a gate or number got worse than in this file.")  # fmt: skip
 @click.option("--save-baseline", type=options.FILE, metavar="FILE.json",
               help="Write what was found as a baseline.")  # fmt: skip
+@options.accept()
 @options.html("Write a page: the verdict, every gate with its checks and numbers.")
 @running.where
 @options.arch
 @options.force
-@options.ci_format
-@options.common
+@options.common_ci
 def command(
     model: str, also: tuple[str, ...], fail_on: str, save_baseline: Path | None,
     html: Path | None, force: bool, where: running.WhereOptions, **asked: Unpack[QaAsked],
@@ -63,13 +64,15 @@ def command(
     from aprfmt.inference.device import parse_run
 
     options.check_new(force, save_baseline, html)
-    request = where.request(model)
+    request, others = where.request(model), tuple(parse_run(text) for text in also)
+    for choice in (request.choice, *others):
+        choice.refuse_missing_gpu()  # before torch is imported, which takes seconds
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why, "fallback")
     with render.ProgressLine("qa") as bar:
         report = qa.run(
             request.model, progress=lambda gate, done, total: bar(done, total),
-            choice=request.choice, also=tuple(parse_run(text) for text in also), arch=where.arch,
+            choice=request.choice, also=others, arch=where.arch,
             threads=where.threads, memory=where.memory, deterministic=where.deterministic,
             allow_missing=where.allow_missing, strict=fail_on == "warning", **asked,
         )  # fmt: skip
@@ -77,9 +80,13 @@ def command(
         qa.save_baseline(report, save_baseline, force=force)
     saved = None if save_baseline is None else str(save_baseline)
     body = {**report.to_json(), "saved_baseline": saved}
-    code, sentence = report.exit_code, report.sentence
+    code = report.exit_code
+    sentence = report.pronounced.says.partition(": ")[2]
     add_page(body, html, force, lambda: checks_html.of_gates(body, code, sentence))
     return render.emit(
         body, code, lambda: checks_show.show_gates(report, saved),
+        answer=lambda: checks_show.gates_answer(
+            report, saved, None if asked["against"] is None else str(asked["against"])
+        ),
         cases=lambda: with_verdict(cases_of_gates(body), code, report.subject),
     )  # fmt: skip

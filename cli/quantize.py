@@ -35,10 +35,11 @@ class TypesInHelp(click.Command):
 @click.option("--calibrate", type=options.FILE, metavar="TEXT",
               help="Make the importance matrix of this UTF-8 text (- is stdin), in float32 on the "
               "CPU; --imatrix then names where it is kept.")  # fmt: skip
-@click.option("--chunks", type=click.IntRange(min=1), metavar="N",
+@click.option("--chunks", type=options.WholeNumber(1), metavar="N",
               help="Of --calibrate, the first N pieces of 512 tokens (default: all).")  # fmt: skip
 @click.option("--threads", type=options.WORKERS, help="Threads (default: all processors).")
 @click.option("--dry-run", is_flag=True, help="Report every tensor's size; write nothing.")
+@options.accept()
 @options.writing
 def command(
     src: Path, dst: Path, named: str | None, to: str | None, calibrate: Path | None,

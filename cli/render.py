@@ -17,9 +17,13 @@ import click
 from aprfmt.base.protocols import Note
 from aprfmt.base.text import escape as escape
 from aprfmt.base.text import guard
+from aprfmt.cli import forms
 
 if TYPE_CHECKING:
     from aprfmt.cli.ci_formats import Case
+    from aprfmt.compare.short_answer import Line
+
+WIDEST = 60  # characters of a field's value in a line for people
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,25 +70,14 @@ def plain(value: object) -> object:
 
 
 def wanted(flag: str) -> bool:
-    """Say whether the running command was given this flag of `options.common`: json, quiet."""
+    """Return whether the running command was given this flag of `options.common`: quiet."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(f"{__name__}.{flag}"))
 
 
 def note_flag(context: click.Context, option: click.Parameter, value: bool) -> None:
     """Keep a flag of `options.common` for `wanted`; click calls it."""
-    key = f"{__name__}.{option.name}"
-    context.meta[key] = value or context.meta.get(key, False)  # --format json came before
-
-
-FORMS = ("human", "json", "sarif", "junit")
-
-
-def note_format(context: click.Context, option: click.Parameter, value: str) -> None:
-    """Keep --format for `emit`; json is --json. click calls it."""
-    context.meta[f"{__name__}.form"] = value if value in ("sarif", "junit") else ""
-    if value == "json":
-        context.meta[f"{__name__}.json"] = True
+    context.meta[f"{__name__}.{option.name}"] = value
 
 
 def emit(
@@ -93,29 +86,46 @@ def emit(
     show: Callable[[], None] | None = None,
     written: bool = False,
     cases: "Callable[[], Sequence[Case]] | None" = None,
+    answer: "Callable[[], Sequence[Line]] | None" = None,
 ) -> int:
-    """Print a command's result, as one JSON object if asked for, else by `show` for people.
+    """Print a command's result in the form that was asked for: JSON, or by `show` for people.
 
-    `cases` are what `--format sarif` and `junit` print, of a command that has them.
-    `written`: it only reports what was written, which --quiet leaves out. Returns the exit code,
-    for the command to return. Raises RemoteError where a file changed while it was read.
+    `cases` are what `--format sarif` and `junit` print, of a command that has them. `answer` has
+    the lines of the form for agents, where `show` prints more than these. `written`: it only
+    reports what was written, which --quiet leaves out. Returns the exit code, for the command to
+    return. Raises RemoteError where a file changed while it was read.
     """
     STATUS.end()
     if (fetched := sys.modules.get("aprfmt.remote.file")) is not None:
         fetched.refuse_changed()
-    if cases is not None and wanted("form"):
+    form = forms.form()
+    if cases is not None and form in ("sarif", "junit"):
         context = click.get_current_context()
-        form = context.meta[f"{__name__}.form"]
         print_cases(form, context.info_name or "", cases(), exit_code)
-    elif wanted("json"):
+    elif form == "json":
         command = click.get_current_context().info_name or ""
         print_json(envelope(command, exit_code, body))
-    elif show is not None and not (written and wanted("quiet")):
+    elif written and wanted("quiet"):
+        pass
+    elif form == "agent" and answer is not None:
+        for text, style in shortened(answer()):
+            say(text, style=style)
+    elif show is not None:
         show()
     if not wanted("quiet"):
         for text in from_elsewhere():
             click.echo(escape(text), err=True)
     return exit_code
+
+
+def shortened(lines: "Sequence[Line]") -> "Sequence[Line]":
+    """Return an answer of at most 12 lines: the first ones, how many are left, the last command."""
+    if len(lines) <= forms.LINES:
+        return lines
+    end = [row for row in lines[-2:] if row[0].startswith("next: ")]
+    most = forms.LINES - 1 - len(end)
+    left = len(lines) - most - len(end)
+    return [*lines[:most], (f"... {left} more lines (--format human, --json)", "dim"), *end]
 
 
 def print_cases(form: str, command: str, cases: "Sequence[Case]", exit_code: int) -> None:
@@ -164,8 +174,14 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def colours() -> bool:
-    """Say whether stdout wants colours: a terminal, and NO_COLOR not set."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    """Return whether stdout wants colours: a terminal, NO_COLOR not set, no form for agents."""
+    terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return terminal and forms.form() != "agent"
+
+
+def progress_wanted() -> bool:
+    """Return whether stderr is to show how far the work is: a terminal, and nobody said no."""
+    return sys.stderr.isatty() and not wanted("quiet") and forms.form() != "agent"
 
 
 def warn(text: str, key: str) -> None:
@@ -214,7 +230,12 @@ def table(
 
 
 def first(rows: Sequence[T], most: int, indent: str = "", what: str = "more") -> Iterator[T]:
-    """Yield the first rows of a list; below them a line says how many are left to --json."""
+    """Yield the first rows of a list; below them a line says how many are left to --json.
+
+    All of them in the form for agents: it shows a list only where the list was asked for.
+    """
+    if forms.form() == "agent":
+        most = len(rows)
     yield from rows[:most]
     if len(rows) > most:
         line(f"{indent}... {len(rows) - most} {what} (--json)", style="dim")
@@ -237,6 +258,18 @@ def size_text(count: int) -> str:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def field_text(name: str, value: object) -> str:
+    """Return a field's value, short for people, with the name that its number stands for."""
+    from aprfmt.base.named import meaning
+
+    if value is None:
+        return "-"
+    text, called = str(value), meaning(name, value)
+    if len(text) > WIDEST and forms.form() != "agent":
+        text = text[: WIDEST - 3] + "..."
+    return text + (f" = {called}" if called else "")
 
 
 def quoted(piece: str) -> str:
@@ -298,7 +331,7 @@ class StatusLine:
 
     def begin(self, what: str, doing: str) -> None:
         """Say after a while that a command (`what`) does something, until `end`."""
-        if not sys.stderr.isatty() or wanted("quiet"):
+        if not progress_wanted():
             return
         self._what, self._text, self._counted = what, f"{what}: {doing}", False
         self._ended = threading.Event()
@@ -376,7 +409,7 @@ class ProgressLine:
 
     def __init__(self, what: str, unit: str = "") -> None:
         self._what, self._unit = what, unit
-        self._on = sys.stderr.isatty() and not wanted("quiet")
+        self._on = progress_wanted()
         self._began = self._last = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:

@@ -78,11 +78,12 @@ def salvaged(broken: Path, output: Path, force: bool) -> int:
     from aprfmt.repair.salvage import salvage
 
     found = salvage(broken, output, force=force)
-    render.warn(
-        f"{output}: {len(found.missing)} of {len(found.missing) + len(found.kept)} tensors are "
-        "missing, which the key aprfmt.repair.missing lists",
-        "salvaged",
-    )
+    if found.missing:
+        render.warn(
+            f"{output}: {len(found.missing)} of {len(found.missing) + len(found.kept)} tensors are "
+            "missing, which the key aprfmt.repair.missing lists",
+            "salvaged",
+        )
     body = {
         "broken": str(broken),
         "output": str(output),
@@ -93,6 +94,7 @@ def salvaged(broken: Path, output: Path, force: bool) -> int:
     def show_missing() -> None:
         for name, why in found.missing.items():
             render.say(f"missing {name}: {why}")
-        render.say(f"wrote {output}: {len(found.kept)} tensors")
+        whole = "" if found.missing else ", every one that it held"
+        render.say(f"wrote {output}: {len(found.kept)} tensors{whole}")
 
     return render.emit(body, 0, show_missing, written=True)

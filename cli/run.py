@@ -6,22 +6,25 @@ from dataclasses import asdict
 import click
 
 from aprfmt.cli import dry_run as dry
-from aprfmt.cli import options, render, running
+from aprfmt.cli import forms, options, render, running
 
 
 @click.command("run")
 @options.gathered(tokens=running.Tokens, where=running.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @running.what
-@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
+@click.option("--max-tokens", type=options.WholeNumber(1), default=128, show_default=True,
               help="Generate at most this many tokens.")  # fmt: skip
-@click.option("--temperature", type=float, default=0.0, show_default=True,
+@click.option("--temperature", type=options.RealNumber(0, 1e6), default=0.0, show_default=True,
               help="0 takes the likeliest token; above it, tokens are drawn.")  # fmt: skip
-@click.option("--top-k", type=int, default=0, show_default=True,
+@click.option("--top-k", type=options.WholeNumber(0), default=0, show_default=True,
               help="Draw from the k likeliest tokens only (0: from all).")  # fmt: skip
-@click.option("--top-p", type=float, default=1.0, show_default=True,
+@click.option("--top-p", type=options.RealNumber(0, 1, min_open=True), default=1.0,
+              show_default=True,
               help="Draw from the likeliest tokens that add up to this.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draws.")
+@click.option(
+    "--seed", type=options.WholeNumber(0), default=0, show_default=True, help="Seed of the draws."
+)
 @click.option("--ignore-stop", is_flag=True, help="Go on after the model's stop tokens.")
 @dry.option
 @running.where
@@ -51,7 +54,7 @@ def command(
         limit = min(max_tokens, context_room(opened, len(ids)))
         with MadeBeside(lambda: running.tokenizer_of(opened)) as tokenizer:
             stop = Stops(tokenizer, running.stated_ends(opened), ignore=ignore_stop)
-            writer = TextWriter(tokenizer, ids, live=not render.wanted("json"))
+            writer = TextWriter(tokenizer, ids, live=forms.form() != "json")
             load = time.perf_counter() - began
             found, times = generate(run.session, ids, Sampler(sampling), limit, stop, writer.show)
         if tokenizer.result is None:

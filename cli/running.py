@@ -14,10 +14,10 @@ from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.inference.backends import BACKENDS
 
 if TYPE_CHECKING:
-    from aprfmt.compare.traces import PointDiff
     from aprfmt.inference.running import Run, RunRequest
     from aprfmt.inference.session import Numbers
     from aprfmt.inference.trace import Trace
+    from aprfmt.measure.traces import PointDiff
     from aprfmt.model import Model
     from aprfmt.tokenizer import Tokenizer
 
@@ -118,6 +118,7 @@ def session(
     request = replace(where.request(text), draft=draft)
     if request.choice.is_engine and not engines:
         request.backend()  # raises: it says what takes an engine
+    request.choice.refuse_missing_gpu()  # before torch is imported, which takes seconds
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why, "fallback")
     with opened(request, tell=warn_of) as run:

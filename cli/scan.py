@@ -9,7 +9,7 @@ from aprfmt.cli import options, render
 from aprfmt.cli.ci_formats import cases_of_scan, with_verdict
 from aprfmt.cli.html import add_page
 from aprfmt.cli.scan_html import render_page
-from aprfmt.cli.scan_show import show, verdict
+from aprfmt.cli.scan_show import answer, show, verdict
 from aprfmt.errors import UsageError
 
 
@@ -22,25 +22,24 @@ from aprfmt.errors import UsageError
 @click.option("-o", "--output", type=options.FILE, show_default=True,
               default=Path("aprfmt-scan.jsonl"),
               help="Rows: .jsonl, or .parquet (needs the extra fleet).")  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1), help="Processes; the machine's cores by default.")
+@click.option("--jobs", type=options.WORKERS, help="Processes; the machine's cores by default.")
 @click.option("--ray", metavar="ADDRESS", is_flag=False, flag_value="",
               help="Ask on a Ray cluster instead (needs the extra fleet).")  # fmt: skip
-@click.option("--unit-time", type=click.FloatRange(0, min_open=True), default=600.0,
+@click.option("--unit-time", type=options.RealNumber(0, options.YEAR, min_open=True), default=600.0,
               show_default=True,
               help="Seconds that one question of one model may take.")  # fmt: skip
 @click.option("--unit-memory", callback=options.size, default="4G", show_default=True,
               help="Memory that one question may take.")  # fmt: skip
-@click.option("--max-time", type=click.FloatRange(0, min_open=True),
+@click.option("--max-time", type=options.RealNumber(0, options.YEAR, min_open=True),
               help="Begin nothing new after so many seconds.")  # fmt: skip
 @click.option("--max-bytes", callback=options.size, help="Begin models of so many bytes at most.")
-@click.option("--max-requests", type=click.IntRange(1),
+@click.option("--max-requests", type=options.WholeNumber(1),
               help="Begin no model after so many requests over the network.")  # fmt: skip
 @click.option("--no-families", "families", is_flag=True, callback=options.negated,
               help="Do not prove which quantized models derive from which others.")  # fmt: skip
 @click.option("--html", type=options.FILE, help="Write the summary as one page.")
 @options.force
-@options.ci_format
-@options.common
+@options.common_ci
 def command(
     roots: tuple[str, ...], listed: Path | None, checks: tuple[str, ...], output: Path,
     jobs: int | None, ray: str | None, unit_time: float, unit_memory: int, max_time: float | None,
@@ -67,7 +66,7 @@ def command(
     add_page(body, html, force, lambda: render_page(report, verdict(report)))
     code = report.exit_code
     return render.emit(
-        body, code, lambda: show(report),
+        body, code, lambda: show(report), answer=lambda: answer(report),
         cases=lambda: with_verdict(cases_of_scan(body), code, str(output)),
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """What `aprfmt scan` prints: the verdict, then damage, copies, families and templates."""
 
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -7,6 +8,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.cli import render
 
 if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
     from aprfmt.fleet.run import ScanReport
 
 DERIVED = "encoded again"  # the proof of a quantized model
@@ -38,14 +40,31 @@ def show(report: "ScanReport") -> None:
     )
 
 
+def answer(report: "ScanReport") -> "list[Line]":
+    """Return the verdict, what is damaged, what is stored twice, and the next command."""
+    from aprfmt.compare.short_answer import merge_alike
+
+    found = report.found
+    lines: list[Line] = [(verdict(report), "bad" if report.exit_code else "good")]
+    lines += merge_alike([(f"  {_damage(row)}", "bad") for row in found["damage"]])
+    copies = found["copies"]
+    if copies["tensors"]:
+        size = render.size_text(copies["bytes"])
+        lines.append((f"{copies['tensors']} tensors stored more than once: {size}", ""))
+    lists = {"families": found["families"],
+             "vocabularies with several templates": found["templates"]}  # fmt: skip
+    lines += [(f"{title}: {len(rows)} (--json)", "") for title, rows in lists.items() if rows]
+    left = f", {report.left} left (budget)" if report.left else ""
+    lines.append((f"{report.asked} asked now{left}; rows in {report.out}", ""))
+    if found["damage"]:
+        model = shlex.quote(found["damage"][0]["model"])
+        lines.append((f"next: aprfmt validate {model}", "head"))
+    return lines
+
+
 def verdict(report: "ScanReport") -> str:
     """Return the first line: the outcome, and how many answers of which kind."""
-    counts = report.found["counts"]
-    word = "FAIL" if counts["FAIL"] else "NOT-RUN" if report.exit_code else "PASS"
-    return (
-        f"{word}: {len(report.found['models'])} models: {counts['PASS']} answers passed, "
-        f"{counts['FAIL']} failed, {counts['NOT_RUN']} not run, {counts['ERROR']} errors"
-    )
+    return report.pronounced.says
 
 
 def _damage(row: Mapping[str, Value]) -> str:

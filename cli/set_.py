@@ -28,12 +28,13 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
               help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
 @click.option("--in-place", is_flag=True,
               help="Change MODEL itself, where no tensor has to move for it.")  # fmt: skip
+@options.accept()
 @options.force
 @options.no_verify
 @options.common
 def command(
     model: Path, changes: tuple[tuple[str, str], ...], remove: tuple[str, ...],
-    output: Path | None, in_place: bool, force: bool, verify: bool,
+    output: Path | None, in_place: bool, accept: tuple[str, ...], force: bool, verify: bool,
 ) -> int:  # fmt: skip
     """Set and remove metadata keys in a copy of MODEL; every change is printed as old -> new.
 
@@ -60,6 +61,7 @@ def command(
         doubtful = set_edit.doubts(opened, asked.template) if resolved else {}
         form = opened.format
         body: dict[str, object] = {}
+        code = 0
         patched = None
         if in_place:
             body, patched = set_edit.changed_in_place(opened, asked)
@@ -70,6 +72,9 @@ def command(
             force=force, verify=verify, complete=False,
         )  # fmt: skip
         body, target = report.to_json(), entry(report.files)
+        verdict = report.pronounced(accept)
+        if verdict is not None:
+            body, code = body | verdict.to_json(), verdict.exit
     with open_model(target) as written:
         found = edits.changes(asked.keys, before, edits.snapshot(written, asked.keys))
         if asked.files is not None and written.folder is not None:
@@ -80,8 +85,8 @@ def command(
 
     def show() -> None:
         if output is not None:
-            convert_show.show(report)
+            convert_show.show(report, accept=accept)
         set_edit.show(found, model, patched)
 
     body |= {"changes": [asdict(change) for change in found]}
-    return render.emit(body, 0, show, written=True)
+    return render.emit(body, code, show, written=code == 0)

@@ -18,6 +18,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.resume
 @options.no_verify
 @options.jobs
+@options.accept()
 @options.common
 def command(src: Path, dst: Path, **wishes: Unpack[Wishes]) -> int:
     """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""

@@ -1,13 +1,17 @@
 """`aprfmt template`: the model's chat template, rendered."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.template_text import given, read_messages, rendered
-from aprfmt.errors import UsageError
+from aprfmt.errors import FormatError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
 
 
 @click.command("template")
@@ -17,16 +21,26 @@ from aprfmt.errors import UsageError
 @click.option("--messages", "file", type=options.NamedPath(), metavar="FILE.json",
               help="A JSON list of {role, content} instead.")  # fmt: skip
 @click.option("--no-generation-prompt", is_flag=True, help="Do not open the assistant's turn.")
+@click.option("--against", type=click.Choice(["llama.cpp"]), metavar="llama.cpp",
+              help="Render set conversations by this engine too; say what differs.")  # fmt: skip
 @options.common
 def command(
-    model: Path, user: str | None, system: str | None, file: Path | None, no_generation_prompt: bool
-) -> int:
+    model: Path, user: str | None, system: str | None, file: Path | None,
+    no_generation_prompt: bool, against: str | None,
+) -> int:  # fmt: skip
     """Render the chat template, in a child process with limits, and show its token ids.
 
-    Where the tokenizer cannot be built the text is shown without ids.
+    Where the tokenizer cannot be built the text is shown without ids. With --against conversations
+    with tools, reasoning and several turns are rendered by jinja2 and by llama.cpp: exit 0 where
+    all are alike, 1 where one is not, 2 where llama.cpp's server is not here.
     """
     from aprfmt.model import open_model
     from aprfmt.tokenizer import scan_template
+
+    if against is not None:
+        if file is not None or user is not None or system is not None or no_generation_prompt:
+            raise UsageError("template: --against renders conversations of its own; give no others")
+        return engines(model)
 
     if file is not None and (user is not None or system is not None):
         raise UsageError("template: --messages holds every message; leave --user and --system out")
@@ -51,3 +65,37 @@ def command(
             render.line(f"{len(ids)} tokens: {' '.join(map(str, ids))}", style="dim")
 
     return render.emit(body, 0, show)
+
+
+def engines(model: Path) -> int:
+    """Render fixed conversations by two engines and say what differs."""
+    from aprfmt.model import open_model
+    from aprfmt.tokenizer.stated import stated
+    from aprfmt.tokenizer.template_engines import CAUSE, compare_engines
+
+    with open_model(model) as opened:
+        side = stated(opened)
+        template = opened.carried.chat_template()
+        if side is None or template is None:
+            raise FormatError(f"{opened.path}: carries no chat template; nothing can be rendered")
+        found = compare_engines(template, side.texts, str(opened.path))
+        body = {
+            "model": str(opened.path),
+            "cause": CAUSE if found.apart else None,
+            "engine": found.engine,
+            "says": found.says,
+            "conversations": [asdict(row) | {"says": row.says} for row in found.rows],
+        }
+
+    def show() -> None:
+        render.say(found.says, style="bad" if found.apart else "good")
+        for row in found.apart:
+            render.say(f"  {row.conversation}: {row.says}", style="bad")
+
+    def answer() -> "list[Line]":
+        from aprfmt.compare.short_answer import merge_alike
+
+        lines: list[Line] = [(f"  {row.conversation}: {row.says}", "bad") for row in found.apart]
+        return [(found.says, "bad" if found.apart else "good"), *merge_alike(lines)]
+
+    return render.emit(body, int(bool(found.apart)), show, answer=answer)

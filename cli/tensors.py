@@ -12,7 +12,7 @@ from aprfmt.cli.damage import told
 @options.model()
 @options.patterns
 @click.option("--stats", is_flag=True, help="Decode and add mean, std, min, max, zeros, NaN, Inf.")
-@click.option("--limit", type=click.IntRange(min=1), help="Show at most this many.")
+@click.option("--limit", type=options.WholeNumber(1), help="Show at most this many.")
 @click.option("--partial", is_flag=True, help="A cut file, or a missing one of a set, is no error.")
 @options.arch
 @options.common

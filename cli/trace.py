@@ -22,7 +22,7 @@ from aprfmt.cli.trace_map import Dumped
 @click.option("--positions", default="all", show_default=True, help="all, last, or 1,3.")
 @click.option(
     "--behind",
-    type=click.IntRange(min=0),
+    type=options.WholeNumber(0),
     default=0,
     metavar="N",
     help="Fill the cache with the first N tokens; trace the rest behind it.",

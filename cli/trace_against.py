@@ -1,8 +1,17 @@
 """What `aprfmt trace --reference` prints: the verdict, the points beyond tolerance, a summary."""
 
-from aprfmt.cli import render, running
-from aprfmt.compare.traces import PointDiff, TraceDiff
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from aprfmt.cli import render, running
+from aprfmt.measure.traces import PointDiff, TraceDiff
+from aprfmt.model.ledger import listed_items
+
+if TYPE_CHECKING:
+    from aprfmt.compare.short_answer import Line
+
+LISTED = 6  # of those, in the form for agents
 SHOWN = 12  # points beyond tolerance, unless all points are asked for
 
 
@@ -32,8 +41,37 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
         render.line("every point: -v", style="dim")
 
 
+def answer(difference: TraceDiff, reference: str, model: str) -> "list[Line]":
+    """Return the verdict, the first points beyond tolerance, and the next command."""
+    text, style = verdict(difference)
+    lines: list[Line] = [(f"{text} (against {reference})", style)]
+    beyond = [point for point in difference.points if point.beyond]
+    for point in beyond[:LISTED]:
+        row = _row(point)
+        said = f"relL2 {row[1]}, max abs {row[2]}, tolerance {row[4]}" if not point.why else row[4]
+        lines.append((f"  {point.key}: {said}", "bad"))
+    if len(beyond) > LISTED:
+        lines.append((f"  {len(beyond) - LISTED} more points beyond (-v)", "dim"))
+    lines += [(f"  NOT-RUN: {text}", "warn") for text in difference.not_checked]
+    other = reference.partition("@")[0]
+    if beyond and model and other not in ("", model) and not _is_trace(other):
+        names = f"{shlex.quote(other)} {shlex.quote(model)}"
+        lines.append((f"next: aprfmt diagnose {names}", "head"))
+    return lines
+
+
+def _is_trace(path: str) -> bool:
+    """Return whether a path is a saved trace rather than a model, as its name goes."""
+    return Path(path).suffix in (".aprt", ".npz", ".log", ".txt") or "trace" in Path(path).name
+
+
 def verdict(difference: TraceDiff) -> tuple[str, str]:
-    """Return the one line that answers, and the style of it."""
+    """Return the one line that answers, with what nothing reads, and the style of it."""
+    said, style = _of_points(difference)
+    return said + listed_items(difference.left, "; not read here"), style
+
+
+def _of_points(difference: TraceDiff) -> tuple[str, str]:
     points, every = difference.points, len(difference.points)
     if difference.other_rows:
         count, key = len(difference.other_rows), difference.other_rows[0]

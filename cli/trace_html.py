@@ -10,9 +10,9 @@ from aprfmt.base.protocols import Value
 from aprfmt.cli import html
 from aprfmt.cli.histograms import Histogram, histogram
 from aprfmt.codecs.base import Array
-from aprfmt.compare.traces import TraceDiff, position_axis
 from aprfmt.inference.capture import POINTS
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.traces import TraceDiff, position_axis
 
 T = TypeVar("T")
 STATISTICS = ("std", "mean", "min", "max", "absmax", "l2", "zeros", "nan", "inf")

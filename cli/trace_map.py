@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.running import Run
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
+    from aprfmt.model.ledger import Pronounced
 
 _SHOWN = 3
 STYLES = {"certain": "good", "likely": "", "possible": "warn", "": "dim"}
@@ -65,6 +66,17 @@ def mapped(
         for name, row in given.names.items()
     ]  # fmt: skip
     return run.model, trace, {"file": None if written is None else str(written), "names": rows}
+
+
+def pronounced(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
+    """Return the verdict: how many arrays are points, and which nothing reads."""
+    from aprfmt.measure.trace_view import unread_arrays
+    from aprfmt.model.ledger import Compared, Words, pronounce
+
+    rows = found["names"]
+    counts = {"arrays": (sum(row["key"] is not None for row in rows), len(rows))}
+    words = Words("mapped", "not mapped")
+    return pronounce(words, Compared(False, counts, unread_arrays(trace)))
 
 
 def _nothing_mapped(

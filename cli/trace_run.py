@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.cli import render, running
-from aprfmt.compare.traces import TraceDiff, check_ids, compare_traces
 from aprfmt.errors import UsageError
 from aprfmt.inference.engines.opening import is_trace, open_trace
 from aprfmt.inference.forward import LogitRows
@@ -16,6 +15,7 @@ from aprfmt.inference.running import Keeper, Run, RunRequest, model_and_run, req
 from aprfmt.inference.session import Numbers
 from aprfmt.inference.trace import Kept, Positions, Trace, check_positions
 from aprfmt.inference.trace_file import Spool
+from aprfmt.measure.traces import TraceDiff, check_ids, compare_traces
 from aprfmt.model import Model, open_model
 
 Watch = Callable[[str, "Numbers"], None]

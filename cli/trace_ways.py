@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aprfmt.cli import dry_run, options, render, running, trace_map
+from aprfmt.cli import dry_run, forms, options, render, running, trace_map
 from aprfmt.cli.trace_asked import TraceAsked, TraceWanted
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.cli.trace_html import Histograms
-    from aprfmt.compare.traces import TraceDiff
     from aprfmt.inference.trace import Trace
+    from aprfmt.measure.traces import TraceDiff
     from aprfmt.model import Model
 
 
@@ -191,10 +191,13 @@ def show_mapped(
         other = None
         if wanted.reference is not None:
             other = trace_run.check_reference(wanted.reference, ids, opened, stack, runs=False)
-        if not render.wanted("json"):
+        if forms.form() == "human":
             trace_map.show(found)
         against = partial(stored_against, trace, other, opened, wanted.html is not None)
-        body = trace_show.body(trace) | {"mapping": found}
+        verdict = trace_map.pronounced(found, trace)
+        if forms.form() == "human":
+            render.say(verdict.says, style="warn" if verdict.not_compared else "good")
+        body = trace_show.body(trace) | {"mapping": found, **verdict.to_json()}
         return finish(trace, body, wanted, against, trace_html.Histograms())
 
 
@@ -206,7 +209,7 @@ def stored_against(
     With `positions` each token position is compared too.
     """
     from aprfmt.cli import trace_run
-    from aprfmt.compare.traces import compare_traces
+    from aprfmt.measure.traces import compare_traces
 
     assert other is not None
     return compare_traces(trace, other, moe=trace_run.mixture(model), positions=positions)
@@ -225,8 +228,10 @@ def finish(
     body["saved"] = write(trace, wanted)
     if wanted.reference is not None:
         difference = against()
+        verdict = difference.pronounced
         body["reference"] = {"against": wanted.reference, **difference.to_json()}
-        code = code or difference.exit_code
+        body |= verdict.to_json()
+        code = code or verdict.exit
     add_page(
         body, wanted.html, wanted.force, lambda: render_page(trace, body, histograms, difference)
     )
@@ -236,7 +241,11 @@ def finish(
         if difference is not None:
             trace_against.show_difference(difference, wanted.reference or "", wanted.verbose)
 
-    return render.emit(body, code, show)
+    answer = None
+    if difference is not None and not wanted.verbose:
+        names = wanted.reference or "", str(trace.run.get("model", ""))
+        answer = partial(trace_against.answer, difference, *names)
+    return render.emit(body, code, show, answer=answer)
 
 
 def write(trace: "Trace", wanted: TraceWanted) -> list[str]:

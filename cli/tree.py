@@ -12,7 +12,7 @@ from aprfmt.cli.tree_show import build, show
 @click.command("tree")
 @options.model()
 @options.patterns
-@click.option("--depth", type=click.IntRange(min=1), help="Show at most this many levels.")
+@click.option("--depth", type=options.WholeNumber(1), help="Show at most this many levels.")
 @options.common
 def command(model: Path, patterns: tuple[str, ...], depth: int | None) -> int:
     """Show tensors as a tree of name components, with sizes."""

@@ -15,14 +15,14 @@ from aprfmt.cli.html import add_page
 @click.option("--against", metavar="SRC", type=options.Place(),
               help="What MODEL was made of: nothing of it may be lost.")  # fmt: skip
 @options.allow_missing
+@options.accept()
 @options.html("Write a page: the verdict, every check with what it found.")
 @options.arch
 @options.force
-@options.ci_format
-@options.common
+@options.common_ci
 def command(
     model: Path, strict: bool, against: Path | None, allow_missing: tuple[str, ...],
-    html: Path | None, arch: str | None, force: bool,
+    accept: tuple[str, ...], html: Path | None, arch: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Check every byte of MODEL: checksums, values, scales, completeness, tokenizer, claims.
 
@@ -35,12 +35,15 @@ def command(
     with render.ProgressLine("validate", "bytes") as progress:
         report = validate(
             model, arch=arch, strict=strict, allow_missing=allow_missing, against=against,
-            progress=progress,
+            accept=accept, progress=progress,
         )  # fmt: skip
     body = report.to_json()
     add_page(body, html, force, lambda: checks_html.of_file(body))
     code = report.exit_code
     return render.emit(
         body, code, lambda: checks_show.show_validation(report),
+        answer=lambda: checks_show.validation_answer(
+            report, None if against is None else str(against)
+        ),
         cases=lambda: with_verdict(cases_of_validation(body), code, report.subject),
     )  # fmt: skip

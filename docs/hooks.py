@@ -21,6 +21,7 @@ from aprfmt.cli.main import group
 from aprfmt.codecs import CODECS
 from aprfmt.formats import FORMATS
 
+SKILL = Path(__file__).parent.parent / "aprfmt" / ".agents" / "skills" / "aprfmt"
 EXAMPLES = Path(__file__).with_name("examples.md")  # a section for every command, run by a test
 
 
@@ -152,19 +153,25 @@ def on_post_build(config: Any) -> None:
     for path, (_, markdown) in TEXTS.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_text(markdown, encoding="utf-8")
+    for page in sorted(SKILL.rglob("*.md")):
+        copy = site / "skill" / page.relative_to(SKILL)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
     (site / "llms.txt").write_text(llms_text(config), encoding="utf-8")
     TEXTS.clear()
 
 
 def llms_text(config: Any) -> str:
-    """Return llms.txt: what the project is, then a link to the Markdown of every page."""
+    """Return llms.txt: what the project is, the skill, a link to the Markdown of every page."""
     text = f"# {config['site_name']}\n\n> {config['site_description']}\n"
-    sections: dict[str, list[str]] = {"Pages": [], "Commands": []}
+    skill = "- [Which command answers what](skill/SKILL.md): begin here; the wheel has it too\n"
+    sections: dict[str, list[str]] = {"Skill": [skill], "How to": [], "Pages": [], "Commands": []}
     for path in sorted(TEXTS):
         name = path.removeprefix("commands/").removesuffix(".md")
         command = COMMANDS.get(name) if path.startswith("commands/") else None
         said = f": {command.summary}" if command is not None else ""
-        section = "Pages" if command is None else "Commands"
+        section = "How to" if path.startswith("how-to/") else "Pages"
+        section = section if command is None else "Commands"
         sections[section].append(f"- [{TEXTS[path][0].replace('`', '')}]({path}){said}\n")
     for title, lines in sections.items():
         text += f"\n## {title}\n\n" + "".join(lines)

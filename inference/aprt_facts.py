@@ -14,10 +14,10 @@ from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.base.text import shorten
-from aprfmt.compare.thresholds import BASE
 from aprfmt.errors import FormatError
 from aprfmt.formats.jsonio import load_file
 from aprfmt.inference.trace import Form, Record
+from aprfmt.measure.tolerances import BASE
 
 NAME = "aprfmt-trace.json"
 SCHEMA = 1

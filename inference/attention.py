@@ -150,12 +150,16 @@ def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array | None, Array |
     if not c.hp["own_kv_layers"][layer]:
         [q] = _project(c, layer, x, {"q": int(c.hp["n_heads"])})
         return _turned(c, layer, [_normed(c, layer, "q", q)])[0], None, None
+    if c.block.multipliers != "none":
+        x = c.backend.scale(x, float(c.hp["attn_in_scale"]))
     n_kv = kv_heads(c.hp, layer)
     parts = {"q": int(c.hp["n_heads"]), "k": n_kv, "v": n_kv}
     if values_are_keys(c.hp, layer):
         del parts["v"]
     q, k, *others = _project(c, layer, x, parts)
     v = others[0] if others else k
+    if c.block.multipliers != "none":
+        k = c.backend.scale(k, float(c.hp["key_scale"]))
     q, k = _normed(c, layer, "q", q), _normed(c, layer, "k", k)
     if c.block.value_norm == "plain":
         v = c.tap("v_norm", layer, c.plain_norm(v))

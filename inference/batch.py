@@ -288,6 +288,49 @@ def _aligned(
     return longer, label
 
 
+def packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
+    """Yield (in words, the batch) for ways in which a trainer packs the samples of a batch.
+
+    Samples follow each other in their order: all in one row, or in rows of the batch's own width.
+    Nothing where the rows are packed already, or hold one sample.
+    """
+    lengths = batch.mask.sum(1)
+    if batch.document is not None or np.count_nonzero(lengths) < 2:
+        return
+    every = [int(i) for i in np.flatnonzero(lengths)]
+    rows: list[list[int]] = [[]]
+    for sample in every:
+        if rows[-1] and int(lengths[rows[-1]].sum() + lengths[sample]) > batch.tokens:
+            rows.append([])
+        rows[-1].append(sample)
+    yield "packed into one row", _packed(batch, [every])
+    if 1 < len(rows) < len(every):
+        yield f"packed into rows of {batch.tokens}", _packed(batch, rows)
+
+
+def _packed(batch: Batch, rows: list[list[int]]) -> Batch:
+    """Return a batch whose rows hold these samples one after the other."""
+    lengths = batch.mask.sum(1)
+    width = max(int(lengths[row].sum()) for row in rows)
+    ids = np.zeros((len(rows), width + 1), np.int64)
+    ids[:, width] = -1
+    label = np.zeros(ids.shape, bool)
+    document = np.zeros((len(rows), width), np.int64)
+    mask = np.zeros((len(rows), width), bool)
+    for i, row in enumerate(rows):
+        at = 0
+        for number, sample in enumerate(row):
+            places = np.flatnonzero(batch.mask[sample])
+            end = at + len(places)
+            ids[i, at:end] = batch.ids[sample, places]
+            label[i, at:end] = batch.label[sample, places]
+            document[i, at:end], mask[i, at:end] = number, True
+            at = end
+        document[i, at:] = len(row) - 1
+    found = replace(batch, ids=ids, label=label, mask=mask, document=document, logits=None)
+    return replace(found, label=label & ~found.starts)
+
+
 def score(batch: Batch, session: Session | None) -> Iterator[Scored]:
     """Yield each sample's losses, by the model's own pass or, without one, the file's logits.
 

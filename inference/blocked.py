@@ -30,10 +30,11 @@ def blocked(c: Context, layer: int, x: Array, found: ExpertBlocks) -> Array:
     if c.block.expert_weights == "input":
         inputs = b.mul(inputs, b.column(weights))
     inputs = inputs.reshape(-1, size, inputs.shape[-1])
-    gate = _product(c, layer, "ffn_gate_exps", inputs, found)
+    plain = c.block.mlp == "plain"
+    gate = None if plain else _product(c, layer, "ffn_gate_exps", inputs, found)
     up = _product(c, layer, "ffn_up_exps", inputs, found)
     del inputs
-    gated = c.gate(gate, up)
+    gated = c.activate(up) if gate is None else c.gate(gate, up)
     del gate, up
     y = _product(c, layer, "ffn_down_exps", gated, found)
     applied = None if c.block.expert_weights == "input" else b.take(weights, found.places)

@@ -74,7 +74,6 @@ class Choice:
             )
         if deterministic and threads is None:
             threads = 1
-        self.refuse_missing_gpu()
         make = BACKENDS[self.backend]
         return make(
             self.device, self.dtype, deterministic=deterministic, threads=threads, tf32=tf32

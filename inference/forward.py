@@ -23,10 +23,11 @@ from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorde
 from aprfmt.inference.delta_net import delta_net
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.moe import moe
-from aprfmt.inference.placing import has_last_norm, mixer
+from aprfmt.inference.placing import feeds, has_last_norm, mixer
 from aprfmt.inference.points import normed_before, unscaled
 from aprfmt.inference.rope import ropes
 from aprfmt.inference.short_conv import short_conv
+from aprfmt.inference.state_space import mamba, mamba2
 from aprfmt.inference.weights import Weights
 
 LogitRows = Literal["last", "all"] | Sequence[int]
@@ -217,6 +218,8 @@ def _positions(c: Context) -> Array:
 
 def _block(c: Context, layer: int, x: Array) -> Array:
     """Return the residual stream after a layer."""
+    if c.block.halves == "one":
+        return _half_block(c, layer, x)
     b = c.backend
     copies = None
     if c.block.streams == "altup":
@@ -224,9 +227,9 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     h = x
     if normed_before(c.block) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
-    mix, half = _MIXERS[mixer(c.block, c.hp, layer)]
-    mixed = mix(c, layer, h)
     if c.hp["parallel_residual"]:
+        mix, half = _MIXERS[mixer(c.block, c.hp, layer)]
+        mixed = mix(c, layer, h)
         if c.block.parallel_norm == "two":
             h = c.norm(layer, "ffn_norm", x)
         x = b.add(x, _contribution(c, layer, half.product(c, layer, mixed), half))
@@ -235,22 +238,18 @@ def _block(c: Context, layer: int, x: Array) -> Array:
         fed = moe(c, layer, h) if c.hp["moe_layers"][layer] else _fed(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
     short = None if copies is None else altup.laurel(c, layer, h)
-    x = _summed(c, layer, _added(c, layer, x, mixed, half), half)
+    x = _summed(c, layer, _mixed(c, layer, x, h), _ATTENTION)
     if short is not None:
         x = b.narrow(b.wide(b.add(x, short)) / 2.0**0.5)
     x = c.tap("mid", layer, x)
     h = x
     if normed_before(c.block):
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
-    if not c.hp["moe_layers"][layer]:
-        x = _added(c, layer, x, _inner(c, layer, h), _MLP)
-    else:
-        fed = _both(c, layer, x, h) if c.block.experts == "parallel" else moe(c, layer, h)
-        x = b.add(x, _contribution(c, layer, fed, _MLP))
+    x = _after_mlp(c, layer, x, h)
     return c.tap("out", layer, _left(c, layer, _summed(c, layer, x, _MLP), copies))
 
 
-def _both(c: Context, layer: int, x: Array, h: Array) -> Array:
+def _parallel_experts(c: Context, layer: int, x: Array, h: Array) -> Array:
     """Return a dense MLP's output for h plus that of experts for the stream x, each normalised."""
     dense = c.tap("ffn_mlp", layer, c.norm(layer, "post_ffw_norm_1", _fed(c, layer, h)))
     given = c.tap("moe_norm", layer, c.norm(layer, "pre_ffw_norm_2", x))
@@ -280,6 +279,44 @@ def _left(c: Context, layer: int, x: Array, copies: Array | None) -> Array:
     return b.mul(x, c.vector(layer, "layer_output_scale.weight")) if c.block.layer_scale else x
 
 
+def _half_block(c: Context, layer: int, x: Array) -> Array:
+    """Return the stream after a layer that is a mixer or an MLP alone."""
+    given = c.backend.narrow(x) if c.hp["wide_stream"] else x
+    h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", given))
+    after = _after_mlp if feeds(c.block, c.hp, layer) else _mixed
+    return c.tap("out", layer, after(c, layer, x, h))
+
+
+def _mixed(c: Context, layer: int, x: Array, h: Array) -> Array:
+    """Return the stream x after a layer has mixed the tokens h."""
+    kind = mixer(c.block, c.hp, layer)
+    if kind != "none" and c.block.recurrence_place == "beside":
+        return c.backend.add(x, _both(c, layer, h, kind))
+    mix, half = _MIXERS[kind]
+    return _added(c, layer, x, mix(c, layer, h), half)
+
+
+def _both(c: Context, layer: int, h: Array, kind: str) -> Array:
+    """Return what attention and a mixer beside it add to the stream."""
+    b = c.backend
+    mix, half = _MIXERS[kind]
+    other = c.tap("ssm_out", layer, c.linear(layer, half.role, mix(c, layer, h)))
+    mixed = _ATTENTION.product(c, layer, attention(c, layer, h))
+    if c.block.multipliers != "none":
+        other = b.scale(other, float(c.hp["ssm_out_scale"]))
+        mixed = b.scale(mixed, float(c.hp["attn_out_scale"]))
+    return c.tap("attn_contrib", layer, b.add(other, mixed))
+
+
+def _after_mlp(c: Context, layer: int, x: Array, h: Array) -> Array:
+    """Return the stream x after a layer's MLP or experts, which read h."""
+    if c.hp["moe_layers"][layer]:
+        together = c.block.experts == "parallel"
+        fed = _parallel_experts(c, layer, x, h) if together else moe(c, layer, h)
+        return c.backend.add(x, _contribution(c, layer, fed, _MLP))
+    return _added(c, layer, x, _inner(c, layer, h), _MLP)
+
+
 @dataclass(frozen=True)
 class _Half:
     """One half of a block, attention (or a recurrence) or the MLP.
@@ -307,12 +344,16 @@ _MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Half]] = {
     "none": (attention, _ATTENTION),
     "gated_delta": (delta_net, replace(_ATTENTION, role="ssm_out")),
     "short_conv": (short_conv, replace(_ATTENTION, role="shortconv.out_proj")),
+    "mamba": (mamba, replace(_ATTENTION, role="ssm_out")),
+    "mamba2": (mamba2, replace(_ATTENTION, role="ssm_out")),
 }
 _MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum")
 
 
 def _added(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:
     """Return the stream after one half; one fused operation if no point between is wanted."""
+    if c.block.halves == "one" and c.hp["wide_stream"]:
+        return c.backend.add_wide(x, half.product(c, layer, inner))
     if unscaled(c.block, c.hp) and not c.wants(half.point, layer):
         w = c.weights.of(layer, f"{half.role}.weight")
         return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
@@ -327,6 +368,8 @@ def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     there = c.weights.get_role(layer, f"{half.norm}.weight") is not None
     if there and c.block.placement in ("post", "sandwich"):
         x = c.norm(layer, half.norm, x)
+    if c.block.multipliers != "none":
+        scale = float(c.hp["ffn_down_scale"])  # attention's stands in _both
     if scale != 1:
         x = c.backend.scale(x, scale)
     return c.tap(half.contrib, layer, x)
@@ -350,9 +393,13 @@ def _inner(c: Context, layer: int, x: Array) -> Array:
     if c.block.mlp == "plain":
         up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
         return c.tap("ffn_act", layer, c.activate(up, layer))
-    if not share and not any(c.wants(point, layer) for point in ("ffn_gate", "ffn_up", "ffn_act")):
+    factor = float(c.hp["ffn_gate_scale"]) if c.block.multipliers != "none" else 1.0
+    inside = any(c.wants(point, layer) for point in ("ffn_gate", "ffn_up", "ffn_act"))
+    if not inside and not share and factor == 1:
         return c.tap("ffn_mul", layer, c.gated(layer, x))
     gate = c.tap("ffn_gate", layer, c.linear(layer, "ffn_gate", x))
+    if factor != 1:
+        gate = c.backend.scale(gate, factor)
     if share:
         kept = c.backend.gaussian_topk(gate, NormalDist().inv_cdf(share))
         gate = c.tap("ffn_topk", layer, kept)
@@ -368,7 +415,7 @@ def _head(c: Context, x: Array) -> Array:
         x = altup.merged(c, x)
     dense, normed = c.block.head == "dense", has_last_norm(c.block, c.weights)
     if normed and not dense:
-        x = c.tap("final_norm", WHOLE, c.norm(None, "output_norm", x))
+        x = c.tap("final_norm", WHOLE, _last_norm(c, x))
     if c.weights.get_role(None, "head_in.weight") is not None:
         x = c.tap("head_in", WHOLE, c.linear(None, "head_in", x))
     if dense:
@@ -396,6 +443,14 @@ def _head(c: Context, x: Array) -> Array:
     if cap is not None:
         logits = b.softcap(logits, float(cap))
     return c.tap("logits", WHOLE, logits)
+
+
+def _last_norm(c: Context, x: Array) -> Array:
+    """Return the norm behind the last layer; of a wide stream, rounded once behind the weight."""
+    if c.block.halves == "one" and c.hp["wide_stream"]:
+        weight, eps = c.vector(None, "output_norm.weight"), float(c.hp["norm_eps"])
+        return c.backend.rms_norm(x, weight, eps=eps, offset=0, cast="after_weight")
+    return c.norm(None, "output_norm", x)
 
 
 def _pooled(b: Backend, x: Array, kind: str) -> Array:

@@ -16,7 +16,10 @@ from aprfmt.inference.context import Context
 from aprfmt.inference.routing import route
 from aprfmt.inference.weights import Weight
 
-STACKS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+STACKS = {
+    "gated": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+    "plain": ("ffn_up_exps", "ffn_down_exps"),
+}  # by BlockSpec.mlp
 ROUTED = ("router", "experts", "expert_w", "router_margin")  # points that the host sees
 
 
@@ -38,12 +41,18 @@ def moe(c: Context, layer: int, x: Array, read: Array | None = None) -> Array:
     bias = None if correction is None else correction.numpy()
     per_expert = c.weights.get_role(layer, "ffn_down_exps.scale")
     scale = None if per_expert is None else per_expert.numpy()
-    stacks = [c.weights.of(layer, f"{role}.weight") for role in STACKS]
+    stacks = [c.weights.of(layer, f"{role}.weight") for role in STACKS[c.block.mlp]]
+    given = x
+    latent = c.weights.get_role(layer, "ffn_latent_down.weight") is not None
+    if latent:
+        given = c.tap("latent", layer, c.linear(layer, "ffn_latent_down", x))
     if any(c.wants(point, layer) for point in ROUTED) or not b.all_held(stacks):
-        total = _seen(c, layer, x, logits, (bias, scale), stacks)
+        total = _seen(c, layer, given, logits, (bias, scale), stacks)
     else:
         rounds = cast in ("weights", "product")
-        total = blocked(c, layer, x, b.blocks(logits, bias, c.hp, rounds=rounds, scale=scale))
+        total = blocked(c, layer, given, b.blocks(logits, bias, c.hp, rounds=rounds, scale=scale))
+    if latent:
+        total = c.linear(layer, "ffn_latent_up", c.tap("latent_out", layer, total))
     if c.block.shared_expert != "none" and c.hp["shared_ffn_size"]:
         total = b.add(total, _shared(c, layer, x))
     return c.tap("moe_out", layer, total)
@@ -115,12 +124,16 @@ def _expert(c: Context, layer: int, expert: int, inputs: Array) -> Array:
         y = b.linear(inputs, w, None)  # the bias is added in a separate step, with its own rounding
         return y if bias is None else b.add(y, bias.expert(expert).array(b))
 
+    if c.block.mlp == "plain":
+        return product("ffn_down_exps", c.activate(product("ffn_up_exps", inputs)))
     gated = c.gate(product("ffn_gate_exps", inputs), product("ffn_up_exps", inputs))
     return product("ffn_down_exps", gated)
 
 
 def _shared(c: Context, layer: int, x: Array) -> Array:
-    gated = c.gate(c.linear(layer, "ffn_gate_shexp", x), c.linear(layer, "ffn_up_shexp", x))
+    up = c.linear(layer, "ffn_up_shexp", x)
+    plain = c.block.mlp == "plain"
+    gated = c.activate(up) if plain else c.gate(c.linear(layer, "ffn_gate_shexp", x), up)
     y = c.linear(layer, "ffn_down_shexp", gated)
     if c.block.shared_expert == "plain":
         return y

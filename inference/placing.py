@@ -39,7 +39,7 @@ class LayerFacts:
     @property
     def dense(self) -> bool:
         """The layer has a dense MLP."""
-        return not self.moe or self.block.experts == "parallel"
+        return self.feeds and (not self.moe or self.block.experts == "parallel")
 
     @property
     def parallel_experts(self) -> bool:
@@ -62,9 +62,26 @@ class LayerFacts:
         return self.block.streams == "altup"
 
     @property
+    def mixes(self) -> bool:
+        """The layer mixes tokens: it is not an MLP alone."""
+        return mixes(self.block, self.hp, self.layer)
+
+    @property
+    def feeds(self) -> bool:
+        """The layer has an MLP or experts: it is not a mixer alone."""
+        return feeds(self.block, self.hp, self.layer)
+
+    @property
     def recurrent(self) -> bool:
-        """The layer mixes tokens by a recurrence or a convolution, not by attention."""
-        return mixer(self.block, self.hp, self.layer) != "none"
+        """The layer has no attention: a recurrence or a convolution mixes its tokens, or none."""
+        instead = self.block.recurrence_place == "instead"
+        return not self.mixes or (instead and mixer(self.block, self.hp, self.layer) != "none")
+
+    @property
+    def beside(self) -> bool:
+        """A recurrence mixes the layer's tokens at the side of attention."""
+        aside = self.block.recurrence_place == "beside"
+        return aside and mixer(self.block, self.hp, self.layer) != "none"
 
     @property
     def gated(self) -> bool:
@@ -118,18 +135,32 @@ class LayerFacts:
 
 
 # What mixes tokens in place of attention -> the hyperparameter that says in which layers.
-RECURRENCES: Mapping[str, str] = {"gated_delta": "delta_layers", "short_conv": "conv_layers"}
+RECURRENCES: Mapping[str, str] = {
+    "gated_delta": "delta_layers", "short_conv": "conv_layers",
+    "mamba": "ssm_layers", "mamba2": "ssm_layers",
+}  # fmt: skip
 
 
 def mixer(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
-    """Return what mixes a layer's tokens in place of attention; "none": attention does."""
+    """Return what mixes a layer's tokens, but attention; "none": attention alone, or nothing."""
     layers = RECURRENCES.get(block.recurrence)
     return block.recurrence if layers is not None and hp[layers][layer] else "none"
 
 
+def feeds(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
+    """Say whether a layer has an MLP or experts."""
+    return block.halves == "both" or bool(hp["mlp_layers"][layer] or hp["moe_layers"][layer])
+
+
+def mixes(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
+    """Say whether a layer mixes tokens, by attention or anything else."""
+    return block.halves == "both" or not feeds(block, hp, layer)
+
+
 def unscaled(block: BlockSpec, hp: Mapping[str, Value]) -> bool:
     """Say whether a block's output is added to the stream without a factor."""
-    return block.placement in ("pre", "after") and float(hp["residual_scale"]) == 1
+    plain = block.multipliers == "none" and float(hp["residual_scale"]) == 1
+    return block.placement in ("pre", "after") and plain
 
 
 def normed_before(block: BlockSpec) -> bool:
@@ -216,8 +247,22 @@ def multiplied(place: LayerFacts) -> str:
     return HERE if place.block.mlp == "gated" else "ffn_act"
 
 
+def fed(place: LayerFacts) -> str:
+    """Return the placing of an MLP's output; of a mixture it is the experts' sum."""
+    if not place.feeds:
+        return ABSENT
+    return "moe_out" if place.moe else HERE
+
+
+def between(place: LayerFacts) -> str:
+    """Return the placing of the stream between a layer's two halves."""
+    return ABSENT if place.parallel or place.block.halves == "one" else HERE
+
+
 def ffn_norm(place: LayerFacts) -> str:
     """Return the placing of the norm before the MLP."""
+    if place.block.halves == "one":
+        return "attn_norm" if place.feeds else ABSENT
     if place.parallel and place.block.parallel_norm == "one":
         return "attn_norm" if normed_before(place.block) else "in"
     return HERE if normed_before(place.block) else "mid"
@@ -241,6 +286,7 @@ SPARSE = if_(lambda place: place.dense and place.hp["ffn_sparsity"][place.layer]
 MOE = if_(lambda place: place.moe)
 LATENT_Q = if_(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
 MLA = if_(lambda place: place.mla)
+LATENT = if_(lambda place: place.moe and place.has("ffn_latent_down.weight"))
 
 
 def of_attention(where: PlaceOf) -> PlaceOf:
@@ -265,11 +311,35 @@ def mixed_by(*kinds: str) -> PlaceOf:
 
 def ended(place: LayerFacts) -> str:
     """Return the placing of attention's result: elsewhere it is what the mixer gives."""
-    results = {"gated_delta": "delta_norm", "short_conv": "conv_gated"}
-    return results.get(mixer(place.block, place.hp, place.layer), HERE)
+    if not place.mixes:
+        return ABSENT
+    if not place.recurrent:
+        return HERE
+    results = {
+        "gated_delta": "delta_norm", "short_conv": "conv_gated",
+        "mamba": "ssm_gated", "mamba2": "ssm_gated",
+    }  # fmt: skip
+    return results[mixer(place.block, place.hp, place.layer)]
+
+
+def of_mixers(where: PlaceOf) -> PlaceOf:
+    """Return the placing of a point that layers with nothing but an MLP do not have."""
+    return lambda place: where(place) if place.mixes else ABSENT
+
+
+def of_mlps(where: PlaceOf) -> PlaceOf:
+    """Return the placing of a point that layers without an MLP do not have."""
+    return lambda place: where(place) if place.feeds else ABSENT
+
+
+def sum_of_mixers(place: LayerFacts) -> str:
+    """Return the placing of what a mixer, or attention and one beside it, adds to the stream."""
+    return HERE if place.beside or not place.unscaled else "attn_out"
 
 
 DELTA = mixed_by("gated_delta")
 SHORT_CONV = mixed_by("short_conv")
-CONV = mixed_by("gated_delta", "short_conv")
+CONV = mixed_by("gated_delta", "short_conv", "mamba", "mamba2")
+SSM = mixed_by("mamba", "mamba2")
+MAMBA = mixed_by("mamba")
 GATE = if_(lambda place: place.gated)

@@ -84,7 +84,7 @@ def chunked(
         i, j, w, c, b = (x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, g, beta))
         read, state = _chunk(i, j, w, c, b, state)
         reads.append(read.swapaxes(0, 1))
-    return np.concatenate(reads), state
+    return np.ascontiguousarray(np.concatenate(reads)), state
 
 
 def _chunk(

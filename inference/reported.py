@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.thresholds import REPORTED, REPORTED_SURELY
-from aprfmt.inference.batch import Batch, Scored
+from aprfmt.inference.batch import Batch, Scored, packings, score
 from aprfmt.inference.loss import BITS
-from aprfmt.inference.session import Numbers
+from aprfmt.inference.session import Numbers, Session
+from aprfmt.measure.tolerances import REPORTED, REPORTED_SURELY
 
 LOSS_SCALES = range(3, 25)  # powers of two that loss scalers start from and come down to
 STEPS = (2, 4, 8, 16, 32, 64)  # of gradient accumulation
@@ -108,11 +108,13 @@ def explain(
     reported: float,
     within: float = REPORTED,
     digit: float = 0.0,
+    session: Session | None = None,
 ) -> LossVerdict:
     """Say whether a reported loss is the batch's, and if it is not, which mistakes give it.
 
     `scored` are the losses of every sample; `digit` is half a unit of the reported number's last
-    digit. One mistake goes before two. Where several give the same number the answer is ambiguous;
+    digit. Where nothing else gives the number, `session` runs the samples packed into rows. One
+    mistake goes before two. Where several give the same number the answer is ambiguous;
     one that only comes near it is likely.
     """
     right_ones = given(batch, scored)
@@ -138,6 +140,12 @@ def explain(
         if found:
             alone = len({one.mistakes for one in found}) == 1
             return answer(("named" if sure else "likely") if alone else "ambiguous", found)
+    if session is not None and math.isfinite(right):
+        bound = min(REPORTED_SURELY, within)
+        found = [one for one in _repacked(batch, session) if fits(one, bound)]
+        if found:
+            alone = len({one.mistakes for one in found}) == 1
+            return answer("named" if alone else "ambiguous", found)
     return answer("unmeasured" if math.isnan(right) else "unexplained", ())
 
 
@@ -227,6 +235,17 @@ def _unpacked(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, str
         yield "documents_joined", f"{way}, and each document's first token is scored", [
             _picked(batch, i, each, 1, edged[i]) for i, each in enumerate(losses)
         ]  # fmt: skip
+
+
+def _repacked(batch: Batch, session: Session) -> Iterator[LossGuess]:
+    """Yield what the loss is where the trainer packs the batch's samples, wrongly.
+
+    The batch shows the samples apart, as a loader has them before its collator packs them.
+    """
+    for says, packed in packings(batch):
+        for name, detail, picked in _unpacked(packed, list(score(packed, session))):
+            detail = "; ".join(text for text in (f"the samples are {says}", detail) if text)
+            yield LossGuess((name,), _mean(picked), detail)
 
 
 def _empty(batch: Batch, right: Picked) -> Iterator[LossGuess]:

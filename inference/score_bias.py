@@ -47,9 +47,15 @@ def _alibi(c: Context, start: int, queries: int, keys: int) -> Array:
 def _alibi_keys(c: Context, start: int, queries: int, keys: int) -> Array:
     """Return slope times the key's position, all in bfloat16, scaled [heads, queries, keys]."""
     slopes = alibi_slopes(int(c.hp["n_heads"]), float(c.hp["alibi_max_bias"]))
-    reach = _bfloat16(_bfloat16(slopes)[:, None] * _bfloat16(np.arange(keys)))
-    added = np.multiply(reach, float(c.hp["attn_scale"]), dtype=np.float64)[:, None]
+    added = key_bias(slopes, keys, float(c.hp["attn_scale"]))[:, None]
     return c.backend.array(np.repeat(added, queries, axis=1))
+
+
+def key_bias(slopes: Numbers, keys: int, scale: float) -> Numbers:
+    """Return slope times the key's position, in bfloat16 steps, scaled: [heads, keys], float64."""
+    reach = _bfloat16(_bfloat16(slopes)[:, None] * _bfloat16(np.arange(keys)))
+    found: Numbers = np.multiply(reach, scale, dtype=np.float64)
+    return found
 
 
 def _bfloat16(x: Numbers) -> Numbers:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from aprfmt.base.protocols import Note
+from aprfmt.cli.forms import AGENT_VARIABLES
 from tests.absent import pytest_make_collect_report as pytest_make_collect_report
 from tests.absent import pytest_runtest_makereport as pytest_runtest_makereport
 from tests.absent import run_without_torch
@@ -31,6 +32,9 @@ settings.register_profile("sampled", settings.get_profile("project"), max_exampl
 settings.load_profile("sampled" if os.environ.get(SCOPE) == SAMPLED else "project")
 
 ROOT = Path(__file__).resolve().parent.parent
+# Who runs the tests may be an agent: what commands print must not depend on that.
+for name in AGENT_VARIABLES:
+    os.environ.pop(name, None)
 
 
 # Slow tests: hostile files one by one, kills, examples and pages, builds, mutated copies, what is

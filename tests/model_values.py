@@ -67,6 +67,32 @@ GEMMA4: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "rope_theta"} |
         },
     },
 }  # fmt: skip
+MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 3,
+    "mamba_d_state": 7,
+    "mamba_chunk_size": 11,
+}
+NEMOTRON: dict[str, Any] = {k: v for k, v in LLAMA.items() if k not in (
+    "rms_norm_eps", "rope_theta", "num_hidden_layers")} | {
+    "layer_norm_epsilon": EPS,
+    "head_dim": 16,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 9,
+    "n_groups": 3,
+    "ssm_state_size": 7,
+    "chunk_size": 11,
+    "time_step_min": 0.3,
+}  # fmt: skip
+MAMBA: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 45,
+    "num_hidden_layers": 3,
+    "layer_norm_epsilon": EPS,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 MLA = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 20,

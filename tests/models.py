@@ -23,8 +23,11 @@ from tests.model_values import (
     LLAMA,
     LLAMA3,
     LONGROPE,
+    MAMBA,
+    MAMBA2,
     MLA,
     MOE,
+    NEMOTRON,
     YARN,
 )
 from tests.model_values import EPS as EPS
@@ -222,6 +225,44 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma4_unified": ("Gemma4Unified", GEMMA4 | {
         "attention_k_eq_v": True, "num_global_key_value_heads": 1,
     }),
+    "mamba": ("Mamba", MAMBA | {"state_size": 7, "time_step_rank": 4, "conv_kernel": 3}),
+    "falcon_mamba": ("FalconMamba", MAMBA | {
+        "state_size": 7, "time_step_rank": 4, "mixer_rms_eps": 0.01,
+    }),
+    "mamba2": ("Mamba2", MAMBA | {
+        "state_size": 7, "num_heads": 6, "head_dim": 15, "n_groups": 3, "chunk_size": 11,
+        "time_step_limit": (0.3, 1.1),
+    }),
+    "nemotron_h": ("NemotronH", NEMOTRON | {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention",
+                              "mlp"],
+    }),
+    "nemotron_h_moe": ("NemotronH", NEMOTRON | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 36, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+    }),
+    "bamba": ("Bamba", LLAMA | MAMBA2 | {
+        "num_hidden_layers": 4, "attn_layer_indices": [1, 2],
+    }),
+    "granite_hybrid": ("GraniteMoeHybrid", LLAMA | MAMBA2 | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 0, "shared_intermediate_size": 40, "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 3.0,
+    }),
+    "granite_hybrid_moe": ("GraniteMoeHybrid", LLAMA | MAMBA2 | {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40,
+        "position_embedding_type": "rope", "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.4, "time_step_limit": (0.3, 1.1),
+    }),
+    "falcon_h1": ("FalconH1", LLAMA | MAMBA2 | {
+        "mamba_d_ssm": 54, "mamba_rms_norm": True, "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.6, "key_multiplier": 0.7, "attention_in_multiplier": 1.3,
+        "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.9,
+        "mlp_multipliers": [0.7, 1.4], "ssm_multipliers": [0.8, 1.2, 0.7, 1.3, 0.6],
+    }),
     "qwen3_5_moe": ("Qwen3_5Moe", {
         key: value for key, value in (LLAMA | MOE | DELTA).items() if key != "intermediate_size"
     } | {"shared_expert_intermediate_size": 56, "full_attention_interval": 2}),
@@ -388,6 +429,28 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "layer_types": ["sliding_attention", "conv", "full_attention", "conv", "conv"],
         },
     ),
+    "mamba-biases": ("mamba", {"use_bias": True, "use_conv_bias": False, "hidden_act": "gelu"}),
+    "mamba2-biases": (
+        "mamba2",
+        {"use_bias": True, "use_conv_bias": False, "time_step_limit": (0.0, float("inf"))},
+    ),
+    "nemotron_h-biases": (
+        "nemotron_h",
+        {
+            "use_bias": True,
+            "mlp_bias": True,
+            "attention_bias": True,
+            "mamba_hidden_act": "gelu",
+            "mlp_hidden_act": "silu",
+        },
+    ),
+    "nemotron_h_moe-latent": ("nemotron_h_moe", {"moe_latent_size": 20, "norm_topk_prob": False}),
+    "granite_hybrid-biases": (
+        "granite_hybrid",
+        {"mamba_proj_bias": True, "attention_bias": True, "position_embedding_type": "rope"},
+    ),
+    "falcon_h1-unnormed": ("falcon_h1", {"mamba_rms_norm": False, "mamba_proj_bias": True}),
+    "falcon_h1-late": ("falcon_h1", {"mamba_norm_before_gate": False, "projectors_bias": True}),
     "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.2}}),
     "opt-no-bias": ("opt", {"enable_bias": False, "activation_function": "gelu"}),
     "llama4-listed": (
@@ -410,7 +473,7 @@ WITHOUT_GGUF = ("lfm3", "opt", "opt_350m", "apertus", "falcon_rw", "falcon_rw_40
 IN_GGUF: tuple[str, ...] = tuple(name for name in MAKERS if name not in WITHOUT_GGUF)
 NO_ROPE = (
     "gpt2", "gpt_bigcode", "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b",
-    *BERTS,
+    "mamba", "falcon_mamba", "mamba2", "nemotron_h", "nemotron_h_moe", "granite_hybrid", *BERTS,
 )  # fmt: skip
 # transformers' eager attention adds their distances to the scores twice.
 FUSED = ("falcon_rw", "falcon_rw_40b")

@@ -37,8 +37,14 @@ FORBIDDEN = {
     "arch": ("aprfmt.model", "aprfmt.conversion", "aprfmt.compare", "aprfmt.cli",
              "aprfmt.inference", "aprfmt.tokenizer"),
     "conversion": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare"),
-    "compare": ("aprfmt.cli", "aprfmt.inference"),
-    "inference": ("aprfmt.cli", "aprfmt.diagnosis", "aprfmt.checks", "aprfmt.qa"),
+    "measure": ("aprfmt.cli", "aprfmt.inference", "aprfmt.causes", "aprfmt.compare",
+                "aprfmt.diagnosis"),
+    "causes": ("aprfmt.cli", "aprfmt.compare", "aprfmt.diagnosis", "aprfmt.checks", "aprfmt.qa"),
+    "causes/tensor": ("aprfmt.inference", "aprfmt.causes.forward"),
+    "causes/tokenizer": ("aprfmt.inference", "aprfmt.causes.forward"),
+    "compare": ("aprfmt.cli", "aprfmt.inference", "aprfmt.causes.forward"),
+    "inference": ("aprfmt.cli", "aprfmt.causes", "aprfmt.compare", "aprfmt.diagnosis",
+                  "aprfmt.checks", "aprfmt.qa"),
     "diagnosis": ("aprfmt.cli",),
     "checks": ("aprfmt.cli", "aprfmt.diagnosis", "aprfmt.qa"),
     "checks/file": ("aprfmt.cli", "aprfmt.inference", "aprfmt.compare", "aprfmt.qa",
@@ -73,7 +79,7 @@ TABLES = {
 }  # fmt: skip
 # Modules that may import by name: the loader of rows, the commands' table, optional GPU libraries.
 BY_NAME = {
-    "aprfmt.base.registry", "aprfmt.cli.main", "aprfmt.inference.fast.cuda.gemm",
+    "aprfmt.causes", "aprfmt.base.registry", "aprfmt.cli.main", "aprfmt.inference.fast.cuda.gemm",
     "aprfmt.inference.fast.cuda.loader",
 }  # fmt: skip
 _BARE = (ast.Name, ast.expr_context, ast.operator, ast.cmpop)  # nothing stands below them
@@ -320,7 +326,13 @@ def test_inspect_imports_nothing_that_writes_compares_or_draws(demo_model: Path)
     )
     loaded = modules_after(code, whole=True)
     assert {"aprfmt.arch.qwen2", "aprfmt.formats.ending"} <= loaded
-    unused = ("aprfmt.compare", "aprfmt.cli.html", "aprfmt.formats.atomic", "aprfmt.arch.llama")
+    unused = (
+        "aprfmt.compare",
+        "aprfmt.measure",
+        "aprfmt.cli.html",
+        "aprfmt.formats.atomic",
+        "aprfmt.arch.llama",
+    )
     assert not loaded & {*unused}
 
 

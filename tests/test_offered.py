@@ -7,7 +7,7 @@ import pytest
 
 from aprfmt.base import registry
 from aprfmt.base.registry import Registry, offered
-from aprfmt.compare.causes import CAUSES
+from aprfmt.causes import CAUSES
 from aprfmt.errors import AprfmtError, BackendUnavailableError
 
 

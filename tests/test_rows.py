@@ -14,12 +14,12 @@ from aprfmt import qa
 from aprfmt.arch import ARCHS
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.outcome import Outcome
+from aprfmt.causes import CAUSES, describe
 from aprfmt.checks import validate
 from aprfmt.checks.table import CHECKS
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.explain_topics import topics
 from aprfmt.codecs import CODECS
-from aprfmt.compare.causes import CAUSES, describe
 from aprfmt.formats import FORMATS
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.engines import ENGINES

@@ -5,15 +5,18 @@ B, and whether nothing but rounding is left. The rest of B is compared with A as
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aprfmt.adapters.merging import MergedTensor, merged_model
-from aprfmt.model import Model
+from aprfmt.adapters.parameters import OTHER_ORDERS
+from aprfmt.model import Model, open_model
+from aprfmt.model.adapter_parts import adapter_parts
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, ledger, pronounce
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
 _FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23}  # bits of a significand behind its point
 _SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
+_WORDS = Words("merged: ", "not merged as it should be: ", "not decided: ")
 WORDS = {0: "not at all", 1: "once", 2: "twice"}
 
 
@@ -34,7 +38,8 @@ class ChangedWeight:
     """One changed weight: B's shard, how many times the change lies in it, and what is left.
 
     `times` is the projection of B - A on the change; `rest` the norm of what it leaves, relative to
-    the change; `found` is "once", "twice", "not at all", "N times" or "otherwise".
+    the change; `found` is "once", "twice", "not at all", "N times", "otherwise", or the order in
+    which the ranks of stacked experts were read, where that one gives B.
     """
 
     key: str
@@ -52,6 +57,15 @@ class AdapterAnswer:
     found: str
     weights: tuple[ChangedWeight, ...]
     others: tuple[str, ...]  # tensors that the adapter does not change, and that differ
+    same: int = 0  # those that it does not change, and that agree
+    left: tuple[NotCompared, ...] = ()  # what was not compared, of both models and the adapter
+
+    def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
+        """Return the verdict over the weights, the other tensors, and what was not compared."""
+        once = sum(each.found == "once" for each in self.weights)
+        counts = {"weights": (once, len(self.weights)), "tensors": (self.same, self.same)}
+        what = f"{self.found} ({len(self.weights)} weights)"
+        return pronounce(_WORDS, Compared(not self.yes, counts, self.left, scope=what), accept)
 
     @property
     def yes(self) -> bool:
@@ -60,7 +74,9 @@ class AdapterAnswer:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
-        return {"merged": self.yes, **asdict(self)}
+        found = asdict(self)
+        del found["left"], found["same"]
+        return {"merged": self.yes, **found}
 
 
 def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffReport]":
@@ -75,6 +91,7 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
         }
         weights = []
         others = []
+        same = 0
         for row in report.tensors:
             mine = model.find(row.key)
             touched = mine is not None and bool(changed.intersection(mine.names))
@@ -83,7 +100,47 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
                 weights.append(_weight(row.key, mine, theirs, row.verdict in _CLOSE))
             elif touched or row.verdict not in _CLOSE:
                 others.append(row.key)
-    return AdapterAnswer(str(found.path), _together(weights), tuple(weights), tuple(others)), report
+            else:
+                same += 1
+        if any(pair.parameters for pair in found.pairs.values()):
+            weights = _in_other_orders(a, b, adapter, weights)
+    left = (*report.not_compared, *_unread(found.path))
+    answer = AdapterAnswer(
+        str(found.path), _together(weights), tuple(weights), tuple(others), same, left
+    )
+    return answer, report
+
+
+def _unread(adapter: Path) -> Iterator[NotCompared]:
+    """Yield the tensors of an adapter that nothing reads: they may change the base.
+
+    A merge takes every whole tensor of the base along, or is refused.
+    """
+    with open_model(adapter) as opened:
+        taken = set(adapter_parts(opened).whole.values())
+        for item in ledger(opened, ("tensor", "adapter tensor")).unread:
+            if item.name in taken:
+                continue
+            yield NotCompared(item.kind, item.name, "only in A", item.of, "the adapter")
+
+
+def _in_other_orders(
+    a: Model, b: Model, adapter: Path, weights: "list[ChangedWeight]"
+) -> "list[ChangedWeight]":
+    """Return the weights, each with the order of ranks under which it is A with the change once."""
+    for order in OTHER_ORDERS:
+        if all(one.found != "otherwise" for one in weights):
+            break
+        model, opened, _ = merged_model(a, adapter, again=True, order=order)
+        with opened:
+            for at, one in enumerate(weights):
+                mine, theirs = model.find(one.key), b.find(one.key)
+                if one.found != "otherwise" or mine is None or theirs is None:
+                    continue
+                again = _weight(one.key, mine, theirs, False)
+                if again.found == "once":
+                    weights[at] = replace(again, found=order.says)
+    return weights
 
 
 def _weight(key: str, merged: View, b: View, close: bool) -> ChangedWeight:

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder
 from aprfmt.adapters.placing import LowRank, placed, whole_tensors
 from aprfmt.adapters.reading import Adapter, read_adapter
+from aprfmt.adapters.vocabulary import grown_folder
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.codecs import decode, encode
 from aprfmt.conversion import Options, convert_model
 from aprfmt.errors import ConversionError
 from aprfmt.model import Model, open_model
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import F32
@@ -90,7 +93,7 @@ class MergedTensor(LazyTensor):
 
 def merged_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
     """Return rows [start, stop) of a weight (float32) with a pair merged into them."""
-    delta = (pair.b[start:stop] @ pair.a).astype(np.float32) * np.float32(pair.scale)
+    delta = pair.product(start, stop).astype(np.float32) * np.float32(pair.scale)
     found: F32 = weight + delta
     if pair.magnitude is not None:
         length = np.sqrt(np.square(found.astype(np.float64)).sum(axis=1))
@@ -136,11 +139,12 @@ class MergedSource:
 
 
 def merged_model(
-    base: Model, adapter: Path, *, again: bool = False
+    base: Model, adapter: Path, *, again: bool = False, order: ExpertOrder = PEFT_ORDER
 ) -> tuple[Model, Model, Adapter]:
     """Return a base with an adapter merged, the adapter's open file, and the adapter.
 
-    Closing the first closes the base. Raises ConversionError for an adapter of another base, for
+    `order` is that in which the ranks of pairs for stacked experts are read. Closing the first
+    closes the base. Raises ConversionError for an adapter of another base, for
     weights that are no floats, and, unless `again`, for an adapter that the base's record says is
     merged.
     """
@@ -153,27 +157,34 @@ def merged_model(
                 f"{base.path}: its metadata say that {adapter} is merged into it; merge it into "
                 "the base it was made for"
             )
-        tensors = dict(_tensors(base, found))
+        whole = whole_tensors(found, base)
+        grown = grown_folder(found, whole, base)
+        tensors = dict(_tensors(base, found, whole, order))
         record = json.dumps([*before, digest])
         source = MergedSource(base.source, tensors, record if not again else "")
-        model = Model(source, base.folder, base.forced, base.allow_missing)
+        folder, note = (base.folder, None) if grown is None else grown
+        if note is not None:
+            source.notes = (*source.notes, note)
+        model = Model(source, folder, base.forced, base.allow_missing)
         return model, opened, found
     except BaseException:
         opened.close()
         raise
 
 
-def _tensors(base: Model, adapter: Adapter) -> Iterator[tuple[str, LazyTensor]]:
-    for name, pair in placed(adapter, base).items():
-        stored = base[name].stored[0]
+def _tensors(
+    base: Model, adapter: Adapter, whole: Mapping[str, View], order: ExpertOrder
+) -> Iterator[tuple[str, LazyTensor]]:
+    own = {name: RenamedTensor(view.stored[0], name) for name, view in whole.items()}
+    yield from own.items()
+    for name, pair in placed(adapter, base, order).items():
+        stored = own.get(name, base[name].stored[0])
         if stored.parts or stored.info.encoding not in _FLOATS:
             raise ConversionError(
                 f"{name}: is {stored.info.encoding}; an adapter is merged into floats: decode the "
                 "base first (convert --encoding F32), or merge it into the float base"
             )
         yield name, MergedTensor(stored, pair)
-    for name, view in whole_tensors(adapter, base).items():
-        yield name, RenamedTensor(view.stored[0], name)
 
 
 class RenamedTensor(LazyTensor):

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes
 from aprfmt.adapters.reading import Adapter, Stored, factors
+from aprfmt.adapters.vocabulary import vocabulary_tensors
 from aprfmt.arch.moves import to_logical, to_stored
 from aprfmt.arch.steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
@@ -25,6 +27,7 @@ class LowRank:
     """The change of one stored weight [out, in]: scale * (b @ a), both float64.
 
     With `magnitude` [out] (DoRA, float64) the changed weight's rows are given these lengths.
+    Where experts are stacked in one weight, both factors have a first axis for them.
     """
 
     a: Array
@@ -32,25 +35,53 @@ class LowRank:
     scale: float
     magnitude: Array | None = None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
+        return (*self.b.shape[:-1], self.a.shape[-1])
 
-def placed(adapter: Adapter, base: Model) -> dict[str, LowRank]:
-    """Return the pairs by the base's stored names; ConversionError if one fits none."""
+    def product(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) of b @ a; those of all experts are counted through."""
+        if self.a.ndim == 2:
+            found: Array = self.b[start:stop] @ self.a
+            return found
+        size = self.b.shape[1]
+        each = range(start // size, -(-stop // size))
+        return np.concatenate(
+            [self.b[e][max(start - e * size, 0) : stop - e * size] @ self.a[e] for e in each]
+        )
+
+
+def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> dict[str, LowRank]:
+    """Return the pairs by the base's stored names; ConversionError if one fits none.
+
+    `order` is that in which the ranks of pairs for stacked experts are read.
+    """
     found: dict[str, LowRank] = {}
-    for module, pair in adapter.pairs.items():
-        name = _stored_name(adapter, module, base)
-        if name in base:
-            made = _as_stored(adapter, pair)
-        else:
-            name, made = _by_role(adapter, pair, name, base)
-        shape = base[name].shape
-        if shape != (made.b.shape[0], made.a.shape[1]):
+    whole = whole_tensors(adapter, base)
+
+    def place(module: str, name: str, made: LowRank) -> None:
+        shape = whole[name].shape if name in whole else base[name].shape
+        if shape != made.shape:
             raise ConversionError(
-                f"{adapter.path}: {module} changes [{made.b.shape[0]}, {made.a.shape[1]}]; "
+                f"{adapter.path}: {module} changes {list(made.shape)}; "
                 f"{name} of {base.path} is {list(shape)}: it belongs to another base"
             )
         if name in found:
             raise ConversionError(f"{adapter.path}: two pairs for {name} of {base.path}")
         found[name] = made
+
+    for module, pair in adapter.pairs.items():
+        if pair.parameters:
+            continue
+        name = _stored_name(adapter, module, base)
+        if name in base:
+            made = _as_stored(adapter, pair)
+        else:
+            name, made = _by_role(adapter, pair, name, base)
+        place(module, name, made)
+    for name, pair, change in parameter_changes(adapter, base, order):
+        place(pair.module, name, LowRank(change.right, change.left, change.scale))
     return found
 
 
@@ -123,13 +154,18 @@ def moved(pair: LowRank, here: "Group", there: "Group", base: Model, adapter: Ad
 def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
     """Return tensors that replace the base's, by its names; ConversionError for one it has not.
 
-    A head that equals the table of tokens is left out where the base has one for both.
+    Tensors with a row for each token may have another number of them (`vocabulary.py`). A head that
+    equals the table of tokens is left out where the base has one for both.
     """
     found = {}
     for name, view in adapter.whole.items():
         plain = name.replace(".base_layer.", ".")
         if plain != name and plain in base:  # PEFT saves the table of tokens whose pair it has
-            if not np.array_equal(view.numpy(), base[plain].numpy()):
+            mine, other = view.numpy(), base[plain].numpy()
+            common = min(len(mine), len(other))
+            if len(mine) != len(other) and plain in vocabulary_tensors(base):
+                found[plain] = view
+            if not np.array_equal(mine[:common], other[:common]):
                 raise ConversionError(
                     f"{adapter.path}: its own {plain} is another than that of {base.path}: it "
                     "belongs to another base"
@@ -142,9 +178,14 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
                 f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
                 "does not have under this name; merge it into a base in the adapter's own format"
             )
+    rows = vocabulary_tensors(base)
     for name, view in found.items():
-        if view.shape != base[name].shape:
-            raise ConversionError(f"{adapter.path}: {_other_shape(name, view.shape, base)}")
+        here = base[name].shape
+        if view.shape != here and not (name in rows and view.shape[1:] == here[1:]):
+            raise ConversionError(
+                f"{adapter.path}: {name} is {list(view.shape)}; that of {base.path} is "
+                f"{list(here)}: it belongs to another base"
+            )
     return found
 
 
@@ -173,20 +214,3 @@ def _is_tied_head(adapter: Adapter, name: str, base: Model) -> bool:
             "of the table), and merge into that"
         )
     return True
-
-
-def _other_shape(name: str, shape: tuple[int, ...], base: Model) -> str:
-    """Return why a whole tensor does not fit, and what to do where only the vocabulary grew."""
-    here = base[name].shape
-    said = f"{name} is [{', '.join(map(str, shape))}]; that of {base.path} is {list(here)}"
-    if len(shape) != 2 or len(here) != 2 or shape[1] != here[1]:
-        return said
-    if name != _table_of(base) and not name.endswith(_HEADS):
-        return said
-    more = shape[0] - here[0]
-    change = f"{more} tokens were added to" if more > 0 else f"{-more} tokens were cut from"
-    return (
-        f"{said}: {change} its vocabulary; give the base a vocabulary of {shape[0]} first "
-        f"(transformers: model.resize_token_embeddings({shape[0]}), save_pretrained, with the "
-        "adapter's tokenizer), and merge into that"
-    )

@@ -2,7 +2,8 @@
 
 PEFT    base_model.model.MODULE.lora_A.weight [r, in], .lora_B.weight [out, r]; of embeddings
         .lora_embedding_A [r, tokens], .lora_embedding_B [size, r]; DoRA .lora_magnitude_vector
-        [out]; whole tensors (modules_to_save, bias) as base_model.model.NAME. adapter_config.json:
+        [out]; of single parameters as parameters.py says; whole tensors (modules_to_save, bias)
+        as base_model.model.NAME. adapter_config.json:
         r, lora_alpha, their patterns, use_rslora, use_dora, fan_in_fan_out
 GGUF    NAME.weight.lora_a [r, in], NAME.weight.lora_b [out, r]; of token_embd.weight .lora_a
         [tokens, r], .lora_b [size, r]; adapter.lora.alpha
@@ -24,7 +25,7 @@ import numpy as np
 from aprfmt.base.regexes import matches_start
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.model import Model, open_model
-from aprfmt.model.adapter_parts import adapter_parts, merge_obstacle
+from aprfmt.model.adapter_parts import adapter_parts, merge_obstacle, target_parameters, unwrapped
 from aprfmt.model.kinds import peft_config
 from aprfmt.tensors.view import View
 
@@ -35,7 +36,9 @@ EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand th
 class Stored:
     """One pair as its file has it: its parts by kind, its rank and its scale.
 
-    `embedding` marks factors that stand the other way round, for a table of tokens.
+    `embedding` marks factors that stand the other way round, for a table of tokens. `parameters`
+    are the names of single parameters of the module, one of which the pair changes: its rank is
+    then that of all experts together, and its scale is not known without the base (`pair_scale`).
     """
 
     module: str
@@ -43,6 +46,7 @@ class Stored:
     rank: int
     scale: float
     embedding: bool = False
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,11 @@ def _stored(
     if spelling == "kohya":
         own = float(parts["alpha"].numpy().reshape(-1)[0]) if "alpha" in parts else float(rank)
         return Stored(module, parts, rank, _number(model, own) / rank)
+    parameters = target_parameters(config, unwrapped(module)[0]) if spelling == "peft" else ()
+    if parameters:
+        if parts.keys() != {"a", "b"}:
+            raise FormatError(f"{model.path}: {module}: {', '.join(parts)}; expected a and b")
+        return Stored(module, parts, rank, math.nan, parameters=parameters)
     claimed = _by_pattern(config.get("rank_pattern"), module, config.get("r", rank))
     if claimed != rank:
         raise FormatError(
@@ -128,8 +137,23 @@ def _stored(
     own = _number(model, _by_pattern(config.get("alpha_pattern"), module, alpha))
     if spelling == "gguf" and not own:
         own = float(rank)  # llama.cpp's rule: no alpha, no scale
-    scale = own / math.sqrt(rank) if config.get("use_rslora") else own / rank
-    return Stored(module, parts, rank, scale, embedding)
+    return Stored(module, parts, rank, _scale(config, own, rank), embedding)
+
+
+def _scale(config: Mapping[str, Any], alpha: float, rank: int) -> float:
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
+    """Return the rank and the scale that PEFT's configuration gives a single parameter."""
+    config = adapter.config
+    rank = _by_pattern(config.get("rank_pattern"), parameter, config.get("r"))
+    alpha = _by_pattern(config.get("alpha_pattern"), parameter, adapter.alpha)
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise FormatError(f"{adapter.path}: r of {parameter} is {rank!r}; expected a rank")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise FormatError(f"{adapter.path}: alpha of {parameter} is {alpha!r}; expected a number")
+    return rank, _scale(config, float(alpha), rank)
 
 
 def _rank(model: Model, module: str, a: tuple[int, ...], b: tuple[int, ...], turned: bool) -> int:

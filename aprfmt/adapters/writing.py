@@ -112,6 +112,12 @@ def _outputs(
             f"(modules_to_save, or saved for added tokens): {spelling.called} cannot hold that, "
             "only a merge can take it along"
         )
+    experts = [pair.module for pair in adapter.pairs.values() if pair.parameters]
+    if experts:
+        raise ConversionError(
+            f"{adapter.path}: {experts[0]} is a pair for single parameters (target_parameters), "
+            f"which has no form in {spelling.called} here: merge it (convert BASE OUT --adapter)"
+        )
     whole_tensors(adapter, model)  # what is saved of the base has to be this base's
     pairs = dict(zip(placed(adapter, model), adapter.pairs.values(), strict=True))
     for name, made in _in_style(adapter, model, spelling.style).items():

@@ -38,8 +38,15 @@ class BlockSpec:
     in the MLP's place (instead), or read the stream by a norm and a router of their own, and are
     added to the MLP (parallel: gemma4). streams: one; altup: `altup_streams` copies, of which the
     first goes through the layer, with a short cut of low rank (gemma3n). layer_scale: a number
-    multiplies the stream behind every layer (gemma4). recurrence: what mixes tokens in place of
-    attention, in `delta_layers` (gated_delta) or `conv_layers` (short_conv: lfm2).
+    multiplies the stream behind every layer (gemma4). recurrence: what mixes tokens in
+    place of attention, in `delta_layers` (gated_delta), `conv_layers` (short_conv: lfm2) or
+    `ssm_layers`
+    (mamba: a rate for each number of state; mamba2: heads). recurrence_place: in place of attention
+    (instead), or at its side: their outputs are added (beside: falcon_h1). halves: a layer is a
+    mixer and an MLP behind a norm each (both), or one of the two behind the only norm (one: mamba,
+    nemotron_h). ssm_norms: norms on a mamba's time step, B and C: none, RMS without a weight
+    (plain: falcon_mamba) or with one (weighted: jamba). multipliers: inputs and outputs of
+    projections have factors of their own (projections: falcon_h1).
 
     Rounding that shows in BF16 and F16 only. softmax_cast: "input" subtracts the maximum in the
     scores' dtype first (gpt-oss; gpt2's softmax is "float32"). rope_cast: what is rounded to the
@@ -76,7 +83,11 @@ class BlockSpec:
     experts: Literal["instead", "parallel"] = "instead"
     streams: Literal["one", "altup"] = "one"
     layer_scale: bool = False
-    recurrence: Literal["none", "gated_delta", "short_conv"] = "none"
+    recurrence: Literal["none", "gated_delta", "short_conv", "mamba", "mamba2"] = "none"
+    recurrence_place: Literal["instead", "beside"] = "instead"
+    halves: Literal["both", "one"] = "both"
+    ssm_norms: Literal["none", "plain", "weighted"] = "none"
+    multipliers: Literal["none", "projections"] = "none"
     softmax_cast: Literal["float32", "input"] = "float32"
     rope_cast: Literal["table", "table_and_result", "result"] = "table"
     router_cast: Literal["weights", "logits", "none", "product"] = "weights"

@@ -26,8 +26,10 @@ LAYERED = (
 )  # fmt: skip
 LISTED = ("rope_sections",)  # whole numbers
 NUMBERED = ("ffn_sparsity",)  # a number a layer
+NUMBERS = ("ssm_scales",)
 WORDS: Mapping[str, tuple[str, ...]] = {
-    "activation": ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai"),
+    "activation": ("silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"),
+    "ssm_activation": ("silu", "gelu", "gelu_tanh", "relu", "relu2"),
     "pooling": ("mean", "cls", "last"),
     "rope_style": ("half", "interleaved"),
     "rope_scaling_layers": ("all", "full"),
@@ -41,7 +43,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 }
 NULLABLE = (
     "rope_theta_local", "rope_scaling", "sliding_window", "attn_softcap", "final_softcap",
-    "q_lora_rank", "temperature_scale", "temperature_length", "value_scale",
+    "q_lora_rank", "ssm_step_high", "temperature_scale", "temperature_length", "value_scale",
     "global_head_dim", "global_kv_heads",
 )  # fmt: skip
 _OPTIONAL = ("mscale", "mscale_all_dim")
@@ -101,6 +103,8 @@ def _checked(
         raise ArchError(
             f"{key}: is {short_repr(value)}; expected a list of {settled['n_layers']} numbers"
         )
+    if name in NUMBERS and isinstance(value, list):
+        return tuple(number(part, key) for part in value)
     if name in WORDS:
         if value in WORDS[name]:
             return value

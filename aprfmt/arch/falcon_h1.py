@@ -8,49 +8,95 @@ converter's falcon_h1.py.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import rules
-from aprfmt.arch.mamba import bias_rules, expanded, head_rules, mamba2_mixer, state_rules
-from aprfmt.arch.named import named
+from aprfmt.arch import losses, rules
+from aprfmt.arch.mamba import (
+    IGNORED,
+    LOST,
+    bias_rules,
+    expanded,
+    head_rules,
+    limit_rules,
+    mamba2_mixer,
+    mixer_rules,
+    state_rules,
+)
+from aprfmt.arch.named import described
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import LAYER, RoleRow, around, attention, gated_mlp, norm, tables
-from aprfmt.arch.spec import Binding, Facts, HyperRule, Loss
-from aprfmt.arch.values import number
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.values import number, sequence
 from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
-_FACTORS = (
-    "attention_in_multiplier", "attention_out_multiplier", "key_multiplier",
-    "ssm_in_multiplier", "ssm_out_multiplier", "lm_head_multiplier", "embedding_multiplier",
-    "mlp_multipliers", "ssm_multipliers",
+Found = tuple[Value, str] | None
+# Hyperparameter -> key of config.json.
+_FACTORS: Mapping[str, str] = {
+    "embedding_scale": "embedding_multiplier", "logit_scale": "lm_head_multiplier",
+    "attn_in_scale": "attention_in_multiplier", "attn_out_scale": "attention_out_multiplier",
+    "key_scale": "key_multiplier", "ssm_in_scale": "ssm_in_multiplier",
+    "ssm_out_scale": "ssm_out_multiplier",
+}  # fmt: skip
+_MLP, _SSM = "mlp_multipliers", "ssm_multipliers"
+_LISTED = ("ffn_gate_scale", "ffn_down_scale")
+
+
+def _numbers(facts: Facts, key: str, count: int) -> tuple[tuple[float, ...], str] | None:
+    """Return a list of so many factors; ArchError for another count."""
+    found = facts.first(key)
+    if found is None:
+        return None
+    factors = tuple(number(part, key) for part in sequence(*found, count))
+    if len(factors) != count:
+        raise ArchError(f"{key}: has {len(factors)} entries; expected {count}")
+    return factors, found[1]
+
+
+def _of_mlp(name: str) -> HyperRule:
+    """Return the rule for one of the MLP's two factors; the first writes both."""
+    at = _LISTED.index(name)
+
+    def read(facts: Facts, hp: Params) -> Found:
+        found = _numbers(facts, _MLP, len(_LISTED))
+        return None if found is None else (found[0][at], found[1])
+
+    def write(value: Value, hp: Params) -> Params:
+        return {} if at else {_MLP: [hp[each] for each in _LISTED]}
+
+    return HyperRule(name, kind="float", default=1.0, read={"hf": read}, write={"hf": write})
+
+
+_SCALES = (
+    *(HyperRule(name, {"hf": (key,)}, "float", 1.0) for name, key in _FACTORS.items()),
+    *map(_of_mlp, _LISTED),
+    HyperRule(
+        "ssm_scales", {"hf": (_SSM,)}, default=(1.0,) * 5,
+        read={"hf": lambda facts, hp: _numbers(facts, _SSM, 5)},
+    ),
 )  # fmt: skip
 
 
-def _read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-    """Return the factors other than 1, in the order of their names."""
-    found: dict[str, list[float]] = {}
-    for key in _FACTORS:
-        stated = facts.first(key)
-        if stated is not None:
-            several = stated[0] if isinstance(stated[0], (list, tuple)) else [stated[0]]
-            found[key] = [number(factor, key) for factor in several]
-    other = {key: factors for key, factors in found.items() if any(x != 1 for x in factors)}
-    return None if not other else (other, next(iter(other)))
+def _scaled(name: str) -> Loss:
+    return Loss(
+        "gguf", name, lambda hp: any(x != 1 for x in _each(hp[name])),
+        "llama.cpp expects the weights multiplied by this factor, and has no key for it: it would "
+        "run this file without it",
+    )  # fmt: skip
 
 
-def _write(value: Value, hp: Params) -> Params:
-    each = {key: list(factors) for key, factors in (value or {}).items()}
-    return {key: x if key.endswith("multipliers") else x[0] for key, x in each.items()}
+def _each(value: Value) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
-FALCON_H1 = named(
+FALCON_H1 = described(
     "falcon_h1",
     tables(
         around(
             *norm("attn_norm", "input_layernorm"),
             *attention(),
-            *mamba2_mixer(LAYER + "mamba"),
+            *mamba2_mixer(LAYER + "mamba", out_bias="ssm_out_bias"),
             # The gguf package's map names it without a suffix here, and llama.cpp asks for that.
             RoleRow("ffn_norm.weight", "pre_ff_layernorm.weight", ("hidden_size",),
                 gguf="ffn_norm"),
@@ -72,19 +118,24 @@ FALCON_H1 = named(
         *head_rules("mamba_n_heads", "mamba_n_groups", 128, 1),
         *state_rules("mamba_d_state", "mamba_d_conv", 256),
         *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
+        rules.flag("ssm_out_bias", False, "projectors_bias", present=("ssm_out.bias",)),
+        *mixer_rules(limits=limit_rules()),
         rules.flag("ssm_norm", False, "mamba_rms_norm", present=("ssm_norm.weight",)),
-        HyperRule("folded_factors", default=None, read={"hf": _read}, write={"hf": _write}),
-    ),
-    lost=(
-        Loss(
-            "gguf", "folded_factors", lambda hp: bool(hp["folded_factors"]),
-            "llama.cpp expects the weights multiplied by these factors, and has no key for them: "
-            "it would run this file without them",
+        HyperRule(
+            "ssm_norm_first", {"hf": ("mamba_norm_before_gate",)}, "bool", True, {"gguf": False}
         ),
+        *_SCALES,
+    ),
+    BlockSpec(recurrence="mamba2", recurrence_place="beside", multipliers="projections"),
+    lost=(
+        *LOST,
+        *losses.common_losses(),
+        *(_scaled(name) for name in (*_FACTORS, *_LISTED, "ssm_scales")),
         Loss(
-            "gguf", "ssm_norm", lambda hp: hp["ssm_norm"],
+            "gguf", "ssm_norm_first", lambda hp: hp["ssm_norm"] and hp["ssm_norm_first"],
             "llama.cpp applies the mixers' norm behind the gate, this model before it",
         ),
     ),
     derived=ROPE_TENSORS,
+    ignored=IGNORED | {"mamba_d_head", "num_logits_to_keep", "mamba_use_mlp"},
 )  # fmt: skip

@@ -7,7 +7,7 @@ modeling files; the gguf package's name map; the converter's granite.py.
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import losses, moe, rules
 from aprfmt.arch.granite import FACTORS, MEMORY
 from aprfmt.arch.joins import Split
 from aprfmt.arch.layer_kinds import (
@@ -22,13 +22,23 @@ from aprfmt.arch.layer_kinds import (
     kv_heads,
     others,
 )
-from aprfmt.arch.mamba import bias_rules, expanded, head_rules, mamba2_mixer, state_rules
-from aprfmt.arch.named import Made, named
+from aprfmt.arch.mamba import (
+    IGNORED,
+    LOST,
+    bias_rules,
+    expanded,
+    head_rules,
+    limit_rules,
+    mamba2_mixer,
+    mixer_rules,
+    state_rules,
+)
+from aprfmt.arch.named import Made, described
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import LAYER, RoleRow, around, experts, gated_mlp, norm, tables
-from aprfmt.arch.spec import Binding, Facts, HyperRule, Loss
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -40,6 +50,7 @@ _SSM_RULES = (
     *head_rules("mamba_n_heads", "mamba_n_groups", 128, 1),
     *state_rules("mamba_d_state", "mamba_d_conv", 256),
     *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
+    *mixer_rules(limits=limit_rules()),
     rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
 )
 
@@ -78,7 +89,8 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
     return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
 
 
-BAMBA = named(
+_IGNORED = IGNORED | {"mamba_d_head", "z_loss_coefficient", "num_logits_to_keep"}
+BAMBA = described(
     "bamba",
     tables(around(
         *norm("attn_norm", "input_layernorm"),
@@ -101,7 +113,11 @@ BAMBA = named(
         attention_layers(by_index("attn_layer_indices"), indices("attn_layer_indices")),
         *_SSM_RULES,
     ),
+    BlockSpec(recurrence="mamba2"),
+    ignored=_IGNORED,
     lost=(
+        *LOST,
+        *losses.common_losses(partial=True),
         Loss(
             "gguf", "rope_dim", lambda hp: hp["rope_dim"] != hp["head_dim"],
             "the converter reorders whole heads, so that llama.cpp rotates other pairs than this "
@@ -163,8 +179,8 @@ def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     )
 
 
-_CALLED = "granitemoehybrid", "GraniteMoeHybridForCausalLM"
-GRANITE_HYBRID_MOE = named(
+_NO_EXPERTS = {"num_local_experts": 0, "num_experts_per_tok": 0}
+GRANITE_HYBRID_MOE = described(
     "granite_hybrid_moe", _made("_shexp", "shared_ffn_size",
         (_ROUTER, *experts()[0])),
     _granite(
@@ -175,12 +191,23 @@ GRANITE_HYBRID_MOE = named(
         rules.size("shared_ffn_size", "shared_intermediate_size",
             "expert_shared_feed_forward_length", hf_default=1024),
         moe.all_layers(),
+        rules.fixed("router", "softmax_topk"),
+        rules.fixed("norm_topk", True),
     ),
-    evidence=_has_experts, derived=ROPE_TENSORS,
+    BlockSpec(recurrence="mamba2", shared_expert="plain"),
+    evidence=_has_experts, derived=ROPE_TENSORS, ignored=_IGNORED,
+    lost=(*LOST, *losses.common_losses()),
 )  # fmt: skip
-GRANITE_HYBRID = named(
+GRANITE_HYBRID = described(
     "granite_hybrid",
     _made("", "ffn_size", ()),
-    _granite(rules.ffn_size(1024, "shared_intermediate_size")),
+    _granite(
+        rules.ffn_size(1024, "shared_intermediate_size"),
+        # transformers makes eight experts where the key is missing
+        HyperRule("n_experts", default=0, write={"hf": lambda value, hp: _NO_EXPERTS}),
+    ),
+    BlockSpec(recurrence="mamba2"),
     derived=ROPE_TENSORS,
+    ignored=_IGNORED | {"intermediate_size", *_NO_EXPERTS},
+    lost=(*LOST, *losses.common_losses()),
 )

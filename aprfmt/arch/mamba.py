@@ -6,18 +6,22 @@ share B and C. GGUF stores minus the exponential of A_log, and mamba2's vectors 
 Sources: transformers' modeling files; the gguf package's name map; the converter's mamba.py.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch import rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.named import named
+from aprfmt.arch.named import described
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.rows import RoleRow, around, linear, norm, tables
-from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec import BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.steps import Reshaped
+from aprfmt.arch.values import number, sequence
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
@@ -50,7 +54,7 @@ def mamba_mixer(module: str, needs: str = "") -> Rows:
     )  # fmt: skip
 
 
-def mamba2_mixer(module: str, needs: str = "") -> Rows:
+def mamba2_mixer(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Rows:
     """Return the roles of a mamba2 mixer, which Hugging Face keeps below `module`."""
     normed = " & ".join(filter(None, (needs, "ssm_norm")))
     into = "2*ssm_size+2*ssm_groups*ssm_state+ssm_heads"
@@ -63,7 +67,7 @@ def mamba2_mixer(module: str, needs: str = "") -> Rows:
         RoleRow("ssm_d.weight", f"{module}.D", ("ssm_heads",), needs, (), _ONE, "ssm_d"),
         RoleRow("ssm_norm.weight", f"{module}.norm.weight", ("ssm_size",), normed, (),
             (Reshaped(("ssm_size",), ("ssm_groups", "ssm_group_size")),)),
-        *linear("ssm_out", f"{module}.out_proj", "hidden_size", "ssm_size", needs, bias="ssm_bias"),
+        *linear("ssm_out", f"{module}.out_proj", "hidden_size", "ssm_size", needs, bias=out_bias),
     )  # fmt: skip
 
 
@@ -71,10 +75,9 @@ def expanded(expand: str = "expand", key: str = "", default: int = 2) -> HyperRu
     """Return the rule for the mixers' inner width: stated by `key`, or so many times the stream."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        stated = facts.first(key) if key else None
+        stated, found = facts.first(key) if key else None, facts.first(expand)
         if stated is not None:
             return stated
-        found = facts.first(expand)
         return None if found is None else (whole_number(*found, 1) * hp["hidden_size"], found[1])
 
     def write(value: Value, hp: Params) -> Params:
@@ -107,6 +110,17 @@ def _group_size(hp: Params) -> int:
     return int(hp["ssm_size"]) // int(hp["ssm_groups"])
 
 
+def _divides(value: Value, facts: Facts, hp: Params) -> str:
+    """Raise ArchError where groups do not divide the heads, or heads the width."""
+    heads, width = int(hp["ssm_heads"]), int(hp["ssm_size"])
+    if heads % int(value) or width % heads:
+        raise ArchError(
+            f"the mixers have {heads} heads in {value} groups, and {width} channels; expected "
+            "groups of equally many heads, and heads of equally many channels"
+        )
+    return ""
+
+
 def state_rules(state: str, taps: str, default: int) -> tuple[HyperRule, ...]:
     """Return the rules of both kinds of mixers; the arguments are keys of config.json."""
     return (
@@ -119,9 +133,92 @@ def head_rules(heads: str, groups: str, default: int, n_groups: int) -> tuple[Hy
     """Return the rules of mamba2's heads and groups; the arguments are keys of config.json."""
     return (
         rules.size("ssm_heads", heads, "ssm.time_step_rank", hf_default=default),
-        rules.size("ssm_groups", groups, "ssm.group_count", hf_default=n_groups),
+        rules.size("ssm_groups", groups, "ssm.group_count", hf_default=n_groups, check=_divides),
         HyperRule("ssm_group_size", default=_group_size),
     )
+
+
+def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule, ...]:
+    """Return the rules for the least and the greatest time step; the arguments are keys.
+
+    `least`: keys of the least one alone, by words, where `hf` is not read (nemotron_h).
+    """
+
+    def low(facts: Facts, hp: Params) -> Found:
+        found = _limits(facts, hf)
+        return None if found is None else (found[0][0], found[1])
+
+    def high(facts: Facts, hp: Params) -> Found:
+        found = _limits(facts, hf)
+        if found is None:
+            return None
+        return (None if math.isinf(found[0][1]) else found[0][1]), found[1]
+
+    def write(value: Value, hp: Params) -> Params:
+        greatest = hp["ssm_step_high"]
+        if not value and greatest is None:
+            return {}
+        # transformers 5 writes infinity so (PreTrainedConfig, float tags)
+        return {hf: [value, {"__float__": "Infinity"} if greatest is None else greatest]}
+
+    if least:
+        keys = tuple(least.split())
+        return (
+            HyperRule("ssm_step_low", {"hf": keys}, "float", 0.0, {"hf": 0.001}),
+            rules.fixed("ssm_step_high", None),
+        )
+    return (
+        # The greatest one is read before `write` is called: both stand in one key.
+        HyperRule("ssm_step_low", {}, "float", 0.0, read={"hf": low}, write={"hf": write}),
+        HyperRule(
+            "ssm_step_high", {}, "positive", None, read={"hf": high},
+            write={"hf": lambda value, hp: {}},
+        ),
+    )  # fmt: skip
+
+
+def _limits(facts: Facts, key: str) -> tuple[tuple[float, float], str] | None:
+    """Return the two limits, the second maybe infinite; ArchError for any other value."""
+    found = facts.first(key)
+    if found is None:
+        return None
+    listed = [part.get("__float__") if isinstance(part, Mapping) else part
+              for part in sequence(*found, 2)]  # fmt: skip
+    low = number(listed[0], key)
+    endless = listed[1] in ("Infinity", "inf", math.inf)
+    high = math.inf if endless else number(listed[1], key)
+    if len(listed) != 2 or not 0 <= low < high:
+        raise ArchError(f"{key}: is {listed!r}; expected two numbers from 0 on, in order")
+    return (low, high), found[1]
+
+
+def mixer_rules(
+    *, limits: tuple[HyperRule, ...] = (), activation: HyperRule | None = None
+) -> tuple[HyperRule, ...]:
+    """Return the rules that all mixers have: the gate's norm, time steps, the activation."""
+    return (
+        rules.fixed("ssm_norm", False),
+        rules.fixed("ssm_norm_first", False),
+        *(limits or (rules.fixed("ssm_step_low", 0.0), rules.fixed("ssm_step_high", None))),
+        activation or HyperRule("ssm_activation", default=lambda hp: hp["activation"]),
+    )
+
+
+_GGUF_ASSUMES = "llama.cpp knows no limits of time steps: it takes every step as it is"
+LOST: tuple[Loss, ...] = (
+    Loss("gguf", "ssm_step_low", lambda hp: bool(hp["ssm_step_low"]), _GGUF_ASSUMES),
+    Loss("gguf", "ssm_step_high", lambda hp: hp["ssm_step_high"] is not None, _GGUF_ASSUMES),
+    Loss(
+        "gguf", "ssm_activation", lambda hp: hp["ssm_activation"] != "silu",
+        "GGUF has no key for it: llama.cpp computes silu behind the convolutions",
+    ),
+)  # fmt: skip
+# Keys that say how weights are drawn, or by how many tokens a scan goes: no output depends on them.
+IGNORED = frozenset(
+    """time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor
+    rescale_prenorm_residual use_mambapy use_associative_scan chunk_size mamba_chunk_size
+    use_mamba_kernels time_step_rank""".split()
+)
 
 
 def bias_rules(conv: str, projections: str) -> tuple[HyperRule, ...]:
@@ -144,6 +241,8 @@ _ALONE: tuple[HyperRule, ...] = (
     rules.fixed("attn_scale", 1.0),
     *NO_ROPE,
     HyperRule("ssm_layers", default=rules.per_layer(True)),
+    HyperRule("mlp_layers", default=rules.per_layer(False)),
+    HyperRule("wide_stream", {"hf": ("residual_in_fp32",)}, "bool", True),
 )
 
 
@@ -165,12 +264,17 @@ def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     )
 
 
+def _block(**fields: Any) -> BlockSpec:
+    return BlockSpec(halves="one", position="none", **fields)
+
+
 _MIXER = "backbone.layers.{L}.mixer"
 _MAMBA_HYPER = (
     rules.tied_embeddings(True),
     expanded("expand", "intermediate_size"),
     rank("time_step_rank"),
     *state_rules("state_size", "conv_kernel", 16),
+    *mixer_rules(),
 )
 
 
@@ -183,23 +287,42 @@ def _is_falcon(names: Any, values: Mapping[str, Value]) -> bool:
     return values.get("mamba.ssm.dt_b_c_rms") is True
 
 
-MAMBA = named(
-    "mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(False)), ignored=_UNUSED
-)
-FALCON_MAMBA = named(
-    "falcon_mamba",
-    _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True)), ignored=_UNUSED,
-    evidence=_is_falcon,
+_EPS = HyperRule(
+    "ssm_inner_eps", {"hf": ("mixer_rms_eps",)}, "positive", 1e-6,
+    {"gguf": lambda hp: hp["norm_eps"]},
 )  # fmt: skip
-MAMBA2 = named(
+MAMBA = described(
+    "mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(False)),
+    _block(recurrence="mamba"), ignored=_UNUSED | IGNORED, lost=LOST,
+)  # fmt: skip
+FALCON_MAMBA = described(
+    "falcon_mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True), _EPS),
+    _block(recurrence="mamba", ssm_norms="plain"), ignored=_UNUSED | IGNORED,
+    evidence=_is_falcon, lost=(
+        *LOST,
+        Loss("gguf", "ssm_inner_eps", lambda hp: hp["ssm_inner_eps"] != hp["norm_eps"],
+            "llama.cpp takes the other norms' epsilon for those of time step, B and C"),
+    ),
+)  # fmt: skip
+
+
+def _of_heads(value: Value, hp: Params) -> Params:
+    """Write how often the stream's width the mixers are wide, and a head's width."""
+    return {"expand": value // hp["hidden_size"], "head_dim": value // hp["ssm_heads"]}
+
+
+MAMBA2 = described(
     "mamba2",
     _rows(mamba2_mixer(_MIXER)),
     _mamba(
         rules.tied_embeddings(),
-        expanded(),
+        replace(expanded(), write={"hf": _of_heads}),
         *head_rules("num_heads", "n_groups", 128, 8),
         *state_rules("state_size", "conv_kernel", 128),
+        *mixer_rules(limits=limit_rules()),
         rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
     ),
-    ignored=_UNUSED,
+    _block(recurrence="mamba2"),
+    ignored=_UNUSED | IGNORED | {"head_dim"},
+    lost=LOST,
 )

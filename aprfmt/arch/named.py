@@ -1,4 +1,4 @@
-"""Architectures known by their names: tables without a description of a block."""
+"""Architectures by their tables: known by their names alone, or with a description of a block."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +19,13 @@ def named(name: str, made: Made, hyper: tuple[HyperRule, ...], **more: Any) -> A
         name=name, hyper=hyper, tensors=tensors, bindings=bindings, block=BlockSpec(),
         level="names", **more,
     ))  # fmt: skip
+
+
+def described(
+    name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec, **more: Any
+) -> ArchSpec:
+    """Return a spec of level "full"; `more` are its other fields."""
+    return replace(named(name, made, hyper, **more), level="full", block=block)
 
 
 def in_its_styles(spec: ArchSpec) -> ArchSpec:

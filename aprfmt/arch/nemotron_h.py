@@ -19,11 +19,20 @@ from aprfmt.arch.layer_kinds import (
     attention_rows,
     kv_heads,
 )
-from aprfmt.arch.mamba import bias_rules, head_rules, mamba2_mixer, state_rules
+from aprfmt.arch.mamba import (
+    IGNORED,
+    LOST,
+    bias_rules,
+    head_rules,
+    limit_rules,
+    mamba2_mixer,
+    mixer_rules,
+    state_rules,
+)
 from aprfmt.arch.mla import groups
-from aprfmt.arch.named import Made, named
+from aprfmt.arch.named import Made, described
 from aprfmt.arch.rows import RoleRow, around, linear, norm, tables
-from aprfmt.arch.spec import Binding, Facts, HyperRule, Read
+from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Read
 from aprfmt.arch.values import sequence
 from aprfmt.arch.values import whole as whole_number
 from aprfmt.base.protocols import Value
@@ -38,9 +47,23 @@ _LAYER = "backbone.layers.{L}."
 _MIXER = _LAYER + "mixer"
 
 
+_KINDS = "layers_block_type", "layer_types", "hybrid_override_pattern"
+
+
+def _layers() -> HyperRule:
+    """Return the rule for the number of layers: as many as there are kinds, as in transformers."""
+    usual = rules.n_layers()
+
+    def read(facts: Facts, hp: Params) -> Found:
+        found, stated = facts.first(*_KINDS), facts.first(*usual.keys["hf"])
+        return stated if found is None else (len(found[0]), found[1])
+
+    return replace(usual, read={"hf": read})
+
+
 def _kinds(facts: Facts, hp: Params) -> tuple[list[Value], str] | None:
     """Return the kind of each layer, in transformers' words."""
-    found = facts.first("layers_block_type", "layer_types", "hybrid_override_pattern")
+    found = facts.first(*_KINDS)
     if found is None:
         return None
     if isinstance(found[0], str):
@@ -52,6 +75,12 @@ def _kinds(facts: Facts, hp: Params) -> tuple[list[Value], str] | None:
         raise ArchError(
             f"{found[1]}: is {found[0]!r}; expected a kind for each of {hp['n_layers']} layers: "
             f"{', '.join(sorted(known))}, or a letter of {' '.join(_LETTERS)}"
+        )
+    both = [kind for kind in ("mlp", "moe") if kind in kinds]
+    if len(both) > 1:
+        raise ArchError(
+            f"{found[1]}: has dense MLPs (layer {kinds.index('mlp')}) and experts (layer "
+            f"{kinds.index('moe')}); every published nemotron_h has one kind or the other"
         )
     return kinds[: hp["n_layers"]], found[1]
 
@@ -155,7 +184,7 @@ def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
     return tables(
         around(
             *norm("attn_norm", _LAYER + "norm"),
-            *attention_rows(_MIXER),
+            *attention_rows(_MIXER, bias=None),
             *mamba2_mixer(_MIXER, "ssm_layers"),
             *mlp,
             embed="backbone.embeddings",
@@ -165,20 +194,29 @@ def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
     )
 
 
+def _activation() -> HyperRule:
+    """Return the rule for the activation behind the convolutions, which the MLPs do not share."""
+    return replace(rules.activation("silu", "mamba_hidden_act"), name="ssm_activation")
+
+
 def _hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     return rules.hyper_table(
+        _layers(),
         kv_heads(8),
         rules.head_dim(128),
         rules.context_length(4096),
         _EPS,
         rules.activation("relu2", "mlp_hidden_act"),
-        *rules.attention_biases(),
         rules.mlp_bias(),
         *NO_ROPE,
         attention_layers(_of(*ATTENTION), lambda value, hp: {"layers_block_type": _written(hp)}),
         HyperRule("ssm_layers", default=_remaining),
         HyperRule("mlp_layers", default=rules.per_layer(False)),
+        rules.fixed("wide_stream", False),  # transformers does not read residual_in_fp32
         _inner(),
+        *mixer_rules(
+            limits=limit_rules(least="time_step_min mamba_dt_min"), activation=_activation()
+        ),
         *head_rules("mamba_num_heads", "n_groups", 128, 8),
         *state_rules("ssm_state_size", "conv_kernel", 128),
         *bias_rules("use_conv_bias", "use_bias"),
@@ -195,11 +233,27 @@ def _plain(role: str, hf: str, size: str, needs: str) -> Rows:
 
 
 _CALLED = "nemotron_h", "NemotronHForCausalLM"
-NEMOTRON_H = named(
+_IGNORED = (IGNORED | _SECOND | frozenset(
+    """residual_in_fp32 attention_bias expand mamba_expand time_step_limit mamba_dt_limit
+    mamba_dt_max mamba_dt_init_floor mamba_proj_bias mamba_ssm_cache_dtype num_logits_to_keep
+    sliding_window
+    moe_shared_expert_overlap n_shared_experts hidden_dropout attention_dropout
+    num_nextn_predict_layers mtp_layers_block_type mtp_hybrid_override_pattern""".split()
+)) - {"time_step_min"}  # fmt: skip
+_OF_EXPERTS = frozenset(
+    """n_routed_experts num_experts_per_tok moe_intermediate_size moe_latent_size n_group
+    moe_shared_expert_intermediate_size norm_topk_prob routed_scaling_factor topk_group""".split()
+)
+_BLOCK = BlockSpec(
+    norm_cast="after_weight", recurrence="mamba2", halves="one", position="none", mlp="plain"
+)
+NEMOTRON_H = described(
     "nemotron_h",
     _made(*_plain("", _MIXER, "ffn_size", "mlp_layers")),
     _hyper(_width(rules.ffn_size(21504), "mlp_layers"), _by_width("mlp_layers", "mlp")),
-    ignored=_SECOND,
+    _BLOCK,
+    ignored=_IGNORED | _OF_EXPERTS,
+    lost=LOST,
 )
 
 
@@ -218,22 +272,27 @@ def _expert(name: str, shape: tuple[str, ...]) -> tuple[RoleRow, Binding, Bindin
 
 
 _EXPERTS = (
-    _expert("up", ("n_experts", "moe_ffn_size", "hidden_size")),
-    _expert("down", ("n_experts", "hidden_size", "moe_ffn_size")),
+    _expert("up", ("n_experts", "moe_ffn_size", "expert_width")),
+    _expert("down", ("n_experts", "expert_width", "moe_ffn_size")),
 )
-NEMOTRON_H_MOE = named(
+_LATENT = "moe_layers & latent_size"
+NEMOTRON_H_MOE = described(
     "nemotron_h_moe",
     _made(
         RoleRow("ffn_gate_inp.weight", _MIXER + ".gate.weight", ("n_experts", "hidden_size"),
             "moe_layers"),
         RoleRow("exp_probs_b.bias", _MIXER + ".gate.e_score_correction_bias", ("n_experts",),
             "moe_layers"),
+        *linear("ffn_latent_down", _MIXER + ".fc1_latent_proj", "latent_size", "hidden_size",
+            _LATENT, bias="mlp_bias"),
+        *linear("ffn_latent_up", _MIXER + ".fc2_latent_proj", "hidden_size", "latent_size",
+            _LATENT, bias="mlp_bias"),
         *(row for row, *_ in _EXPERTS),
         *_plain("_shexp", _MIXER + ".shared_experts", "shared_ffn_size", "moe_layers"),
         hf_first=tuple(binding for _, *each in _EXPERTS for binding in each),
     ),
     _hyper(
-        rules.fixed("mlp_bias", False),
+        rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up_shexp.bias",)),
         _by_width("moe_layers", "moe"),
         _width(moe.expert_size(hf_default=7688), "moe_layers"),
         HyperRule("ffn_size", {"hf": ("intermediate_size",)}, "size", 21504),
@@ -242,9 +301,12 @@ NEMOTRON_H_MOE = named(
         *moe.counts(8, 2, "n_routed_experts num_experts"),
         moe.norm_topk(True),
         routed_scale(1.0),
+        rules.size("latent_size", "moe_latent_size", "moe_latent_size", default=None),
+        HyperRule("expert_width", default=lambda hp: hp["latent_size"] or hp["hidden_size"]),
         groups("n_expert_groups", "n_group", "expert_group_count", 1),
         groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
         sigmoid_router(),
     ),
-    evidence=_has_experts, ignored=_SECOND,
+    replace(_BLOCK, shared_expert="plain", router_cast="none"),
+    evidence=_has_experts, ignored=_IGNORED, lost=LOST,
 )  # fmt: skip

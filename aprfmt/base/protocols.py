@@ -186,6 +186,9 @@ class Note:
     key: str = ""
 
 
+SURPLUS = "surplus"  # kind of a Damage: bytes that belong to nothing; all the rest is whole
+
+
 @dataclass(frozen=True, slots=True)
 class Damage:
     """Something wrong with a file whose other parts can still be read.
@@ -197,7 +200,8 @@ class Damage:
     where: str  # the file
     text: str
     tensors: tuple[str, ...] = ()
-    kind: str = "format"  # `kind` of the matching error: "format", "truncated" or "unsupported"
+    # `kind` of the matching error: "format", "truncated", "unsupported"; or SURPLUS.
+    kind: str = "format"
 
 
 def damage_of(tensor: LazyTensor) -> str:

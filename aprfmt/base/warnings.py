@@ -75,6 +75,9 @@ WARNINGS: Mapping[str, str] = {
     "unread_weights": "config.json names a quantization that is not decoded here, or says nothing "
     "of weights that stand there with their scales. The tensors are "
     "kept byte for byte; what needs their numbers is refused.",
+    "vocabulary_rows": "the adapter was trained on a table of tokens of another size than the "
+    "base's, and no tokenizer of that size is at hand; put the tokenizer of the training next to "
+    "the adapter and merge again, or copy it into the output",
     "stray_tensor": "an adapter's file holds a tensor that is no part of an adapter, such as the "
     "rope frequencies that a converter adds to a model. llama.cpp refuses such a file. It is left "
     "out of a merge and of an adapter that is written.",

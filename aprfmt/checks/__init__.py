@@ -5,7 +5,7 @@ is wrong with it fails the check `layout`, and what the damage leaves is checked
 The other rows are the gates of `qa` (aprfmt.qa).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -32,16 +32,17 @@ def validate(
     strict: bool = False,
     allow_missing: Sequence[str] = (),
     against: "Path | str | None" = None,
+    accept: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Run every check of a file on a model file or folder; unknown architectures included.
 
     `against` is what the model was made of: `accounted` holds it against that. `strict` makes
     warnings failures; `allow_missing` are patterns of required roles whose absence is a warning
-    only; `progress` is told bytes done and bytes in all. A file of which nothing can be read fails
-    `layout`, and no other check runs. Raises FormatError for what is no model file,
-    UnsupportedError for a version that is not read, ArchError for an unknown `arch`, UsageError
-    for a wrong pattern.
+    only; `accept` are `unread:PATTERN`s of items that no warning is given for; `progress` is told
+    bytes done and bytes in all. A file of which nothing can be read fails `layout`, and no other
+    check runs. Raises FormatError for what is no model file, UnsupportedError for a version that is
+    not read, ArchError for an unknown `arch`, UsageError for a wrong pattern.
     """
     check_arch(arch)
     try:
@@ -56,7 +57,9 @@ def validate(
         if allow_missing:
             with suppress(ArchError):  # which is a check's to report; a wrong pattern is not
                 _ = model.resolution
-        return validate_model(model, arch=arch, strict=strict, source=source, progress=progress)
+        return validate_model(
+            model, arch=arch, strict=strict, source=source, accept=accept, progress=progress
+        )
 
 
 def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
@@ -84,6 +87,7 @@ def validate_model(
     strict: bool = False,
     whole: bool = True,
     source: "Model | None" = None,
+    accept: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Run every check of a file on an open model; see `validate`.
@@ -94,11 +98,11 @@ def validate_model(
     from aprfmt.checks.asking import answered, ask
     from aprfmt.checks.context import Checked
 
-    context = Checked(model, arch, progress, source)
+    context = Checked(model, arch, progress, source, accept)
     answers = tuple(
         ask(row, context, strict=strict)
         if whole or not row.whole
         else answered(row, Result(), UNREAD)
         for row in file_checks(source=source is not None)
     )
-    return Validation(str(model.path), answers, model.format, strict, context.ledger)
+    return Validation(str(model.path), answers, model.format, strict, context.ledger, tuple(accept))

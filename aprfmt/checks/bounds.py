@@ -1,4 +1,4 @@
-"""Every bound of the checks; those on comparing runs are aprfmt.compare.thresholds.
+"""Every bound of the checks; those on comparing runs are aprfmt.measure.tolerances.
 
 Calibrated on models that work: the demo model (Qwen2, BF16), SmolLM2-135M (llama, Q4_1) and
 Gemma-3-270M (Q4_K_M), and on the published figures of Qwen2.5-0.5B.

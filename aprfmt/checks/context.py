@@ -1,6 +1,6 @@
 """What all checks of one model share: the open file, and the one pass over its values."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,7 @@ from aprfmt.checks.file.words import Words, read_words
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
-from aprfmt.model.ledger import Ledger, ledger
+from aprfmt.model.ledger import Item, Ledger, NotCompared, accepted, ledger
 from aprfmt.model.resolve import Resolution, find_spec
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
@@ -24,6 +24,7 @@ class Checked:
     arch: str | None = None
     progress: Progress | None = None
     source: "Model | None" = None  # what the model was made of, where that was given
+    accept: Collection[str] = ()  # `unread:PATTERN`s: items that no warning is given for
 
     @property
     def where(self) -> str:
@@ -39,6 +40,16 @@ class Checked:
     def ledger(self) -> Ledger:
         """Everything the model is made of, each item with its reading."""
         return ledger(self.model)
+
+    @cached_property
+    def unread(self) -> tuple[Item, ...]:
+        """The items that no table lists, less those that are accepted."""
+        taken = accepted(self.accept)
+        return tuple(
+            item
+            for item in self.ledger.unread
+            if not taken(NotCompared(item.kind, item.name, "unread"))
+        )
 
     @cached_property
     def spec(self) -> ArchSpec:

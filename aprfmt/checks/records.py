@@ -5,13 +5,23 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.notebook import Card, Table, Tone
-from aprfmt.base.outcome import Check, Outcome, count_outcomes, exit_code, verdict
+from aprfmt.base.outcome import Check, Outcome, Report, count_outcomes, exit_code, verdict
 from aprfmt.base.shown import short_repr
 from aprfmt.errors import AprfmtError
-from aprfmt.model.ledger import Compared, Ledger, NotCompared, Pronounced, Words, pronounce
+from aprfmt.model.ledger import (
+    OF_A_PASS,
+    Compared,
+    Ledger,
+    NotCompared,
+    Pronounced,
+    Words,
+    ledger,
+    pronounce,
+)
 
 if TYPE_CHECKING:
     from aprfmt.inference.device import Choice
+    from aprfmt.model import Model
 
 SHOWN = 100  # findings kept for one check: a damaged file can have one a tensor
 LISTED = 5  # names in one sentence
@@ -167,6 +177,24 @@ class Noted:
 _WORDS = Words("PASS", "FAIL", "NOT-RUN")
 
 
+def counted(counts: Mapping[str, int]) -> str:
+    """Return answers by outcome in words."""
+    return f"{counts['PASS']} passed, {counts['FAIL']} failed, {counts['NOT_RUN']} not run"
+
+
+def pronounce_checks(
+    outcome: Outcome, counts: Mapping[str, int], scope: str, left: Sequence[NotCompared] = (),
+    accept: Collection[str] = (),
+) -> Pronounced:  # fmt: skip
+    """Return the verdict of checks with these outcomes, `scope` being what they are in words.
+
+    `left` is what nothing reads of what they are about.
+    """
+    ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
+    compared = Compared(outcome == "FAIL", ran, tuple(left), scope=f": {scope}")
+    return pronounce(_WORDS, compared, accept)
+
+
 @dataclass(frozen=True, repr=False)
 class Validation(CheckReport):
     """What `validate` found: one Check a row of the table, and the findings behind them.
@@ -177,21 +205,22 @@ class Validation(CheckReport):
     format: str = ""
     strict: bool = False
     ledger: Ledger | None = None
+    accept: tuple[str, ...] = ()
 
-    def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
-        """Return the verdict over the ledger and what the checks said.
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over the ledger and what the checks said.
 
         What no table lists is named by it, and fails nothing.
         """
-        counts = self.counts
-        items = () if self.ledger is None else self.ledger.unread
-        left = tuple(NotCompared(item.kind, item.name, "unread", item.of) for item in items)
-        scope = (
-            f": {counts['PASS']} passed, {counts['FAIL']} failed, {counts['NOT_RUN']} not run, "
-            f"{len(self.warnings)} warnings"
-        )
-        ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
-        return pronounce(_WORDS, Compared(self.outcome == "FAIL", ran, left, scope=scope), accept)
+        scope = f"{counted(self.counts)}, {len(self.warnings)} warnings"
+        left = () if self.ledger is None else self.ledger.left
+        return pronounce_checks(self.outcome, self.counts, scope, left, self.accept)
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed; 1 the answer is no; 2 nothing ran, or a section could not be read."""
+        return self.pronounced.exit
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -217,7 +246,8 @@ class Validation(CheckReport):
             "checks": [asdict(check) for check in self.checks],
             "format": self.format,
             "strict": self.strict,
-            "says": self.pronounced().says,
+            "says": self.pronounced.says,
+            **self.pronounced.to_json(),
             "ledger": None if self.ledger is None else self.ledger.to_json(),
             "findings": [
                 {"check": noted.check, **asdict(noted.finding)} for noted in self.findings
@@ -235,6 +265,21 @@ class QaReport(CheckReport):
     choice: "Choice"
     min_run: int = 0
     backend: Mapping[str, Any] = field(default_factory=dict)
+    ledger: Ledger | None = None
+    accept: tuple[str, ...] = ()
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over the ledger and what the gates said.
+
+        A gate that was asked for and gave no answer leaves it open.
+        """
+        why = "asked for and without an answer"
+        lost = [NotCompared("gate", name, "unreadable", why) for name in self._lost]
+        left = () if self.ledger is None else self.ledger.left
+        return pronounce_checks(
+            self.outcome, self.counts, self.sentence, (*left, *lost), self.accept
+        )
 
     @property
     def gates(self) -> tuple[Answer, ...]:
@@ -259,7 +304,7 @@ class QaReport(CheckReport):
     @property
     def exit_code(self) -> int:
         """0 passed; 1 the answer is no; 2 nothing ran, or something asked for could not run."""
-        return super().exit_code or (2 if self._lost else 0)
+        return self.pronounced.exit
 
     @property
     def sentence(self) -> str:
@@ -267,9 +312,6 @@ class QaReport(CheckReport):
         counts, said = self.counts, super().sentence
         if not counts["FAIL"] and self.ran and self.ran < self.min_run:
             said += f"; fewer than the {self.min_run} of --min-run gave an answer"
-        lost = self._lost
-        if not counts["FAIL"] and lost:
-            said += f"; asked for and without an answer: {', '.join(lost)}"
         return said
 
     def gate(self, name: str) -> Answer:
@@ -291,8 +333,21 @@ class QaReport(CheckReport):
             "counts": self.counts,
             "gates_run": self.ran,
             "min_run": self.min_run,
+            **self.pronounced.to_json(),
             "gates": [gate.to_json() for gate in self.answers],
         }
+
+
+def pronounce_report(
+    report: Report, model: "Model", left: Sequence[NotCompared] = ()
+) -> Pronounced:
+    """Return the verdict of checks on what a model computes, over the model's ledger.
+
+    `left` is what nothing reads of the input.
+    """
+    counts = count_outcomes(report.checks)
+    rows = (*left, *ledger(model, OF_A_PASS).left)
+    return pronounce_checks(report.outcome, counts, counted(counts), rows)
 
 
 # --- making checks ----------------------------------------------------------------------------

@@ -16,6 +16,8 @@ VALUES: F32 = np.array(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
 )
 
+GAP = np.float32(np.diff(VALUES).max())  # between the last two
+
 
 class IQ4_NL(BlockCodec):
     """Four bits, denser near zero."""
@@ -26,6 +28,11 @@ class IQ4_NL(BlockCodec):
         """Look up, then scale."""
         np.take(VALUES, halves(block["qs"]), out=out.reshape(-1, 2, 16), mode="wrap")
         out *= half(block["d"])
+
+    def block_steps(self, block: Blocks) -> F32:
+        """D times the widest gap of the table."""
+        found: F32 = np.abs(half(block["d"])).reshape(-1) * GAP
+        return found
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None

@@ -11,8 +11,15 @@ import numpy as np
 from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product, reciprocal
 from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
 from aprfmt.codecs.bits import join_halves, join_pairs, pairs
-from aprfmt.codecs.iq4_nl import VALUES
+from aprfmt.codecs.iq4_nl import GAP, VALUES
 from aprfmt.codecs.iq4_search import nearest_value, table_scales
+
+
+def _scales(block: Blocks) -> F32:
+    """Return the scales of each superblock's 8 sub-blocks, -32 to 31."""
+    high = block["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    found: F32 = (pairs(block["scales_l"]) | high << 4).astype(np.float32) - 32
+    return found
 
 
 class IQ4_XS(BlockCodec):
@@ -22,13 +29,18 @@ class IQ4_XS(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Round the product d*(scale-32) first: bit equality needs that order."""
-        high = block["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-        scales = (pairs(block["scales_l"]) | high << 4).astype(np.float32) - 32
+        scales = _scales(block)
         runs = block["qs"].reshape(-1, 8, 16)
         elements = out.reshape(-1, 8, 2, 16)  # (block, sub-block, low or high, element)
         elements[:, :, 0] = VALUES[runs & 15]
         elements[:, :, 1] = VALUES[runs >> 4]
         elements *= (half(block["d"]) * scales)[..., None, None]
+
+    def block_steps(self, block: Blocks) -> F32:
+        """D times the largest scale of the superblock times the widest gap of the table."""
+        largest = np.abs(_scales(block)).max(axis=1)
+        found: F32 = np.abs(half(block["d"])).reshape(-1) * largest * GAP
+        return found
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None

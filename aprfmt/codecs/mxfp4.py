@@ -15,6 +15,8 @@ from aprfmt.codecs.bits import halves, join_halves
 # Twice the values of E2M1; code 8 is a zero without sign.
 VALUES: F32 = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.float32)
 
+GAP = np.float32(4)  # between the two largest
+
 
 def half_power(e: U8) -> F32:
     """Return 2**(e - 128) as float32; exact, subnormal for e = 0 and 1."""
@@ -49,6 +51,11 @@ class MXFP4(BlockCodec):
         """Look up, then scale."""
         np.take(VALUES, halves(block["qs"]), out=out.reshape(-1, 2, 16), mode="wrap")
         out *= half_power(block["e"])[:, None]
+
+    def block_steps(self, block: Blocks) -> F32:
+        """Return the power of two times the widest gap of the table."""
+        found: F32 = half_power(block["e"]).reshape(-1) * GAP
+        return found
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None

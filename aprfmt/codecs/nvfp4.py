@@ -14,7 +14,7 @@ import numpy as np
 
 from aprfmt.codecs.base import CHUNK, F32, U8, Array, BlockCodec, Blocks, Bytes, part
 from aprfmt.codecs.bits import join_halves
-from aprfmt.codecs.mxfp4 import VALUES, nearest_e2m1
+from aprfmt.codecs.mxfp4 import GAP, VALUES, nearest_e2m1
 from aprfmt.errors import CodecError
 
 SCALE = "scale"
@@ -76,6 +76,15 @@ class NVFP4(BlockCodec):
                 runs = out[start * self.block_size :][: d.size * 16].reshape(*d.shape, 16)
                 runs /= np.where(d == 0, np.float32(1), d)[..., None]
                 runs *= (d * whole[each, None])[..., None]
+
+    def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
+        """Return each scale times the widest gap of the table, and times part "scale"."""
+        d = part(self.name, raw).view(self.layout)["d"]
+        found: F32 = (HALF_SCALES[d] * GAP).reshape(-1).repeat(16)[:count]
+        if SCALE in raw and count:
+            whole = np.abs(self._whole(raw, count))
+            found = found * whole[np.arange(count) * len(whole) // count]
+        return found
 
     def _whole(self, raw: Mapping[str, Bytes], count: int) -> F32:
         """Return part "scale" [experts] of `count` elements."""

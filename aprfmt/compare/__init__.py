@@ -8,31 +8,25 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.named import shown
 from aprfmt.base.protocols import Value
-from aprfmt.compare.align import Alignment, TensorPair, align, in_turn
-from aprfmt.compare.beforehand import Beforehand
-from aprfmt.compare.diffs import (
-    SECTIONS,
-    CauseGroup,
-    DiffReport,
-    Explanation,
-    FieldDiff,
-    Image,
-    TensorDiff,
-)
-from aprfmt.compare.texts import SideVerdicts, beside, generation, lacking_tokenizer, template_lines
+from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
+from aprfmt.measure.alignment import Alignment, TensorPair, align, in_turn
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.prefetch import Beforehand
+from aprfmt.measure.records import Explanation, FieldDiff, Image, TensorDiff
+from aprfmt.measure.texts import SideVerdicts, beside, generation, lacking_tokenizer, template_lines
 from aprfmt.model import Model, open_model
 from aprfmt.model.ledger import Kind, NotCompared, ledger, not_compared
 from aprfmt.model.relations import of_file
 
 if TYPE_CHECKING:
-    from aprfmt.compare.requant import Oracle
+    from aprfmt.measure.requantization import Oracle
 
 __all__ = [
-    "CauseGroup",
     "DiffReport",
     "Explanation",
     "FieldDiff",
+    "Finding",
     "Image",
     "TensorDiff",
     "diff",
@@ -72,7 +66,7 @@ def diff(
     `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. `only` are
     some of SECTIONS: what it leaves out is not looked at and stays empty, and in those it names
     every difference counts (None: all are looked at). With `explain`
-    every differing pair is tested against the hypotheses of compare.explain; `images` is the
+    every differing pair is tested against the hypotheses of causes.tensor; `images` is the
     number of worst tensors to make difference images of. Raises FormatError for a file of which
     nothing can be read; a tensor that cannot be read is UNREADABLE, and `report.damage` says what
     is wrong with the files.
@@ -83,7 +77,7 @@ def diff(
         )
         oracle = None
         if base is not None:
-            from aprfmt.compare.requant import open_oracle
+            from aprfmt.measure.requantization import open_oracle
 
             oracle = open_oracle(base, imatrix, arch)
             opened.enter_context(oracle.base)
@@ -108,8 +102,8 @@ def diff_models(
 ) -> DiffReport:
     """Compare two open models; see `diff`."""
     from aprfmt.codecs.parallel import cpu_count
-    from aprfmt.compare.inputs import input_scales
-    from aprfmt.compare.tensors import compare_pair
+    from aprfmt.measure.activation_scales import input_scales
+    from aprfmt.measure.tensors import compare_pair
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
     only = SECTIONS if only is None else only
@@ -133,7 +127,7 @@ def diff_models(
     results, found = _explained(a, b, oracle, pairs, results) if explain else (results, ())
     pictures: tuple[Image, ...] = ()
     if images:
-        from aprfmt.compare.image import images as made
+        from aprfmt.measure.difference_image import images as made
 
         pictures = made(pairs, results, images)
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
@@ -203,12 +197,12 @@ def _counted(
 def _explained(
     a: Model, b: Model, oracle: "Oracle | None", pairs: Sequence[TensorPair],
     results: list[TensorDiff],
-) -> tuple[list[TensorDiff], tuple[CauseGroup, ...]]:  # fmt: skip
+) -> tuple[list[TensorDiff], tuple[Finding, ...]]:  # fmt: skip
     """Return the rows with what made them differ, and the causes that they share."""
     if not any(row.verdict in EXPLAINED for row in results):
         return results, ()
-    from aprfmt.compare.explain import explained
-    from aprfmt.compare.explain.summary import findings
+    from aprfmt.causes.tensor.explanation import explained
+    from aprfmt.causes.tensor.summary import findings
 
     known = explained(a, b, None if oracle is None else oracle.base, pairs, results)
     return known, findings(known)
@@ -273,7 +267,7 @@ class _Tokens:
 
 def _tokenizer(a: Model, b: Model) -> _Tokens:
     """List what differs of the tokenizers, decisive where it counts; and what was not compared."""
-    from aprfmt.compare.tokens import compare_tokens
+    from aprfmt.causes.tokenizer.comparison import compare_tokens
 
     report = compare_tokens(a, b)
     verdicts = beside(a, b, report)
@@ -289,7 +283,7 @@ def _tokenizer(a: Model, b: Model) -> _Tokens:
             rows.append(FieldDiff(f"{one.name}: shown by", found.example[0], found.example[-1]))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
-        return _Tokens(tuple(rows), report.remarks, verdicts)
+        return _Tokens(tuple(rows), report.remarks, verdicts, lacking)
     return _Tokens(
         tuple(rows), (*report.remarks, *report.not_checked), verdicts, lacking, bool(report.checked)
     )

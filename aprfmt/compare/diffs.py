@@ -3,209 +3,44 @@
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, get_args
 
-from aprfmt.base.protocols import Damage, Value
+from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.base.shown import short_repr
-from aprfmt.compare.causes import CAUSES, Certainty, certainty_of
-from aprfmt.compare.named_causes import Effect, NamedCause, convert_again, name_cause
-from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.compare.texts import KeyDiff, SideVerdicts
-from aprfmt.model.ledger import Compared, Ledger, NotCompared, Pronounced, Words, pronounce
-from aprfmt.model.relations import Relation
+from aprfmt.causes import CAUSES
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import (
+    NamedCause,
+    convert_again,
+    name_cause,
+    write_without_surplus,
+    written_anew,
+)
+from aprfmt.measure.records import (
+    EQUAL,
+    TENSOR_VERDICTS,
+    FieldDiff,
+    Image,
+    SideRelation,
+    TensorDiff,
+)
+from aprfmt.measure.texts import KeyDiff, SideVerdicts
+from aprfmt.model.ledger import (
+    APART,
+    NO_PART,
+    Compared,
+    Ledger,
+    NotCompared,
+    Pronounced,
+    Surplus,
+    Words,
+    pronounce,
+)
 
-# Worst first: the order of human output.
-TensorVerdict = Literal[
-    "UNREADABLE",
-    "SHAPE_DIFFERS",
-    "DIFFERENT",
-    "ONLY_IN_A",
-    "ONLY_IN_B",
-    "WITHIN",
-    "SAME_VALUES",
-    "SAME_BYTES",
-]
-VERDICTS: tuple[TensorVerdict, ...] = get_args(TensorVerdict)
 # What a report has besides notes and findings; --only names some of them.
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
-EQUAL: frozenset[TensorVerdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
 _ONE_SIDED = ("ONLY_IN_A", "ONLY_IN_B")
 WORDS = Words("equal", "different", "not decided")
 _ELSEWHERE = Words("equal", "equal values, but not where readers look for them", "not decided")
-
-
-@dataclass(frozen=True, slots=True)
-class ValueStats:
-    """Element-wise measures of two decoded tensors; a is the first file.
-
-    `rel_l2` is ||a-b|| / ||a||, over the elements finite on both sides; `max_abs_diff` with the
-    multi-index where it occurs; `norm_a` and `norm_b` are ||a|| and ||b||; `ulp` the largest
-    distance in float32 representations; `changed` counts elements whose values differ (NaN equals
-    NaN); `nan_*` and `inf_*` are each side's own census. A NaN or infinity on one side only counts
-    as changed and makes max_abs_diff infinite; `nonfinite` has the places, None where all values
-    are finite.
-    """
-
-    count: int
-    changed: int
-    max_abs_diff: float
-    max_at: tuple[int, ...] | None
-    rel_l2: float
-    cosine: float
-    ulp: int
-    nan_a: int = 0
-    nan_b: int = 0
-    inf_a: int = 0
-    inf_b: int = 0
-    norm_a: float = 0.0
-    norm_b: float = 0.0
-    nonfinite: NonFinite | None = None
-
-    @property
-    def alone(self) -> bool:
-        """Say whether one side is not finite where the other holds something else."""
-        return self.nonfinite is not None and self.nonfinite.alone > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Derivation:
-    """Whether one quantized side is what encoding the base's values again gives.
-
-    `derives` is None where that could not be decided; `mode` is how it was made, or nearly so.
-    `block` is the first that differs, in row `row`, beginning at `element` of the row.
-    """
-
-    derives: bool | None
-    mode: str
-    text: str
-    block: int | None = None
-    row: int | None = None
-    element: int | None = None
-    side: str = ""  # "a" or "b"
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why two tensors of one role differ.
-
-    `cause` is a name of causes/. `where` is the role key, then the roles it was confused with,
-    if any. `evidence` are sentences: the first is the same for every tensor with the same
-    defect, the later ones have this tensor's own numbers. `residual_before` and `residual_after`
-    are ||a-b|| / max(||a||, ||b||) as stored and after the transformation (infinite where a NaN or
-    infinity stands on one side only); `residual_after` is None where nothing was transformed.
-    `confirmed` says that the transformation was applied to all the values it speaks of and made
-    them equal: to the bit, or within the rounding of the coarser encoding.
-    `reached` is how far that goes where it is less: `located` where nothing was transformed (damage
-    that was only measured), `explained` where `share` of the values came out. None: as `confirmed`.
-    """
-
-    cause: str
-    where: tuple[str, ...]
-    evidence: tuple[str, ...]
-    residual_before: float | None
-    residual_after: float | None
-    confirmed: bool
-    reached: Certainty | None = None
-    share: float | None = None
-
-    @property
-    def certainty(self) -> Certainty:
-        """How sure it is: located, explained or confirmed."""
-        return certainty_of(self.confirmed, self.reached)
-
-
-@dataclass(frozen=True, slots=True)
-class CauseGroup:
-    """One cause and every tensor it explains, in one sentence.
-
-    `certainty` is the least that holds for all of them, `share` that of their values which the
-    stated change gives, None where it is only located. `detail` is what the first tensor alone
-    shows: the row, the element, the byte.
-    """
-
-    cause: str
-    text: str
-    keys: tuple[str, ...]
-    confirmed: bool
-    certainty: Certainty = "located"
-    share: float | None = None
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorDiff:
-    """One role of the union of both files, with one verdict.
-
-    `layout` names what the formats did to the same values (rows permuted, widened, ...);
-    `cause` names a defect that was confirmed or the bound that held; `explanation` is what the
-    hypotheses found; `first_byte` is the first
-    differing byte of the logical tensor's stored bytes, where both sides have comparable bytes.
-    """
-
-    key: str
-    verdict: TensorVerdict
-    name_a: str = ""
-    name_b: str = ""
-    encoding_a: str = ""
-    encoding_b: str = ""
-    shape_a: tuple[int, ...] | None = None
-    shape_b: tuple[int, ...] | None = None
-    layout: tuple[str, ...] = ()
-    cause: str = ""
-    first_byte: int | None = None
-    stats: ValueStats | None = None
-    steps_off: float | None = None  # largest |a-b| in steps of the coarser encoding
-    derivations: tuple[Derivation, ...] = ()  # of the quantized sides, where a base was given
-    explanation: Explanation | None = None
-
-    def unexplained(self, weak: Collection[str] = ()) -> bool:
-        """Say whether it differs and nothing certain explains that, or only one of these causes."""
-        found = self.explanation
-        certain = found is not None and found.confirmed and found.cause not in weak
-        return self.verdict == "DIFFERENT" and not certain
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """Where a tensor differs: one number a cell of [height, width] elements.
-
-    `rows` and `columns` are those of the tensor seen as a matrix. A number is the root mean square
-    of a - b over that of all of a, infinite where one side alone is not finite. `a` and `b` have
-    the root mean square of each side's finite values in the same cells.
-    """
-
-    key: str
-    rows: int
-    columns: int
-    height: int
-    width: int
-    cells: tuple[tuple[float, ...], ...]
-    a: tuple[tuple[float, ...], ...]
-    b: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FieldDiff:
-    """One hyperparameter, tokenizer fact or metadata key that differs."""
-
-    name: str
-    a: Value
-    b: Value
-    origin_a: str = ""
-    origin_b: str = ""
-    decisive: bool = False  # changes the forward pass or the token ids
-
-
-@dataclass(frozen=True, slots=True)
-class SideRelation:
-    """A change under which one side ("a" or "b") is read, and the other is not."""
-
-    side: str
-    relation: Relation
-
-    def to_json(self) -> dict[str, object]:
-        """Return plain data."""
-        return {"side": self.side, **self.relation.to_json()}
 
 
 @dataclass(frozen=True)
@@ -224,7 +59,7 @@ class DiffReport:
     tokenizer: tuple[FieldDiff, ...]
     metadata: tuple[FieldDiff, ...]
     notes: tuple[str, ...] = ()
-    findings: tuple[CauseGroup, ...] = ()  # what explains the differing tensors
+    findings: tuple[Finding, ...] = ()  # what explains the differing tensors
     images: tuple[Image, ...] = ()  # of the worst tensors, where they were asked for
     damage: tuple[Damage, ...] = ()  # what is wrong with either file, whatever was compared
     template: tuple[str, ...] = ()  # the chat templates as a unified diff
@@ -249,16 +84,10 @@ class DiffReport:
             )
             for one in self.relations
         ]  # fmt: skip
-        by_key = {tensor.key: tensor.explanation for tensor in self.tensors}
-        for group in self.findings:
-            found = [one for key in group.keys if (one := by_key.get(key)) is not None]
-            sizes = [one.residual_before for one in found if one.residual_before is not None]
-            mends = group.confirmed and CAUSES[group.cause].verdict == "bug"
-            rows.append(name_cause(
-                group.cause, group.text, group.keys, self.stored, level=group.certainty,
-                share=group.share, effect=Effect(max(sizes, default=None)), detail=group.detail,
-                command=convert_again(self.a, self.b) if mends else "",
-            ))  # fmt: skip
+        for one in self.findings:
+            mends = written_anew(one.cause, one.confirmed) and CAUSES[one.cause].verdict == "bug"
+            command = convert_again(self.a, self.b) if mends else ""
+            rows.append(replace(one, where=one.keys, next=command).named(self.stored))
         return tuple(rows)
 
     @property
@@ -273,9 +102,27 @@ class DiffReport:
         mends = [one.remedy.command for one in self.causes if one.remedy is not None]
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
+        if self._surplus:
+            return tuple(write_without_surplus(where, self.b) for where in self._surplus)
+        if self.damage:  # a file that cannot be read whole cannot be diagnosed
+            return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2:
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
+        if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
+            only = " ".join(f"--only {name}" for name in self.asked)
+            return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)} {only} -v",)
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
+
+    @property
+    def _surplus(self) -> tuple[str, ...]:
+        """The files of B with bytes that belong to nothing, where only those make B differ."""
+        apart = [row for row in self.not_compared if row.state in APART]
+        alone = all(row.state == "only in B" and row.why == NO_PART for row in apart)
+        if not apart or not alone or replace(self, not_compared=()).exit_code() == 1:
+            return ()
+        files = {} if self.ledgers is None else self.ledgers[1].of_kind("file")
+        held = (files[row.name].holds for row in apart if row.name in files)
+        return tuple(dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus)))
 
     @property
     def fields_apart(self) -> Mapping[str, int]:
@@ -297,14 +144,14 @@ class DiffReport:
     @property
     def counts(self) -> Mapping[str, int]:
         """Tensors by verdict; every verdict is named."""
-        counts: dict[str, int] = dict.fromkeys(VERDICTS, 0)
+        counts: dict[str, int] = dict.fromkeys(TENSOR_VERDICTS, 0)
         for tensor in self.tensors:
             counts[tensor.verdict] += 1
         return counts
 
     def worst(self, count: int | None = None) -> Sequence[TensorDiff]:
         """Return tensors worst first: by verdict, those with NaN on one side, by relative L2."""
-        order = {verdict: i for i, verdict in enumerate(VERDICTS)}
+        order = {verdict: i for i, verdict in enumerate(TENSOR_VERDICTS)}
         ranked = sorted(
             self.tensors,
             key=lambda t: (
@@ -332,7 +179,11 @@ class DiffReport:
             for tensor in self.tensors
             if tensor.verdict == "UNREADABLE"
         ]
-        broken = [NotCompared("file", one.where, "unreadable", one.text) for one in self.damage]
+        broken = [
+            NotCompared("file", one.where, "unreadable", one.text)
+            for one in self.damage
+            if one.kind != SURPLUS  # an item of the ledger
+        ]
         said = [f"{count} {verdict}" for verdict, count in self.counts.items() if count]
         if apart and self.asked:
             fields = "; ".join(f"{name}: {count}" for name, count in apart.items())
@@ -368,7 +219,7 @@ class DiffReport:
         return Card(
             f"{self.a} | {self.b}", found.says,
             "good" if self.equal else "warn" if within else "bad", (),
-            [Table(("finding", ""), [(one.cause, one.text) for one in self.findings],
+            [Table(("finding", ""), [(one.cause, one.says) for one in self.findings],
                    len(self.findings)),
              Table(("field", "A", "B"), [(row.name, row.a, row.b) for row in fields], len(fields)),
              Table(("tensor", "verdict", "relative L2"), [
@@ -395,7 +246,7 @@ class DiffReport:
             "tokenizer": [asdict(row) for row in self.tokenizer],
             "metadata": [asdict(row) for row in self.metadata],
             "notes": list(self.notes),
-            "findings": [asdict(row) for row in self.findings],
+            "findings": [row.of_tensors() for row in self.findings],
             "relations": [row.to_json() for row in self.relations],
             "tensors": [asdict(row) for row in self.tensors],
             "damage": [asdict(row) for row in self.damage],

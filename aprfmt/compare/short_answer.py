@@ -7,7 +7,7 @@ LINES lines, each a (text, style). Everything else comes with `-v`, in the page 
 import re
 from collections.abc import Iterator, Sequence
 
-from aprfmt.compare.named_causes import NamedCause
+from aprfmt.measure.named_causes import NAMED, NamedCause
 
 LINES = 12
 ALIKE = 3  # lines of one kind; more are one line with a count
@@ -36,17 +36,20 @@ def merge_alike(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
     return found
 
 
-def cause_lines(causes: Sequence[NamedCause], *, first_said: bool) -> Iterator[Line]:
+def cause_lines(
+    causes: Sequence[NamedCause], *, first_said: bool, names: int = NAMED
+) -> Iterator[Line]:
     """Yield the first cause with its place, certainty and effect, then the others in a line each.
 
-    `first_said`: the line of the verdict has the first one's sentence already.
+    `first_said`: the line of the verdict has the first one's sentence already. `names`: so many of
+    a place's names are shown.
     """
     for at, one in enumerate(causes[:1]):
         name = one.cause or "unknown cause"
         if at or not first_said:
             yield f"  {name}: {one.says}", "bad"
         if one.where:
-            yield f"      where: {one.place}", ""
+            yield f"      where: {one.place(names)}", ""
         effect = f"; {one.effect.says}" if one.effect.says else ""
         yield f"      {one.sure}{effect}", ""
     yield from merge_alike([
@@ -56,22 +59,24 @@ def cause_lines(causes: Sequence[NamedCause], *, first_said: bool) -> Iterator[L
 
 def short_answer(
     headline: Line, causes: Sequence[NamedCause], *, first_said: bool, others: Sequence[Line] = (),
-    left: Sequence[str] = (), commands: Sequence[str] = (),
+    left: Sequence[str] = (), unrun: Sequence[str] = (), commands: Sequence[str] = (),
+    names: int = NAMED,
 ) -> list[Line]:  # fmt: skip
     """Return at most LINES lines.
 
     `others` are differences that are no causes, a line each; `left` is what was not compared, in
-    words. What does not fit is counted: the verdict, the first cause, what was not compared and
-    the commands always do.
+    words, `unrun` what was compared by its values alone, and no pass reached. What does not fit is
+    counted: the verdict, the first cause, what was not compared and the commands always do.
     """
     end: list[Line] = []
-    if left:
-        more = f"; {len(left) - 1} more (-v)" if len(left) > 1 else ""
-        end.append((f"not compared: {left[0]}{more}", "warn"))
+    for title, rows in (("not compared", left), ("not reached by a pass", unrun)):
+        if rows:
+            more = f"; {len(rows) - 1} more (-v)" if len(rows) > 1 else ""
+            end.append((f"{title}: {rows[0]}{more}", "warn"))
     end += [(f"next: {text}", "head") for text in commands[:COMMANDS]]
     if len(commands) > COMMANDS:
         end.append((f"      ... {len(commands) - COMMANDS} more commands (-v)", "dim"))
-    middle = [*cause_lines(causes, first_said=first_said), *merge_alike(others)]
+    middle = [*cause_lines(causes, first_said=first_said, names=names), *merge_alike(others)]
     room = LINES - 1 - len(end)
     if len(middle) > room:
         hidden = len(middle) - (room - 1)

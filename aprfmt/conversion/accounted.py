@@ -6,7 +6,6 @@ dropped; a drop needs a flag, which the copy records. Everything else is lost.
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,9 +18,18 @@ from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
-from aprfmt.model.ledger import Kind, State, ledger, not_compared
+from aprfmt.model.ledger import (
+    Item,
+    Kind,
+    Ledger,
+    NotCompared,
+    State,
+    folder_files,
+    ledger,
+    not_compared,
+)
 from aprfmt.model.resolve import spellings_by_name
-from aprfmt.model.sidecar_files import companion_kind
+from aprfmt.model.sidecar_files import companion_kind, file_row
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -33,14 +41,11 @@ RECORD = "aprfmt.dropped"  # JSON {name in the source: the flag that left it out
 REMOVED = f"--remove {FILES_KEY}"  # the flag for files whose key is taken out; not recorded
 ALONE = "--arch none, --generic"  # the flags that copy a container without its companions
 _SHOWN = 5
+_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor")
 _UNREAD_KINDS: tuple[Kind, ...] = ("file", "metadata key", "config key")
+_NO_PLACE = "nothing reads it, and the copy has no place for it"
+_OTHER_VALUE = "another value, which nothing reads"
 _INPUTS_GONE = "of activations, which a weight of the copy has not"
-
-# What a tensor beside the layers is, by the beginning of its name.
-_TENSORS: tuple[tuple[str, str], ...] = (
-    (r"(model\.)?mtp(_layers)?\b|.*\.nextn\.", "draft head"),
-    (r"(model\.)?(vision|visual|audio|multi_modal|embed_vision|embed_audio)|mm\.|v\.|a\.", "tower"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,19 @@ class Account:
     def lost(self) -> tuple[Entry, ...]:
         """The entries of which the copy has nothing, and no flag said so."""
         return tuple(entry for entry in self.entries if entry.fate == "lost")
+
+    @property
+    def left(self) -> tuple[NotCompared, ...]:
+        """What nothing reads and the copy has not, or not as it was, where no flag said so."""
+        states: Mapping[str, State] = {_NO_PLACE: "only in A", _OTHER_VALUE: "unequal"}
+        return tuple(
+            NotCompared(
+                entry.kind.removeprefix("unread "), entry.name, states[entry.how], entry.how,
+                "the source" if entry.how == _NO_PLACE else "",
+            )
+            for entry in self.entries
+            if entry.how in states
+        )  # fmt: skip
 
     @property
     def says(self) -> str:
@@ -126,12 +144,9 @@ class _Both:
     def __init__(self, copy: Model, source: Model, excused: Callable[[str], str]) -> None:
         self.copy, self.source, self.excused = copy, source, excused
         self.roles, self.roles_of = _roles(copy, source), source.roles_of
-        try:
-            self.derived = {row.name(source.style or "") for row in source.spec.derived}
-            self.buffers = frozenset(source.resolution.buffers)
-            self.draft = frozenset(source.resolution.draft)
-        except ArchError:
-            self.derived, self.buffers, self.draft = set(), frozenset(), frozenset()
+        items = ledger(source, (*_TENSORS, *_UNREAD_KINDS)).items
+        self.mine = Ledger(str(source.path), items)
+        self.read = {item.name: item for item in items if item.kind in _TENSORS}
         self._texts, self._stated = _texts_of(copy), _texts_of(source)
 
     # --- tensors ------------------------------------------------------------------------------
@@ -156,19 +171,19 @@ class _Both:
         return () if same is None else (same,)
 
     def _tensor(self, name: str, view: "View") -> Entry:
-        kind = next((kind for form, kind in _TENSORS if re.match(form, name)), "tensor")
-        kind = "draft head" if view.name in self.draft else kind
         stored = view.stored[0]
         name = stored.parts[""].info.name if stored.parts else name
+        item = self.read[name] if name in self.read else Item("tensor", name, "unread")
+        kind = next((kind for kind in ("draft head", "tower") if kind in item.of), "tensor")
         found = self._answers(view.name)
         if not found:
             why = self.excused(name) or self.excused(view.name)
             if why:
                 return Entry(name, kind, "dropped", why)
-            if name in self.derived:
-                return Entry(name, kind, "transformed", "follows from hyperparameters")
-            if name in self.buffers:
-                return Entry(name, kind, "dropped", "a buffer, which loaders compute")
+            if item.reading == "hyperparameter":
+                return Entry(name, kind, "transformed", item.of)
+            if item.reading == "without effect":
+                return Entry(name, kind, "dropped", item.of)
             return Entry(name, kind, "lost", "the copy has no such tensor")
         encodings = "+".join(dict.fromkeys(one.encoding for one in found))
         names = ", ".join(dict.fromkeys(each for one in found for each in one.names))
@@ -257,17 +272,17 @@ class _Both:
         """
         fates: Mapping[State, tuple[Fate, str]] = {
             "equal": ("copied", ""),
-            "unequal": ("transformed", "another value"),
-            "only in A": ("dropped", "nothing reads it, and the copy has no place for it"),
+            "unequal": ("transformed", _OTHER_VALUE),
+            "only in A": ("dropped", _NO_PLACE),
         }
-        mine, copied = (ledger(each, _UNREAD_KINDS) for each in (self.source, self.copy))
-        left = not_compared(mine, copied, _UNREAD_KINDS)
+        left = not_compared(self.mine, ledger(self.copy, _UNREAD_KINDS), _UNREAD_KINDS)
         states = {(row.kind, row.name): row.state for row in left}
-        for item in mine.unread:
-            if item.kind == "file" and companion_kind(item.name):
+        for item in self.mine.unread:
+            if item.kind in _TENSORS or (item.kind == "file" and companion_kind(item.name)):
                 continue  # it has its entry by what it is
             fate, how = fates.get(states.get((item.kind, item.name), "equal"), ("copied", ""))
-            yield Entry(item.name, f"unread {item.kind}", fate, self.excused(item.name) or how)
+            within = "config.json" if item.kind == "config key" else item.name
+            yield Entry(item.name, f"unread {item.kind}", fate, self.excused(within) or how)
 
     # --- files --------------------------------------------------------------------------------
 
@@ -361,12 +376,14 @@ def dropped_record(
         stored = [one.info.name for one in view.parts.values() or view.stored]
         gone = (each for each in stored if whole or any(match(each) for match in drops))
         found.update(dict.fromkeys(gone, "--drop"))
-    for name in file_names(source):
+    there = [path.name for path in folder_files(source) if not path.is_dir()]
+    unread = {name for name in there if file_row(name).reading == "unread"}
+    for name in (*file_names(source), *sorted(unread - {*file_names(source)})):
         if any(match(name) for match in drops):
             found[name] = "--drop"
         elif files_too:
             found[name] = ALONE
-        elif FILES_KEY in removed:
+        elif FILES_KEY in removed and name not in unread:
             found[name] = REMOVED
     return found
 

@@ -1,18 +1,25 @@
 """The report of a conversion: what was written, and how."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.protocols import Note
 from aprfmt.base.shown import short_repr
+from aprfmt.model.ledger import Compared, Pronounced, Words, pronounce
 
 if TYPE_CHECKING:
     from aprfmt.conversion.accounted import Account
 
 Fidelity = Literal["bytes", "values", "lossy"]
 OUTCOMES: tuple[Fidelity, ...] = ("bytes", "values", "lossy")
+_VERIFIED = Words("verified by reading back", "not all of the source is in the copy")
+_SAID: Mapping[Fidelity, str] = {
+    "bytes": "byte-equal",
+    "values": "value-equal",
+    "lossy": "lossy as asked",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,22 @@ class ConversionReport:
     def count(self, how: Fidelity) -> int:
         """Count the tensors with one outcome."""
         return sum(tensor.how == how for tensor in self.tensors)
+
+    def pronounced(self, accept: Collection[str] = ()) -> Pronounced | None:
+        """Return the verdict over the source's account; None where nothing was read back.
+
+        1: something of the source that nothing reads is not in the copy, and no flag said so.
+        """
+        if self.verified is None:
+            return None
+        kinds = [f"{self.count(how)} {said}" for how, said in _SAID.items() if self.count(how)]
+        counts = {"tensors": (self.verified, len(self.tensors))}
+        entries = () if self.accounted is None else self.accounted.entries
+        if not self.tensors:
+            counts = {"things of the source": (len(entries), len(entries))}
+        left = () if self.accounted is None else self.accounted.left
+        scope = f": {', '.join(kinds) or 'no tensors'}"
+        return pronounce(_VERIFIED, Compared(False, counts, left, scope=scope), accept)
 
     @property
     def lossless(self) -> bool:

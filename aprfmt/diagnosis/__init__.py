@@ -1,6 +1,7 @@
 """`diagnose`: where two models, traces or runs first differ, and why."""
 
 from aprfmt.diagnosis.entry import diagnose
-from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence, PointRow
+from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
+from aprfmt.measure.findings import Finding
 
-__all__ = ["CauseFound", "Diagnosis", "Evidence", "PointRow", "diagnose"]
+__all__ = ["Diagnosis", "Evidence", "Finding", "PointRow", "diagnose"]

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.thresholds import MOE_FACTOR, ROUNDOFF, one_operation
-from aprfmt.diagnosis.hypotheses.reordered import rounded_to, table_rounded
+from aprfmt.causes.forward.norm_order import rounded_to, table_rounded
 from aprfmt.diagnosis.rounded import ReadAs
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import MOE_FACTOR, ROUNDOFF, one_operation
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
@@ -45,6 +45,7 @@ ANGLES = ("rope_theta", "rope_theta_local")
 MOST = 96  # passes with one operation nudged; beyond, not in single layers
 PRODUCTS = ("linear", "router")
 FACTORS = (*PRODUCTS, "scores", "mix")  # whose factors TF32 rounds
+WIDE = ("add_wide", "decay", "rates", "scan", "sloped")  # computed in float32 in every arithmetic
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")  # numbers that are rounded as well
 
 
@@ -67,6 +68,8 @@ def _results(patched: PatchedModel, dtype: str) -> PatchedModel:
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
         y = op(*args, **kwargs)
+        if isinstance(y, tuple):  # a delta net's state is held wide
+            return rounded_to(y[0], dtype).astype(y[0].dtype), *y[1:]
         return rounded_to(y, dtype).astype(y.dtype)
 
     patched = table_rounded(dtype)(_weights(patched, dtype), None)
@@ -74,7 +77,7 @@ def _results(patched: PatchedModel, dtype: str) -> PatchedModel:
     short = {name: float(rounded_to(value, dtype)) for name, value in told.items()}
     patched = patched if short == told else patched.with_hyper(**short)
     for op in OPS:
-        if op not in MOVES:
+        if op not in (*MOVES, *WIDE):
             patched = patched.with_op(op, override, None)
     return patched
 

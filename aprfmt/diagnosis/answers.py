@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.vocabulary import split_key
-from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint

@@ -9,9 +9,9 @@ what the model says and recorded it at another place.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aprfmt.diagnosis.cut_points import agrees_without, cuts, depends
-from aprfmt.diagnosis.hypotheses.capture import around
-from aprfmt.diagnosis.mismatch import Change, Mismatch
+from aprfmt.causes.forward.capture_names import around
+from aprfmt.causes.forward.cut_points import agrees_without, cuts, depends
+from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.diagnosis.relations import relation
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass

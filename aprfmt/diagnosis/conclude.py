@@ -3,15 +3,16 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from aprfmt.diagnosis.found import CauseFound, Evidence, PointRow
+from aprfmt.diagnosis.found import Evidence, PointRow
+from aprfmt.measure.findings import Finding
 
 GAIN = 3.0  # gains (out / in) worth reporting
 
 
 def rounding(
-    points: Sequence[PointRow], found: Sequence[CauseFound], evidence: Sequence[Evidence],
+    points: Sequence[PointRow], found: Sequence[Finding], evidence: Sequence[Evidence],
     supposed: str = "",
-) -> CauseFound | None:  # fmt: skip
+) -> Finding | None:  # fmt: skip
     """Return the finding that all differences are rounding; None if there are no differences.
 
     `supposed` is an arithmetic that only the size of the differences shows: never confirmed.
@@ -33,7 +34,7 @@ def rounding(
     shadows = [row.shadow for row in rows if row.shadow is not None]
     endless = [row for row in rows if not math.isfinite(_size(row) or 0.0)]
     if endless:
-        return CauseFound(
+        return Finding(
             "", f"{endless[0].key} is infinitely far apart: there is no distance to call rounding",
             "forward", "bug", (endless[0].key,), False, endless[0].key, _size(endless[0]),
         )  # fmt: skip
@@ -52,7 +53,7 @@ def rounding(
             f"; each is as far off, in every row, as a run with {supposed} would be, and no usual "
             "mistake is: a fault that is no larger cannot be told from that"
         )
-    return CauseFound(
+    return Finding(
         "rounding", says, "forward", "precision" if explained else "bug", (worst.key,),
         explained and not supposed, beyond[0].key if beyond else "", _size(worst),
         max(shadows, default=None), "the worst point; after: one operation at a time",

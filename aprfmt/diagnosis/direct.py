@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.rows import differ, spans
-from aprfmt.compare.thresholds import BASE, DISCRETE
-from aprfmt.compare.traced import TraceLike
-from aprfmt.compare.traces import Between, PointDiff, compare_point, dtypes_of
-from aprfmt.diagnosis.cut_points import cuts
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.causes.forward.cut_points import cuts
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.relations import relation
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.recorded_trace import NO_VALUES, axis_of, fit, near_keys, takes_masks
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.tolerances import BASE, DISCRETE
+from aprfmt.measure.trace_rows import differ, spans
+from aprfmt.measure.trace_view import TraceLike
+from aprfmt.measure.traces import Between, PointDiff, compare_point, dtypes_of
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]
@@ -52,10 +53,16 @@ def place_of(key: str) -> tuple[int, int]:
     return (layer, order[point])
 
 
-def compared(a: TraceLike, b: TraceLike, moe: bool) -> list[PointDiff]:
-    """Return every point that both traces have, in execution order."""
-    between = Between.of(a, b, moe=moe)
-    return [one(key, a, b, between) for key in keys_of(a, b)]
+def compared(a: TraceLike, b: TraceLike, moe: bool, reference: str = "A") -> list[PointDiff]:
+    """Return every point that both traces have, in execution order.
+
+    Distances are relative L2 by the norm of the `reference`, "A" or "B". NaN and infinities are
+    counted as A's and B's whichever it is.
+    """
+    actual, right = (b, a) if reference == "A" else (a, b)
+    between = Between.of(actual, right, moe=moe)
+    rows = [one(key, actual, right, between) for key in keys_of(a, b)]
+    return [row.with_sides_exchanged for row in rows] if reference == "A" else rows
 
 
 def bounds(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Iterator[tuple[float, str]]:
@@ -68,7 +75,10 @@ def bounds(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Iterator[t
 
 
 def one(key: str, a: TraceLike, b: TraceLike, between: Between) -> PointDiff:
-    """Compare one point on the rows both have, which go by token position where both say it."""
+    """Compare one point of `a` with the reference `b`, on the rows that both have.
+
+    Rows go by token position where both say it.
+    """
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
     x, y = a.values(key), b.values(key)
@@ -221,7 +231,7 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
         sums = y.sum(-1)
         if np.abs(sums - 1).max() > 1e-3:
             return "softmax_reduction", "rows of the probabilities do not sum to 1"
-    if point.endswith("_rope") and rel_l2(_lengths(x), _lengths(y)) < 1e-4:
+    if point.endswith("_rope") and rel_l2(_lengths(y), _lengths(x)) < 1e-4:
         return "rope_theta", "the rotated vectors have equal lengths and other angles"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
     if rel_l2(x * factor, y) < 1e-4:
@@ -234,20 +244,20 @@ def guess(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     return "", ""
 
 
-def other_rows(pairs: Sequence[PointDiff]) -> CauseFound | None:
+def other_rows(pairs: Sequence[PointDiff]) -> Finding | None:
     """Say that two traces which agree were compared on some of their rows only."""
     rows = [pair for pair in pairs if pair.rows]
     rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
     if not rows or any(pair.beyond for pair in pairs):
         return None
-    return CauseFound(
+    return Finding(
         "capture_rows", f"the traces hold other rows ({rows[0].rows}); these agree",
         "capture", "same", tuple(pair.key for pair in rows), True, rows[0].key,
         max(pair.rel_l2 or 0.0 for pair in rows), None, "the rows both have",
     )  # fmt: skip
 
 
-def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> CauseFound | None:
+def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Finding | None:
     """Name what two traces show without weights: neighbours first, then signatures."""
     broken = not_finite(pairs)
     if broken is not None:
@@ -263,7 +273,7 @@ def by_signature(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Caus
     if all(pair.key in moved or pair.key in dead for pair in beyond):
         return _elsewhere(beyond, moved, dead, a, b)
     cause, why = guess(first.key, a, b)
-    return CauseFound(
+    return Finding(
         cause, why or f"{first.key} is the first point beyond its tolerance", "forward", "bug",
         (first.key,), False, first.key, first.rel_l2, None, first.key,
     )  # fmt: skip
@@ -290,7 +300,7 @@ def _what_follows(pair: PointDiff, pairs: Sequence[PointDiff]) -> str:
 def _elsewhere(
     beyond: Sequence[PointDiff], moved: Mapping[str, str], dead: Mapping[str, str],
     a: TraceLike, b: TraceLike,
-) -> CauseFound:  # fmt: skip
+) -> Finding:  # fmt: skip
     """Return the finding that both sides computed the same, and recorded it at other points."""
     says = {pair.key: moved.get(pair.key) or _related(pair, a, b) for pair in beyond}
     by_point = {parse_key(key)[0]: text for key, text in reversed(says.items())}
@@ -299,7 +309,7 @@ def _elsewhere(
     words = "; ".join(f"{name} is A's {text}" for name, text in reversed(by_point.items()))
     agrees = dead.get(first.key, "")
     why = f"; {agrees}, which is computed from it, agrees" if agrees else ""
-    return CauseFound(
+    return Finding(
         "capture_point", f"B recorded at another point: {words}; every other point agrees{why}",
         "capture", "same", tuple(says), True, first.key, first.rel_l2, 0.0, first.key,
         {"recorded_as": point, "is": says[first.key], "agrees": agrees},
@@ -315,7 +325,7 @@ def _related(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
     return f"{parse_key(pair.key)[0]}: {found or 'other values'}"
 
 
-def not_finite(pairs: Sequence[PointDiff]) -> CauseFound | None:
+def not_finite(pairs: Sequence[PointDiff]) -> Finding | None:
     """Return the finding that one side alone has NaN or infinities, None where none has.
 
     Confirmed where the first such point's other values are within the tolerance of whole runs.
@@ -329,7 +339,7 @@ def not_finite(pairs: Sequence[PointDiff]) -> CauseFound | None:
     rest = first.rel_l2_finite
     sure = rest is not None and rest <= first.tolerance
     side = first.nonfinite.side if first.nonfinite.side in ("A", "B") else ""
-    return CauseFound(
+    return Finding(
         "nonfinite", f"{first.key}: {first.nonfinite.says()}{more}", "forward", "bug",
         tuple(pair.key for pair in alone), sure, first.key, first.rel_l2,
         rest if sure else None, f"{first.key}; after: its other values",

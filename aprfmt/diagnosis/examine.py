@@ -8,19 +8,18 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aprfmt.base.registry import offered
-from aprfmt.compare.bounds import NMSE, NMSE_SLACK
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.accumulated_rounding import stated, supposed
 from aprfmt.diagnosis.answers import Divergence, Examined, Solution, scopes_of, weights_inside
 from aprfmt.diagnosis.capture_point import find_other_capture_point
 from aprfmt.diagnosis.faint_mistakes import faint_in, find_faint_mistakes
-from aprfmt.diagnosis.hypotheses import HYPOTHESES
-from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.recheck import recheck_answers
 from aprfmt.diagnosis.rounded import ReadAs, arithmetic
-from aprfmt.diagnosis.search import Purse, Search, SearchStep, is_wide, spanned
+from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide, spanned
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, shadow_pass
+from aprfmt.measure.bounds import NMSE, NMSE_SLACK
 
 Array = NDArray[Any]
 LIMIT = 24  # divergences examined in one trace
@@ -44,7 +43,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
     known: set[str] = set()  # diverging points without an explanation
     divergences: list[Divergence] = []
     tried: dict[str, int] = {}
-    purse = Purse()
+    budget = SearchBudget()
     while True:
         view = next((view for view in found.flagged if view.key not in known), None)
         if view is None or len(divergences) >= LIMIT:
@@ -66,7 +65,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         answers = list(_answers(replace(case, fitting=False), known)) or list(_answers(case, known))
         several = is_wide(case) and len(spanned(case)) > 1
         if several or all(answer.change.general for answer in answers):
-            search = Search(case, purse)
+            search = Search(case, budget)
             together = _searched(case, search, answers, known)
             if together:
                 divergences += together
@@ -249,9 +248,11 @@ def _like_weights(case: Mismatch, likely: str) -> set[str]:
 
 def _answers(case: Mismatch, known: set[str]) -> Iterator[Solution]:
     """Yield, for every row of the table, the change with which the pass agrees furthest."""
+    from aprfmt.causes.forward.table import TABLE
+
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
-    for row in (*HYPOTHESES, *offered("hypotheses")):
+    for row in (*TABLE, *offered("hypotheses")):
         best: Solution | None = None
         for change in row.propose(case):
             answer = _verified(case, change, known, order, here)

@@ -6,9 +6,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.diagnosis.accumulated_rounding import supposed, with_direction
 from aprfmt.diagnosis.answers import Divergence, Solution, scopes_of, weights_inside
-from aprfmt.diagnosis.mismatch import Mismatch
 from aprfmt.diagnosis.search import Search
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace

@@ -3,11 +3,11 @@
 import math
 from dataclasses import replace
 
-from aprfmt.diagnosis.found import CauseFound, Exercised
 from aprfmt.diagnosis.mixing import Share
+from aprfmt.measure.findings import Exercised, Finding
 
 
-def finalize_finding(finding: CauseFound, share: Share, bound: float) -> CauseFound:
+def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
     """Return a finding with its effect on the pass; `bound` is the rounding of the logits.
 
     Confirmed means that removing it removes the difference, measured on finite numbers and from a

@@ -14,8 +14,8 @@ import numpy as np
 
 from aprfmt.arch.values import same_value
 from aprfmt.base.protocols import Value
-from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import between
 from aprfmt.inference.backends import BACKENDS
@@ -24,6 +24,7 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
 from aprfmt.inference.rows import RowSource, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
+from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 from aprfmt.tensors.norms import norm
 
@@ -86,8 +87,8 @@ def flags(a: Model, b: Model, found: Levels) -> None:
         if before <= bound:
             found.evidence.append(Evidence("config", f"{says}; the logits do not show it", (key,)))
             continue
-        found.stated.append(CauseFound(
-            HYPER_CAUSES[row.name], says, "config", "bug",
+        found.stated.append(Finding(
+            hyper_causes()[row.name], says, "config", "bug",
             tuple(dict.fromkeys((row.name, key, *row.keys))),
             after <= bound, "", before, after, "logits as transformers reads the flag; after: with "
             "the flag the tensors ask for", {row.name: {"a": not row.said, "b": row.said}},

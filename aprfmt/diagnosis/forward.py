@@ -4,13 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from aprfmt.arch.vocabulary import split_key
-from aprfmt.compare.causes import CAUSES
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.answers import Divergence, Examined
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.nextstep import recording
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint
+from aprfmt.measure.findings import Finding
 
 
 @dataclass
@@ -19,7 +20,7 @@ class JudgedTrace:
 
     label: str
     examined: Examined
-    findings: list[CauseFound] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
 
 
@@ -101,12 +102,12 @@ def _agrees_elsewhere(divergence: Divergence, examined: Examined) -> bool:
     return bool(after)
 
 
-def _finding(label: str, divergence: Divergence, examined: Examined) -> CauseFound:
+def _finding(label: str, divergence: Divergence, examined: Examined) -> Finding:
     view, answer = divergence.view, divergence.answer
     if answer is None:
         return _unexplained(label, divergence)
     change = answer.change
-    return CauseFound(
+    return Finding(
         change.cause,
         change.says,
         CAUSES[change.cause].level if CAUSES[change.cause].level == "capture" else "forward",
@@ -127,7 +128,7 @@ def _finding(label: str, divergence: Divergence, examined: Examined) -> CauseFou
     )
 
 
-def _unexplained(label: str, divergence: Divergence) -> CauseFound:
+def _unexplained(label: str, divergence: Divergence) -> Finding:
     view, cause = divergence.view, divergence.likely
     if cause == "nonfinite":
         return _not_finite(label, view)
@@ -142,13 +143,13 @@ def _unexplained(label: str, divergence: Divergence) -> CauseFound:
     elif view.residual is not None and view.residual <= view.whole_tolerance:
         cause, says = "rounding", says + ", by less than whole runs may differ"
     verdict = CAUSES[cause].verdict if cause else "bug"
-    return CauseFound(
+    return Finding(
         cause, says, "forward", verdict, _where(divergence), False, view.key, view.residual, None,
         view.key, side=label, after=view.after,
     )  # fmt: skip
 
 
-def _not_finite(label: str, view: ShadowPoint) -> CauseFound:
+def _not_finite(label: str, view: ShadowPoint) -> Finding:
     """Return the finding that an operation and the trace have different NaN or infinities.
 
     It is confirmed if all other values of the point are within the tolerance of one operation.
@@ -162,14 +163,14 @@ def _not_finite(label: str, view: ShadowPoint) -> CauseFound:
     )
     rest = view.rest
     sure = rest <= view.tolerance
-    return CauseFound(
+    return Finding(
         "nonfinite", says, "forward", CAUSES["nonfinite"].verdict, (view.key,), sure, view.key,
         view.residual, rest if sure else None, f"{view.key}; after: its other values",
         {"nonfinite": {view.key: asdict(view.odd)}}, label, after=view.after, reached="located",
     )  # fmt: skip
 
 
-def _add(found: list[CauseFound], finding: CauseFound) -> None:
+def _add(found: list[Finding], finding: Finding) -> None:
     """Add a finding, or add its places to an existing one with the same cause and sentence."""
     for i, other in enumerate(found):
         same = (other.cause, other.confirmed) == (finding.cause, finding.confirmed)
@@ -184,7 +185,7 @@ def _add(found: list[CauseFound], finding: CauseFound) -> None:
 _PLACES = ("capture_point", "quantisation", "rounding", "rope_layers")
 
 
-def _alike(a: CauseFound, b: CauseFound) -> bool:
+def _alike(a: Finding, b: Finding) -> bool:
     """Say whether two findings are one cause in several places."""
     return a.cause in _PLACES or (
         dict(a.values) == dict(b.values) and _words(a.says) == _words(b.says)
@@ -254,7 +255,7 @@ def _evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
         )
 
 
-def _other_rows(label: str, examined: Examined) -> CauseFound | None:
+def _other_rows(label: str, examined: Examined) -> Finding | None:
     """Return a finding if the trace's rows are only some of the pass's rows, and these agree."""
     views = [
         view
@@ -266,7 +267,7 @@ def _other_rows(label: str, examined: Examined) -> CauseFound | None:
         return None
     seen = views[0].recorded
     assert seen is not None
-    return CauseFound(
+    return Finding(
         "capture_rows",
         f"{label} holds {seen.note} only; these agree",
         "capture",
@@ -281,7 +282,7 @@ def _other_rows(label: str, examined: Examined) -> CauseFound | None:
     )
 
 
-def common(first: Sequence[CauseFound], second: Sequence[CauseFound]) -> list[CauseFound]:
+def common(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
     """Return the findings that both sides have; they are no difference between the two."""
     return [
         finding

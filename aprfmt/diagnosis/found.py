@@ -6,10 +6,12 @@ from typing import Any, Literal
 
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.shown import short_repr
-from aprfmt.compare.causes import CAUSES, Certainty, Level, Verdict, certainty_of
-from aprfmt.compare.named_causes import Effect, NamedCause, name_cause
-from aprfmt.compare.nonfinite import NonFinite
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.coverage import CoverageText
+from aprfmt.measure.findings import Confidence, Finding
+from aprfmt.measure.named_causes import NamedCause
+from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.verdicts import Level, Verdict
 from aprfmt.model.ledger import (
     Compared,
     Ledger,
@@ -20,9 +22,6 @@ from aprfmt.model.ledger import (
     pronounce,
 )
 
-Confidence = Literal["confirmed", "ambiguous", "unconfirmed"]
-# Whether passes reached a difference: beyond the bound, inside it, not at all; "": not measured.
-Exercised = Literal["", "shows", "below_rounding", "not_exercised"]
 # The class of an answer, finer than its verdict: the first words of the report.
 DivergenceKind = Literal["same", "precision", "derived", "not_exercised", "bug", "not_comparable"]
 KINDS: Mapping[DivergenceKind, str] = {
@@ -35,68 +34,6 @@ EXIT: Mapping[DivergenceKind, int] = {
 DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
 # Verdicts, the worst first; several findings together have the worst one.
 _WORST: tuple[Verdict, ...] = ("not_comparable", "bug", "precision", "same")
-
-
-@dataclass(frozen=True, slots=True)
-class CauseFound:
-    """One cause, its places, and how certain it is.
-
-    `cause` is a name of CAUSES, "" if none fits. `where` are tensor names, config keys or
-    operations; `first` is the first capture point that shows it, "" if no pass was needed.
-    Residuals are relative L2 distances (`of` says of what) before and after removing the cause.
-    `values` are the solved values. `side` is the side that departs from the model, "" if it is not
-    known which side is right. `also` are causes that explain it equally well. `after`: if there is
-    no explanation, the last points that agree before `first`. `reached` is what was done to show it
-    where that is less than `confirmed` says, `share` the share of elements that came out.
-    `counted`: the residuals are shares of things counted, no distances. `detail` is where in the
-    first tensor: the row, the element, the byte.
-    """
-
-    cause: str
-    says: str
-    level: Level
-    verdict: Verdict
-    where: tuple[str, ...]
-    confirmed: bool
-    first: str = ""
-    residual_before: float | None = None
-    residual_after: float | None = None
-    of: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
-    side: str = ""
-    also: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    kl_before: float | None = None
-    kl_after: float | None = None
-    exercised: Exercised = ""
-    next: str = ""
-    reached: Certainty | None = None
-    share: float | None = None
-    counted: bool = False
-    detail: str = ""
-
-    @property
-    def certainty(self) -> Certainty:
-        """How sure it is: located, explained or confirmed."""
-        found = certainty_of(self.confirmed, self.reached)
-        # What two causes differ by is not decided.
-        return "explained" if found == "confirmed" and self.also else found
-
-    def named(self, stored: Mapping[str, tuple[str, ...]]) -> NamedCause:
-        """Return it as the record for the outside; `stored` are the file's names of its places."""
-        effect = Effect(None if self.counted else self.residual_before, self.kl_before)
-        return name_cause(
-            self.cause, self.says.removeprefix(f"{self.cause}: "), self.where, stored,
-            level=self.certainty, share=self.share, effect=effect, command=self.next,
-            detail=self.detail,
-        )  # fmt: skip
-
-    @property
-    def confidence(self) -> Confidence:
-        """Confirmed if applying it removes the difference, ambiguous if others do so too."""
-        if not self.confirmed:
-            return "unconfirmed"
-        return "ambiguous" if self.also else "confirmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +81,7 @@ class Diagnosis:
 
     a: str
     b: str
-    findings: tuple[CauseFound, ...]
+    findings: tuple[Finding, ...]
     evidence: tuple[Evidence, ...]
     checked: tuple[str, ...]
     not_checked: tuple[str, ...]
@@ -189,7 +126,7 @@ class Diagnosis:
         return pronounce(words, compared, self.accept)
 
     @property
-    def lead(self) -> CauseFound | None:
+    def lead(self) -> Finding | None:
         """The first finding of the verdict's kind; of several roundings the largest.
 
         A fault makes what comes after it differ too, so the first counts. Roundings stand side by
@@ -345,15 +282,7 @@ class Diagnosis:
             "sentence": self.sentence,
             "reason": self.reason,
             "causes": [row.to_json() for row in self.causes],
-            "findings": [
-                {
-                    **asdict(row),
-                    "confidence": row.confidence,
-                    "certainty": row.certainty,
-                    "means": means(row.cause),
-                }
-                for row in self.findings
-            ],
+            "findings": [{**row.to_json(), "means": means(row.cause)} for row in self.findings],
             "ids": list(self.ids),
             "points": [asdict(row) for row in self.points],
             "facts": dict(self.facts),

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.coverage import CoverageText
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.parts import Touched
+from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 
@@ -18,13 +19,13 @@ class Levels:
     of flags. Where `unmoved`, both models compute the same, and no pass is needed.
     """
 
-    findings: list[CauseFound] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     parts: list[Touched] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     reason: str = ""
-    stated: list[CauseFound] = field(default_factory=list)  # measured where they were found
+    stated: list[Finding] = field(default_factory=list)  # measured where they were found
     unmoved: bool = False  # every tensor's values and every hyperparameter are equal
     runs: bool = True  # True if both models have all tensors a pass needs
     report: DiffReport | None = None  # what comparing the files gave
@@ -36,7 +37,7 @@ class Levels:
     complete: bool | None = None
     remainder: float | None = None
 
-    def add(self, finding: CauseFound, part: Touched) -> None:
+    def add(self, finding: Finding, part: Touched) -> None:
         """Add a finding and its part."""
         self.findings.append(finding)
         self.parts.append(part)

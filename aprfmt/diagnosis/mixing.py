@@ -9,13 +9,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.compare.traced import weights_between
-from aprfmt.compare.traces import Between, PointDiff
 from aprfmt.diagnosis.paired_pass import SAME, PairedPass, PassResult, Probe
 from aprfmt.diagnosis.parts import Touched as Touched
 from aprfmt.inference.engines.collect import weights_of
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.trace_view import weights_between
+from aprfmt.measure.traces import Between, PointDiff
 from aprfmt.model import Model
 
 BUDGET = 4e11  # multiplications and additions: some seconds on two cores

@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.diffs import EQUAL
-from aprfmt.compare.traces import PointDiff
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.blend import multiplied
 from aprfmt.diagnosis.finalize import finalize_finding
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import BUDGET, Measuring, Mixed, Share, between
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
@@ -30,6 +28,9 @@ from aprfmt.diagnosis.probes import (
 )
 from aprfmt.diagnosis.quantities import Quantity, compare
 from aprfmt.inference.probe_ids import LONGEST, MARGIN, reaches
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import EQUAL
+from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
 
 EQUIVALENT = "equal_quantities"
@@ -239,7 +240,7 @@ class ModelPair:
             if hit < len(rows_apart):
                 left = [row for row in rows_apart if row not in ids]
                 coverage.not_reached.append(
-                    f"{key}: {len(left)} differing rows, the first is {left[0]}"
+                    f"{key}: {len(left)} of its differing rows, the first is row {left[0]}"
                 )
         missing = unrouted(self.apart, passes.routed)
         for key, experts in self.apart.experts.items():
@@ -265,7 +266,7 @@ class ModelPair:
                     )
 
 
-def _effect(finding: CauseFound, share: Share, bound: float) -> str:
+def _effect(finding: Finding, share: Share, bound: float) -> str:
     """Return a sentence about a finding's effect on the logits."""
     if not share.alone:
         return f"{finding.cause} was not taken away alone: passes of this size take too long"

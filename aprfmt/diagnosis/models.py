@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from aprfmt.causes import CAUSES
+from aprfmt.causes.hyperparameters import hyper_causes, said, shown_tensors, sub_keys, tensors_say
 from aprfmt.compare import diff_models
-from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.diffs import EQUAL, DiffReport, FieldDiff, TensorDiff
-from aprfmt.diagnosis.config import HYPER_CAUSES, said, shown_tensors, sub_keys, tensors_say
+from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.flags import flags
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.tensors import compare_tensors, padded
@@ -15,6 +15,8 @@ from aprfmt.diagnosis.tokens import tokenizers
 from aprfmt.diagnosis.unclaimed import unclaimed
 from aprfmt.diagnosis.unread import restored
 from aprfmt.diagnosis.zero_values import blank_model
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import listed
 
@@ -66,7 +68,7 @@ def compare_models(a: Model, b: Model) -> Levels:
 _CAUSE_OF = {"axes": "transpose", "keys": "config_sizes", "modules": "packing_claim"}
 
 
-def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[CauseFound]:
+def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[Finding]:
     """Yield the changes under which one side alone is read, each as one finding.
 
     It is confirmed by the comparison that was made under it: what one side still lacks is counted.
@@ -78,9 +80,9 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[C
         cause = _CAUSE_OF.get(one.relation.kind, "tensor_names")
         if one.relation.kind == "keys":
             hyper = sides[side].hyper
-            named = (HYPER_CAUSES.get(n) for n in hyper if hyper.of(n).key in one.relation.where)
+            named = (hyper_causes().get(n) for n in hyper if hyper.of(n).key in one.relation.where)
             cause = next(filter(None, named), cause)
-        yield CauseFound(
+        yield Finding(
             cause, f"{side}: {one.relation.says}{one.relation.shown}", "tensor",
             CAUSES[cause].verdict, one.relation.where, after < 0.5, "", 1.0, after,
             "share of the tensors that only one side has; before: readers find none of what the "
@@ -98,7 +100,7 @@ def _one_file(a: Model, b: Model) -> bool:
     return a.path.resolve() == b.path.resolve() and len(folders) == 1
 
 
-def _unread(good: Model, whole: tuple[Model, CauseFound, Evidence], label: str) -> Levels:
+def _unread(good: Model, whole: tuple[Model, Finding, Evidence], label: str) -> Levels:
     """Compare a model with one whose configuration was read with one key of the other's."""
     made, finding, error = whole
     pair = (good, made) if label == "B" else (made, good)
@@ -200,7 +202,7 @@ def _hyperparameters(
             Evidence("config", f"A is read as {a.spec.name}, B as {b.spec.name}", ("architecture",))
         )
     if not any(
-        HYPER_CAUSES.get(name) == "rope_scaling" and name != "context_length" for name in rows
+        hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
     ) and not _by_length(a, b):
         rows.pop("context_length", None)
     explained: set[str] = set()
@@ -223,7 +225,7 @@ def _hyperparameters(
             return explained
         parts = tuple(key for row in chosen for key in sub_keys(row))
         found.add(
-            CauseFound(
+            Finding(
                 cause,
                 "; ".join(sentences),
                 "config",
@@ -263,7 +265,7 @@ def _grouped(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     heads = any(name in rows for name in _SIZES)
     for name, row in rows.items():
-        cause = HYPER_CAUSES.get(name, "")
+        cause = hyper_causes().get(name, "")
         if heads and name in _FOLLOW and "default" in (row.origin_a + row.origin_b):
             cause = "gqa_mapping"
         found.setdefault(cause, []).append(name)

@@ -1,6 +1,6 @@
 """Next steps, as commands: of each finding by one table, and what to record of missing points.
 
-The table goes by cause, then by level of evidence.
+A cause's row names the step; without a name it goes by the level of evidence.
 """
 
 import json
@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aprfmt.arch.values import same_value
-from aprfmt.compare.named_causes import convert_again, fixed_name
-from aprfmt.diagnosis.found import CauseFound
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import convert_again, fixed_name, written_anew
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 
@@ -44,17 +45,17 @@ class StepParts:
         return fixed_name(Path(self.b.path))
 
 
-StepText = Callable[[StepParts, CauseFound], str]
+StepText = Callable[[StepParts, Finding], str]
 
 
-def again(asked: StepParts, finding: CauseFound) -> str:
+def again(asked: StepParts, finding: Finding) -> str:
     """Write B anew from A."""
     if asked.a.kind == "trace":
         return ""
     return convert_again(asked.a.path, asked.b.path)
 
 
-def settings(asked: StepParts, finding: CauseFound) -> str:
+def settings(asked: StepParts, finding: Finding) -> str:
     """Set A's values in a copy of B, where single keys hold them; else write B anew."""
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
@@ -105,7 +106,7 @@ def _at(config: object, path: str) -> object:
     return config
 
 
-def look(asked: StepParts, finding: CauseFound) -> str:
+def look(asked: StepParts, finding: Finding) -> str:
     """Look at the tensors."""
     if "trace" in (asked.a.kind, asked.b.kind):
         return closer(asked, finding)
@@ -114,12 +115,13 @@ def look(asked: StepParts, finding: CauseFound) -> str:
     return f"aprfmt diff {shlex.quote(str(asked.a.path))} {shlex.quote(str(asked.b.path))}{picked}"
 
 
-def stored(asked: StepParts, finding: CauseFound) -> str:
-    """Write B anew where the cause is proven; else look at the tensors."""
-    return (again if finding.confirmed else look)(asked, finding)
+def stored(asked: StepParts, finding: Finding) -> str:
+    """Write B anew where the cause is proven, or bytes are damaged; else look at the tensors."""
+    anew = written_anew(finding.cause, finding.confirmed)
+    return (again if anew else look)(asked, finding)
 
 
-def closer(asked: StepParts, finding: CauseFound) -> str:
+def closer(asked: StepParts, finding: Finding) -> str:
     """Capture every point of the layer where the two part."""
     side = asked.b if asked.b.kind == "trace" or asked.a.kind != "trace" else asked.a
     model = side.model or asked.a.model or asked.b.model
@@ -134,17 +136,17 @@ def closer(asked: StepParts, finding: CauseFound) -> str:
     )
 
 
-def tokens(asked: StepParts, finding: CauseFound) -> str:
+def tokens(asked: StepParts, finding: Finding) -> str:
     """Look at the tokenizers."""
     return f"aprfmt diff {asked.pair} --only tokenizer"
 
 
-def distances(asked: StepParts, finding: CauseFound) -> str:
+def distances(asked: StepParts, finding: Finding) -> str:
     """List how far the tensors are apart."""
     return f"aprfmt diff {asked.pair} --top 20"
 
 
-def reach(asked: StepParts, finding: CauseFound) -> str:
+def reach(asked: StepParts, finding: Finding) -> str:
     """Run what no probe reached; a draft head, where it is only that."""
     if asked.b.model is not None and in_head(asked.b.model, finding.where):
         return f"aprfmt eval {shlex.quote(asked.b.text)} --draft --text TEXT"
@@ -156,37 +158,36 @@ def reach(asked: StepParts, finding: CauseFound) -> str:
     return f'aprfmt diagnose {asked.pair} --prompt "$(cat TEXT)"'
 
 
-def nothing(asked: StepParts, finding: CauseFound) -> str:
+def nothing(asked: StepParts, finding: Finding) -> str:
     """Nothing is left to do."""
     return ""
 
 
-# By cause; what has no row goes by its level.
+# By the name that a cause's row has as `next`; what has none goes by its level.
 STEPS: Mapping[str, StepText] = {
-    "capture_point": nothing, "capture_rows": nothing, "none": nothing, "extra_tensor": nothing,
-    "missing_bias": stored, "tied_embedding": again, "derived": distances, "nonfinite": look,
-    "lora_merge": distances,
+    "nothing": nothing, "stored": stored, "again": again, "distances": distances, "look": look,
 }  # fmt: skip
 LEVELS: Mapping[str, StepText] = {
     "identity": tokens, "config": settings, "tensor": stored, "forward": closer, "capture": nothing,
 }  # fmt: skip
 
 
-def step(asked: StepParts, finding: CauseFound) -> str:
+def step(asked: StepParts, finding: Finding) -> str:
     """Return the command of a finding, "" where nothing is to be done."""
     if finding.next or finding.verdict in ("same", "precision"):
         return finding.next
     if finding.exercised == "not_exercised":
         return reach(asked, finding)
-    made = STEPS.get(finding.cause, LEVELS[finding.level])
+    named = CAUSES[finding.cause].next if finding.cause else ""
+    made = STEPS[named] if named else LEVELS[finding.level]
     if made is again and finding.level == "forward":
         made = closer
     return made(asked, finding)
 
 
 def with_next(
-    a: Side, b: Side, ids: Sequence[int], findings: Sequence[CauseFound], lengths: Mapping[int, int]
-) -> list[CauseFound]:
+    a: Side, b: Side, ids: Sequence[int], findings: Sequence[Finding], lengths: Mapping[int, int]
+) -> list[Finding]:
     """Return findings with their next steps; `lengths` are tokens that reach one, by its number."""
     return [
         replace(

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from aprfmt.compare.thresholds import of_statistics
-from aprfmt.compare.traced import TraceLike
 from aprfmt.diagnosis.direct import keys_of
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.nextstep import mapping
+from aprfmt.measure.tolerances import of_statistics
+from aprfmt.measure.trace_view import TraceLike
 from aprfmt.tensors.stats import compute
 
 COLUMNS = ("mean", "std", "min", "max", "l2")

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from aprfmt.diagnosis.found import CauseFound
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 
 
 def own_names(
-    findings: Iterable[CauseFound], a: Model | None, b: Model | None
+    findings: Iterable[Finding], a: Model | None, b: Model | None
 ) -> Mapping[str, tuple[str, ...]]:
     """Return the stored names of every place that a file has a name for.
 

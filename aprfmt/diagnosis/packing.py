@@ -17,11 +17,12 @@ from aprfmt.base.protocols import Value
 from aprfmt.codecs.dialect import Dialect, StoredPart
 from aprfmt.codecs.dialects import DIALECTS, dialects_at
 from aprfmt.codecs.lattice import PackedWeight
-from aprfmt.compare.bounds import fit
 from aprfmt.diagnosis.block_scales import find_wrong_scales
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.packing_repairs import Mended, StoredWeight, not_numbers, numbers, repairs
 from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.measure.bounds import fit
+from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
 from aprfmt.tensors.companions import as_part, section_of
@@ -36,7 +37,7 @@ MOST = 8  # weights that are put right; what is wrong with one is wrong with all
 class Unpacked:
     """What was found: causes with their weights, and what could not be put right."""
 
-    findings: list[CauseFound] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
@@ -69,11 +70,11 @@ def examine(
     return told if told.findings else None
 
 
-def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> CauseFound:
+def _finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> Finding:
     """Return the cause of some weights, given as (name, what is wrong, whether that was seen)."""
     sure = all(row[2] for row in rows)
     more = f", and so in {len(rows) - 1} more" if len(rows) > 1 else ""
-    return CauseFound(
+    return Finding(
         cause, f"{label}: {rows[0][0]}: {rows[0][1]}{more}", "tensor", "bug",
         tuple(row[0] for row in rows), sure,
         residual_before=1.0 if sure else None, residual_after=0.0 if sure else None,

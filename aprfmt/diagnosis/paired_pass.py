@@ -7,14 +7,12 @@ no more than one layer of each side is kept.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.nonfinite import NonFinite
-from aprfmt.compare.traces import Between, PointDiff
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplied
 from aprfmt.diagnosis.parts import Touched
 from aprfmt.inference.backends import BACKENDS
@@ -22,6 +20,8 @@ from aprfmt.inference.forward import Span
 from aprfmt.inference.replay.patched_model import PassLocation, PatchedModel
 from aprfmt.inference.replay.shadow import PointRecorder
 from aprfmt.inference.weights import Holder, free_budget
+from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.traces import Between, PointDiff
 from aprfmt.model import Model
 
 Array = NDArray[Any]
@@ -273,10 +273,7 @@ def measured(pair: Between, key: str, dtype: str, actual: Array, reference: Arra
     shares of one norm. NaN and infinities keep their sides: `a` is A's count, the reference's.
     """
     found = pair.compare(key, (dtype, dtype), actual, reference)
-    odd = found.nonfinite
-    if odd is None:
-        return found
-    return replace(found, nonfinite=replace(odd, a=odd.b, b=odd.a, values=odd.values[::-1]))
+    return found.with_sides_exchanged
 
 
 def of_both(mine: Array, theirs: Array) -> tuple[Array, Array]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis.direct import place_of
 from aprfmt.diagnosis.found import PointRow
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
+from aprfmt.measure.traces import PointDiff
 
 
 def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, ShadowPass]) -> list[PointRow]:

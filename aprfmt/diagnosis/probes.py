@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.compare.diffs import EQUAL, DiffReport
-from aprfmt.compare.explain.reading import Reader
+from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.paired_pass import Probe
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.probe_ids import LONGEST, TILE, choose_ids, reaches
 from aprfmt.inference.rope import lengthy
+from aprfmt.measure.records import EQUAL
+from aprfmt.measure.row_reader import Reader
 from aprfmt.model import Model
 
 MOST_ROWS = 24  # differing rows of the embedding that are put among the ids

@@ -8,8 +8,8 @@ does not; and a point that agrees as it was recorded was not taken elsewhere.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.diagnosis.answers import Divergence
-from aprfmt.diagnosis.mismatch import Change, Layers
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, shadow_pass

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.measured import rel_l2
+from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import norm
 
 Array = NDArray[Any]

@@ -1,6 +1,6 @@
 """Whether a change can act on a point at all: told without a pass, from what it replaces."""
 
-from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 
@@ -10,14 +10,14 @@ ROUTED = ("experts", "expert_w", "router_margin")
 def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
     """Say whether a change replaces something that the operations before the point use.
 
-    Changes of hyperparameters may act on anything.
+    Changes of hyperparameters and of the block may act on anything.
     """
     before = case.patched
     try:
         after = change.make(before, layers)
     except (AprfmtError, ValueError, KeyError):
         return False
-    if after.hp is not before.hp:
+    if after.hp is not before.hp or after.spec is not before.spec:
         return True
     ops = {call.op for call in case.view.calls if call.op not in MOVES}
     if any(

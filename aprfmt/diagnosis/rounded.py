@@ -10,11 +10,11 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from aprfmt.compare.bounds import NMSE
-from aprfmt.compare.thresholds import ALL_PRODUCTS, products_of
-from aprfmt.compare.traced import RecordLike, TraceLike, WrappedTrace
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
+from aprfmt.measure.bounds import NMSE
+from aprfmt.measure.tolerances import ALL_PRODUCTS, products_of
+from aprfmt.measure.trace_view import RecordLike, TraceLike, WrappedTrace
 
 
 def arithmetic(found: ShadowPass) -> str:

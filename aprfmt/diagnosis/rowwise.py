@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.diagnosis.hypotheses.attention import masked
-from aprfmt.diagnosis.hypotheses.cache import cache_change
-from aprfmt.diagnosis.hypotheses.rope import positions_change
-from aprfmt.diagnosis.hypotheses.turning import places
-from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.attention import masked
+from aprfmt.causes.forward.kv_cache import cache_change
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.residual_stream import ids_change
+from aprfmt.causes.forward.rope import positions_change
+from aprfmt.causes.forward.rotations import places
 
 Array = NDArray[Any]
 ZERO = -1  # a row that was never written
 NEAR = 12  # earlier rows that are tried for a token
+SMALL = 512  # ids of a vocabulary that are all tried for a token
 FAR = 40  # steps by which positions are tried to jump
 WIDEST = 64  # tokens at the start that may all see each other
 AGREES = 2.0  # times the tolerance of a point, for one of its rows
@@ -35,13 +37,15 @@ Tries = Callable[[int, int], Iterator[int]]  # of a token, and the step of the o
 class Solver:
     """What is solved for each token: `make` builds the change, `tries` yields a token's values.
 
-    `own` are the right ones, `highest` is the largest there is (None: no bound).
+    `own` are the right ones, `highest` is the largest there is (None: no bound). `single`: a
+    token's value says nothing of the next one's.
     """
 
     own: Array
     make: Make
     highest: int | None
     tries: Tries
+    single: bool = False
 
 
 def solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
@@ -52,6 +56,10 @@ def solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
         yield name, Solver(own, _cached(keys, values), n - 1, _rows(n))
     where = places(case.patched)
     yield "rope", Solver(where, lambda at: positions_change(where, at), None, _steps(where))
+    vocabulary = int(case.patched.hp["vocab_size"])
+    if vocabulary <= SMALL:
+        ids = np.asarray(case.patched.ids)
+        yield "embed", Solver(ids, lambda read: ids_change(ids, read), None, _ids(vocabulary), True)
 
 
 def _cached(keys: bool, values: bool) -> Make:
@@ -67,6 +75,11 @@ def _rows(n: int) -> Tries:
         yield from (row for row in dict.fromkeys(found) if ZERO <= row < n and row != token)
 
     return tries
+
+
+def _ids(vocabulary: int) -> Tries:
+    """Return the ids to try for a token: all of a vocabulary that is small."""
+    return lambda token, shift: iter(range(vocabulary))
 
 
 def _steps(where: Array) -> Tries:
@@ -113,6 +126,11 @@ def _candidates(
     """
     own = solver.own
     for value in solver.tries(token, shift):
+        if solver.single:
+            alone = values.copy()
+            alone[token] = value
+            yield alone, 0, 1
+            continue
         step = 0 if value == ZERO else value - int(own[token])
         if step:
             moved = values.copy()
@@ -144,6 +162,10 @@ def masks(late: Array, n: int) -> Iterator[Change]:
             f"attention reaches back within chunks of {first} tokens only",
             causal & (at[:, None] // first == at[None] // first),
         )
+    for hidden in range(1, min(first, 9)):  # evicted once later tokens came
+        seen = causal & ((at[None] >= hidden) | (at[:, None] < first))
+        what = "key is" if hidden == 1 else f"{hidden} keys are"
+        yield _mask(f"the first {what} gone from token {first} on", seen)
     for hidden in range(1, min(first + 1, 9)):
         seen = causal & (at[None] >= hidden)
         seen |= np.eye(n, dtype=np.bool_)

@@ -13,21 +13,29 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from aprfmt.diagnosis.hypotheses.attention import scale_change
-from aprfmt.diagnosis.hypotheses.norm import eps_change
-from aprfmt.diagnosis.hypotheses.rope import divided_change, theta_change
-from aprfmt.diagnosis.hypotheses.usual import groups, kinds_of_layers, usual_changes, window_change
-from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
-from aprfmt.diagnosis.hypotheses.usual_steps import single_layers
-from aprfmt.diagnosis.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.attention import scale_change
+from aprfmt.causes.forward.experts import capacity
+from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
+from aprfmt.causes.forward.norm import eps_change
+from aprfmt.causes.forward.rope import divided_change, theta_change
+from aprfmt.causes.forward.usual_blocks import Usual
+from aprfmt.causes.forward.usual_mistakes import (
+    groups,
+    kinds_of_layers,
+    usual_changes,
+    window_change,
+)
+from aprfmt.causes.forward.usual_steps import single_layers
 from aprfmt.diagnosis.relevant import acts
 from aprfmt.diagnosis.rowwise import AGREES, masks, solved, solvers
 from aprfmt.inference.replay.patched_model import MOVES
 from aprfmt.inference.replay.shadow import ShadowPoint
 
-RUNS = 1200  # passes of a small model at one divergence
+RUNS = 2000  # passes of a small model at one divergence
 WORK = 4e10  # products of all passes of a large one
 ALL = 1.5  # the passes at all divergences of a trace together, times those at one
+FITTED = 0.35  # share of the passes that are left to rows and numbers
+JOINED = 0.6  # share of the passes at one divergence that joined changes have at least
 DEEPEST = 4  # changes that are joined
 OTHERS = 300  # passes to look for something else that would explain joined changes as well
 LEAST = 0.02  # digits by which a change must bring the rows nearer to be continued
@@ -59,7 +67,7 @@ class TriedSteps:
 
 
 @dataclass
-class Purse:
+class SearchBudget:
     """The work that is left for all searches of one trace: 1 is that of one divergence."""
 
     left: float = ALL
@@ -70,7 +78,7 @@ class Search:
     """The search at one divergence. `runs` of `allowed` passes are left; `tried` are made."""
 
     case: Mismatch
-    purse: Purse = field(default_factory=Purse)
+    budget: SearchBudget = field(default_factory=SearchBudget)
     runs: int = 0
     allowed: int = 0
     most: int = 1
@@ -84,7 +92,7 @@ class Search:
         share = len(spanned(self.case)) / max(patched.n_layers, 1)
         work = max(1.0, held * len(patched.ids) * min(share, 1.0))
         self.most = int(min(RUNS, max(24, WORK / work)))
-        self.runs = self.allowed = int(self.most * min(1.0, self.purse.left))
+        self.runs = self.allowed = int(self.most * min(1.0, self.budget.left))
 
     # --- one pass ---------------------------------------------------------------------------
 
@@ -101,7 +109,7 @@ class Search:
             return None
         self.runs -= 1
         self.tried += 1
-        self.purse.left -= 1 / self.most
+        self.budget.left -= 1 / self.most
         return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
     def nearness(self, view: ShadowPoint) -> float:
@@ -129,17 +137,26 @@ class Search:
         self.singles = list(self._measured(self._usual()))
         found = [one for one in self.singles if self.solves(one)]
         if not found:
-            found = [one for one in self._measured(self._in_one_layer()) if self.solves(one)]
+            most = int(FITTED * self.allowed)
+            alone = self._measured(self._in_one_layer(), most)
+            found = [one for one in alone if self.solves(one)]
         if not found:
             found = [one for one in self._measured(self._by_rows()) if self.solves(one)]
         if not found:
             fitted = list(self._measured(self._fitted()))
             self.singles += fitted
             found = [one for one in fitted if self.solves(one)]
-        return found or (self._joined() if joined else [])
+        if found or not joined:
+            return found
+        # Single layers take many passes; joined changes have their own share of them.
+        self.runs = max(self.runs, int(JOINED * self.allowed))
+        return self._joined()
 
-    def _measured(self, steps: Iterator[SearchStep]) -> Iterator[TriedSteps]:
+    def _measured(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
+        """Yield the steps that can be made, until so many passes are left."""
         for step in steps:
+            if self.runs <= left:
+                return
             tried = self.measure((step,))
             if tried is not None:
                 yield tried
@@ -177,7 +194,10 @@ class Search:
         """Yield masks, cached rows and positions that are solved from the rows that differ."""
         case = self.case
         ops = {call.op for call in case.view.calls}
-        if len(case.rows) != case.tokens or not ops & {"probs", "mix", "scores", "rope"}:
+        if "add_weighted" in ops and len(case.rows) == case.tokens:
+            for change in capacity(case):
+                yield SearchStep(change, None)
+        if len(case.rows) != case.tokens or not ops & {"probs", "mix", "scores", "rope", "embed"}:
             return
         bound = AGREES * case.view.tolerance
         rows = case.by_row(case.view)
@@ -191,7 +211,7 @@ class Search:
                     yield SearchStep(change, layers)
         for op, solver in solvers(case):
             for layers in scopes:
-                if op in ops and (layers is None or op != "rope"):
+                if op in ops and (layers is None or op not in ("rope", "embed")):
                     found = solved(solver, self._rows_of, layers, rows, bound)
                     if found is not None:
                         yield SearchStep(found, layers)

@@ -6,11 +6,13 @@ What needs roles, hyperparameters or a pass is left out and said; what `diff` kn
 from collections import Counter
 
 from aprfmt.compare import diff_models
-from aprfmt.compare.diffs import EQUAL, DiffReport
-from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence
+from aprfmt.compare.diffs import DiffReport
+from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.models import related_causes
 from aprfmt.diagnosis.tensors import explained_findings
 from aprfmt.diagnosis.unread import refused
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import EQUAL
 from aprfmt.model import Model
 
 _SHOWN = 12
@@ -30,7 +32,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     if left:
         shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
         findings.append(
-            CauseFound("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
+            Finding("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
         )
     counts = Counter(row.verdict for row in report.tensors)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())

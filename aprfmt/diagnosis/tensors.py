@@ -1,23 +1,25 @@
 """Level three for two models: stored tensors, and the effect of each finding on the pass."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.compare.causes import CAUSES, Verdict
-from aprfmt.compare.diffs import DiffReport, TensorDiff
-from aprfmt.compare.explain.foreign import foreign
-from aprfmt.compare.explain.reading import Reader
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.causes import CAUSES
+from aprfmt.causes.tensor.foreign_values import foreign
+from aprfmt.causes.tensor.summary import measured
+from aprfmt.compare.diffs import DiffReport
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.records import TensorDiff
+from aprfmt.measure.row_reader import Reader
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 
 PADDED = "padded_vocabulary"
 SHOWN = 4  # errors of tensors that cannot be read
-EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
 
 
 def compare_tensors(
@@ -79,7 +81,7 @@ def not_finite(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
         yield Evidence("tensor", f"{key}: {found.says()}", (key,), float(found.alone))
 
 
-def _another(a: Model, b: Model, finding: CauseFound, part: Touched, found: Levels) -> CauseFound:
+def _another(a: Model, b: Model, finding: Finding, part: Touched, found: Levels) -> Finding:
     """Check whether a stale tensor may be a damaged one; if so, the finding is not confirmed."""
     if finding.cause != "stale_tensor" or finding.confirmed:
         return finding
@@ -112,7 +114,7 @@ def _missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> N
         biases = tuple(key for key in keys if key.endswith(".bias"))
         if biases:
             found.add(
-                CauseFound(
+                Finding(
                     "missing_bias",
                     f"{side} lacks {len(biases)} biases of the other's: {', '.join(biases[:4])}",
                     "tensor", "bug", biases, False, side=side,
@@ -161,7 +163,7 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
         many = f"{len(keys)} tensor{'s' if len(keys) > 1 else ''}"
         shown = ", ".join(keys[:4]) + (", ..." if len(keys) > 4 else "")
         found.add(
-            CauseFound(
+            Finding(
                 "extra_tensor",
                 f"{side} has {many} that the other has not and {name} does not read: {shown}",
                 "tensor", CAUSES["extra_tensor"].verdict, tuple(keys), True, side=side,
@@ -177,40 +179,14 @@ def _extras(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> No
 
 def explained_findings(
     report: DiffReport, explained: set[str]
-) -> Iterator[tuple[CauseFound, Touched]]:
-    """Yield one finding per explanation of compare.explain, with all its tensors."""
+) -> Iterator[tuple[Finding, Touched]]:
+    """Yield each finding about stored tensors, with those that nothing explained before."""
     by_key = {row.key: row for row in report.tensors}
-    for group in report.findings:
-        keys = tuple(key for key in group.keys if key not in explained)
-        rows = [by_key[key].explanation for key in keys]
-        made = [row for row in rows if row is not None]
-        if not made or group.cause not in CAUSES:
-            continue
-        before = [row.residual_before for row in made if row.residual_before is not None]
-        after = [row.residual_after for row in made if row.residual_after is not None]
-        stats = [(key, by_key[key].stats) for key in keys]
-        odd = {key: asdict(row.nonfinite) for key, row in stats
-               if row is not None and row.nonfinite is not None}  # fmt: skip
-        where = tuple(dict.fromkeys(key for row in made for key in row.where))
-        yield (
-            CauseFound(
-                group.cause,
-                group.text,
-                "tensor",
-                _verdict(group.cause, after),
-                where,
-                group.confirmed,
-                residual_before=max(before, default=None),
-                residual_after=max(after, default=None),
-                of="stored values",
-                values={"evidence": [list(row.evidence) for row in made[:8]]}
-                | ({"nonfinite": odd} if odd else {}),
-                reached=group.certainty,
-                share=group.share,
-                detail=group.detail,
-            ),
-            Touched(("vocab_size",) if group.cause == PADDED else (), keys),
-        )
+    for finding in report.findings:
+        rows = [by_key[key] for key in finding.keys if key not in explained]
+        if rows and finding.cause in CAUSES:
+            found = measured(finding, rows)
+            yield found, Touched(("vocab_size",) if found.cause == PADDED else (), found.keys)
 
 
 def padded(rows: Sequence[TensorDiff]) -> bool:
@@ -218,13 +194,7 @@ def padded(rows: Sequence[TensorDiff]) -> bool:
     return any(row.explanation is not None and row.explanation.cause == PADDED for row in rows)
 
 
-def _verdict(cause: str, after: Sequence[float]) -> Verdict:
-    """Return a cause's verdict; an equal function with roundings of its own is precision."""
-    verdict = CAUSES[cause].verdict
-    return "precision" if verdict == "same" and max(after, default=0.0) > EXACT else verdict
-
-
-def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[CauseFound, Touched]]:
+def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
     """Yield the tensors that are within the rounding of a coarser encoding, by cause."""
     groups: dict[tuple[str, str], list[TensorDiff]] = {}
     for row in rows:
@@ -238,7 +208,7 @@ def _copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[CauseFound, Touched]]:
         off = max((row.steps_off for row in chosen if row.steps_off is not None), default=None)
         steps = "" if off is None else f", at most {off:.3g} steps apart"
         yield (
-            CauseFound(
+            Finding(
                 cause,
                 f"{len(chosen)} tensors are {coarser} on one side, within its rounding{steps}",
                 "tensor", "precision", keys, True,
@@ -259,11 +229,11 @@ def _is_blocked(name: str) -> bool:
     return encoding_row(name.split("+")[0]).block_size != 1
 
 
-def _strange(rows: Sequence[TensorDiff]) -> tuple[CauseFound, Touched]:
+def _strange(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
     keys = tuple(row.key for row in rows)
     worst = max((row.stats.rel_l2 for row in rows if row.stats is not None), default=None)
     return (
-        CauseFound(
+        Finding(
             "stale_tensor",
             f"{len(rows)} tensors have other values, which nothing relates to the other side's: "
             f"{', '.join(keys[:3])}",

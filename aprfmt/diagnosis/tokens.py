@@ -1,9 +1,10 @@
 """Level one: the tokenizers, chat templates and generation settings of two models."""
 
-from aprfmt.compare.texts import lacking_tokenizer
-from aprfmt.compare.tokens import TokenFinding, compare_tokens
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.causes.tokenizer.comparison import TokenFinding, compare_tokens
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.texts import lacking_tokenizer
 from aprfmt.model import Model
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
@@ -29,7 +30,7 @@ def tokenizers(a: Model, b: Model, found: Levels) -> None:
     found.left = lacking_tokenizer(a, b, report)
 
 
-def _cause(row: TokenFinding) -> CauseFound:
+def _cause(row: TokenFinding) -> Finding:
     one = row.difference
     says = one.says
     if row.example:
@@ -37,7 +38,7 @@ def _cause(row: TokenFinding) -> CauseFound:
         says += f", {row.example[-1].partition(' is ')[2]} in B"
     elif not row.shown:
         says += "; no probe text and no conversation shows it"
-    return CauseFound(
+    return Finding(
         one.cause, says, "identity", "bug", one.where, row.shown, "", row.before, row.after, _OF,
         {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if row.shown else "not_exercised",
         reached="explained" if row.after == 0 else "located", counted=True,

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config
 from aprfmt.tensors.companions import SECTIONS, section_of
@@ -15,7 +16,7 @@ _NEAR = 0.5
 _TRIED = 12  # weights that are read by the claim, of however many there are
 
 
-def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Evidence] | None:
+def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evidence] | None:
     """Return `bad` with the claim of packing that `good` has, and its absence as a finding.
 
     None where `bad` says itself how its weights are read, holds other tensors than `good`'s packed
@@ -43,7 +44,7 @@ def unclaimed(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, E
     other = "A" if label == "B" else "B"
     where = tuple(sorted(names))
     method = section.get("quant_method", "unnamed")
-    finding = CauseFound(
+    finding = Finding(
         "packing_claim", f"{label}: {lacks}; {len(where)} of its weights are packed as {other}'s "
         f"are, whose method is {method!r}: {label} needs what {other} says of them",
         "tensor", "bug", where, away < _NEAR, "", 1.0, away,

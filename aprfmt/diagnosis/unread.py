@@ -6,21 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch.values import same_value
-from aprfmt.compare.measured import rel_l2
-from aprfmt.diagnosis.config import HYPER_CAUSES
+from aprfmt.causes.hyperparameters import hyper_causes
 from aprfmt.diagnosis.flags import logits
-from aprfmt.diagnosis.found import CauseFound, Evidence
+from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.mixing import between
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 
 _MOST = 64  # differing keys that are tried
 Path = tuple[str, ...]
 
 
-def restored(good: Model, bad: Model, label: str) -> tuple[Model, CauseFound, Evidence] | None:
+def restored(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evidence] | None:
     """Return `bad` with one key of its config.json as in `good`, and that key as a finding.
 
     None where both can be read, where `good` cannot, or where no single key makes `bad` readable.
@@ -77,7 +78,7 @@ def unfit(model: Model) -> str:
     )
 
 
-def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> CauseFound:
+def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> Finding:
     equal = all(
         name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
     )
@@ -86,7 +87,7 @@ def _finding(good: Model, made: Model, path: Path, cause: str, label: str) -> Ca
     name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"
     value = _at(good.config, path)
-    return CauseFound(
+    return Finding(
         cause, f"{label}'s configuration does not fit its tensors: {key} is {value} in {other} and "
         f"missing or another in {label}; with {other}'s value it is read"
         + ", and says the same" * equal,
@@ -114,9 +115,9 @@ def _cause(model: Model, path: Path) -> str:
     for end in range(len(path), 0, -1):
         name = read.get(".".join(path[:end]))
         if name is not None:
-            return HYPER_CAUSES.get(name, "")
+            return hyper_causes().get(name, "")
     nested = next((key for key in read if key.startswith(f"{path[0]}.") and len(path) > 1), "")
-    return HYPER_CAUSES.get(read.get(nested, ""), "")
+    return hyper_causes().get(read.get(nested, ""), "")
 
 
 def _apart(good: Mapping[str, Any], bad: Mapping[str, Any], above: Path = ()) -> Iterator[Path]:

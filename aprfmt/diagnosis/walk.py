@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.compare.traced import backend_name, records_ids
-from aprfmt.compare.traces import PointDiff
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blend import stored_values
-from aprfmt.diagnosis.examine import examine
 from aprfmt.diagnosis.forward import JudgedTrace, common, judged
-from aprfmt.diagnosis.found import CauseFound, Diagnosis, Evidence, PointRow
+from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
@@ -33,8 +30,19 @@ from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.trace_view import backend_name, records_ids, unread_arrays
+from aprfmt.measure.traces import PointDiff
 from aprfmt.model import Model
-from aprfmt.model.ledger import Kind, Ledger, NotCompared, joined_ledgers, ledger, not_compared
+from aprfmt.model.ledger import (
+    OF_A_PASS,
+    Kind,
+    Ledger,
+    NotCompared,
+    joined_ledgers,
+    ledger,
+    not_compared,
+)
 
 
 @dataclass
@@ -52,7 +60,7 @@ class Walk:
     traces: dict[str, Trace] = field(default_factory=dict)
     judged: dict[str, JudgedTrace] = field(default_factory=dict)
     points: list[PointRow] = field(default_factory=list)
-    rows_apart: CauseFound | None = None  # two traces compared on the rows that both have
+    rows_apart: Finding | None = None  # two traces compared on the rows that both have
     pairs: Sequence[PointDiff] = ()
     pair: ModelPair | None = None  # two different models
     chosen: Chosen | None = None  # their probes
@@ -74,14 +82,16 @@ class Walk:
         )  # fmt: skip
 
     def _left(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
-        """Return what two models hold that was not compared, and their ledgers."""
+        """Return what both sides hold that was not compared, and the ledgers of two models."""
         a, b = self.a.model, self.b.model
         report = self.levels.report
+        arrays = unread_arrays(*self.traces.values())
         if a is None or b is None or report is None:
-            return (), None
+            model = a or b or self.reference
+            return (*arrays, *(() if model is None else ledger(model, OF_A_PASS).left)), None
         kinds: tuple[Kind, ...] = ("tokenizer part", "generation setting")
         sides = ledger(a, kinds), ledger(b, kinds)
-        left = (*report.not_compared, *self.levels.left, *not_compared(*sides, kinds))
+        left = (*report.not_compared, *self.levels.left, *not_compared(*sides, kinds), *arrays)
         whole = report.ledgers or ()
         joined = [joined_ledgers(one, more) for one, more in zip(whole, sides, strict=False)]
         return left, (joined[0], joined[1]) if joined else None
@@ -291,6 +301,8 @@ class Walk:
             trace = self._taken(side, found_trace)
         if self.levels.reason:
             return
+        from aprfmt.diagnosis.examine import examine  # with every cause of a pass
+
         patched = PatchedModel.of(model, self.ids, dtype, self.memory)
         recorded = RecordedTrace(trace, self.ids, {})
         found = judged(side.label, examine(patched, recorded), self.ids, str(model.path))
@@ -337,7 +349,9 @@ class Walk:
         if len(self.traces) < 2:
             return
         a, b = self.traces["A"], self.traces["B"]
-        pairs = direct.compared(a, b, moe)
+        # A is right by agreement, or the model that a trace is held to.
+        reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
+        pairs = direct.compared(a, b, moe, reference)
         self._paired(pairs)
         self.levels.evidence += observations(a, b, "MODEL" if model is None else str(model.path))
         compared = sum(pair.rel_l2 is not None for pair in pairs)

@@ -3,21 +3,27 @@
 from collections.abc import Iterator, Sequence
 
 from aprfmt.compare.short_answer import PLACES, Line, short_answer
-from aprfmt.diagnosis.found import CauseFound, Diagnosis
+from aprfmt.diagnosis.found import Diagnosis
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import NAMED
+from aprfmt.model.ledger import listed_items
 
 MOST = 24  # lines under a title; JSON has all
 
 
-def first_lines(result: Diagnosis, style: str = "") -> list[Line]:
+def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[Line]:
     """Return the answer in at most 12 lines: verdict, cause, place, certainty, next command."""
     shown = [row for row in result.findings if row.verdict not in ("same", "precision")]
     lead = result.lead is not None and not result.reason
     causes = result.causes if lead else [row.named(result.stored) for row in shown]
-    open_items = [row.says for row in result.pronounced.not_compared if row.state != "equal"]
-    left = [*result.coverage.not_reached, *(open_items if lead else ())]
+    rows = [row for row in result.pronounced.not_compared if row.state != "equal"]
+    open_items = [listed_items(rows).removeprefix("; not compared: ")] if rows else []
+    # Rounding is judged by the values, all of them: no pass over them is owed.
+    unrun = () if result.kind in ("same", "precision") else result.coverage.not_reached
     return short_answer(
-        (result.sentence, style), causes, first_said=lead, left=left, commands=result.next
-    )
+        (result.sentence, style), causes, first_said=lead, left=open_items if lead else (),
+        unrun=unrun, commands=result.next, names=names,
+    )  # fmt: skip
 
 
 def causes(result: Diagnosis) -> Iterator[tuple[str, str]]:
@@ -26,7 +32,7 @@ def causes(result: Diagnosis) -> Iterator[tuple[str, str]]:
         yield from _cause(finding, finding is result.lead)
 
 
-def _cause(finding: CauseFound, lead: bool) -> Iterator[tuple[str, str]]:
+def _cause(finding: Finding, lead: bool) -> Iterator[tuple[str, str]]:
     """Yield a finding's lines; the first line has said already what the lead says."""
     side = f" in {finding.side}" if finding.side else ""
     name = finding.cause or "unknown cause"

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.thresholds import DISCRETE, SMALLEST_BUG
-from aprfmt.compare.traced import TraceLike
 from aprfmt.diagnosis.direct import NO_POINT, place_of
 from aprfmt.errors import AprfmtError
+from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.tolerances import DISCRETE, SMALLEST_BUG
+from aprfmt.measure.trace_view import TraceLike
 from aprfmt.model import Model
 
 WINDOW = 1 << 20  # elements looked at together

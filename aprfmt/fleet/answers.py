@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from aprfmt.fleet.questions import UNREAD
 from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Row
 
 
@@ -53,6 +54,7 @@ def facts_of(row: Row) -> RowFacts:
         identity, name, outcome, "",
         row["found"] if shown else "",
         json.dumps(row["findings"]) if shown else "",
+        json.dumps(details) if name in UNREAD else "",
         model=_model(name, details),
         tensors=_tensors(details) if name == "digests" else (),
     )  # fmt: skip

@@ -24,6 +24,7 @@ from aprfmt.model.manifest import tensor_rows
 from aprfmt.tensors.companions import all_bytes
 
 ARCHITECTURE = "general.architecture"
+UNREAD = ("unread", "unexpected")  # the checks whose warnings are items that no table lists
 SHOWN = 5  # findings kept of one answer; `validate` has them all
 
 
@@ -131,8 +132,10 @@ def _of_check(row: Any) -> Question:
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
         found = answer.why or next(filter(None, lines), "")
         return Said(
-            answer.outcome, found, [asdict(one) for one in itertools.islice(answer.findings, SHOWN)]
-        )
+            answer.outcome, found,
+            [asdict(one) for one in itertools.islice(answer.findings, SHOWN)],
+            {"items": len(answer.findings)} if row.name in UNREAD else None,
+        )  # fmt: skip
 
     return Question(row.name, row.proves, asked)
 

@@ -15,6 +15,7 @@ from aprfmt.fleet.subjects import FleetModel, Unlisted, find
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
 from aprfmt.remote.traffic import TRAFFIC
 
 UnitProgress = Callable[[int, int], None]  # units done, units in all
@@ -64,16 +65,39 @@ class ScanReport:
     @property
     def exit_code(self) -> int:
         """0 nothing failed; 1 a check failed; 2 something was not asked or not answered."""
+        return self.pronounced.exit
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over all answers; what was not asked or not answered leaves it open.
+
+        Models that have items which no table lists are named.
+        """
         counts = self.found["counts"]
-        if counts["FAIL"]:
-            return 1
-        return 2 if counts[ERROR] or self.left or not counts["PASS"] else 0
+        lost = [NotCompared("question", f"without an answer: {counts[ERROR]}", "unreadable")]
+        budget = [NotCompared("question", f"left by the budget: {self.left}", "unreadable")]
+        left = (
+            *(lost if counts[ERROR] else ()),
+            *(budget if self.left else ()),
+            *(
+                NotCompared("model", row["model"], "unread", f"{row['items']} items of it")
+                for row in self.found.get("unread", ())
+            ),
+        )
+        scope = (
+            f": {len(self.found['models'])} models: {counts['PASS']} answers passed, "
+            f"{counts['FAIL']} failed, {counts['NOT_RUN']} not run, {counts[ERROR]} errors"
+        )
+        ran = {"answers": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
+        words = Words("PASS", "FAIL", "NOT-RUN")
+        return pronounce(words, Compared(bool(counts["FAIL"]), ran, left, scope=scope))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
         return {
             "results": str(self.out), "asked": self.asked, "kept": self.kept, "left": self.left,
             "seconds": round(self.seconds, 3), "requests": self.requests, **self.found,
+            **self.pronounced.to_json(),
         }  # fmt: skip
 
 

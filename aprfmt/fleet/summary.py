@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.fleet.answers import RowFacts
+from aprfmt.fleet.questions import UNREAD
 from aprfmt.fleet.subjects import FleetModel
 from aprfmt.fleet.units import DERIVES, ERROR
 
@@ -131,6 +132,16 @@ class Summary:
             for model, size, places, form, arch, level, kinds, passed, failed, not_run, error
             in lines
         ]  # fmt: skip
+
+    def unread(self) -> list[dict[str, Any]]:
+        """Return the models that have items which no table lists, and how many were named."""
+        count = "json_extract(a.details, '$.items')"
+        lines = self._ask(
+            f"SELECT m.model, sum({count}) FROM answers a JOIN models m ON m.identity = a.identity "
+            f"WHERE a.name IN {UNREAD} AND a.details != '' AND {count} > 0 "
+            "GROUP BY m.model ORDER BY m.model"
+        )
+        return [{"model": model, "items": items} for model, items in lines]
 
     def damage(self) -> list[dict[str, Any]]:
         """Return every check that failed and every question without an answer, by model."""
@@ -250,6 +261,7 @@ class Summary:
         """Return all of it as plain data."""
         return {
             "counts": self.counts(), "models": self.models(), "damage": self.damage(),
+            "unread": self.unread(),
             "faults": self.faults(), "copies": self.copies(), "families": self.families(),
             "templates": self.drift(),
         }  # fmt: skip

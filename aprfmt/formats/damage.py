@@ -27,13 +27,16 @@ class Faults:
         self.broken: dict[str, FormatError] = {}
         self._errors: list[FormatError] = []
 
-    def add(self, error: FormatError, *tensors: str) -> None:
-        """Raise `error`, or collect it; reading one of `tensors` then raises it."""
+    def add(self, error: FormatError, *tensors: str, kind: str = "") -> None:
+        """Raise `error`, or collect it; reading one of `tensors` then raises it.
+
+        `kind` is that of the damage, where the error's own does not say it.
+        """
         if not self.collect:
             raise error
         self._errors.append(error)
         text = str(error).removeprefix(f"{self.where}: ")
-        self.damage.append(Damage(self.where, text, tensors, error.kind))
+        self.damage.append(Damage(self.where, text, tensors, kind or error.kind))
         for name in tensors:
             self.broken.setdefault(name, error)
 

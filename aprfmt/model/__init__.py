@@ -32,7 +32,7 @@ from aprfmt.model.hf_folder import (
 from aprfmt.model.relations import Relation, relations, wrong_modules
 from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
 from aprfmt.remote.paths import RemotePath, is_remote, lists, place
-from aprfmt.tensors.companions import join
+from aprfmt.tensors.companions import any_joined, join
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -236,12 +236,22 @@ class Model(Mapping[str, View]):
     @cached_property
     def resolution(self) -> "Resolution":
         """Architecture, hyperparameters and roles together; raises ArchError or FormatError."""
-        from aprfmt.model.resolve import resolve
-
-        found = resolve(self, self._forced)
+        found = self._resolved
+        if isinstance(found, AprfmtError):
+            raise found.with_traceback(None)
         if found.relations:
             self.style = found.style  # under the relation, whatever most names look like
         return found
+
+    @cached_property
+    def _resolved(self) -> "Resolution | AprfmtError":
+        """What `resolution` gives or raises, which may read every name and is asked often."""
+        from aprfmt.model.resolve import resolve
+
+        try:
+            return resolve(self, self._forced)
+        except AprfmtError as error:
+            return error.with_traceback(None)  # whose frames hold the names
 
     @cached_property
     def kind(self) -> "Kind | None":
@@ -333,7 +343,7 @@ class Model(Mapping[str, View]):
 
     @cached_property
     def _partial_input_scales(self) -> Note | None:
-        if not any(tensor.parts for tensor in self._lazy.values()):
+        if not any_joined(self._lazy):
             return None
         from aprfmt.model.packing import partial_input_scales
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aprfmt.base.regexes import matches_start
+
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
@@ -32,7 +34,8 @@ _LONGEST_FIRST = sorted(ENDS, key=len, reverse=True)
 # Initializations that take their factors out of the base, to which alone the trained ones can be
 # added. PEFT writes another word where it saves an adapter for the base as it was.
 _OF_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
-_UNREAD = ("lora_bias", "alora_invocation_tokens", "target_parameters", "trainable_token_indices")
+_UNREAD = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
+_WRAPPED = ".base_layer"  # of a module that PEFT wrapped more than once
 # What loaders compute from the configuration, and a converter may have added to an adapter.
 _COMPUTED = re.compile(
     r"(^|\.)(rope_freqs|rope_factors_long|rope_factors_short)\.weight$"
@@ -72,6 +75,38 @@ def adapter_parts(model: "Model") -> AdapterParts:
     return AdapterParts(frozenset(spellings), factors, whole, tuple(stray))
 
 
+def unwrapped(module: str) -> tuple[str, int]:
+    """Return the name of a module without PEFT's wrappers, and how many of them stood there."""
+    depth = 0
+    while module.endswith(_WRAPPED):
+        module, depth = module.removesuffix(_WRAPPED), depth + 1
+    return module, depth
+
+
+def target_parameters(config: Mapping[str, Any], module: str) -> tuple[str, ...]:
+    """Return the parameters of a module that PEFT was asked to change by name; () for most.
+
+    An entry names MODULE.PARAMETER, or the end of that. One without a module means every module
+    that is no target itself.
+    """
+    found = []
+    entries = config.get("target_parameters")
+    for entry in entries if isinstance(entries, list) else ():
+        owner, _, name = str(entry).rpartition(".")
+        named = module == owner or module.endswith(f".{owner}")
+        if named if owner else not _is_target_module(config, module):
+            found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
+def _is_target_module(config: Mapping[str, Any], module: str) -> bool:
+    asked = config.get("target_modules")
+    if isinstance(asked, str):
+        return matches_start(rf"({asked})$", module)
+    names = asked if isinstance(asked, list) else ()
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
 def merge_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
     """Return what stands against merging an adapter, "" where names and configuration allow it."""
     kind = config.get("peft_type", "LORA")
@@ -80,6 +115,9 @@ def merge_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
     for key in _UNREAD:
         if config.get(key):
             return f"{key} of adapter_config.json is not read here"
+    odd_pair = _lacking_parameter(config, parts)
+    if odd_pair:
+        return odd_pair
     began = config.get("init_lora_weights")
     if isinstance(began, str) and began.lower().startswith(_OF_BASE):
         return (
@@ -92,4 +130,20 @@ def merge_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
         return f"{odd[0]} is no part of a LoRA that is read here"
     if len(parts.spellings) > 1:
         return f"it has names of {', '.join(sorted(parts.spellings))}"
+    return ""
+
+
+def _lacking_parameter(config: Mapping[str, Any], parts: AdapterParts) -> str:
+    """Return what is wrong with the pairs for single parameters, "" where nothing is."""
+    depths: dict[str, set[int]] = {}
+    for module in parts.factors:
+        name, depth = unwrapped(module)
+        depths.setdefault(name, set()).add(depth)
+    for name, found in depths.items():
+        asked = target_parameters(config, name)
+        if len(found) > max(len(asked), 1) or found != set(range(len(found))):
+            return (
+                f"{name} has {len(found)} pairs, one wrapped in the other, and target_parameters "
+                f"of adapter_config.json names {len(asked)} of its parameters"
+            )
     return ""

@@ -7,12 +7,13 @@ names an architecture gets a model of it.
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped import open_bytes
-from aprfmt.model.adapter_parts import adapter_parts, merge_obstacle
+from aprfmt.model.adapter_parts import adapter_parts, merge_obstacle, target_parameters, unwrapped
 from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
 
 if TYPE_CHECKING:
@@ -48,19 +49,22 @@ FACTOR_PARTS = (".alpha", ".lora_magnitude_vector", ".lora_magnitude_vector.weig
 def _is_adapter(model: "Model") -> bool:
     if _type(model) == "adapter":
         return True
-    return model.format != "gguf" and any(name.endswith(FACTORS) for name in model)
+    return model.format != "gguf" and any(map(methodcaller("endswith", FACTORS), model))
 
 
 def _adapter(model: "Model") -> str:
     """Return what an adapter is: its rank, its alpha, and what it belongs to."""
     config = peft_config(model)
-    ranks = {min(model[name].shape) for name in model if name.endswith(FACTORS)}
+    parts = adapter_parts(model)
+    ranks = {
+        _rank(config, module, [model[name].shape for name in own.values()])
+        for module, own in parts.factors.items()
+    }
     rank = " of rank " + " or ".join(map(str, sorted(ranks)[:3])) if ranks else ""
     alpha = config.get("lora_alpha", model.metadata.get("adapter.lora.alpha"))
     scale = f", alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""
     base = config.get("base_model_name_or_path", model.metadata.get("general.base_model.0.name"))
     to = f" for {shorten(base, 100)}" if isinstance(base, str) and base else ""
-    parts = adapter_parts(model)
     found = f"a LoRA adapter{rank}{scale}{to}, {len(model)} tensors"
     if parts.whole:
         each = [f"{name} {list(model[stored].shape)}" for name, stored in parts.whole.items()]
@@ -68,6 +72,17 @@ def _adapter(model: "Model") -> str:
     if parts.stray:
         found += f", {len(parts.stray)} no part of an adapter and left out ({_listed(parts.stray)})"
     return found
+
+
+def _rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return the rank of a pair; in the file that of stacked experts is as often as they are."""
+    if target_parameters(config, unwrapped(module)[0]) and isinstance(config.get("r"), int):
+        return int(config["r"])
+    return (
+        min(min(shape) for shape in shapes if len(shape) > 1)
+        if any(len(shape) > 1 for shape in shapes)
+        else 0
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -83,6 +98,9 @@ def _adapter_next(model: "Model") -> str:
     merge = f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path})"
     if parts.whole:
         return f"{merge}, which alone takes whole tensors along"
+    config = peft_config(model)
+    if any(target_parameters(config, unwrapped(module)[0]) for module in parts.factors):
+        return f"{merge}, the one form that pairs for single parameters have here"
     return f"{merge}, or write it in another form (aprfmt convert ADAPTER OUT --base BASE)"
 
 

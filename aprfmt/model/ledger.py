@@ -5,6 +5,7 @@ verified or complete. Nothing is read before the ledger is asked for, and no ten
 """
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.called import CALLED
-from aprfmt.base.protocols import Value
+from aprfmt.base.protocols import SURPLUS, Damage, Note, Value
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model.hf_folder import INDEX, WEIGHTS
-from aprfmt.model.readings import FILES, METADATA, KeyPattern, Reading, pattern_of
+from aprfmt.model.readings import FILES, METADATA, TENSORS, KeyPattern, Reading, pattern_of
 from aprfmt.model.sidecar_files import FOLDER, file_row
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.companions import SECTIONS
@@ -25,6 +26,7 @@ from aprfmt.tensors.companions import SECTIONS
 if TYPE_CHECKING:
     from aprfmt.arch.hyper import KeyReport
     from aprfmt.arch.spec import ArchSpec
+    from aprfmt.formats.mapped import Shard
     from aprfmt.model import Model
 
 Kind = Literal[
@@ -35,7 +37,12 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 READINGS: tuple[Reading, ...] = get_args(Reading)
 # Kinds whose items are compared with the tensors, one by one.
 OF_TENSORS: tuple[Kind, ...] = ("tensor", "adapter tensor", "index entry")
+DRAFT_HEAD = "draft head"  # what the tensors of one are read as
+NO_PART = "of no tensor and of no key"  # bytes of a file that its format has no place for
+# Kinds of which an item that nothing reads may change what a pass computes.
+OF_A_PASS: tuple[Kind, ...] = ("tensor", "config key", "metadata key")
 _SHOWN = 3
+_ALIKE = 2  # items of a kind that are named; more are their count, and as many of them
 _BLOCK = 1 << 20
 
 
@@ -75,7 +82,8 @@ class NotCompared:
 
     `state`: its bytes are equal or unequal on both sides, it is on one side only, it cannot be
     read; `unread` where there is one model only; `no counterpart` where the other side's format
-    has no place for it, by the convention of its writers.
+    has no place for it, by the convention of its writers. `side` is A or B, or in words what the
+    two are where they have other names.
     """
 
     kind: str
@@ -87,10 +95,17 @@ class NotCompared:
     @property
     def says(self) -> str:
         """The item in a few words."""
-        place = self.state if self.state in APART else ""
-        side = f" of {self.side}" if self.side and not place else ""
         why = f" ({self.why})" if self.why else ""
-        return f"{self.kind} {self.name}{side}{f' {place}' if place else ''}{why}"
+        return f"{self.kind} {self.name}{self.place}{why}"
+
+    @property
+    def place(self) -> str:
+        """Where it is, or that it differs, as the end of a phrase; "" where nothing is to say."""
+        if self.state in ("only in A", "only in B") and self.side:
+            return f" only in {self.side}"
+        if self.state in APART:
+            return f" {self.state}"
+        return f" of {self.side}" if self.side else ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +136,12 @@ class Ledger:
     def unread(self) -> tuple[Item, ...]:
         """The items that no table lists."""
         return tuple(item for item in self.items if item.unread)
+
+    @property
+    def left(self) -> tuple[NotCompared, ...]:
+        """What nothing reads, for a verdict on this one model."""
+        rows = (NotCompared(item.kind, item.name, "unread", item.of) for item in self.unread)
+        return (*rows, *self.unreadable)
 
     def of_kind(self, kind: Kind) -> Mapping[str, Item]:
         """Return the items of a kind by name."""
@@ -225,6 +246,7 @@ class _Maker:
         weights = {path.name for path in source.files}
         for path in source.files:
             yield Item("file", path.name, "role", "weights", path)
+        yield from self._surplus()
         if source.path not in source.files:
             yield Item("file", source.path.name, "part of", "the index of the weights", source.path)
             weights.add(source.path.name)
@@ -234,6 +256,21 @@ class _Maker:
             if path.name in weights:
                 continue
             yield self._file(path)
+
+    def _surplus(self) -> Iterator[Item]:
+        """Yield the bytes of a file that belong to no tensor and to no other part of it."""
+        source: Any = self.model.source
+        shards: Sequence[Shard[Any]] = getattr(source, "shards", ())
+        said: list[Damage | Note] = [one for one in source.damage if one.kind == SURPLUS]
+        said += [one for one in source.notes if one.key == "trailing_bytes"]
+        for one in said:
+            text = surplus_text(one)
+            at = next((i for i, each in enumerate(shards) if each.parsed.where == one.where), None)
+            behind = shards[at] if at is not None and " follow " in text else None
+            if at is not None and len(shards) > 1:
+                text = f"{text} (file {at + 1} of {len(shards)})"
+            held = Surplus(Path(one.where), one.text, behind)
+            yield Item("file", text, "unread", NO_PART, held)
 
     def _file(self, path: Path) -> Item:
         row = FOLDER if path.is_dir() else file_row(path.name)
@@ -292,28 +329,26 @@ class _Maker:
 
     def tensors(self) -> Iterator[Item]:
         """Yield every stored tensor, parts of packed weights each by itself."""
-        from aprfmt.model.kinds import kind_of
-
-        kind = kind_of(self.model)
+        kind = self.model.kind
         if kind is not None and self.spec is None and kind.name in ("adapter", "imatrix"):
             yield from self._of_kind(kind.name)
             return
         readings = self._bound()
-        main = {}
-        for name, view in self.model.items():
-            for suffix, part in view.stored[0].parts.items():
-                main[part.info.name] = (name, suffix)
+        weights = weights_of_parts(self.model)
         for stored in self.model.source.tensors:
-            weight, suffix = main.get(stored, (stored, ""))
+            weight, suffix = weights.get(stored, (stored, ""))
             reading, of = readings.get(weight, ("unread", ""))
             if suffix:
                 reading, of = "part of", weight
             elif weight != stored and reading == "unread":
                 of = f"part of {weight}"
+            elif reading == "unread" and not of:
+                row = pattern_of(TENSORS, stored)
+                of = "" if row is None else row.source
             yield Item("tensor", stored, reading, of)
 
     def _bound(self) -> Mapping[str, tuple[Reading, str]]:
-        """Return the reading of every tensor by its name in the model, `unread` ones left out."""
+        """Return readings of tensors by their names in the model; of unread ones reasons only."""
         found: dict[str, tuple[Reading, str]] = {}
         if self.spec is None:
             return found
@@ -321,8 +356,6 @@ class _Maker:
         style = self.model.style or ""
         for spec_of, names in self.towers:
             found.update(dict.fromkeys(names, ("role", f"tower {spec_of.name}")))
-        for name in resolution.draft:
-            found[name] = ("role", "draft head")
         for name in resolution.buffers:
             found[name] = ("without effect", "a buffer, which loaders compute")
         for row in spec.derived:
@@ -330,6 +363,11 @@ class _Maker:
         for key, view in resolution.roles.items():
             for name in view.names:
                 found[name] = ("role", key)
+        for name in resolution.draft:
+            found[name] = ("role", DRAFT_HEAD)
+        if resolution.unread is not None:
+            for info in resolution.unread.tensors:
+                found.setdefault(info.name, ("unread", resolution.unread.claim))
         return found
 
     def _of_kind(self, kind: str) -> Iterator[Item]:
@@ -372,6 +410,7 @@ class _Maker:
 
         known = known_rows("hf")
         inner = self.spec.section if self.spec is not None else ""
+        cut_out = inner in _SECTIONS and isinstance(config.get(inner), Mapping)
         for path, value in _leaves(config):
             parts = path.removeprefix(f"{inner}.").split(".") if inner else path.split(".")
             if parts[0] in SECTIONS:
@@ -388,6 +427,8 @@ class _Maker:
                 known_row = known.get(bare) or known.get(bare.partition(".")[0])
                 unknown: tuple[Reading, str] = ("unread", "")
                 said = unknown if known_row is None else (known_row.reading, known_row.source)
+            if said[0] == "unread" and cut_out and not path.startswith(f"{inner}."):
+                said = "without effect", "of the whole model, of which this is a tower"
             yield Item("config key", path, said[0], said[1], value)
 
     def _of_tower(self, path: str) -> tuple[Reading, str] | None:
@@ -493,6 +534,32 @@ def folder_files(model: "Model") -> list[Path]:
     return sorted(folder.path.iterdir())
 
 
+def surplus_text(one: Damage | Note) -> str:
+    """Return what is said of the bytes of a file that belong to nothing."""
+    return f"of weights: {one.text.partition(';')[0].partition(', where')[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Surplus:
+    """Bytes of a file of weights that belong to nothing; called, it gives their digest.
+
+    `behind` is the file, of which they are the end; None where they lie between tensors.
+    """
+
+    path: Path
+    text: str
+    behind: "Shard[Any] | None"
+
+    def __call__(self) -> str:
+        """Return a digest of the bytes behind the last tensor; what is said of others."""
+        if self.behind is None:
+            return self.text
+        file, digest = self.behind.file, hashlib.sha256()
+        for window in file.windows(min(self.behind.parsed.end, file.size), file.size):
+            digest.update(window)
+        return digest.hexdigest()
+
+
 def _contents(path: Path) -> str:
     """Return what an unread file of weights holds; "" for others, or where it cannot be read."""
     if path.suffix != ".safetensors":
@@ -506,6 +573,15 @@ def _contents(path: Path) -> str:
         return "no index names it"
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     return f"{len(names)} tensors that no index names: {shown}"
+
+
+def weights_of_parts(model: "Model") -> Mapping[str, tuple[str, str]]:
+    """Return the packed weight that each stored tensor is a part of: (name, suffix) by name."""
+    return {
+        part.info.name: (name, suffix)
+        for name, view in model.items()
+        for suffix, part in view.stored[0].parts.items()
+    }
 
 
 def _whole_modules(model: "Model") -> tuple[str, ...]:
@@ -525,6 +601,8 @@ def _of_adapter(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
     if name.endswith(FACTOR_PARTS):
         return "part of", "the scale of a change"
     parts = name.split(".")
+    if "base_layer" in parts:
+        return "role", "the base's embedding, which PEFT saves with its adapter"
     if "modules_to_save" in parts or any(module in parts for module in whole):
         return "role", "a whole tensor of the base (modules_to_save)"
     return "unread", ""
@@ -670,7 +748,7 @@ def _held_together(
 
 def same_content(x: Value, y: Value) -> bool:
     """Say whether two items hold the same: values as plain data, files byte for byte."""
-    x, y = (each() if isinstance(each, partial) else each for each in (x, y))
+    x, y = (each() if isinstance(each, (partial, Surplus)) else each for each in (x, y))
     if isinstance(x, Path) and isinstance(y, Path):
         return _same_file(x, y)
     return bool(_plain(x) == _plain(y))
@@ -756,6 +834,15 @@ class Pronounced:
     exit: Literal[0, 1, 2]
     not_compared: tuple[NotCompared, ...] = ()  # less what was accepted
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, under the one name that it has in every command's JSON."""
+        return {"pronounced": asdict(self)}
+
+
+def array_items(kind: Kind, names: Collection[str], why: str = "") -> tuple[NotCompared, ...]:
+    """Return arrays of a capture or a batch that nothing reads, for a verdict."""
+    return tuple(NotCompared(kind, name, "unread", why) for name in names)
+
 
 def accepted(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
     """Return whether an item is accepted by `unread:PATTERN`s: globs of its name, or its kind.
@@ -790,13 +877,15 @@ def pronounce(words: Words, compared: Compared, accept: Collection[str] = ()) ->
     equal = [row for row in left if row.state in ("equal", "unread")]
     outside = _listed("; not compared", [row for row in left if row.state == "no counterpart"])
     scope = compared.says
-    of = f": {scope}" if scope else ""
+    of = compared.scope or (f": {scope}" if scope else "")
     plain = f", {scope}" if scope else ""
     plain += f": {compared.detail}" if compared.detail else ""
     plain = compared.scope or plain
     counted = sum(done for done, _ in compared.counts.values())
     if compared.differs or apart:
-        rest = _listed("; not compared", [*apart, *unreadable]) + outside
+        rest = _listed("; not compared", [*apart, *unreadable])
+        rest += _listed("; accepted, not compared", passed) + _listed("; not read here", equal)
+        rest += outside
         held = f"{words.yes} in what was compared{of}" if counted else words.no
         begin = f"{words.no}{plain}" if compared.differs else held
         return Pronounced(words.no, f"{begin}{rest}", 1, left)
@@ -820,8 +909,29 @@ def listed_items(rows: Sequence[NotCompared], begin: str = "; not compared") -> 
 
 
 def _listed(begin: str, rows: Sequence[NotCompared]) -> str:
+    """Return items in words; more than two of a kind are their count, and two of them."""
     if not rows:
         return ""
-    shown = "; ".join(row.says for row in rows[:_SHOWN])
-    more = f"; {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-    return f"{begin}: {shown}{more}"
+    groups: dict[tuple[str, str], list[NotCompared]] = {}
+    for row in rows:
+        groups.setdefault((row.kind, row.place), []).append(row)
+    said: list[tuple[str, int]] = []  # and how many items each speaks of
+    for (kind, place), same in groups.items():
+        if len(same) <= _ALIKE:
+            said += [(row.says, 1) for row in same]
+            continue
+        whys = {row.why for row in same}
+        why = f" ({same[0].why})" if len(whys) == 1 and same[0].why else ""
+        named = ", ".join(row.name for row in same[:_ALIKE])
+        said.append((f"{len(same)} {plural(kind)}{place}: {named}, ...{why}", len(same)))
+    left = sum(count for _, count in said[_SHOWN:])
+    return f"{begin}: {'; '.join(text for text, _ in said[:_SHOWN])}" + (
+        f"; {left} more" if left else ""
+    )
+
+
+def plural(kind: str) -> str:
+    """Return the word for several items of a kind: index entries, scales of activations."""
+    first, of, rest = kind.partition(" of ")
+    several = re.sub(r"(?<=[^aeiou])y$", "ie", first) + "s"
+    return f"{several}{of}{rest}"

@@ -9,7 +9,7 @@ metadata, tokenizer, padding); and SHA-256 of the text files of a model's folder
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import ByteSource
 from aprfmt.errors import AprfmtError, ArchError, FormatError
@@ -23,9 +23,13 @@ from aprfmt.model.resolve import spellings
 from aprfmt.tensors.digest import file_sha256, raw_sha256, sha256, view_sha256
 from aprfmt.tensors.view import View
 
+if TYPE_CHECKING:
+    from aprfmt.model.ledger import Pronounced
+
 SCHEMA = "aprfmt.hash-manifest/1"
 BLOCK = 1 << 20  # bytes of a block with a digest of its own
 MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
+_CANNOT = "cannot be read: "
 _OUTSIDE = "bytes outside the tensors differ (header, metadata, tokenizer or padding)"
 
 TensorRow = dict[str, Any]  # key, names, encoding, shape, raw, decoded
@@ -237,13 +241,41 @@ def compare(
     return [*failures, *_files_differ(manifest["files"], file_rows(model), bool(failures))]
 
 
+def pronounced(
+    manifest: Mapping[str, Any],
+    failures: Sequence[Failure],
+    tensors: Sequence[TensorRow],
+    model: Model,
+    *,
+    selected: bool = False,
+) -> "Pronounced":
+    """Return the verdict on a model that was held against a manifest; see `compare`.
+
+    Files of the folder that no manifest has and nothing reads are named.
+    """
+    from aprfmt.model.ledger import Compared, Kind, NotCompared, Words, ledger, pronounce
+
+    files: tuple[Kind, ...] = ("file",)
+    apart = {row["key"] for row in failures}
+    done = sum(row["key"] not in apart for row in tensors)
+    left: tuple[NotCompared, ...] = () if selected else ledger(model, files).left
+    if manifest.get("format") != model.format and not selected:
+        why = f"the manifest is of {manifest.get('format')}"
+        left = (*left, NotCompared("section", "keys and texts", "no counterpart", why))
+    broken = [row for row in failures if row["what"].startswith(_CANNOT)]
+    unread = (NotCompared("tensor", row["key"], "unreadable", row["what"]) for row in broken)
+    words = Words("equal to the manifest", "not what the manifest says")
+    counts = {"tensors": (done, len(tensors))}
+    return pronounce(words, Compared(len(failures) > len(broken), counts, (*left, *unread)))
+
+
 def _tensor_differs(expected: TensorRow | None, found: TensorRow | None) -> str:
     if found is None:
         return "missing in the model"
     if expected is None:
         return "not in the manifest"
     if "damage" in found:
-        return f"cannot be read: {found['damage']}"
+        return f"{_CANNOT}{found['damage']}"
     raw = found["raw"] == expected["raw"]
     if found.get("decoded") and expected.get("decoded"):
         if found["decoded"] != expected["decoded"]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 Reading = Literal[
     "role",
@@ -36,6 +36,16 @@ class KeyPattern:
     as_stored: bool = False
 
 
+class Names(Protocol):
+    """A row of keys or of files."""
+
+    @property
+    def names(self) -> str:
+        """A regular expression of the names it is of."""
+        ...
+
+
+Row = TypeVar("Row", bound=Names)
 _SPEC = "the GGUF specification: it describes the file, and no loader reads it"
 _OURS = (
     KeyPattern(r"aprfmt\.hf_config", "hyperparameter", "config.json, whose keys are items"),
@@ -283,8 +293,19 @@ FILES: Mapping[str, tuple[KeyPattern, ...]] = {
 }
 
 
-def pattern_of(rows: Iterable[KeyPattern], name: str) -> KeyPattern | None:
-    """Return the first row that a key fits, None without one."""
+# What a tensor that no table lists seems to be, by its name: words for who reads its reading.
+TENSORS: tuple[KeyPattern, ...] = (
+    KeyPattern(r"((model\.)?mtp(_layers)?\b|.*\.nextn\.).*", "unread", "a draft head by its name"),
+    KeyPattern(
+        r"((model\.)?(vision|visual|audio|multi_modal|embed_vision|embed_audio)|mm\.|v\.|a\.).*",
+        "unread",
+        "a tower by its name",
+    ),
+)
+
+
+def pattern_of(rows: Iterable[Row], name: str) -> Row | None:
+    """Return the first row whose `names`, a regular expression, a whole name fits; else None."""
     return next((row for row in rows if _form(row.names).fullmatch(name)), None)
 
 

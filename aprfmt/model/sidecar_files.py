@@ -4,9 +4,10 @@ A row says what the file is, how the ledger reads it and where that is known fro
 row has is `unread`: it may hold anything.
 """
 
-import re
 from dataclasses import dataclass
 from functools import cache
+
+from aprfmt.model.readings import pattern_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ _UNKNOWN = FileRow("", "unread", "")
 @cache
 def file_row(name: str) -> FileRow:
     """Return the row of a file by its name; one of reading `unread` where none fits."""
-    return next((row for row in ROWS if re.fullmatch(row.names, name)), _UNKNOWN)
+    return pattern_of(ROWS, name) or _UNKNOWN
 
 
 def companion_kind(name: str) -> str:

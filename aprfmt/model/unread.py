@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
@@ -104,8 +105,8 @@ def unread(
 ) -> Unread | None:
     """Return what is packed and was not joined; None where there is nothing of the kind."""
     section, given = section_of(config or {}), why
-    if section is None and not any(_is_coded(tensor.info) for tensor in tensors.values()):
-        return None  # no name has to be taken apart: a file may hold a million
+    if section is None and not _any_coded(tensors):
+        return None
     modules: dict[str, list[TensorInfo]] = defaultdict(list)
     for name, tensor in tensors.items():
         if not tensor.parts:
@@ -143,6 +144,14 @@ def _module(name: str) -> str:
             break
         module = above
     return module
+
+
+def _any_coded(tensors: Mapping[str, LazyTensor]) -> bool:
+    """Say whether `_is_coded` is true of any, taking no name apart: a file may hold a million."""
+    if any(map(methodcaller("endswith", _CODES), tensors)):
+        return any(_is_coded(tensor.info) for tensor in tensors.values())
+    kinds = set(map(attrgetter("info.encoding"), tensors.values())) & CODED
+    return bool(kinds) and any(_is_coded(tensor.info) for tensor in tensors.values())
 
 
 def _is_coded(info: TensorInfo) -> bool:

@@ -10,7 +10,7 @@ from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import open_bytes
 from aprfmt.formats.safetensors.index import SHARD, beside
 from aprfmt.formats.safetensors.parse import parse
-from aprfmt.formats.safetensors.reader import parse_index
+from aprfmt.formats.shard_index import parse_index
 from aprfmt.formats.shardset import MAX_INDEX
 from aprfmt.model.hf_folder import INDEX
 

@@ -26,13 +26,15 @@ class Salvaged:
 def salvage(broken: Path, output: Path, *, force: bool = False) -> Salvaged:
     """Write the tensors of `broken` whose bytes are all there to `output`, in the same format.
 
-    The metadata are kept; one key more lists what is missing. Raises FormatError where the header
-    cannot be read, or names no tensor that is sound; UsageError where nothing is wrong.
+    The metadata are kept; one key more lists what is missing, where something is. Bytes behind the
+    last tensor are left out. Raises FormatError where the header cannot be read, or names no tensor
+    that is sound; UsageError where nothing is wrong.
     """
     with open_source(broken, partial=True, damaged=True) as source:
         missing = {name: why for name, one in source.tensors.items() if (why := damage_of(one))}
         kept = [name for name in source.tensors if name not in missing]
-        if not missing and not source.damage:
+        longer = any(note.key == "trailing_bytes" for note in source.notes)
+        if not missing and not source.damage and not longer:
             raise UsageError(
                 f"{broken}: nothing of it is missing or damaged; there is nothing to do"
             )
@@ -59,4 +61,4 @@ def _metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | T
             value = source.metadata[key]
             kind = source.types.get(key, "")
             found[key] = Typed(value, kind) if kind else value
-    return {**found, MISSING: "\n".join(missing)}
+    return {**found, MISSING: "\n".join(missing)} if missing else found

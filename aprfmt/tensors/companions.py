@@ -96,8 +96,8 @@ def _find_claimed(
         every()  # other packages' claims: only what config.json speaks of is worth the look
     stems = {claim.partition("__")[0] for claim in BY_CLAIM}
     found: dict[str, FoundWeight] = {}
-    for name in tensors:
-        for stem in stems:
+    for stem in stems:
+        for name in [name for name in tensors if f".{stem}" in name]:
             weight, dot, kind = name.partition(f".{stem}")
             if not dot or (kind and not kind.startswith("__")):
                 continue
@@ -324,6 +324,17 @@ def _join_unclaimed(name: str, dialect: "Dialect", parts: Tensors) -> Joined:
 FAMILIES: tuple[Family, ...] = (_find_claimed, _find_scaled, _find_dialect, _find_unclaimed)
 
 
+def any_joined(tensors: Tensors) -> bool:
+    """Say whether a tensor has parts. A file may hold a million, most of a class that has none."""
+    classes = {
+        kind for kind in set(map(type, tensors.values()))
+        if getattr(kind, "parts", None) is not LazyTensor.parts
+    }  # fmt: skip
+    return bool(classes) and any(
+        type(tensor) in classes and tensor.parts for tensor in tensors.values()
+    )
+
+
 def _raise(error: AprfmtError) -> None:
     raise error
 
@@ -358,7 +369,7 @@ def join(
                 joined.pop(stored, None)  # an APR file has the main part as `WEIGHT@NF4`
             info = TensorInfo(weight, shape, encoding, main.offset, main.nbytes, None)
             joined[weight] = JoinedTensor(info, parts, packed)
-    if joined.keys() == tensors.keys() and not any(tensor.parts for tensor in joined.values()):
+    if joined.keys() == tensors.keys() and not any_joined(joined):
         return joined
     order = {name: i for i, name in enumerate(tensors)}
     first = {

@@ -220,7 +220,7 @@ class View:
         return None if self.data is None else encoding_row(self.encoding).row_bytes(self.shape)
 
     @cached_property
-    def _stride(self) -> int | None:
+    def stored_row_bytes(self) -> int | None:
         """Bytes from one stored row to the next: as `row_bytes`, or those of rows with padding."""
         whole = self.whole if self.row_bytes is None and self.data is not None else None
         same = whole is not None and whole.info.shape == self.shape
@@ -373,15 +373,15 @@ class View:
         rows, columns = matrix(self.shape)
         if self.by_rows is not None:
             return self.by_rows.rows(start, stop)
-        if self.data is None or self._stride is None:
+        if self.data is None or self.stored_row_bytes is None:
             return self.numpy().reshape(rows, columns)[start:stop]
-        return decode_rows(self.encoding, self.data, start, stop, columns, self._stride)
+        return decode_rows(self.encoding, self.data, start, stop, columns, self.stored_row_bytes)
 
     def chunks(self, elements: int) -> "Iterator[tuple[int, int, NDArray[Any]]]":
         """Yield (first row, end, values) over all rows, each of about so many elements."""
         rows, columns = matrix(self.shape)
         step = max(1, elements // max(columns, 1))
-        by_rows = self._stride is not None or self.by_rows is not None
+        by_rows = self.stored_row_bytes is not None or self.by_rows is not None
         held = None if by_rows else self.numpy().reshape(rows, columns)
         for start in range(0, rows, step):
             stop = min(rows, start + step)
@@ -405,7 +405,7 @@ class View:
         """
         first, rest = (at[0], at[1:]) if isinstance(at, tuple) and at else (at, ())
         count = self.shape[0] if self.shape else 0
-        separable = self._stride is not None or self.by_rows is not None
+        separable = self.stored_row_bytes is not None or self.by_rows is not None
         if not isinstance(first, int | slice) or not count or not separable:
             return self.numpy()[at]
         if isinstance(first, int):

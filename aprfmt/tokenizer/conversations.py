@@ -30,6 +30,54 @@ CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two whole numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer", "description": "The first one."},
+                "b": {"type": "integer", "description": "The other one."},
+            },
+            "required": ["a", "b"],
+        },
+    },
+}
+_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "call00001", "type": "function",
+         "function": {"name": "add", "arguments": {"a": 2, "b": 2}}}
+    ],
+}  # fmt: skip
+_RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "4"}
+_REASONED = {**_ANSWER, "reasoning_content": "Two and two make four."}
+
+# Those that two engines are held to: besides the plain ones with tools and reasoning.
+ENGINE_CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
+    **CONVERSATIONS,
+    "many turns": {
+        "messages": [_SYSTEM, *[_USER, _ANSWER] * 3, _MORE], "add_generation_prompt": True
+    },
+    "a tool offered": {"messages": [_USER], "tools": [_TOOL], "add_generation_prompt": True},
+    "a tool called": {
+        "messages": [_USER, _CALL, _RESULT], "tools": [_TOOL], "add_generation_prompt": True
+    },
+    "a tool called and answered": {
+        "messages": [_SYSTEM, _USER, _CALL, _RESULT, _ANSWER, _MORE], "tools": [_TOOL],
+        "add_generation_prompt": True,
+    },
+    "an answer with reasoning": {
+        "messages": [_USER, _REASONED, _MORE], "add_generation_prompt": True
+    },
+    "no thinking": {
+        "messages": [_USER], "enable_thinking": False, "add_generation_prompt": True
+    },
+}  # fmt: skip
+
 # What control tokens look like. Words in pointed brackets alone are none: <tools> is text.
 _MARKED = re.compile(r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^\uff5c<>\s]{1,40}\uff5c>")
 _PLAIN = tuple(

@@ -3,37 +3,52 @@
 const MARKS = { confirmed: "bad", explained: "warn", located: "warn" };
 const found = data.found, value = (number) => general(number, 4);
 
-// The sentence taken apart: what it is, then the cause, the place, and what is left without it.
-const lead = found.findings.find((row) => row.verdict === found.verdict &&
-  row.cause === found.cause && row.first === found.first && found.sentence.includes(saysOf(row)));
-function saysOf(row) {
-  const start = `${row.cause}: `;
-  return row.says.startsWith(start) ? row.says.slice(start.length) : row.says;
+// Every cause with what was measured of it, the one that the sentence names first: `causes` has the
+// record for the outside, `findings` the same in our names with distances.
+const left = [...found.findings];
+const of = (names) => [...new Set(names)].join("\n");
+const causes = found.causes.map((named) => {
+  const at = left.findIndex((row) =>
+    row.cause === named.cause && of(row.where) === of(named.roles));
+  return { ...left.splice(at, 1)[0], ...named };
+});
+const lead = causes.length && found.sentence.includes(` - ${causes[0].says}`) ? causes[0] : null;
+const listed = (names) => names.slice(0, 8).join(", ") +
+  (names.length > 8 ? ` and ${names.length - 8} more` : "");
+// The file's own names, with ours where they are one and the same place, but those in `said`.
+function place(row, said = "") {
+  const ours = row.where.length === row.roles.length;
+  return listed(row.where.map((name, i) => [name, ours ? row.roles[i] : name])
+    .filter(([name]) => name !== row.cause && !said.includes(name))
+    .map(([name, role]) => role === name ? name : `${name} (${role})`));
 }
-const listed = (where) => where.slice(0, 8).join(", ") +
-  (where.length > 8 ? ` and ${where.length - 8} more` : "");
+// What it is, without the place that it begins with.
+const what = (row) => row.says.startsWith(`${place(row)} - `)
+  ? row.says.slice(place(row).length + 3) : row.says;
+
 function verdict() {
   const kind = KINDS[found.class];
-  const commands = [...new Set(found.next)].map((text) => ({ name: "next", text }))
-    .filter(({ text }) => text.startsWith("aprfmt "));
+  const mends = causes.map((row) => row.remedy?.command);
+  const commands = [...new Set(found.next)].filter(runs)
+    .map((text) => ({ name: mends.includes(text) ? "repair" : "next", text }));
   if (!lead) return { text: found.sentence, kind, commands };
-  const says = saysOf(lead), at = found.sentence.indexOf(` - ${says}`);
+  const [start, ...rest] = found.sentence.split(` - ${lead.says}`);
   const seen = lead.first ? `, first seen at ${lead.first}` : "";
-  const rest = found.sentence.slice(at + 3 + says.length).replace(seen, "").replace(/^; /, "");
   return {
-    text: at < 0 ? found.sentence : found.sentence.slice(0, at), kind, commands,
-    rows: [["cause", at < 0 ? "" : says],
-      ["place", [listed(lead.where.filter((name) => name !== lead.cause)), lead.first ? `first seen at ${lead.first}` : ""]
-        .filter(Boolean).join("; ")],
-      ["left", at < 0 ? "" : rest]],
+    text: start, kind, commands,
+    rows: [["cause", what(lead)],
+      ["place", [place(lead, what(lead)),
+        lead.first ? `first seen at ${lead.first}` : ""].filter(Boolean).join("; ")],
+      ["left", rest.join(` - ${lead.says}`).replace(seen, "").replace(/^; /, "")]],
   };
 }
+const runs = (text) => /^(aprfmt|mv) /.test(text);
 
 // The causes with what confirms them, then the evidence in the order it was found; of the cause
 // above only what is not said there.
 function cause(row) {
   const lines = [], above = row === lead;
-  if (row.where.length && !above) lines.push(`where: ${listed(row.where)}`);
+  if (row.where.length && !above) lines.push(`where: ${place(row)}`);
   if (row.first && !above) lines.push(`first seen at ${row.first}`);
   if (row.residual_before !== null) lines.push(
     `distance${row.of ? ` of ${row.of}` : ""} ${value(row.residual_before)} as it is, ` +
@@ -43,16 +58,21 @@ function cause(row) {
     "cause taken away");
   if (row.exercised === "not_exercised") lines.push("no probe reached it");
   if (row.next && !found.next.includes(row.next)) lines.push(`next: ${row.next}`);
+  lines.push(...row.details.filter((text) => !row.says.includes(text)));
   if (row.values.length) lines.push(row.values.join(", "));
   if (row.also.length) lines.push(`explained as well by ${row.also.join(", ")}`);
   if (row.means) lines.push(row.means);
   const name = `${row.cause || "unknown cause"}${row.side ? ` in ${row.side}` : ""}`;
-  return link(above ? name : `${name}: ${saysOf(row)}`, row.verdict === "bug" ? MARKS[row.certainty] : "good",
-    row.certainty, lines);
+  return link(above ? name : `${name}: ${what(row)}`,
+    row.verdict === "bug" ? MARKS[row.level] : "good", row.level, lines);
 }
 const evidence = (row) => link(row.says, "dim", row.level,
   row.where.some((where) => !row.says.includes(where)) ? [listed(row.where)] : []);
-const known = new Set(found.findings.map((row) => row.says)); // said above as a cause
+// Evidence that says no more than a cause does, behind the name of its tensor.
+const known = (row) => {
+  const texts = [row.says, ...row.where.map((name) => row.says.replace(`${name}: `, ""))];
+  return causes.some((one) => texts.some((text) => one.says.includes(text)));
+};
 
 const lines = (row) => [
   `A to B ${value(row.direct)}, on its own input ${value(row.shadow)}, gain over the layer's ` +
@@ -70,7 +90,7 @@ function tables() {
       row.tolerance]),
     found.points.map((row) => row.beyond ? "bad" : ""),
     found.points.map((row) => row.direct === null && row.shadow === null)));
-  const others = found.next.filter((text) => !text.startsWith("aprfmt "));
+  const others = found.next.filter((text) => !runs(text));
   const lists = [["Next", others], ["Run", found.coverage.run],
     ["Compared, not run", found.coverage.compared_not_run],
     ["Not reached", found.coverage.not_reached],
@@ -82,8 +102,7 @@ function tables() {
 
 report({
   verdict: verdict(),
-  chain: [...found.findings.map(cause),
-    ...found.evidence.filter((row) => !known.has(row.says)).map(evidence)],
+  chain: [...causes.map(cause), ...found.evidence.filter((row) => !known(row)).map(evidence)],
   maps: [
     ...pointMap(found.points, "direct", "Distance of A and B, layer by point",
       "Relative L2 distance of the two runs, coloured by the point's tolerance.",

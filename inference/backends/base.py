@@ -194,6 +194,10 @@ class Backend(Recurrent, Hosted, ABC):
         """Return a + b; b may be a vector."""
         return a + b
 
+    def add_wide(self, a: Array, b: Array) -> Array:
+        """Return a + b, wide: a sum that is not rounded to 16 bits."""
+        return self.wide(a) + self.wide(b)
+
     def mul(self, a: Array, b: Array) -> Array:
         """Return a * b, broadcasting."""
         return a * b

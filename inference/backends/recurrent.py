@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.inference.recurrence import convolved, log_decay, ruled
+from aprfmt.inference.scan import gated, scanned, time_steps
 
 Array = Any  # the backend's own
 Numbers = NDArray[Any]  # numpy's
@@ -24,20 +25,23 @@ class _Operations(Protocol):
 
 
 class Recurrent:
-    """A short convolution, a decay, the gated delta rule and a gated norm, made of others.
+    """A short convolution, the gated delta rule, a state space scan, and what stands beside them.
 
-    The first three are computed by numpy from copies on the host, in float32 (float64 if that is
-    the dtype), as expert routing is. A state is whatever `delta` returned, wide; None before the
-    first token.
+    They are computed by numpy from copies on the host, in float32 (float64 if that is the dtype),
+    as expert routing is; `gated_norm` is made of others. A state is whatever `delta` or `scan`
+    returned, wide; None before the first token.
     """
 
-    def convolve(self: _Operations, window: Array, kernel: Array) -> Array:
-        """Return a causal convolution a channel: [tokens, channels], rounded once.
+    def convolve(
+        self: _Operations, window: Array, kernel: Array, bias: Array | None = None
+    ) -> Array:
+        """Return a causal convolution a channel, plus bias: [tokens, channels], rounded once.
 
         `window` [taps - 1 + tokens, channels] begins with the rows before the first token; `kernel`
         [channels, taps], the last tap is the token's own.
         """
-        return self.array(convolved(self.to_numpy(window), self.to_numpy(kernel)))
+        mixed = convolved(self.to_numpy(window), self.to_numpy(kernel))
+        return self.array(mixed if bias is None else mixed + self.to_numpy(bias))
 
     def decay(self: _Operations, a: Array, rate: Array, shift: Array) -> Array:
         """Return -exp(rate) * softplus(a + shift) [tokens, heads], wide."""
@@ -74,3 +78,57 @@ class Recurrent:
         """
         normed = self.rms_norm(x, weight, eps=eps, offset=0, cast="before_weight")
         return self.mul(normed, self.activate(gate, kind, steps=False))
+
+    def time_step(
+        self: _Operations, raw: Array, bias: Array | None, low: float, high: float
+    ) -> Array:
+        """Return softplus(raw + bias) clamped to [low, high]: [tokens, heads].
+
+        The sum and the result are rounded where a backend can; here the result only.
+        """
+        shift = None if bias is None else self.to_numpy(bias)
+        return self.array(time_steps(self.to_numpy(raw), shift, low, high))
+
+    def rates(self: _Operations, logs: Array) -> Array:
+        """Return minus the exponential of stored logarithms, wide: rates of a scan."""
+        rates: Array = -np.exp(self.to_numpy(logs))
+        return rates
+
+    def scan(
+        self: _Operations,
+        x: Array,
+        step: Array,
+        rate: Array,
+        b: Array,
+        c: Array,
+        skip: Array,
+        state: Array | None,
+    ) -> tuple[Array, Array]:
+        """Return what a state space scan reads [tokens, heads, head_dim], wide, and the state.
+
+        x as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of `rates`, b and
+        c [tokens, groups, state], `skip` [heads]: how much of x is added. Each group serves as many
+        heads in a row. Wide inside. Token by token in deterministic mode.
+        """
+        given = [self.to_numpy(y) for y in (x, step, rate, b, c, skip)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            return scanned(*given, state, steps=self.deterministic)  # type: ignore[arg-type]
+
+    def gated_scan(
+        self: _Operations,
+        x: Array,
+        gate: Array,
+        weight: Array | None,
+        *,
+        groups: int,
+        eps: float,
+        first: bool,
+    ) -> Array:
+        """Return x [tokens, width], wide, times silu(gate), normalised by groups; rounded once.
+
+        RMSNorm of each group's width, times weight [width]: before the gate if `first`, else behind
+        it; none where weight is None.
+        """
+        held = None if weight is None else self.to_numpy(weight)
+        y = gated(self.to_numpy(x), self.to_numpy(gate), held, groups=groups, eps=eps, first=first)
+        return self.array(y)

@@ -15,7 +15,7 @@ from aprfmt.inference.recurrence import CHUNK, LINEAR, TINY
 class TorchRecurrent(Tiles):
     """Tiles, with torch in place of the defaults that work on the host."""
 
-    def convolve(self, window: Array, kernel: Array) -> Array:
+    def convolve(self, window: Array, kernel: Array, bias: Array | None = None) -> Array:
         """Multiply and add tap by tap, wide; rounded once."""
         taps = kernel.shape[1]
         tokens = len(window) - taps + 1
@@ -23,7 +23,7 @@ class TorchRecurrent(Tiles):
         y = wide[:tokens] * factors[:, 0]
         for tap in range(1, taps):
             y = y + wide[tap : tap + tokens] * factors[:, tap]
-        return self.narrow(y)
+        return self.narrow(y if bias is None else y + self.wide(bias))
 
     def decay(self, a: Array, rate: Array, shift: Array) -> Array:
         """Return the decay's logarithm, wide."""
@@ -59,6 +59,51 @@ class TorchRecurrent(Tiles):
         act = self.activate(self.wide(gate), kind, steps=False)
         return self.narrow(self.wide(normed) * self.wide(act))
 
+    def time_step(self, raw: Array, bias: Array | None, low: float, high: float) -> Array:
+        """Add, take softplus and clamp, each rounded, as transformers does."""
+        if self.deterministic:
+            return super().time_step(raw, bias, low, high)
+        x = raw if bias is None else raw + bias
+        return functional.softplus(x, threshold=LINEAR).clamp(low, high)
+
+    def rates(self, logs: Array) -> Array:
+        """Return minus the exponential, wide."""
+        return -self.wide(logs).exp()
+
+    def scan(
+        self, x: Array, step: Array, rate: Array, b: Array, c: Array, skip: Array,
+        state: Array | None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Work out CHUNK tokens at a time, wide."""
+        x, step, b, c, skip = (self.wide(y) for y in (x, step, b, c, skip))
+        if self.deterministic:
+            read, after = super().scan(x, step, rate, b, c, skip, _host(state))
+            return torch.from_numpy(read).to(x), torch.from_numpy(after).to(x)
+        if state is None:
+            state = x.new_zeros(*x.shape[1:], b.shape[2])
+        scanned = _by_number if rate.ndim == 2 else _by_head
+        read, state = scanned(x, step, rate, b, c, state)
+        return read + skip[:, None] * x, state
+
+    def gated_scan(
+        self, x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
+    ) -> Array:
+        """Multiply and normalise wide; rounded once."""
+        if self.deterministic:
+            return super().gated_scan(x, gate, weight, groups=groups, eps=eps, first=first)
+        opened = functional.silu(self.wide(gate))
+        if weight is None:
+            return self.narrow(self.wide(x) * opened)
+        y = self.wide(x) if first else self.wide(x) * opened
+        y = y.reshape(len(x), groups, -1)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
+        y = y.reshape(x.shape) * self.wide(weight)
+        return self.narrow(y * opened if first else y)
+
+
+def _host(state: Array | None) -> Array:
+    return None if state is None else state.cpu().numpy()
+
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + TINY)
@@ -85,3 +130,55 @@ def _chunk(
     last = total[:, -1:]
     left = k * (last - total).exp()[..., None]
     return read, state * last.exp()[..., None] + left.swapaxes(1, 2) @ change
+
+
+def _by_number(
+    x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a scan's reads and state where every number of state has a rate, token by token.
+
+    What does not depend on the state is worked out for CHUNK tokens at once.
+    """
+    each = x.shape[1] // b.shape[1]
+    reads = []
+    for start in range(0, len(x), CHUNK):
+        y, t, i, o = (part[start : start + CHUNK] for part in (x, step, b, c))
+        kept = (t[..., None] * rate).exp()[:, :, None]  # (token, head, 1, state)
+        i, o = (part.repeat_interleave(each, dim=1) for part in (i, o))
+        states = list(((t[..., None] * y)[..., None] * i[:, :, None]).unbind())
+        for token, decay in enumerate(kept.unbind()):
+            state = states[token] = torch.addcmul(states[token], decay, state)
+        reads.append((torch.stack(states) @ o[..., None])[..., 0])
+    return torch.cat(reads), state
+
+
+def _by_head(
+    x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a scan's reads and state where a head has one rate; scan.py explains the products."""
+    groups = b.shape[1]
+    each = x.shape[1] // groups
+    rate, state = rate.reshape(groups, each), state.reshape(groups, each, *state.shape[1:])
+    reads = []
+    for start in range(0, len(x), CHUNK):
+        y, t, i, o = (part[start : start + CHUNK].swapaxes(0, 1) for part in (x, step, b, c))
+        y, t = y.reshape(groups, each, *y.shape[1:]), t.reshape(groups, each, -1)
+        read, state = _scan_chunk(y, t, rate, i[:, None], o[:, None], state)
+        reads.append(read.flatten(0, 1).swapaxes(0, 1))
+    return torch.cat(reads), state.flatten(0, 1)
+
+
+def _scan_chunk(
+    x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the reads [groups, heads of each, tokens, head_dim] of one chunk, and the state."""
+    decay = step * rate[..., None]  # (group, head, token)
+    tokens = decay.shape[-1]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu()
+    between = decay[..., None].expand(*decay.shape, tokens).masked_fill(later, 0).cumsum(-2)
+    between = between.masked_fill(later.triu(1), -torch.inf).exp()
+    grown = decay.cumsum(-1).exp()[..., None]
+    value = x * step[..., None]
+    read = (c @ b.mT * between) @ value + grown * (c @ state.mT)
+    left = value * between[..., -1, :, None]
+    return read, state * grown[..., -1:, :] + left.mT @ b

@@ -222,7 +222,7 @@ class DryBackend(Tiles):
 
     # layers that keep a state
 
-    def convolve(self, window: Array, kernel: Array) -> Array:
+    def convolve(self, window: Array, kernel: Array, bias: Array | None = None) -> Array:
         """Multiply and add tap by tap."""
         y = self.new((len(window) - kernel.shape[1] + 1, window.shape[1]))
         self.account.during(2 * y.size * self.wide_size)
@@ -249,6 +249,43 @@ class DryBackend(Tiles):
     def gated_norm(self, x: Array, weight: Array, gate: Array, kind: str, *, eps: float) -> Array:
         """Normalise, activate the gate, multiply."""
         self.account.during(2 * x.size * self.wide_size)
+        return self.new(x.shape)
+
+    def add_wide(self, a: Array, b: Array) -> Array:
+        """Widen both, add."""
+        self.account.during((a.size + b.size) * self.wide_size)
+        return self.new(a.shape, self.wide_size)
+
+    def time_step(self, raw: Array, bias: Array | None, low: float, high: float) -> Array:
+        """Add, take softplus, clamp."""
+        self.account.during(2 * raw.nbytes)
+        return self.new(raw.shape)
+
+    def rates(self, logs: Array) -> Array:
+        """Allocate the rates, wide."""
+        self.account.during(logs.size * self.wide_size)
+        return self.new(logs.shape, self.wide_size)
+
+    def scan(
+        self, x: Array, step: Array, rate: Array, b: Array, c: Array, skip: Array,
+        state: Array | None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Work on a chunk: its decays between tokens, or every token's state."""
+        (tokens, heads, width), numbers, size = x.shape, b.shape[2], self.wide_size
+        kept = self.new((heads, width, numbers), size)
+        read = self.new(x.shape, size)
+        rows = min(tokens, CHUNK)
+        each = rows * (2 * rows + 3 * width + 2 * numbers) + width * numbers
+        if rate.ndim == 2:
+            each = rows * 3 * width * numbers
+        self.account.during(2 * read.nbytes + kept.nbytes + heads * each * size)
+        return read, kept
+
+    def gated_scan(
+        self, x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
+    ) -> Array:
+        """Activate the gate, multiply, normalise."""
+        self.account.during(3 * x.size * self.wide_size)
         return self.new(x.shape)
 
     # shapes and experts

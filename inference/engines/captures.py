@@ -7,7 +7,7 @@ is unpickled, and a name never leaves its folder.
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from aprfmt.formats import open_source
 from aprfmt.formats.jsonio import load_file
 from aprfmt.formats.mapped import open_regular
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
+from aprfmt.model.sidecar_files import file_row
 
 Numbers = NDArray[Any]
 IDS = "input_ids"
@@ -38,6 +39,7 @@ class Captures:
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     read: Callable[[str], Numbers]
+    others: tuple[str, ...] = ()  # files of the folder that hold no array
 
     @property
     def ids(self) -> list[int] | None:
@@ -110,8 +112,21 @@ def _folder(folder: Path) -> Captures:
         folder, {name: row.shape for name, row in found.items()},
         {name: row.dtype if row.dtype == "bfloat16" else np.dtype(row.dtype).name
          for name, row in found.items()},
-        lambda name: found[name].read(),
+        lambda name: found[name].read(), _others(folder, files),
     )  # fmt: skip
+
+
+def _others(folder: Path, files: Collection[str]) -> tuple[str, ...]:
+    """Return the files of a folder that hold no array, no text and no description of arrays."""
+    return tuple(
+        name
+        for name in _listed(folder)
+        if name not in files
+        and name != SHAPES
+        and not name.endswith(".map.json")
+        and file_row(name).reading not in ("text", "without effect")
+        and (folder / name).is_file()
+    )
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
-from aprfmt.compare.thresholds import weights_class
 from aprfmt.inference.capture import POINTS, Instance, instances, key_name, resolve
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_heads
 from aprfmt.inference.trace import Positions, Record, Trace, joined_slots
 from aprfmt.inference.trace_file import Spool
+from aprfmt.measure.tolerances import weights_class
 from aprfmt.model import Model
 from aprfmt.tensors.digest import decoded_sha256
 from aprfmt.tensors.stats import compute

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from aprfmt.compare.thresholds import BASE
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.jsonio import dumps, load_file
 from aprfmt.inference.capture import parse_key
@@ -30,6 +29,7 @@ from aprfmt.inference.engines.npz import arithmetic_of, is_scaled
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.trace_file import Spool
+from aprfmt.measure.tolerances import BASE
 from aprfmt.model import Model
 
 MARK, SCHEMA = "aprfmt_mapping", 1
@@ -175,6 +175,7 @@ def mapped_trace(
             _by_name(captures, collector, model, tokens)
         else:
             _by_mapping(captures, collector, mapping, tokens)
+        collector.unknown |= dict.fromkeys(captures.others, "a file that holds no array")
         run = {
             "format": "captures", "path": str(captures.path), "ids": tokens,
             "ids_given": known is None and tokens is not None,

@@ -22,7 +22,7 @@ Numbers = NDArray[Any]
 _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|layer|h|blocks)\.(\d{1,9})(?:\.([\w.]+))?(#\w+)?")
 _NUMBER = re.compile(r"\d{1,9}#\w+")
 _ABOVE = re.compile(
-    r"(?:(?:model|language_model|transformer|base_model|gpt_neox|decoder|bert|roberta|cls)\.)*([\w.]+(?:#\w+)?)"
+    r"(?:(?:model|language_model|transformer|base_model|gpt_neox|backbone|decoder|bert|roberta|cls)\.)*([\w.]+(?:#\w+)?)"
 )
 # Architectures whose code in transformers leaves rotated vectors in adjacent pairs.
 ADJACENT = (
@@ -32,6 +32,7 @@ ADJACENT = (
 GROUPED = ("bloom", "falcon", "falcon_40b", "falcon_rw", "falcon_rw_40b", "gpt_bigcode", "gpt_neox")
 # Rope is applied to [batch, heads, tokens, head_dim]; projections are [batch, tokens, width].
 HEADS_FIRST = ("#q_rope", "#k_rope", "#q_attn", "#k_attn", "#v", "#k_cache", "#v_cache")
+PASSING = ("fc1_latent_proj",)  # modules that do nothing in models without such a projection
 TURNED = ("#q_rope", "#k_rope", "#q_attn", "#k_attn")
 _WHOLE_NAMES = frozenset(
     name.text for point in POINTS.values() if not point.layered for name in point.hf
@@ -89,6 +90,12 @@ class Modules:
         siblings = self._below[layer]
         if name.text in ("mlp", "feed_forward"):  # a mixture has a router with the same path
             return True
+        if name.text == "mixer":  # a mixture is one, whose name other mixers have too
+            return self.is_mixture(layer)
+        if name.text.startswith("shared_mlp."):  # of a mixture it is no point
+            return not self.is_mixture(layer)
+        if name.text == "block_sparse_moe":  # a shared MLP at its side is added outside
+            return not any(path.startswith("shared_mlp.") for path in siblings)
         if not name.placement:
             return True
         if "post_self_attn_layernorm" in siblings:  # glm4's other norm is the one before the MLP
@@ -176,7 +183,7 @@ class ModuleReader:
         if collector.known and collector.target(key_name(point, layer)) is None:
             return False
         part = "gate" if self._gated and point == "q" else name.part
-        if part in ("qkv", "halves", "heads", "tail", "gate", "groups"):
+        if part in ("qkv", "halves", "heads", "tail", "gate", "groups", "ssm"):
             share = self._share(point, layer, part, values)
             if share is None:
                 if point == "q":
@@ -200,6 +207,8 @@ class ModuleReader:
             return values[..., :half] if point == "ffn_gate" else values[..., half:]
         if part == "groups":
             return self._by_key_head(point, values)
+        if part == "ssm":
+            return self._of_mixer(point, values)
         heads, kv = (self._collector.heads(one, layer) for one in "qk")
         if heads is None or kv is None:
             return None
@@ -223,6 +232,25 @@ class ModuleReader:
             return values[..., None, rank:]
         each = values.reshape(values.size // width, heads, -1)
         return each[..., :nope] if point == "k_nope" else each[..., nope:]
+
+    def _of_mixer(self, point: str, values: Numbers) -> Numbers | None:
+        """Return what a state space mixer's joined projection gives for a point, with its factor.
+
+        mamba's has the values first and no time step, mamba2's the gate first.
+        """
+        hp = self._collector.hp
+        if hp is None:
+            return None
+        width = int(hp["ssm_size"])
+        if "ssm_groups" not in hp:
+            first = {"ssm_conv_in": 0, "ssm_gate": width}.get(point)
+            return None if first is None else values[..., first : first + width]
+        shared = int(hp["ssm_groups"]) * int(hp["ssm_state"])
+        parts = np.split(values, np.cumsum([width, width, shared, shared]), axis=-1)
+        if "ssm_scales" in hp:  # no module has the product with these
+            parts = [part * factor for part, factor in zip(parts, hp["ssm_scales"], strict=True)]
+        gate, *rows, step = parts
+        return {"ssm_gate": gate, "ssm_dt": step}.get(point, np.concatenate(rows, axis=-1))
 
     def _by_key_head(self, point: str, values: Numbers) -> Numbers | None:
         """Return a delta net's q, k and v, or its gate, of a result with all four by key head."""

@@ -22,6 +22,7 @@ from aprfmt.inference.engines.layouts import CHAINS, PointLayout, laid_out
 from aprfmt.inference.engines.mapping import Mapped, NameMap
 from aprfmt.inference.engines.modules import Modules
 from aprfmt.inference.points import POINTS
+from aprfmt.measure.log_softmax import POINT, is_log_softmax, moved_onto
 
 Numbers = NDArray[Any]
 EQUAL, ALIKE, FAINT = 1e-3, 0.1, 0.6  # relative distances: certain, likely, possible
@@ -36,6 +37,7 @@ class PointFit:
     layout: tuple[str, ...]
     rows: Any
     distance: float
+    normalized: bool = False  # logits as log-probabilities
 
 
 def propose(
@@ -62,6 +64,7 @@ def propose(
             best = min(rest, key=lambda fit: fit.distance)
             names[name] = replace(_mapped(best), certainty="possible")
             taken.add(best.key)
+    _by_sum(names, fits, taken)
     return NameMap(names, captures.path.name, tuple(ids), dtype)
 
 
@@ -73,6 +76,7 @@ def _again(fits: Sequence[PointFit], taken: set[str]) -> bool:
 def _mapped(fit: PointFit) -> Mapped:
     sure = "certain" if fit.distance <= EQUAL else "likely"
     why = "the model's own values" if fit.distance <= EQUAL else "near the model's own values"
+    why += ", as log-probabilities" if fit.normalized else ""
     return Mapped(fit.key, fit.layout, fit.rows, sure, float(f"{fit.distance:.3g}"), why)
 
 
@@ -109,9 +113,19 @@ def _readings(
         except AprfmtError:
             continue
         if read.size == mine.size:
-            yield PointFit(key, chain, "all", _distance(read.reshape(mine.shape), mine))
+            yield _fitted(key, chain, "all", read.reshape(mine.shape), mine)
         elif axis == 0 and tokens > 1 and read.size == mine[-1].size:
-            yield PointFit(key, chain, "last", _distance(read.reshape(mine[-1].shape), mine[-1]))
+            yield _fitted(key, chain, "last", read.reshape(1, -1), mine[-1].reshape(1, -1))
+
+
+def _fitted(
+    key: str, chain: tuple[str, ...], rows: Any, theirs: Numbers, mine: Numbers
+) -> PointFit:
+    """Return how values fit a point; log-probabilities are compared up to a constant a row."""
+    as_logs = key == POINT and is_log_softmax(theirs) and not is_log_softmax(mine)
+    if as_logs:
+        mine = moved_onto(mine, theirs)
+    return PointFit(key, chain, rows, _distance(theirs, mine), as_logs)
 
 
 def _distance(theirs: Numbers, mine: Numbers) -> float:
@@ -160,6 +174,19 @@ def _by_pattern(
         if parts[1] + shift >= 0:
             _take(names, fits, taken, name, key_name(point, parts[1] + shift), "likely",
                   f"its name is like those of {point} in other layers")  # fmt: skip
+
+
+def _by_sum(
+    names: dict[str, Mapped | None], fits: Mapping[str, list[PointFit]], taken: set[str]
+) -> None:
+    """Map log-probabilities, however far they are: rows that add to 1 are nothing else."""
+    for name, row in names.items():
+        if row is None:
+            for fit in fits[name]:
+                if fit.normalized and fit.key not in taken:
+                    _take(names, fits, taken, name, fit.key, "likely",
+                          "its rows are log-probabilities")  # fmt: skip
+                    break
 
 
 def _by_name(

@@ -1,6 +1,7 @@
 """The operations of layers that keep a state, on the device: kernels of recurrent.cu."""
 
-from aprfmt.inference.backends.base import Array
+from aprfmt.errors import ArchError
+from aprfmt.inference.backends.base import Array, NormCast
 from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.ops import GROUP
 from aprfmt.inference.fast.cupy_elements import CupyElements, whole
@@ -14,12 +15,12 @@ _WARP = 32
 class CupyRecurrent(CupyElements):
     """Replaces the defaults that work on the host; the mathematics is that of recurrence.py."""
 
-    def convolve(self, window: Array, kernel: Array) -> Array:
+    def convolve(self, window: Array, kernel: Array, bias: Array | None = None) -> Array:
         """Multiply and add tap by tap, wide; rounded once."""
         window, kernel = whole(window), whole(kernel)
         channels, taps = (int(size) for size in kernel.shape)
         out = self._empty(len(window) - taps + 1, channels)
-        places = (memory.pointer(x) for x in (window, kernel, out))
+        places = (memory.pointer(window), memory.pointer(kernel), _place(bias), memory.pointer(out))
         self._ops.over("convolve", int(out.size), *places, int(out.size), channels, taps)
         return out
 
@@ -50,3 +51,70 @@ class CupyRecurrent(CupyElements):
             TINY, float(key_dim**-0.5),
         )  # fmt: skip
         return read, after
+
+    def time_step(self, raw: Array, bias: Array | None, low: float, high: float) -> Array:
+        """Add, take softplus and clamp, the sum and softplus rounded."""
+        raw = whole(raw)
+        out, count = self._empty(*raw.shape), int(raw.size)
+        places = (memory.pointer(raw), _place(bias), memory.pointer(out))
+        self._ops.over("time_step", count, *places, count, int(raw.shape[-1]), LINEAR, low, high)
+        return out
+
+    def rates(self, logs: Array) -> Array:
+        """Return minus the exponential, wide."""
+        logs = whole(logs)
+        out, count = memory.arrays().empty(logs.shape, self._wide), int(logs.size)
+        self._ops.over("rates", count, memory.pointer(logs), memory.pointer(out), count)
+        return out
+
+    def scan(
+        self, x: Array, step: Array, rate: Array, b: Array, c: Array, skip: Array,
+        state: Array | None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Go token by token, wide; more than 256 numbers of state are refused by name."""
+        (tokens, heads, width), (_, groups, size) = x.shape, b.shape
+        lane = next((n for n in LANE_KEYS if size <= n * _WARP), None)
+        if lane is None:
+            raise ArchError(
+                f"ssm_state is {size}; backend cupy scans at most {LANE_KEYS[-1] * _WARP} numbers"
+            )
+        read = memory.arrays().empty(x.shape, self._wide)
+        shape = (heads, width, size)
+        after = memory.arrays().zeros(shape, self._wide) if state is None else state.copy()
+        given = [whole(x), whole(step), self.wide(rate), whole(b), whole(c), whole(skip)]
+        self._ops.run(
+            f"scan{lane}", (-(-heads * width * _WARP // GROUP),),
+            *(memory.pointer(y) for y in given), memory.pointer(read), memory.pointer(after),
+            tokens, heads, width, groups, size, int(rate.ndim == 2),
+        )  # fmt: skip
+        return read, after
+
+    def gated_scan(
+        self, x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
+    ) -> Array:
+        """Multiply and normalise wide; rounded once."""
+        x, gate = self.wide(x), whole(gate)
+        out, width = self._empty(*x.shape), int(x.shape[-1]) // groups
+        self._ops.run(
+            "gated_scan", (len(x) * groups,), memory.pointer(x), memory.pointer(gate),
+            _place(weight), memory.pointer(out), width, groups, int(first), eps,
+        )  # fmt: skip
+        return out
+
+    def rms_norm(
+        self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
+    ) -> Array:
+        """Normalise; a wide x is rounded once, behind the weight."""
+        if x.dtype == self._stored:
+            return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
+        x, out = whole(x), self._empty(*x.shape)
+        self._ops.run(
+            "gated_scan", (len(x),), memory.pointer(x), 0, _place(weight), memory.pointer(out),
+            int(x.shape[-1]), 1, 0, eps,
+        )  # fmt: skip
+        return out
+
+
+def _place(x: Array | None) -> int:
+    """Return the address of a contiguous array, 0 for None."""
+    return 0 if x is None else memory.pointer(x)

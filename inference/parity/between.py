@@ -10,9 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Report
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.thresholds import Measured
-from aprfmt.compare.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
 from aprfmt.inference.device import Choice
@@ -33,7 +30,11 @@ from aprfmt.inference.parity.verdict import finite_checks, fused_check, points_c
 from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.running import opened
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import Measured
+from aprfmt.measure.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.model import Model
+from aprfmt.model.ledger import OF_A_PASS, ledger
 
 Numbers = NDArray[Any]
 PLAIN_ROWS = 64
@@ -82,6 +83,7 @@ def parity(
             str(model.path), model.spec.name, model.format, request.ids, request.text,
             weights_of(model), dict(encodings), request.through, tuple(runs), tuple(pairs), noise,
             tuple(arbiter), request.calibrated_by, int(model.hyper["vocab_size"]),
+            ledger(model, OF_A_PASS).left,
         )  # fmt: skip
 
 

@@ -21,8 +21,6 @@ from aprfmt.arch.hyper import checked
 from aprfmt.arch.values import MAX_SIZE
 from aprfmt.base.protocols import Source, TensorInfo
 from aprfmt.base.version import __version__
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.nonfinite import alike
 from aprfmt.errors import (
     AprfmtError,
     ArchError,
@@ -38,6 +36,8 @@ from aprfmt.inference.device import Choice, parse_run
 from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, Cell
 from aprfmt.inference.rows import ArrayRows, RowSource
 from aprfmt.inference.trace_file import windows
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.nonfinite import alike
 
 Numbers = NDArray[Any]
 HEADER = "aprfmt.bundle"

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.compare import thresholds
-from aprfmt.compare.traced import arithmetic, backend_name, weights_between
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.jsonio import loads
@@ -24,6 +22,8 @@ from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.between import compare_runs, run_once
 from aprfmt.inference.parity.outcomes import compare_experts
 from aprfmt.inference.parity.request import ParityRequest
+from aprfmt.measure import tolerances
+from aprfmt.measure.trace_view import arithmetic, backend_name, weights_between
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import read_text
 
@@ -37,7 +37,7 @@ MAX_FILE = 16 << 20
 class Calibration:
     """thresholds.Measured rows, and points that no calibration may excuse."""
 
-    rows: tuple[thresholds.Measured, ...]
+    rows: tuple[tolerances.Measured, ...]
     beyond: tuple[str, ...]
     repeats: int
 
@@ -45,8 +45,8 @@ class Calibration:
         """Return plain data: what the file holds."""
         return {
             "schema": SCHEMA,
-            "unit": thresholds.UNIT,
-            "max_unit": thresholds.MAX_UNIT,
+            "unit": tolerances.UNIT,
+            "max_unit": tolerances.MAX_UNIT,
             "safety": SAFETY,
             "repeats": self.repeats,
             "rows": [asdict(row) for row in self.rows],
@@ -74,7 +74,7 @@ def calibrate(
                 with run_once(model, choice, turned) as second:
                     b = second.trace
                     diff, _ = compare_runs(b, a, compare_experts(a, b), (), moe)
-                    pair = thresholds.pair_of(backend_name(a), backend_name(b))
+                    pair = tolerances.pair_of(backend_name(a), backend_name(b))
                     for point in diff.points:
                         record = a.find(point.key)
                         other = b.find(point.key)
@@ -83,7 +83,7 @@ def calibrate(
                         if point.beyond:
                             beyond.append(f"{choice}: {point.key}: {point.rel_l2:.3g}")
                         dtypes = (arithmetic(a, record.dtype), arithmetic(b, other.dtype))
-                        coarser = max(dtypes, key=lambda dtype: thresholds.BASE[dtype].rel_l2)
+                        coarser = max(dtypes, key=lambda dtype: tolerances.BASE[dtype].rel_l2)
                         measured = (point.rel_l2, point.max_over_rms or 0.0)
                         key = (pair, weights_between(a, b), record.point, coarser)
                         seen.setdefault(key, []).append(measured)
@@ -92,7 +92,7 @@ def calibrate(
     rows = [
         _row(pair, weights, point, dtype, found, repeats, str(model.path), moe)
         for (pair, weights, point, dtype), found in seen.items()
-        if point not in thresholds.DISCRETE
+        if point not in tolerances.DISCRETE
     ]
     return Calibration(tuple(rows), tuple(dict.fromkeys(beyond)), repeats)
 
@@ -106,10 +106,10 @@ def _row(
     repeats: int,
     model: str,
     moe: bool,
-) -> thresholds.Measured:
+) -> tolerances.Measured:
     largest = max(rel for rel, _ in found)
     widest = max(ratio for _, ratio in found)
-    table = thresholds.threshold(point, pair, (dtype, dtype), weights, moe=moe)
+    table = tolerances.threshold(point, pair, (dtype, dtype), weights, moe=moe)
     bound = min(max(SAFETY * largest, _floor(dtype)), table.rel_l2)
     wide = min(max(SAFETY * widest, _floor(dtype)), table.max_over_rms)
     middle = median(rel for rel, _ in found)
@@ -117,14 +117,14 @@ def _row(
         f"{SAFETY:g} times the largest of {len(found)} comparisons in {repeats} sequences of "
         f"{model}: largest {largest:.3g}, median {middle:.3g}"
     )
-    return thresholds.Measured(
+    return tolerances.Measured(
         pair, weights, point, dtype, bound, wide, largest, len(found), evidence
     )
 
 
 def _floor(dtype: str) -> float:
     """Return half a unit in the last place: runs that were equal by chance get no bound of 0."""
-    return thresholds.ROUNDOFF[dtype]
+    return tolerances.ROUNDOFF[dtype]
 
 
 def save_calibration(path: Path, calibration: Calibration, *, force: bool = False) -> None:
@@ -134,13 +134,13 @@ def save_calibration(path: Path, calibration: Calibration, *, force: bool = Fals
         files.create(path).write(text.encode())
 
 
-def load_calibration(path: Path) -> tuple[thresholds.Measured, ...]:
+def load_calibration(path: Path) -> tuple[tolerances.Measured, ...]:
     """Read what `save_calibration` wrote; FormatError for another file."""
     found: Any = loads(read_text(path, MAX_FILE).encode(), str(path), max_bytes=MAX_FILE)
     return parse_calibration(found, path)
 
 
-def parse_calibration(found: Any, path: Path) -> tuple[thresholds.Measured, ...]:
+def parse_calibration(found: Any, path: Path) -> tuple[tolerances.Measured, ...]:
     """Return the rows in a calibration's JSON value; `path` begins the messages. FormatError."""
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no file of parity --calibrate; expected schema {SCHEMA}")
@@ -150,7 +150,7 @@ def parse_calibration(found: Any, path: Path) -> tuple[thresholds.Measured, ...]
     return tuple(_measured(row, f"{path}: row {index}") for index, row in enumerate(rows))
 
 
-def _measured(row: Any, where: str) -> thresholds.Measured:
+def _measured(row: Any, where: str) -> tolerances.Measured:
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is no object")
     values = dict(row)
@@ -168,9 +168,9 @@ def _measured(row: Any, where: str) -> thresholds.Measured:
     for name in ("rel_l2", "max_over_rms"):
         if not (math.isfinite(values[name]) and values[name] > 0):
             raise FormatError(f"{where}: {name} is {values[name]!r}; expected a bound above 0")
-    if values["dtype"] not in thresholds.BASE:
+    if values["dtype"] not in tolerances.BASE:
         raise FormatError(f"{where}: dtype is {values['dtype']!r}")
-    table = thresholds.threshold(
+    table = tolerances.threshold(
         values["point"], (pair[0], pair[1]), (values["dtype"],) * 2, values["weights"], moe=True
     )
     if values["rel_l2"] > table.rel_l2 * 1.0001:
@@ -178,7 +178,7 @@ def _measured(row: Any, where: str) -> thresholds.Measured:
             f"{where}: rel_l2 {values['rel_l2']} is above the table's {table.rel_l2}; a "
             "calibration only narrows"
         )
-    return thresholds.Measured(
+    return tolerances.Measured(
         (pair[0], pair[1]), values["weights"], values["point"], values["dtype"],
         float(values["rel_l2"]), float(values["max_over_rms"]), float(values["largest"]),
         values["runs"], values["evidence"],

@@ -1,13 +1,14 @@
 """What parity finds, as plain records."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from aprfmt.base.outcome import Check, Report
-from aprfmt.compare.causes.row import Verdict
-from aprfmt.compare.traces import TraceDiff
 from aprfmt.inference.parity.cell import Cell
+from aprfmt.measure.traces import TraceDiff
+from aprfmt.measure.verdicts import Verdict
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,21 @@ class Parity:
     arbiter: tuple[RunDistance, ...]
     calibrated: str | None
     vocab: int
+    left: tuple[NotCompared, ...] = ()  # of the model: what nothing reads
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over the points that were compared, and over the model's ledger."""
+        return self.pronounced_of(self.verdict, self.pairs)
+
+    def pronounced_of(self, verdict: Verdict, pairs: Sequence[RunPair]) -> Pronounced:
+        """Return the verdict on some of the pairs, in the words of parity."""
+        agrees = verdict in ("same", "precision")
+        words = Words(verdict if agrees else "same", "bug", "not_comparable")
+        cause = next((pair.cause for pair in pairs if pair.verdict == verdict), "")
+        compared = sum(pair.diff.compared for pair in pairs)
+        counts = {"points": (compared, compared)}
+        return pronounce(words, Compared(verdict == "bug", counts, self.left, scope=f": {cause}"))
 
     @property
     def verdict(self) -> Verdict:
@@ -239,7 +255,7 @@ class Parity:
     @property
     def exit_code(self) -> int:
         """0 same or precision, 1 beyond tolerance somewhere, 2 nothing could be compared."""
-        return {"same": 0, "precision": 0, "bug": 1, "not_comparable": 2}[self.verdict]
+        return self.pronounced.exit
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -250,6 +266,7 @@ class Parity:
         """Return plain data."""
         return {
             "verdict": self.verdict,
+            **self.pronounced.to_json(),
             "model": self.model,
             "architecture": self.architecture,
             "format": self.format,

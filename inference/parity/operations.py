@@ -5,10 +5,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.thresholds import one_operation
-from aprfmt.compare.traced import arithmetic, backend_name
-from aprfmt.compare.traces import PointDiff, TraceDiff
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.device import Choice
@@ -17,6 +13,10 @@ from aprfmt.inference.parity.cells import Operation
 from aprfmt.inference.parity.matched import matched_weights
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import one_operation
+from aprfmt.measure.trace_view import arithmetic, backend_name
+from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import Model
 
 Numbers = NDArray[Any]

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.nonfinite import alike
-from aprfmt.compare.thresholds import own_loss_bound
-from aprfmt.compare.traces import PointDiff
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.loss import cross_entropy, log_probabilities
 from aprfmt.inference.parity.cells import ExpertFlip, Flip, LogitsDiff, Outcomes
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.nonfinite import alike
+from aprfmt.measure.tolerances import own_loss_bound
+from aprfmt.measure.traces import PointDiff
 
 Numbers = NDArray[Any]
 TOP_K = 5

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aprfmt.base.outcome import Check, Outcome
-from aprfmt.compare.thresholds import MAX_LOGITS, loss_bound
 from aprfmt.inference.parity.cells import ExpertFlip, Losses, Outcomes
+from aprfmt.measure.tolerances import MAX_LOGITS, loss_bound
 
 # A text shorter than this says little about a loss.
 MIN_LABELS = 16

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aprfmt.compare.thresholds import Measured
 from aprfmt.inference.running import RunRequest
+from aprfmt.measure.tolerances import Measured
 
 
 @dataclass(frozen=True)

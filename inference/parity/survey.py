@@ -2,8 +2,6 @@
 
 from contextlib import closing
 
-from aprfmt.compare.thresholds import one_operation
-from aprfmt.compare.traced import backend_name, weights_between
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.parity.matched import matched_weights
 from aprfmt.inference.parity.operations import arithmetics
@@ -13,6 +11,8 @@ from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import OperationResiduals, operation_residuals
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.weights import free_budget, model_weights
+from aprfmt.measure.tolerances import one_operation
+from aprfmt.measure.trace_view import backend_name, weights_between
 from aprfmt.model import Model
 
 

@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, Report
-from aprfmt.compare.causes.row import Verdict
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.thresholds import AMPLIFIED, DISCRETE
-from aprfmt.compare.traces import PointDiff, TraceDiff
 from aprfmt.inference.device import Choice
 from aprfmt.inference.parity.cells import Operation
 from aprfmt.inference.replay.shadow import OperationResiduals
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import AMPLIFIED, DISCRETE
+from aprfmt.measure.traces import PointDiff, TraceDiff
+from aprfmt.measure.verdicts import Verdict
 
 Numbers = NDArray[Any]
 

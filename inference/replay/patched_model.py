@@ -26,10 +26,11 @@ from aprfmt.model import Model
 
 # The operations that are recorded; a hypothesis may wrap them.
 OPS = (
-    "embed", "linear", "router", "add", "mul", "scale", "softcap", "activate", "sigmoid",
-    "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
-    "add_weighted", "convolve", "tanh",
-    "gaussian_topk", "rescaled", "mix_copies", "concat", "stack", "repeat_heads", "take",
+    "embed", "linear", "router", "add", "add_wide", "mul", "scale", "softcap", "activate",
+    "sigmoid", "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
+    "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "time_step", "rates",
+    "scan", "gated_scan", "sloped", "tanh", "gaussian_topk", "rescaled", "mix_copies",
+    "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.
 MOVES = ("concat", "stack", "repeat_heads", "take")
@@ -308,7 +309,8 @@ class PatchedBackend:
         for override in self._overrides.get(name, ()):
             op = partial(override, op, at)
         result = op(*args, **kwargs)
-        self._recording.calls.append(OperationCall(name, args, kwargs, result, at))
+        made = result[0] if isinstance(result, tuple) else result  # the rest is a state
+        self._recording.calls.append(OperationCall(name, args, kwargs, made, at))
         return result
 
 

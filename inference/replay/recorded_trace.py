@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.rows import spans
-from aprfmt.compare.traced import TraceLike
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.capture import POINTS, SLOTS, key_name
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.log_softmax import NOTE, POINT, is_log_softmax, moved_onto
+from aprfmt.measure.trace_rows import spans
+from aprfmt.measure.trace_view import TraceLike
 
 Array = NDArray[Any]
 NO_VALUES = "zero on both sides: nothing was measured"
@@ -33,7 +34,8 @@ class RecordedValue:
 
     `rows` are row numbers of the model's value, None for all of them. `mask` is False at entries
     that were masked out (infinities, or numbers too low for a score), None where all count; these
-    are not compared. `note` says how the values were brought into the model's shape.
+    are not compared. `note` says how the values were brought into the model's shape. `normalized`
+    are logits that were recorded as log-probabilities; they are compared up to a row's constant.
     """
 
     values: Array
@@ -41,10 +43,14 @@ class RecordedValue:
     dtype: str
     note: str = ""
     mask: NDArray[np.bool_] | None = None  # of the entries that count
+    normalized: bool = False
 
     def of(self, mine: Array, axis: int) -> Array:
-        """Return the reference's value on the same rows."""
-        return mine if self.rows is None else np.take(mine, self.rows, axis=axis)
+        """Return the reference's value on the same rows, moved onto these if `normalized`."""
+        rows = mine if self.rows is None else np.take(mine, self.rows, axis=axis)
+        if self.normalized and rows.shape == self.values.shape:
+            return moved_onto(rows, self.values)
+        return rows
 
     def distance(self, mine: Array, axis: int) -> float:
         """Return the relative L2 of the model's value, on rows and entries that count.
@@ -152,10 +158,14 @@ class RecordedTrace:
         values = self.trace.values(key)
         if values is None:
             return None
-        return fit(
+        found = fit(
             np.asarray(values), record.positions, record.dtype, shape, axis_of(key), len(self.ids),
             masked=takes_masks(key, self.trace),
         )  # fmt: skip
+        if found is None or record.point != POINT or not is_log_softmax(found.values):
+            return found
+        note = "; ".join(text for text in (found.note, NOTE) if text)
+        return replace(found, note=note, normalized=True)
 
     def _part(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
         """Return a point from a stage that joins several (`L0.qkv` of an APRT folder)."""

@@ -18,9 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.compare.nonfinite import NonFinite, census
-from aprfmt.compare.thresholds import DISCRETE, one_operation, tolerance, weights_class
-from aprfmt.compare.traced import backend_name
 from aprfmt.inference.capture import key_name, parse_key, resolve
 from aprfmt.inference.replay.patched_model import (
     CallRecorder,
@@ -38,6 +35,9 @@ from aprfmt.inference.replay.recorded_trace import (
     axis_of,
 )
 from aprfmt.inference.routing import route
+from aprfmt.measure.nonfinite import NonFinite, census
+from aprfmt.measure.tolerances import DISCRETE, one_operation, tolerance, weights_class
+from aprfmt.measure.trace_view import backend_name
 
 Array = NDArray[Any]
 # Points that are compared by a different rule, or that follow from such a point.

@@ -50,7 +50,6 @@ def merge(base: Path, adapter: Path, out: Path) -> Any:
 
 
 REFUSED: Mapping[str, Mapping[str, Any]] = {
-    "fused experts": {"target_parameters": ["mlp.experts.down_proj"]},
     "tokens trained alone": {"trainable_token_indices": [1, 2]},
     "biases of the factors": {"lora_bias": True},
     "another method": {"peft_type": "LOHA"},
@@ -79,25 +78,129 @@ def test_inspect_promises_a_merge_that_is_made(tmp_path: Path) -> None:
     assert done.code == 0, done.err
 
 
+TABLES = ("lm_head.weight", "model.embed_tokens.weight")
+
+
 @pytest.mark.parametrize("rows", [HELD + 4, HELD + 64, HELD - 8])
-@pytest.mark.parametrize("names", [
-    ("lm_head.weight",), ("model.embed_tokens.weight",),
-    ("lm_head.weight", "model.embed_tokens.weight"),
-])  # fmt: skip
-def test_another_vocabulary_is_said_with_what_to_do(
-    names: tuple[str, ...], rows: int, tmp_path: Path
+def test_a_vocabulary_of_another_size_is_merged_into_the_model_that_was_trained(
+    rows: int, tmp_path: Path
 ) -> None:
+    """The oracle is the base that transformers resized, with the pairs added."""
     base = base_folder(tmp_path / "base")
-    adapter = adapter_folder(tmp_path / "a", {name: torch.ones(rows, 64) for name in names})
+    trained = LlamaForCausalLM.from_pretrained(base)
+    trained.resize_token_embeddings(rows)
+    tables = {name: trained.get_parameter(name).detach().clone() for name in TABLES}
+    adapter = adapter_folder(tmp_path / "a", tables)
+    own = load_file(adapter / "adapter_model.safetensors")
+    for layer, block in enumerate(trained.model.layers):
+        name = f"{PREFIX}model.layers.{layer}.self_attn.q_proj.lora_"
+        block.self_attn.q_proj.weight.data += 2 * own[f"{name}B.weight"] @ own[f"{name}A.weight"]
+    trained.save_pretrained(tmp_path / "trained")
+    done = merge(base, adapter, tmp_path / "out")
+    assert done.code == 0, done.err
+    assert f"the vocabulary has {rows} rows" in done.err
+    one, other = (load_file(tmp_path / n / "model.safetensors") for n in ("trained", "out"))
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        torch.testing.assert_close(other[name], values, rtol=1e-5, atol=1e-6)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == rows
+    again = LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    assert again.lm_head.weight.shape == (rows, 64)
+    for copy, code in (("trained", 0), ("base", 1)):
+        assert aprfmt("diff", base, tmp_path / copy, "--adapter", adapter, "--json").code == code
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_tensors_with_a_row_for_each_token_have_to_come(tied: bool, tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", tied=tied)
+    adapter = adapter_folder(tmp_path / "a", {TABLES[1]: torch.ones(HELD + 4, 64)})
     shown = aprfmt("inspect", adapter, "--json").json["summary"]
-    assert all(f"{name} [{rows}, 64]" in shown["says"] for name in names)
+    assert f"{TABLES[1]} [{HELD + 4}, 64]" in shown["says"]
     assert "--base" not in shown["next"]  # only a merge takes them along
     done = merge(base, adapter, tmp_path / "out")
-    word = "added to" if rows > HELD else "cut from"
-    assert done.code == 2 and f"{abs(rows - HELD)} tokens were {word} its vocabulary" in done.err
-    assert f"resize_token_embeddings({rows})" in done.err and not (tmp_path / "out").exists()
+    if tied:
+        assert done.code == 0, done.err
+        found = load_file(tmp_path / "out" / "model.safetensors")
+        assert found[TABLES[1]].shape == (HELD + 4, 64) and TABLES[0] not in found
+    else:
+        assert done.code == 2 and f"lm_head.weight would have {HELD}" in done.err, done.err
+        assert f"resize_token_embeddings({HELD + 4})" in done.err
+        assert not (tmp_path / "out").exists()
     done = aprfmt("convert", adapter, tmp_path / "a.gguf", "--base", base)
-    assert done.code == 2 and names[0] in done.err and "only a merge" in done.err
+    assert done.code == 2 and TABLES[1] in done.err and "only a merge" in done.err
+
+
+def test_two_tables_of_two_sizes_are_refused(tmp_path: Path) -> None:
+    whole = {name: torch.ones(HELD + 4 * at, 64) for at, name in enumerate(TABLES, 1)}
+    base, adapter = base_folder(tmp_path / "base"), adapter_folder(tmp_path / "a", whole)
+    done = merge(base, adapter, tmp_path / "out")
+    assert done.code == 2 and f"would have {HELD + 8}" in done.err, done.err
+
+
+def test_a_gguf_base_keeps_its_vocabulary(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", tied=True)
+    adapter = adapter_folder(tmp_path / "a", {TABLES[1]: torch.ones(HELD + 4, 64)})
+    assert aprfmt("convert", base, tmp_path / "base.gguf").code == 0
+    done = aprfmt("convert", tmp_path / "base.gguf", tmp_path / "o.gguf", "--adapter", adapter)
+    assert done.code == 2 and not (tmp_path / "o.gguf").exists(), done.err
+
+
+def _tokenizer(folder: Path, tokens: int, added: int) -> None:
+    vocab = {f"t{i}": i for i in range(tokens - added)}
+    rows = [
+        {"id": i, "content": f"<a{i}>", "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for i in range(tokens - added, tokens)
+    ]  # fmt: skip
+    said = {
+        "version": "1.0", "added_tokens": rows, "normalizer": None, "pre_tokenizer": None,
+        "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "t0"},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize(("tokens", "code"), [(HELD + 4, 0), (HELD + 2, 0), (HELD + 5, 2)])
+def test_the_tokenizer_goes_with_the_rows(tokens: int, code: int, tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base")
+    _tokenizer(base, HELD, 0)
+    whole = {name: torch.ones(HELD + 4, 64) for name in TABLES}
+    adapter = adapter_folder(tmp_path / "a", whole)
+    done = merge(base, adapter, tmp_path / "without")
+    assert done.code == 0 and "put that of the training there" in done.err, done.err
+    _tokenizer(adapter, tokens, tokens - HELD)
+    done = merge(base, adapter, tmp_path / "out")
+    assert done.code == code, done.err
+    if code:
+        assert f"has {tokens} tokens" in done.err and not (tmp_path / "out").exists()
+        return
+    text = (tmp_path / "out" / "tokenizer.json").read_text()
+    assert text == (adapter / "tokenizer.json").read_text()
+
+
+@pytest.mark.parametrize("change", [0.0, 1.0])
+def test_a_pair_for_a_table_that_grew_is_added_to_the_saved_one(
+    change: float, tmp_path: Path
+) -> None:
+    """PEFT saves a resized table under base_layer, where a pair changes it."""
+    base = base_folder(tmp_path / "base", tied=True)
+    held = load_file(base / "model.safetensors")[TABLES[1]]
+    table = torch.cat([held + change, torch.ones(4, 64)])
+    module = f"{PREFIX}model.embed_tokens"
+    adapter = adapter_folder(tmp_path / "a")
+    a, b = torch.randn(4, HELD + 4), torch.randn(64, 4)
+    own = load_file(adapter / "adapter_model.safetensors") | {
+        f"{module}.base_layer.weight": table,
+        f"{module}.lora_embedding_A": a, f"{module}.lora_embedding_B": b,
+    }  # fmt: skip
+    save_file(own, adapter / "adapter_model.safetensors")
+    done = merge(base, adapter, tmp_path / "out")
+    if change:
+        assert done.code == 2 and "belongs to another base" in done.err, done.err
+        return
+    assert done.code == 0, done.err
+    found = load_file(tmp_path / "out" / "model.safetensors")[TABLES[1]]
+    torch.testing.assert_close(found, table + 2 * (b @ a).T, rtol=1e-5, atol=1e-5)
 
 
 def test_a_table_of_the_same_size_is_merged(tmp_path: Path) -> None:

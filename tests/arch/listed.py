@@ -17,16 +17,7 @@ _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_
 BASE, CAUSAL, MASKED = "AutoModel", "AutoModelForCausalLM", "AutoModelForMaskedLM"
 SEQ2SEQ = "AutoModelForSeq2SeqLM"
 
-_MAMBA = {
-    "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "state_size": 5,
-    "time_step_rank": 3,
-}  # fmt: skip
 _HYBRID = {**SIZES, **_SPECIAL, "num_hidden_layers": 4, "num_key_value_heads": 2}
-_MAMBA2 = {"mamba_n_heads": 6, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 5}
-_NEMOTRON = {
-    **_HYBRID, "head_dim": 6, "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
-    "ssm_state_size": 5,
-}  # fmt: skip
 _T5 = {
     "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4,
     "vocab_size": 56, "relative_attention_num_buckets": 8,
@@ -82,38 +73,9 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
         "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "attention_hidden_size": 36,
         "intermediate_size": 40, "context_length": 64,
     }),
-    "mamba": ("mamba", "mamba", CAUSAL, _MAMBA),
-    "falcon_mamba": ("falcon_mamba", "falcon_mamba", CAUSAL, _MAMBA),
-    "mamba2": ("mamba2", "mamba2", CAUSAL, {
-        "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "state_size": 4, "head_dim": 8,
-        "num_heads": 6, "n_groups": 2,
-    }),
     "jamba": ("jamba", "jamba", CAUSAL, {
         **_HYBRID, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
         "expert_layer_offset": 1, "num_experts": 4, "mamba_d_state": 5, "mamba_dt_rank": 3,
-    }),
-    "bamba": ("bamba", "bamba", CAUSAL, {**_HYBRID, **_MAMBA2, "attn_layer_indices": [1, 3]}),
-    "granitemoehybrid": ("granite_hybrid_moe", "granitemoehybrid", CAUSAL, {
-        **_HYBRID, **_MAMBA2, "num_local_experts": 4, "num_experts_per_tok": 2,
-        "shared_intermediate_size": 20, "layer_types": ["mamba", "attention", "mamba", "mamba"],
-    }),
-    "granitemoehybrid-dense": ("granite_hybrid", "granitemoehybrid", CAUSAL, {
-        **_HYBRID, **_MAMBA2, "num_local_experts": 0, "num_experts_per_tok": 0,
-        "shared_intermediate_size": 20, "layer_types": ["mamba", "attention", "mamba", "mamba"],
-    }),
-    "falcon_h1": ("falcon_h1", "falcon_h1", CAUSAL, {
-        **_HYBRID, **_MAMBA2, "mamba_d_ssm": 48, "head_dim": 6,
-    }),
-    "falcon_h1-normed": ("falcon_h1", "falcon_h1", CAUSAL, {
-        **_HYBRID, **_MAMBA2, "mamba_d_ssm": 48, "mamba_rms_norm": True, "head_dim": 6,
-    }),
-    "nemotron_h": ("nemotron_h", "nemotron_h", CAUSAL, {
-        **_NEMOTRON, "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
-    }),
-    "nemotron_h-moe": ("nemotron_h_moe", "nemotron_h", CAUSAL, {
-        **_NEMOTRON, "layers_block_type": ["mamba", "attention", "moe", "moe"],
-        "n_routed_experts": 4, "moe_intermediate_size": 20, "num_experts_per_tok": 2,
-        "moe_shared_expert_intermediate_size": 12,
     }),
     "t5": ("t5", "t5", SEQ2SEQ, _T5),
     "t5-v1.1": ("t5_gated", "t5", SEQ2SEQ, {
@@ -227,8 +189,6 @@ UNMAPPED = {
     "clip_vision": ("v.class_embd",),  # named without a suffix
     "llama4": ("ffn_gate_exps", "ffn_up_exps"),
     "bitnet": ("attn_sub_norm", "ffn_sub_norm"),
-    "granitemoehybrid": ("ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp", "ffn_up_shexp"),
-    "granitemoehybrid-dense": ("ffn_gate", "ffn_up", "ffn_down"),
 }
 
 

@@ -274,8 +274,9 @@ def test_gguf_numbers_have_the_types_readers_expect() -> None:
                 assert all(type(one) is float for one in value)  # by layer
             elif key.endswith(("epsilon", "freq_base", "freq_base_swa", "_scale", ".factor")):
                 assert type(value) is float, key
-            elif key == "lfm2.attention.head_count_kv" or key == "lfm2moe.attention.head_count_kv":
-                assert isinstance(value, list), key  # by layer: 0 where there is no attention
+            elif "attention_layers" in found.hp and isinstance(value, list):
+                # by layer: 0 where there is no attention, or no MLP
+                assert key.endswith(("head_count_kv", "feed_forward_length")), key
             elif key in ("gemma4.attention.head_count_kv", "gemma4.feed_forward_length"):
                 listed = value if isinstance(value, list) else [value]
                 assert all(type(one) is int for one in listed), key  # by layer where they differ

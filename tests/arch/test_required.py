@@ -42,6 +42,12 @@ NEEDED = {
     **dict.fromkeys(BERTS, ("is_decoder",)),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("layer_types",)),
     "gemma3n": ("layer_types", "num_kv_shared_layers"),
+    "mamba2": ("num_heads", "n_groups", "head_dim"),
+    "bamba": ("mamba_n_heads", "attn_layer_indices"),
+    "granite_hybrid": ("mamba_n_heads", "layer_types", "num_local_experts"),
+    "granite_hybrid_moe": ("mamba_n_heads", "layer_types"),
+    "nemotron_h": ("layers_block_type",),
+    "nemotron_h_moe": ("layers_block_type",),
 }
 NOT_OURS = {
     "gpt2": {"add_cross_attention"},
@@ -281,7 +287,8 @@ INSISTED = {
     },
     "ffn_norm.weight": set(arch_names()) - {
         "phi2", "cohere", "olmo2", "olmo3", "exaone4", "cohere2", "gptj", "falcon", "falcon_rw",
-        "opt_350m", "bert_causal", "roberta_causal",
+        "opt_350m", "bert_causal", "roberta_causal", "mamba", "falcon_mamba", "mamba2",
+        "nemotron_h", "nemotron_h_moe",
     },
     "attn_q_norm.weight": {
         "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",

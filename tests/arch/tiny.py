@@ -21,9 +21,12 @@ from tests.arch.tiny_sizes import (
     LFM2,
     LFM3,
     LLAMA3,
+    MAMBA,
+    MAMBA2,
     MLA,
     MOE,
     MPT,
+    NEMOTRON,
     UNGROUPED,
     YARN,
 )
@@ -323,6 +326,62 @@ TINY: tuple[Tiny, ...] = (
     Tiny("gemma4_unified", "gemma4_unified_text", "plain", {
         "head_dim": 6, "global_head_dim": 10, "attention_k_eq_v": True, "num_hidden_layers": 7,
         "num_global_key_value_heads": 1,
+    }),
+    Tiny("mamba", "mamba", "plain", {"time_step_rank": 3}, MAMBA),
+    Tiny("mamba", "mamba", "biases", {
+        "use_bias": True, "use_conv_bias": False, "expand": 3, "tie_word_embeddings": False,
+        "conv_kernel": 3, "residual_in_fp32": False,
+    }, MAMBA),
+    Tiny("falcon_mamba", "falcon_mamba", "plain", {
+        "time_step_rank": 3, "mixer_rms_eps": 0.01,
+    }, MAMBA),
+    Tiny("mamba2", "mamba2", "plain", {
+        "num_heads": 6, "head_dim": 8, "n_groups": 2,
+    }, MAMBA),
+    Tiny("mamba2", "mamba2", "limited", {
+        "num_heads": 6, "head_dim": 8, "n_groups": 3, "time_step_limit": (0.01, 0.5),
+        "use_bias": True, "tie_word_embeddings": True,
+    }, MAMBA),
+    Tiny("nemotron_h", "nemotron_h", "plain", {
+        **NEMOTRON, "layers_block_type": [
+            "linear_attention", "full_attention", "mlp", "linear_attention",
+        ], "mlp_bias": True,
+    }),
+    Tiny("nemotron_h_moe", "nemotron_h", "plain", {
+        **NEMOTRON, "layers_block_type": ["linear_attention", "full_attention", "moe", "moe"],
+        "n_routed_experts": 5, "moe_intermediate_size": 20, "num_experts_per_tok": 3,
+        "moe_shared_expert_intermediate_size": 12,
+    }),
+    Tiny("nemotron_h_moe", "nemotron_h", "latent", {
+        **NEMOTRON, "layers_block_type": ["linear_attention", "full_attention", "moe", "moe"],
+        "n_routed_experts": 5, "moe_intermediate_size": 20, "num_experts_per_tok": 3,
+        "moe_shared_expert_intermediate_size": 12, "moe_latent_size": 14, "use_bias": True,
+        "mamba_hidden_act": "gelu", "time_step_min": 0.02,
+    }),
+    Tiny("bamba", "bamba", "plain", {
+        **{key: value for key, value in MAMBA2.items() if key != "layer_types"},
+        "attn_layer_indices": [1, 3],
+    }),
+    Tiny("granite_hybrid", "granitemoehybrid", "plain", {
+        **MAMBA2, "num_local_experts": 0, "num_experts_per_tok": 0,
+        "shared_intermediate_size": 20, "attention_multiplier": 0.015, "logits_scaling": 6.0,
+    }),
+    Tiny("granite_hybrid_moe", "granitemoehybrid", "plain", {
+        **MAMBA2, "num_local_experts": 5, "num_experts_per_tok": 3,
+        "shared_intermediate_size": 20, "residual_multiplier": 0.22,
+        "embedding_multiplier": 12.0, "position_embedding_type": "rope",
+    }),
+    Tiny("falcon_h1", "falcon_h1", "plain", {
+        **{key: value for key, value in MAMBA2.items() if key != "layer_types"},
+        "mamba_d_ssm": 48,
+    }),
+    Tiny("falcon_h1", "falcon_h1", "scaled", {
+        **{key: value for key, value in MAMBA2.items() if key != "layer_types"},
+        "mamba_d_ssm": 48, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+        "mlp_multipliers": [0.7, 1.4], "ssm_multipliers": [0.8, 1.2, 0.7, 1.3, 0.6],
+        "key_multiplier": 0.7, "ssm_in_multiplier": 1.2, "projectors_bias": True,
+        "lm_head_multiplier": 0.5, "embedding_multiplier": 2.0,
+        "time_step_limit": (0.01, float("inf")),
     }),
     *SEEING,
     Tiny("bloom", "bloom", sizes=BLOOM),

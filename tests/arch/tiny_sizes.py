@@ -50,6 +50,16 @@ GEMMA4: dict[str, Any] = {
     "sliding_window": 9,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+MAMBA: dict[str, Any] = {
+    "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "state_size": 5,
+}  # fmt: skip
+MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 6, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 5,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}  # fmt: skip
+NEMOTRON: dict[str, Any] = {
+    "head_dim": 10, "mamba_num_heads": 6, "mamba_head_dim": 7, "n_groups": 2, "ssm_state_size": 5,
+}  # fmt: skip
 MLA: dict[str, Any] = {
     "num_key_value_heads": 6,
     "kv_lora_rank": 10,

@@ -17,7 +17,7 @@ import pytest
 
 import aprfmt
 from aprfmt.base.encodings import encoding
-from aprfmt.compare.image import image_of
+from aprfmt.measure.difference_image import image_of
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt as command
 from tests.compare.damage import patched

@@ -173,7 +173,7 @@ def ordered_uses(tree: ast.AST) -> Iterator[ast.expr]:
 ORDERLESS = {  # loops whose order shows nowhere
     "aprfmt/codecs/native/__init__.py",  # fills a table
     "aprfmt/formats/atomic.py",  # syncs folders
-    "aprfmt/diagnosis/hypotheses/moe.py",  # numbers, whose order is not drawn
+    "aprfmt/causes/forward/moe.py",  # numbers, whose order is not drawn
 }
 
 

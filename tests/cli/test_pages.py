@@ -429,7 +429,6 @@ COMMANDS = "[...document.querySelectorAll('#verdict .command code')].map(e => e.
 
 
 @pytest.mark.parametrize("name", ["diff", "diagnose", "validate", "qa", "reference"])
-@pytest.mark.xfail(strict=False, reason="diagnose shows its place in the text alone")
 def test_the_verdict_has_the_cause_the_place_and_the_command_and_nothing_twice(
     tab: Page, pages: Mapping[str, Path], name: str
 ) -> None:

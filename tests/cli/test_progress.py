@@ -68,26 +68,29 @@ def test_an_interrupted_conversion_says_what_was_undone(
     assert list(tmp_path.iterdir()) == []
 
 
-# Opening a model waits until the terminal has shown something: the first result comes after it.
+# What is done first waits until the terminal has shown something: the first result comes after it.
 CHILD = """
-import sys
-import aprfmt.model
+import importlib, sys
 from aprfmt.cli import render
 from aprfmt.cli.main import main
 
-open_source = aprfmt.model._open_source
+name, _, function = sys.argv.pop(1).rpartition(".")
+module = importlib.import_module(name)
+begin = getattr(module, function)
 render.StatusLine.EVERY = 0.01
 
 def wait(*arguments):
     print("opening", flush=True)
     assert sys.stdin.readline() == "shown\\n"
     render.StatusLine.EVERY = 1000.0  # nobody reads the terminal until the end
-    aprfmt.model._open_source = open_source
-    return open_source(*arguments)
+    setattr(module, function, begin)
+    return begin(*arguments)
 
-aprfmt.model._open_source = wait
+setattr(module, function, wait)
 main(sys.argv[1:])
 """
+OPENING = "aprfmt.model._open_source"
+FIRST = {"scan": "aprfmt.fleet.run.find"}  # what is done first, where that is not opening a model
 LONG = {
     "diff": ["MODEL", "MODEL"],
     "hash": ["MODEL"],
@@ -103,6 +106,7 @@ LONG = {
     "export": ["MODEL", "-o", "OUT", "--to", "gguf"],
     "qa": ["MODEL", "--only", "metadata"],
     "diagnose": ["MODEL", "MODEL"],
+    "scan": ["MODEL", "-o", "ROWS", "--checks", "layout"],
 }
 
 
@@ -112,11 +116,13 @@ def test_a_terminal_sees_what_is_done_before_the_first_result(
 ) -> None:
     if not hasattr(os, "openpty"):
         not_run("there are no pseudo terminals here")
-    places = {"MODEL": str(demo_model), "OUT": str(tmp_path / "out.gguf")}
+    places = {"MODEL": str(demo_model), "OUT": str(tmp_path / "out.gguf"),
+              "ROWS": str(tmp_path / "rows.jsonl")}  # fmt: skip
     command = [places.get(word, word) for word in LONG[name]]
     ours, theirs = os.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, name, *command, "--json"], cwd=tmp_path, stderr=theirs,
+        [sys.executable, "-c", CHILD, FIRST.get(name, OPENING), name, *command, "--json"],
+        cwd=tmp_path, stderr=theirs,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     os.close(theirs)

@@ -359,7 +359,7 @@ def test_without_a_tokenizer_the_configuration_says_where_to_stop(
         (("run", "{m}", "--ids", "1", "--prompt", "x"), "found --prompt and --ids"),
         (("run", "{m}", "--ids", "1,x"), "is no token id"),
         (("run", "{m}", "--ids", "97"), "the embedding has 97 rows"),
-        (("run", "{m}", "--ids", "1", "--top-p", "0"), "top-p above 0"),
+        (("run", "{m}", "--ids", "1", "--top-p", "0"), "is no number above 0 to 1"),
         (("run", "{m}", "--ids", "1", "--max-tokens", "0"), "--max-tokens"),
         (("logits", "{m}", "--ids", "none.npy"), "none.npy"),
         (("logits", "{m}", "--ids", "1", "--device", "tpu"), "expected cpu, cuda"),

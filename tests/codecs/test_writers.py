@@ -378,3 +378,16 @@ def test_what_cannot_be_written_is_said() -> None:
         writer.taken(tiny, Settings(32, "F16"))
     with pytest.raises(CodecError, match="no E2M1 in groups of 16"):
         WRITERS["MODELOPT-NVFP4"].taken(read, Settings(32, "F16"))
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q4_1", "MXFP4"])
+def test_the_first_wrong_block_is_named(encoding: str) -> None:
+    layout = codec(encoding).layout
+    assert layout is not None
+    held = np.zeros((ROWS, COLUMNS // 32), layout)
+    number = "d" if "d" in (layout.names or ()) else "e"
+    for at in ((2, 1), (5, 3)):
+        held[number][at] = 255 if number == "e" else np.frombuffer(b"\0\x7e", "<f2")[0]
+    raw, row = held.tobytes(), held[0].nbytes
+    with pytest.raises(CodecError, match=r"its block \[2, 1"):
+        of_blocks(encoding, (ROWS, COLUMNS), lambda a, b: raw[a * row : b * row], None)

@@ -1,22 +1,11 @@
-"""Seeded faults in the raw tensors of a small BF16 llama folder, and the cause of each."""
+"""Changes of the raw tensors of a small BF16 llama folder, of which seeded faults are made."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from aprfmt.compare.explain import (
-    arithmetic,
-    damage,
-    elsewhere,
-    misplaced,
-    moves,
-    relations,
-    shifts,
-    stored,
-)
 from tests.compare.damage import Change
 from tests.conversion.folders import float_bytes
 
@@ -123,151 +112,9 @@ def copied(source: str, name: str) -> Change:
     return change
 
 
-def layers(data: dict[str, bytes]) -> None:
-    """Exchange layers 1 and 2."""
-    for name in list(data):
-        if name.startswith(LAYER):
-            exchanged(name, name.replace("layers.1.", "layers.2."))(data)
-
-
-def through(name: str, encoding: str) -> Callable[[Any], Any]:
-    """Return how values come back from an encoding."""
-    from aprfmt.codecs import decode, encode
-
-    return lambda x: decode(encoding, encode(encoding, x), x.shape)
-
-
 def rows_of(move: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a move that acts on heads: [heads, size, columns] in and out."""
     return lambda x: move(x.reshape(-1, SIZE, HIDDEN)).reshape(-1, HIDDEN)
-
-
-def _pairs(x: Any, heads: int) -> Any:
-    """Rows of each head from split halves to adjacent pairs."""
-    split = x.reshape(heads, 2, -1, HIDDEN)
-    return split.swapaxes(1, 2).reshape(x.shape)
-
-
-def _columns(x: Any) -> Any:
-    return x.reshape(-1, HEADS, SIZE)[:, [2, 1, 0, 3]].reshape(-1, HIDDEN)
-
-
-def _two_rows(x: Any) -> Any:
-    x = x.copy()
-    x[[5, 9]] = x[[9, 5]]
-    return x
-
-
-def _twice(x: Any) -> Any:
-    x = x.copy()
-    x[30:37] = x[10:17]
-    return x
-
-
-def other_layer(data: dict[str, bytes]) -> None:
-    """Put rows 3 to 14 of the next layer into rows 8 to 19."""
-    there, here = bits(data, UP.replace("layers.1.", "layers.2.")), bits(data, UP)
-    here[8:20] = there[3:15]
-    data[UP] = here.tobytes()
-
-
-def overwritten(data: dict[str, bytes]) -> None:
-    """Put 768 bytes of gate into up, at no row's beginning."""
-    data[UP] = data[UP][:1000] + data[GATE][300:1068] + data[UP][1768:]
-
-
-def _ulps(x: Any) -> Any:
-    x = x.copy()
-    x[::3] += 1
-    return x
-
-
-_SHUFFLED = np.random.default_rng(3).permutation(HIDDEN)
-_FACTORS = 1 + np.arange(HIDDEN)[:, None] / 50
-
-FAULTS = (
-    Fault("bf16 read as f16", "dtype_mislabel", UP,
-          computed(UP, lambda x: (x.view(np.uint32) >> 16).astype(np.uint16).view(np.float16)
-                   .astype(np.float32)), stored.dtype_mislabel, "bits read as"),
-    Fault("f16 under the label bf16", "dtype_mislabel", UP,
-          raw(UP, lambda old: (np.frombuffer(old, np.uint16).astype(np.uint32) << 16)
-              .view(np.float32).astype(np.float16).tobytes()), stored.dtype_mislabel,
-          "read as"),
-    Fault("bytes of values exchanged", "endianness", UP,
-          raw(UP, lambda old: np.frombuffer(old, np.uint16).byteswap().tobytes()),
-          stored.endianness, "other byte order", quantized=False),
-    Fault("one bit", "bit_rot", UP, raw(UP, flipped(777, 3)), stored.bit_rot,
-          "bit 11 of the BF16 value at [6, 4]", quantized=False),
-    Fault("three bits", "bit_rot", UP,
-          raw(UP, lambda old: flipped(5000, 1)(flipped(900, 6)(flipped(777, 3)(old)))),
-          stored.bit_rot, "3 bits in 3 bytes differ", quantized=False),
-    Fault("a lost page", "bit_rot", UP, raw(UP, lambda old: old[:1024] + bytes(512) + old[1536:]),
-          stored.bit_rot, "bytes 1024 to 1535 are zero in B", quantized=False),
-    Fault("an edited value", "bit_rot", UP,
-          raw(UP, lambda old: old[:100] + b"\x55\xaa\x12\x99" * 4 + old[116:]), stored.bit_rot,
-          "all other bytes are equal", quantized=False, confirmed=False),
-    Fault("five bytes late", "byte_offset", UP, raw(UP, lambda old: old[5:] + b"12345"),
-          shifts.byte_offset, "begins 5 bytes too late", quantized=False),
-    Fault("one value early", "byte_offset", Q, raw(Q, lambda old: b"??" + old[:-2]),
-          shifts.byte_offset, "2 bytes (1 values) too early"),
-    Fault("three rows down", "row_offset", EMBEDDING, moved(EMBEDDING, lambda x: np.roll(x, 3, 0)),
-          shifts.byte_offset, "row i"),
-    Fault("transposed", "transpose", UP, moved(UP, lambda x: x.T), moves.transpose,
-          "rows and columns exchanged"),
-    Fault("adjacent pairs", "rope_pairing", Q, moved(Q, lambda x: _pairs(x, HEADS)),
-          moves.rearranged, "adjacent pairs in B"),
-    Fault("pairs of too many heads", "gqa_mapping", K, moved(K, lambda x: _pairs(x, HEADS)),
-          moves.rearranged, "as if there were 4 heads of 8 rows; there are 2 of 16"),
-    Fault("heads in another order", "head_order", Q,
-          moved(Q, rows_of(lambda x: x[[1, 0, 2, 3]])), moves.rearranged, "1, 0, 2, 3"),
-    Fault("two key heads exchanged", "head_order", K, moved(K, lambda x: np.roll(x, 16, 0)),
-          moves.rearranged, "A's order, as numbers of B: 1, 0"),
-    Fault("heads of the output product", "head_order", OUT, moved(OUT, _columns), moves.rearranged,
-          "2, 1, 0, 3"),
-    Fault("query heads regrouped", "gqa_mapping", Q,
-          moved(Q, rows_of(lambda x: x[[0, 2, 1, 3]])), moves.rearranged, "grouped the other way"),
-    Fault("rows shuffled", "row_offset", UP, moved(UP, lambda x: x[_SHUFFLED]), moves.rearranged,
-          "another order"),
-    Fault("two rows exchanged", "row_offset", EMBEDDING, moved(EMBEDDING, _two_rows),
-          moves.rearranged, "5 of A is 9 of B"),
-    Fault("gate and up exchanged", "swapped_tensors", UP, exchanged(UP, GATE),
-          elsewhere.other_tensor, "are exchanged"),
-    Fault("the embedding for the head", "tied_embedding", HEAD, copied(EMBEDDING, HEAD),
-          elsewhere.other_tensor, "B's head has the values of the embedding"),
-    Fault("layers exchanged", "layer_order", UP, layers, elsewhere.other_tensor,
-          "layer 1 has the tensor of A's layer 2"),
-    Fault("one added", "norm_offset", NORM, computed(NORM, lambda x: x + np.float32(1)),
-          arithmetic.norm_offset, "plus 1"),
-    Fault("one taken", "norm_offset", NORM, computed(NORM, lambda x: x - np.float32(1)),
-          arithmetic.norm_offset, "minus 1"),
-    Fault("scaled", "scale", UP, computed(UP, lambda x: x * np.float32(8)), arithmetic.scale,
-          "sqrt(hidden_size)"),
-    Fault("rows scaled", "scale", UP, computed(UP, lambda x: x * _FACTORS.astype(np.float32)),
-          arithmetic.scale, "a factor of its own"),
-    Fault("columns scaled", "scale", UP, computed(UP, lambda x: x * _FACTORS.T.astype(np.float32)),
-          arithmetic.scale, "every column"),
-    Fault("a unit in the last place", "rounding", UP, moved(UP, _ulps), arithmetic.rounding,
-          "one unit in the last place of BF16", quantized=False),
-    Fault("rounded to f8", "rounding", UP,
-          computed(UP, lambda x: x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)),
-          arithmetic.rounding, "rounded to F8_E4M3", quantized=False),
-    Fault("went through Q4_0", "quantisation", UP, computed(UP, through(UP, "Q4_0")),
-          arithmetic.quantisation,
-          "quantized to Q4_0 and decoded again / encoded 64 of 64 rows again: equal"),
-    Fault("squares", "function_of", UP, computed(UP, np.square), relations.function_of,
-          "the squares of A's", quantized=False),
-    Fault("rows of another layer", "wrong_rows", UP, other_layer, misplaced.misplaced,
-          "rows 8-19: A's rows 3-14 of L2.ffn_up.weight"),
-    Fault("rows twice", "wrong_rows", EMBEDDING, moved(EMBEDDING, _twice), misplaced.misplaced,
-          "rows 30-36: A's rows 10-16"),
-    Fault("bytes of another tensor", "bit_rot", UP, overwritten, damage.ranges,
-          "768 of 8192 bytes are overwritten, in 1 range", quantized=False),
-    Fault("never filled", "stale_tensor", UP, raw(UP, lambda old: bytes(len(old))),
-          elsewhere.one_value, "0 everywhere", confirmed=False),
-    Fault("of another checkpoint", "stale_tensor", UP,
-          computed(UP, lambda x: np.random.default_rng(8).standard_normal(x.shape)),
-          elsewhere.stale_tensor, "another checkpoint", confirmed=False),
-)  # fmt: skip
 
 
 def float_row(x: Any) -> bytes:

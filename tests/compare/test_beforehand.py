@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from aprfmt.compare import beforehand, diff_models
-from aprfmt.compare.align import TensorPair, align
-from aprfmt.compare.beforehand import Beforehand
+from aprfmt.compare import diff_models
 from aprfmt.formats.mapped import StoredTensor
+from aprfmt.measure import prefetch
+from aprfmt.measure.alignment import TensorPair, align
+from aprfmt.measure.prefetch import Beforehand
 from aprfmt.model import open_model
 from aprfmt.tensors.runs import RunBytes, differs
 from tests.conversion.folders import write_safetensors
@@ -25,8 +26,8 @@ PLACES = ((), (0,), (SIZE - 1,), (257, 1999), (1999, 256))
 @pytest.fixture(autouse=True)
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans so small that every tensor has many."""
-    monkeypatch.setattr(beforehand, "LARGE", 64)
-    monkeypatch.setattr(beforehand, "SPAN", 256)
+    monkeypatch.setattr(prefetch, "LARGE", 64)
+    monkeypatch.setattr(prefetch, "SPAN", 256)
 
 
 def written(path: Path, wrong: tuple[int, ...] = ()) -> Path:
@@ -74,7 +75,7 @@ def test_a_small_pair_waits_for_no_later_one(
         done.append(1)
         return differs(*sides)
 
-    monkeypatch.setattr(beforehand, "differs", counted)
+    monkeypatch.setattr(prefetch, "differs", counted)
     with open_model(path) as a, open_model(path) as b:
         pairs = align(a, b).pairs
         small = next(n for n, pair in enumerate(pairs) if pair.key == "b small")
@@ -110,5 +111,5 @@ def test_only_what_is_mapped_is_read_by_threads(
     monkeypatch.setattr(StoredTensor, "lies", lambda self, start=0: None)
     with open_model(path) as a, open_model(path) as b:
         pairs: tuple[TensorPair, ...] = align(a, b).pairs
-        assert [beforehand._sides(pair) for pair in pairs] == [None] * len(pairs)
+        assert [prefetch._sides(pair) for pair in pairs] == [None] * len(pairs)
         assert diff_models(a, b).equal

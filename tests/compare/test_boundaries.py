@@ -12,9 +12,9 @@ import aprfmt
 from aprfmt.arch.values import same_value
 from aprfmt.base.protocols import Typed
 from aprfmt.base.regexes import matches_start
+from aprfmt.causes.tensor.explanation import _with_numbers
+from aprfmt.causes.tokenizer import special_ids, vocabulary_lists
 from aprfmt.compare import _hyperparameters
-from aprfmt.compare.explain import _with_numbers
-from aprfmt.compare.tokens import ends, listed
 from aprfmt.tokenizer.hf_engine import HfEngine
 from tests.conversion.folders import llama_folder
 
@@ -133,12 +133,12 @@ def test_scores_differ_beyond_float32(
     """Six digits are what a float32 has; ten thousand times that are other scores."""
     other = base + apart * max(1.0, abs(base))
     monkeypatch.setattr(
-        listed, "_scored", lambda one, _: dict(zip(one.vocabulary.tokens, one.vocabulary.scores,
-                                                   strict=True))
+        vocabulary_lists, "_scored",
+        lambda one, _: dict(zip(one.vocabulary.tokens, one.vocabulary.scores, strict=True)),
     )  # fmt: skip
-    monkeypatch.setattr(listed, "place", lambda one, name: ("here",))
+    monkeypatch.setattr(vocabulary_lists, "place", lambda one, name: ("here",))
     for mine, theirs in ((base, other), (other, base)):
-        found = list(listed.scores(side([mine, -9.0]), side([theirs, -9.0])))
+        found = list(vocabulary_lists.scores(side([mine, -9.0]), side([theirs, -9.0])))
         assert bool(found) == differs
         if found:
             assert found[0].says.startswith("1 of 2 scores differ")
@@ -149,14 +149,14 @@ def test_scores_differ_beyond_float32(
 def test_bos_twice_is_said_of_the_side_that_has_it_twice(
     puts: tuple[bool, bool], label: str, writes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ends, "_processed", lambda *args: False)
-    monkeypatch.setattr(ends, "_unsaid", lambda *args: False)
-    monkeypatch.setattr(ends, "place", lambda one, name: ("here",))
+    monkeypatch.setattr(special_ids, "_processed", lambda *args: False)
+    monkeypatch.setattr(special_ids, "_unsaid", lambda *args: False)
+    monkeypatch.setattr(special_ids, "place", lambda one, name: ("here",))
     a, b = (
         side(begins=begins, ends=False, template="{{ bos_token }}" if name in writes else "x")
         for name, begins in zip("AB", puts, strict=True)
     )
-    (found,) = ends.framing(a, b)
+    (found,) = special_ids.framing(a, b)
     for name in "AB":
         twice = f"{name}'s chat template writes it too" in found.says
         assert twice == (name == label and name in writes)

@@ -8,12 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aprfmt.compare import tensors
-from aprfmt.compare.explain.noise import UNIT
-from aprfmt.compare.thresholds import BASE, MOE_FACTOR, SMALLEST_BUG, tolerance
-from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import UsageError
 from aprfmt.inference.replay.shadow import ShadowPoint
+from aprfmt.measure import tensors
+from aprfmt.measure.encoding_noise import UNIT
+from aprfmt.measure.tolerances import BASE, MOE_FACTOR, SMALLEST_BUG, tolerance
+from aprfmt.measure.traces import compare_traces
 
 
 @dataclass(frozen=True)

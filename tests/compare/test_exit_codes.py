@@ -12,8 +12,9 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import DiffReport
-from aprfmt.compare.diffs import SECTIONS, VERDICTS, FieldDiff, TensorDiff, TensorVerdict
-from aprfmt.compare.texts import SideVerdicts
+from aprfmt.compare.diffs import SECTIONS
+from aprfmt.measure.records import TENSOR_VERDICTS, FieldDiff, TensorDiff, TensorVerdict
+from aprfmt.measure.texts import SideVerdicts
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.formats.gguf_files import File
@@ -28,7 +29,7 @@ def report(*verdicts: TensorVerdict, **facts: tuple[FieldDiff, ...]) -> DiffRepo
     return DiffReport("a", "b", tensors, hyper, tokenizer, facts.get("metadata", ()))
 
 
-@pytest.mark.parametrize("verdict", VERDICTS)
+@pytest.mark.parametrize("verdict", TENSOR_VERDICTS)
 def test_every_verdict_has_its_exit_code(verdict: TensorVerdict) -> None:
     found = report("SAME_BYTES", verdict, "SAME_VALUES")
     expected = {"SAME_BYTES": 0, "SAME_VALUES": 0, "UNREADABLE": 2}.get(verdict, 1)

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.causes import CAUSES
+from aprfmt.causes.tensor import table
+from aprfmt.causes.tensor.explanation import PairContext, explain_pair
+from aprfmt.causes.tensor.packed_faults import PACKED
 from aprfmt.compare import TensorDiff, diff
-from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.causes.packed import PACKED
-from aprfmt.compare.explain import Surroundings, explain_pair, table
-from aprfmt.compare.explain.guesses import Explanation
 from aprfmt.formats import FORMATS, written
+from aprfmt.measure.records import Explanation
+from tests.causes.tensor_faults import FAULTS
 from tests.compare import faults
 from tests.compare.damage import patched
-from tests.compare.faults import FAULTS, ROLES, Fault
+from tests.compare.faults import ROLES, Fault
 from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder
 
@@ -104,7 +106,7 @@ def test_the_table_names_known_causes_and_every_one_is_seeded() -> None:
     # Packed encodings are seeded in tests/diagnose/faults_packed, delta nets in faults_files beside
     # it, the others in tests of their own.
     others = {"expert_order", "missing_bias", "value_heads", "tap_order"}
-    others |= {cause.name for cause in PACKED}
+    others |= set(PACKED)
     assert told - {fault.cause for fault in FAULTS} == others
     assert {row.find for row in table.TABLE} >= {fault.find for fault in FAULTS}
 
@@ -289,13 +291,13 @@ def test_scales_of_blocks_in_the_other_byte_order_are_named(
 
 
 def test_a_whole_layer_is_one_finding(source: Path, tmp_path: Path) -> None:
-    report = diff(source, edited(source, tmp_path / "b", faults.layers))
+    report = diff(source, edited(source, tmp_path / "b", NAMES["layers exchanged"].change))
     (finding,) = report.findings
     assert finding.cause == "layer_order" and finding.confirmed and len(finding.keys) == 18
-    assert finding.text == "layers 1 and 2 are exchanged (9 tensors each)"
+    assert finding.says == "layers 1 and 2 are exchanged (9 tensors each)"
     report = diff(source, edited(source, tmp_path / "c", NAMES["gate and up exchanged"].change))
     (finding,) = report.findings
-    assert "ffn_gate.weight and ffn_up.weight are exchanged" in finding.text
+    assert "ffn_gate.weight and ffn_up.weight are exchanged" in finding.says
 
 
 def test_layers_moved_in_a_circle_are_listed(source: Path, tmp_path: Path) -> None:
@@ -308,7 +310,7 @@ def test_layers_moved_in_a_circle_are_listed(source: Path, tmp_path: Path) -> No
 
     (finding,) = diff(source, edited(source, tmp_path / "b", change)).findings
     assert finding.cause == "layer_order" and len(finding.keys) == 27
-    assert finding.text.endswith("0 is 1, 1 is 2, 2 is 0") and "exchanged" not in finding.text
+    assert finding.says.endswith("0 is 1, 1 is 2, 2 is 0") and "exchanged" not in finding.says
 
 
 # --- no false explanation ---------------------------------------------------------------------
@@ -394,7 +396,7 @@ def test_equal_tensors_have_no_explanation_and_a_refusal_is_possible(
     broken = edited(source, tmp_path / "b", NAMES["transposed"].change)
     assert all(row.explanation is None for row in diff(source, broken, explain=False).tensors)
     with aprfmt.open(source) as a, aprfmt.open(broken) as b:
-        context = Surroundings(a, b)
+        context = PairContext(a, b)
         key = "L1.attn_q.weight"
         assert explain_pair(a.roles[key], b.roles[key], context) is None
         key = "L1.ffn_up.weight"

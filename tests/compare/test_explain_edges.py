@@ -8,8 +8,8 @@ import pytest
 
 import aprfmt
 from aprfmt.base.encodings import BY_GGML, ENCODINGS
+from aprfmt.causes.tensor.overwritten_bytes import stretches
 from aprfmt.compare import diff
-from aprfmt.compare.explain.damage import stretches
 from tests.compare import faults
 from tests.compare.damage import Change
 from tests.compare.test_verdicts import edited

@@ -86,7 +86,7 @@ def test_gemma_norms_stored_without_the_one_they_should_have(arch: str, tmp_path
     report = aprfmt.diff(tmp_path / "a", broken)
     (finding,) = report.findings
     assert (finding.cause, finding.confirmed) == ("norm_offset", True)
-    assert "minus 1" in finding.text
+    assert "minus 1" in finding.says
     assert {t.key for t in report.tensors if t.key.endswith("norm.weight")} == set(finding.keys)
 
 

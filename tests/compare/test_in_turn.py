@@ -6,7 +6,7 @@ Seen red: so many pairs and no more, however small they are, so that requests ca
 from dataclasses import dataclass
 from typing import Any, cast
 
-from aprfmt.compare.align import AHEAD, AHEAD_BYTES, AHEAD_TENSORS, TensorPair, in_turn
+from aprfmt.measure.alignment import AHEAD, AHEAD_BYTES, AHEAD_TENSORS, TensorPair, in_turn
 
 
 @dataclass

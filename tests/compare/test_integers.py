@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import aprfmt as api
 from aprfmt.base.encodings import ENCODINGS
+from aprfmt.causes.tensor import byte_shifts
 from aprfmt.compare import diff
-from aprfmt.compare.explain import shifts
-from aprfmt.compare.numbers import CHUNK, PairSums, difference
+from aprfmt.measure.numbers import CHUNK, PairSums, difference
 from tests.cli.run import aprfmt
 from tests.conversion.folders import write_mixed
 
@@ -139,7 +139,7 @@ BIG = (1 << 16) + 64
 def test_offsets_that_wrapped_are_named(
     name: str, power: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shifts, "WRAPS", (1 << power,))
+    monkeypatch.setattr(byte_shifts, "WRAPS", (1 << power,))
     tail = np.random.default_rng(0).integers(1, 255, 256).astype(np.uint8).tobytes()
     size = PLAIN[name].type_size
     shape = (256 // size,)

@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 import pytest
 
-from aprfmt.compare.bounds import steps
-from aprfmt.compare.numbers import PairSums
+from aprfmt.measure.bounds import steps
+from aprfmt.measure.numbers import PairSums
 
 BLOCKS = 16
 

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from aprfmt.codecs.base import Array
-from aprfmt.compare import beforehand, diff_models
-from aprfmt.compare.numbers import CHUNK, PairSums
+from aprfmt.compare import diff_models
+from aprfmt.measure import prefetch
+from aprfmt.measure.numbers import CHUNK, PairSums
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
 from tests.conftest import not_run
 from tests.conversion.folders import llama_folder, write_safetensors
 
 if TYPE_CHECKING:
-    from aprfmt.compare.numbers import Steps
+    from aprfmt.measure.numbers import Steps
 
 HUGE = 2 << 20  # a touch can map this much around it
 SLACK = 6 * HUGE  # of two files: a window each, mapped twice, and what lies around their ends
@@ -80,8 +81,8 @@ def test_equal_tensors_leave_nothing_behind(
 
     Another thread compares what comes next meanwhile: each of the two has a span of both files.
     """
-    monkeypatch.setattr(beforehand, "SPAN", HUGE)
-    monkeypatch.setattr(beforehand, "MOST", 1)
+    monkeypatch.setattr(prefetch, "SPAN", HUGE)
+    monkeypatch.setattr(prefetch, "MOST", 1)
     spans = 2 * 2 * 3 * HUGE  # with what lies around them; the files are 130 MB
     folder = llama_folder(tmp_path / "hf", "F32", hidden=512, layers=2, ffn=2048, vocab=8192)
     assert aprfmt("convert", folder, tmp_path / "x.gguf", "--no-verify").code == 0
@@ -125,7 +126,7 @@ def test_decoded_chunks_leave_nothing_behind(
 def test_explaining_leaves_nothing_behind(
     differing: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.compare.explain.unequal import WINDOW, Unequal
+    from aprfmt.causes.tensor.differing_pair import WINDOW, Unequal
 
     seen: list[int] = []
     with open_model(differing[0]) as a, open_model(differing[1]) as b:

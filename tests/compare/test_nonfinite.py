@@ -14,16 +14,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aprfmt.compare.measured import measure, rel_l2
-from aprfmt.compare.nonfinite import Census, census
-from aprfmt.compare.numbers import PairSums, steps_between
 from aprfmt.conversion import convert
 from aprfmt.diagnosis.conclude import rounding
 from aprfmt.diagnosis.finalize import finalize_finding
-from aprfmt.diagnosis.found import CauseFound, PointRow
+from aprfmt.diagnosis.found import PointRow
 from aprfmt.diagnosis.mixing import Share
 from aprfmt.inference.parity.outcomes import compare_logits
 from aprfmt.inference.replay.recorded_trace import apart, fit
+from aprfmt.measure.distances import measure, rel_l2
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.nonfinite import Census, census
+from aprfmt.measure.numbers import PairSums, steps_between
 from aprfmt.model import open_model
 from tests.cli.run import Done, aprfmt
 from tests.diagnose import files
@@ -279,7 +280,7 @@ def test_no_rounding_without_a_distance() -> None:
     rows = [PointRow("L0.q", "q", 0, math.inf, 1e-7, 2e-5, beyond=True, apart=True)]
     found = rounding(rows, [], [])
     assert found is not None and found.verdict == "bug" and not found.confirmed
-    near = CauseFound("rounding", "", "tensor", "precision", ("x",), True)
+    near = Finding("rounding", "", "tensor", "precision", ("x",), True)
     x, y = sides(math.nan)
     for value in (math.inf, math.nan):
         share = Share(value, 0.0, "L0.q", census(x, y))

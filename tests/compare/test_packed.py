@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.causes.tensor import lattices
 from aprfmt.codecs.lattice import Lattice
 from aprfmt.compare import diff
-from aprfmt.compare.bounds import fit
-from aprfmt.compare.diffs import TensorDiff
-from aprfmt.compare.explain import lattices
+from aprfmt.measure.bounds import fit
+from aprfmt.measure.records import TensorDiff
 from tests.conversion.folders import float_bytes, llama_folder, tensors_of, write_mixed
 from tests.diagnose import packing
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from aprfmt.causes.tensor import packed_damage, table
 from aprfmt.compare import diff
-from aprfmt.compare.explain import packed_damage, table
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.diagnose import faults_packed as packs
 from tests.diagnose import packing

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aprfmt.compare import diff
-from aprfmt.compare.explain.noise import UNIT
+from aprfmt.measure.encoding_noise import UNIT
 from tests.conversion.folders import write_mixed
 
 SHAPE = 48, 64

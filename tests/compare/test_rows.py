@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.compare import diff
-from aprfmt.compare.explain import (
+from aprfmt.causes.tensor import (
     arithmetic,
-    blocks,
-    elsewhere,
-    moves,
+    block_order,
+    byte_shifts,
+    other_tensors,
     outliers,
     packed_damage,
     packed_faults,
-    recurrent,
-    relations,
-    shifts,
+    rearrangements,
+    recurrent_layers,
     table,
+    value_functions,
 )
+from aprfmt.compare import diff
+from tests.causes.tensor_faults import FAULTS
 from tests.compare import faults
-from tests.compare.faults import FAULTS
 from tests.compare.test_explain import said
 from tests.compare.test_verdicts import edited
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
@@ -119,17 +119,17 @@ def vector_cut(source: Path, folder: Path) -> tuple[Path, Path]:
 # Row: the function that finds it, a pair that needs it, the tensor, the cause, words of evidence.
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[[Path, Path], tuple[Path, Path]], str, str,
                        str]] = {
-    "value_offset": (moves.value_offset, seen_through_q8, "L1.attn_q.weight", "byte_offset",
-                     "value i of B is value i-1 of A"),
+    "value_offset": (rearrangements.value_offset, seen_through_q8, "L1.attn_q.weight",
+                     "byte_offset", "value i of B is value i-1 of A"),
     "outliers": (outliers.outliers, bit_of_a_value, "L1.ffn_up.weight", "bit_rot",
                  "flipping bit"),
-    "repeated": (moves.repeated, heads_twice, "L1.attn_k.weight", "gqa_mapping",
+    "repeated": (rearrangements.repeated, heads_twice, "L1.attn_k.weight", "gqa_mapping",
                  "2 heads 2 times, in a row"),
-    "window": (moves.window, some_rows, "L1.ffn_up.weight", "row_offset",
+    "window": (rearrangements.window, some_rows, "L1.ffn_up.weight", "row_offset",
                "rows are rows 8 to 39 of A"),
-    "prefix": (relations.prefix, vector_cut, "L1.attn_norm.weight", "row_offset",
+    "prefix": (value_functions.prefix, vector_cut, "L1.attn_norm.weight", "row_offset",
                "B's values are the first 40 of A's 64"),
-    "zeroed_bias": (elsewhere.zeroed_bias, bias_zeroed, "L1.attn_k.bias", "missing_bias",
+    "zeroed_bias": (other_tensors.zeroed_bias, bias_zeroed, "L1.attn_k.bias", "missing_bias",
                     "B's bias is zero everywhere"),
 }  # fmt: skip
 
@@ -157,11 +157,11 @@ MADE: dict[Callable[..., Any], str] = {
     packed_faults.order_of_outputs: "awq-order-decoded",
     packed_faults.other_scales: "scales-of-others",
     packed_faults.quantisation: "gptq-decoded",
-    blocks.other_layout: "q4-1-fields",
-    blocks.late_blocks: "q4-0-bytes-late",
-    shifts.flat_offset: "q8-0-late",
-    recurrent.value_heads: "value-heads",
-    recurrent.taps: "taps-reversed",
+    block_order.other_layout: "q4-1-fields",
+    block_order.late_blocks: "q4-0-bytes-late",
+    byte_shifts.flat_offset: "q8-0-late",
+    recurrent_layers.value_heads: "value-heads",
+    recurrent_layers.taps: "taps-reversed",
 }
 
 
@@ -185,6 +185,9 @@ def test_a_row_for_made_models_does_its_own_work(
 def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()} | set(MADE)
     tried.add(packed_damage.damaged_parts)  # by tests/compare/test_packed_damage.py
-    tried |= {shifts.wrapped_offset, elsewhere.one_value}  # by tests/compare/test_integers.py
+    tried |= {
+        byte_shifts.wrapped_offset,
+        other_tensors.one_value,
+    }  # by tests/compare/test_integers.py
     tried.add(arithmetic.summed_rounding)  # by tests/compare/test_rounding.py
     assert tried == {row.find for row in table.TABLE}

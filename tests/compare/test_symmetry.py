@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import aprfmt
+from aprfmt.causes.tensor import symmetry
 from aprfmt.compare import DiffReport, diff
-from aprfmt.compare.explain import symmetry
 from aprfmt.formats import FORMATS, written
 from tests.conversion.folders import tensors_of, write_mixed
 from tests.models import save_tiny
@@ -105,7 +105,7 @@ def test_a_group_that_moved_together_is_one_finding(
     found = causes(report)
     assert set(found.values()) == {cause} and len(found) == count, found
     (finding,) = report.findings
-    assert finding.confirmed and "the function is equal" in finding.text
+    assert finding.confirmed and "the function is equal" in finding.says
     assert len(finding.keys) == count
     assert report.exit_code() == 1  # the files still differ
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.compare import diff
-from aprfmt.compare.texts import SideVerdicts
+from aprfmt.measure.texts import SideVerdicts
 from tests.cli.run import aprfmt
 
 

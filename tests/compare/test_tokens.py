@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from aprfmt.base.protocols import Typed
-from aprfmt.compare import tokens as comparing
-from aprfmt.compare.tokens import TokensReport, between, compare_tokens
+from aprfmt.causes.tokenizer import comparison as comparing
+from aprfmt.causes.tokenizer.comparison import TokensReport, between, compare_tokens
 from aprfmt.model import Model, open_model
 from aprfmt.tokenizer import to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens

@@ -205,7 +205,7 @@ def test_1466_same_bytes_under_swapped_shapes_in_an_apr(source: Path, tmp_path: 
     report = aprfmt.diff(source, broken)
     (finding,) = report.findings
     assert finding.cause == "transpose" and len(finding.keys) == len(names) == 6
-    assert "only the shape" in finding.text and "in layers 0-1" in finding.text
+    assert "only the shape" in finding.says and "in layers 0-1" in finding.says
 
 
 def test_1922_a_native_payload_under_the_q8_0_label_is_not_called_equal(

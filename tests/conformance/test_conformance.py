@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from aprfmt.arch.spec import HyperRule
 from aprfmt.base.encodings import ENCODINGS, block
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import F32, BlockCodec, Blocks
-from aprfmt.errors import BackendUnavailableError
+from aprfmt.errors import BackendUnavailableError, FormatError, OutputError
 from aprfmt.formats import written
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import DTYPES
 from aprfmt.testing import check_arch, check_backend, check_codec, check_format
+from aprfmt.testing import format as suite
 from tests.models import IDS, MAKERS, save_tiny
 
 
@@ -61,6 +63,23 @@ def test_formats(name: str, tmp_path: Path) -> None:
     assert len(check_format(name, tmp_path)) == 6
 
 
+def test_a_format_that_cannot_write_over_a_file_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aprfmt.testing import format as suite
+
+    write = suite.write
+
+    def stubborn(*arguments: Any, force: bool = False) -> None:
+        if force:
+            raise OutputError("never over a file")
+        write(*arguments)
+
+    monkeypatch.setattr(suite, "write", stubborn)
+    with pytest.raises(OutputError, match="never over a file"):
+        check_format("gguf", tmp_path)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_architectures(name: str, tmp_path: Path) -> None:
     save_tiny(name, tmp_path / "model")
@@ -92,3 +111,18 @@ def test_backends(name: str, dtype: str) -> None:
     except BackendUnavailableError as error:
         pytest.skip(f"NOT-RUN: {error}")
     assert "attention" in check_backend(name, "cpu", dtype)
+
+
+def test_a_format_that_cannot_write_over_its_own_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = suite.write
+
+    def write(*args: Any, force: bool = False) -> None:
+        if force:
+            raise FormatError("never again")
+        real(*args, force=force)
+
+    monkeypatch.setattr(suite, "write", write)
+    with pytest.raises(FormatError, match="never again"):
+        check_format("safetensors", tmp_path)

@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from aprfmt.diagnosis import CauseFound, diagnose
+from aprfmt.diagnosis import Finding, diagnose
 from aprfmt.errors import AprfmtError
 from tests.diagnose.faults import ENGINES, FAULTS
 from tests.diagnose.faults_packed import PACKED_CONTROLS, PACKED_FAULTS
@@ -107,7 +107,7 @@ def rounded(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int) else str(value)
 
 
-def place_of(found: CauseFound) -> str:
+def place_of(found: Finding) -> str:
     """Return where a finding is; "" where float32 runs are furthest apart by rounding alone."""
     rounding = (found.cause, found.level) == ("rounding", "forward")
     if rounding and (found.residual_before or 1) <= FLOAT32:

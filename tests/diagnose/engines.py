@@ -64,6 +64,53 @@ def broken(op: str, change: Callable[..., Any]) -> NumpyBackend:
     return Broken("cpu", "float32")
 
 
+class Here:
+    """Where a pass is: the last point that it came by ("" before the first), and its layer."""
+
+    def __init__(self) -> None:
+        self.point, self.layer = "", 0
+
+    def passed(self, point: str, layer: int, x: Array) -> Array:
+        """Remember a point; return its value as it is."""
+        if layer >= 0:
+            self.layer = layer + (point == "out")
+        self.point = point
+        return x
+
+
+def broken_here(**changes: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return arguments of `trace`: operations are `change(here, beneath, *args, **kwargs)`.
+
+    `here` says between which points of the pass the operation runs.
+    """
+    here = Here()
+
+    def backend() -> NumpyBackend:
+        here.__init__()  # type: ignore[misc]
+
+        class Broken(NUMPY):  # type: ignore[misc, valid-type]
+            """In steps what is fused, so that nothing passes by a broken operation."""
+
+            attention = NumpyBackend.attention
+            gated = NumpyBackend.gated
+            projections = NumpyBackend.projections
+            ropes = NumpyBackend.ropes
+            add_linear = NumpyBackend.add_linear
+
+        for op, change in changes.items():
+            setattr(Broken, op, _method(here, op, change))
+        return Broken("cpu", "float32")
+
+    return {"backend": backend, "alter": lambda: here.passed}
+
+
+def _method(here: Here, op: str, change: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: NumpyBackend, *args: Any, **kwargs: Any) -> Any:
+        return change(here, lambda *a, **k: getattr(NUMPY, op)(self, *a, **k), *args, **kwargs)
+
+    return method
+
+
 class Altered(Tracer):
     """A tracer that replaces the pass's values at some points."""
 

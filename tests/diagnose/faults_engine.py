@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.diagnosis.hypotheses.reordered import rounded_to
+from aprfmt.causes.forward.norm_order import rounded_to
 from tests.diagnose import dumps
 from tests.diagnose.engines import COARSE, LONG, broken, tiny_folder, trace
 from tests.diagnose.fault import Fault, Pair

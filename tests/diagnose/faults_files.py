@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from aprfmt.arch.grouped_rows import Tiled
+from tests.causes.seeded import seeded
 from tests.diagnose import files
-from tests.diagnose.fault import Fault
+from tests.diagnose.engines import tiny_folder
+from tests.diagnose.fault import Fault, Pair
 from tests.diagnose.making import damaged, halves_for_pairs
 
 L1 = "model.layers.1."
@@ -139,7 +141,102 @@ def two_edits(rows: files.Rows) -> None:
     files.raw(f"{L1}self_attn.o_proj.weight", flipped(103))(rows)
 
 
+NORM = f"{L1}input_layernorm.weight"
+
+
+def exchanged(x: Any) -> Any:
+    """Exchange single values."""
+    for a, b in (((3, 5), (40, 9)), ((1, 1), (2, 2))) if x.ndim > 1 else ((3, 17),):
+        x[a], x[b] = x[b].copy(), x[a].copy()
+    return x
+
+
+def signs_of(*places: Any) -> Callable[[Any], Any]:
+    """Turn the signs at some places."""
+
+    def change(x: Any) -> Any:
+        for place in places:
+            x[place] *= -1
+        return x
+
+    return change
+
+
+def large(rows: files.Rows) -> None:
+    """Give a matrix two values that F16 does not hold."""
+    files.edit(UP, lambda x: np.where(np.arange(x.size).reshape(x.shape) % 901 == 17, 9e4, x))(rows)
+
+
+def by_f16(x: Any) -> Any:
+    """Take values through F16: large ones become infinite."""
+    return x.astype(np.float16).astype(np.float32)
+
+
+def by_f16_held(x: Any) -> Any:
+    """Take values through an F16 that holds large ones at its largest."""
+    return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32)
+
+
+def trained(*words: str) -> Callable[[files.Rows], None]:
+    """Train the tensors whose names have one of these words a little."""
+    draws = np.random.default_rng(5)
+
+    def run(rows: files.Rows) -> None:
+        for name in [name for name in rows if any(word in name for word in words)]:
+            files.edit(name, lambda x: x + 0.02 * x.std() * draws.standard_normal(x.shape))(rows)
+
+    return run
+
+
+def from_large(name: str, says: str, cause: str, change: Callable[[Any], Any]) -> Fault:
+    """Return the fault of a matrix with large values that went through F16."""
+
+    def make() -> Pair:
+        source = tiny_folder("llama")
+
+        def both(rows: files.Rows) -> None:
+            large(rows)
+            files.edit(UP, change)(rows)
+
+        a = files.copy(source, f"{name}-right", tensors=large)
+        return a, files.copy(source, f"damaged-{name}", tensors=both)
+
+    return Fault(name, "llama", says, make, (cause,), ("L1.ffn_up.weight",))
+
+
+VALUE_FAULTS: tuple[Fault, ...] = (
+    damaged("values-exchanged", "llama", "two pairs of values exchanged", "bit_rot",
+            "L1.ffn_up.weight", tensors=files.edit(UP, exchanged)),
+    damaged("norm-exchanged", "llama", "two values of a norm exchanged", "bit_rot",
+            "L1.attn_norm.weight", tensors=files.edit(NORM, exchanged)),
+    damaged("one-sign", "llama", "the sign of one value", "bit_rot", "L1.ffn_up.weight",
+            tensors=files.edit(UP, signs_of((7, 3)))),
+    damaged("row-sign", "llama", "the sign of a row", "scale", "L1.ffn_up.weight",
+            tensors=files.edit(UP, signs_of(7))),
+    damaged("column-sign", "llama", "the sign of a column", "scale", "L1.ffn_up.weight",
+            tensors=files.edit(UP, signs_of((slice(None), 5)))),
+    damaged("rates-sign", "qwen3_5", "the sign of all rates", "scale", "L0.ssm_a.weight",
+            tensors=files.edit_all("A_log", lambda x: -x)),
+    damaged("rates-first", "qwen3_5", "rates as training begins", "stale_tensor",
+            "L0.ssm_a.weight", confidence="unconfirmed",
+            tensors=files.edit_all("A_log", lambda x: np.log(np.arange(1, len(x) + 1)))),
+    damaged("row-constant", "llama", "one row never filled", "stale_tensor", "L1.ffn_up.weight",
+            tensors=files.edit(UP, lambda x: np.where(np.arange(72)[:, None] == 9, 0.25, x))),
+    from_large("f16-infinite", "values beyond F16 became infinite", "nonfinite", by_f16),
+    from_large("f16-held", "values beyond F16 held at its largest", "function_of", by_f16_held),
+    damaged("norms-trained", "llama", "norms alone trained", "derived", "L0.attn_norm.weight",
+            verdict="not_comparable", tensors=trained("norm.weight")),
+    damaged("biases-trained", "qwen2", "biases alone trained", "derived", "L0.attn_q.bias",
+            verdict="not_comparable", tensors=trained(".bias")),
+    damaged("expert-trained", "qwen3_moe", "one expert of every layer trained", "derived",
+            "L0.ffn_gate_exps.weight", verdict="not_comparable", tensors=trained("experts.3.")),
+    damaged("layers-trained", "qwen3", "the last two layers trained", "derived",
+            "L1.attn_q.weight", verdict="not_comparable",
+            tensors=trained("layers.1.", "layers.2.")),
+)  # fmt: skip
+
 FILE_FAULTS: tuple[Fault, ...] = (
+    *VALUE_FAULTS,
     damaged("demo-mislabel", "demo", "BF16 bytes tagged F16", "dtype_mislabel",
             "token_embd.weight", upstream=(8,), tensors=files.relabel("F16")),
     damaged("one-infinity", "llama", "one weight is infinite", "nonfinite", "L1.ffn_up.weight",
@@ -275,4 +372,5 @@ FILE_FAULTS: tuple[Fault, ...] = (
     damaged("zeros", "llama", "every tensor is zero", (), (), verdict="not_comparable",
             tensors=files.edit_all("", lambda x: 0 * x)),
     damaged("same-bytes", "llama", "nothing", (), (), verdict="same"),
+    *seeded("tensor", "FILE_FAULTS"),
 )  # fmt: skip

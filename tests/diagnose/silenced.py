@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from aprfmt.diagnosis import examine as examining
-from aprfmt.diagnosis import hypotheses
+from aprfmt.causes.forward import table
+from aprfmt.causes.forward.mismatch import Change
 from aprfmt.diagnosis import search as searching
-from aprfmt.diagnosis.mismatch import Change
 
 
 def without(monkeypatch: pytest.MonkeyPatch, cause: str = "") -> None:
     """Take away everything that can name a cause, or every cause ("")."""
-    rows = tuple(row for row in hypotheses.HYPOTHESES if cause and row.cause != cause)
-    monkeypatch.setattr(examining, "HYPOTHESES", rows)
+    rows = tuple(row for row in table.TABLE if cause and row.cause != cause)
+    monkeypatch.setattr(table, "TABLE", rows)
     for name in ("usual_changes", "single_layers", "masks"):
         monkeypatch.setattr(searching, name, _left(getattr(searching, name), cause))
     if cause in ("", "kv_cache", "positions"):

@@ -1,12 +1,14 @@
 """Every fault diagnosed once, and the tables of docs/diagnose.md made from the answers.
 
-`python -m tests.diagnose.table` writes them anew.
+`python -m tests.diagnose.table` writes them anew, `--only NAME` diagnoses these alone and leaves
+the lines of the others as they are.
 """
 
-from collections.abc import Iterable, Sequence
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
-from aprfmt.compare.causes import CAUSES
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis import Diagnosis, diagnose
 from tests.diagnose.fault import Fault
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES, ROOT
@@ -47,9 +49,10 @@ HEAD = (
 )
 
 
-def listing(faults: Iterable[Fault]) -> str:
-    """Return the table of some faults."""
-    return "\n".join([HEAD, *(row(fault, answer(fault.name)) for fault in faults)])
+def listing(faults: Iterable[Fault], held: Mapping[str, str]) -> str:
+    """Return the table of some faults; a line that is `held` is not made anew."""
+    lines = [held.get(fault.name) or row(fault, answer(fault.name)) for fault in faults]
+    return "\n".join([HEAD, *lines])
 
 
 def cells(line: str) -> list[str]:
@@ -59,7 +62,7 @@ def cells(line: str) -> list[str]:
 
 def confusion(lines: Sequence[str]) -> str:
     """Return seeded against named causes, counted over listed lines; every cause has a row."""
-    counts: dict[str, dict[str, int]] = {cause: {} for cause in CAUSES}
+    counts: dict[str, dict[str, int]] = {cause: {} for cause in sorted(CAUSES)}
     for line in lines:
         _, _, _, _, seeded, verdict, named, *_ = cells(line)
         first = seeded.split(", ")[0]
@@ -74,9 +77,12 @@ def confusion(lines: Sequence[str]) -> str:
     return "\n".join(made)
 
 
-def parts() -> dict[str, str]:
+KINDS: Mapping[str, Sequence[Fault]] = {"engines": ENGINES, "files": FILES, "controls": CONTROLS}
+
+
+def parts(held: Mapping[str, str]) -> dict[str, str]:
     """Return every generated part of the page by name."""
-    made = {"engines": listing(ENGINES), "files": listing(FILES), "controls": listing(CONTROLS)}
+    made = {name: listing(faults, held) for name, faults in KINDS.items()}
     lines = [line for text in made.values() for line in text.splitlines()[2:]]
     return made | {"confusion": confusion(lines)}
 
@@ -89,8 +95,12 @@ def between(page: str, name: str) -> str:
 
 def main() -> None:
     """Write the parts into the page."""
-    page = PAGE.read_text()
-    for name, text in parts().items():
+    made = argparse.ArgumentParser(prog="python -m tests.diagnose.table", description=__doc__)
+    made.add_argument("--only", action="append", metavar="NAME", choices=list(FAULTS))
+    only, page = made.parse_args().only, PAGE.read_text()
+    lines = [line for name in KINDS for line in between(page, name).splitlines()[2:]]
+    held = {cells(line)[0]: line for line in lines if cells(line)[0] not in (only or FAULTS)}
+    for name, text in parts(held).items():
         start, end = START.format(name), END.format(name)
         head, tail = page[: page.index(start) + len(start)], page[page.index(end) :]
         page = f"{head}\n{text}\n{tail}"

@@ -196,7 +196,7 @@ def test_three_commands_say_the_same_of_every_point(
             for place in ("inference.engines.opening", "diagnosis.sides"):
                 monkeypatch.setattr(f"aprfmt.{place}.open_trace", as_changed)
         shown = aprfmt("trace", "--load", here, "--reference", there, "--json")
-        found = aprfmt("diagnose", here, there, "--json")
+        found = aprfmt("diagnose", there, here, "--json")  # A is the reference
         monkeypatch.setattr(between, "run_once", as_run)
         ran = aprfmt("parity", model, "--between", "numpy", "torch", "--ids", IDS, "--json")
     traced = by_trace(body(shown)["reference"]["points"])
@@ -208,6 +208,21 @@ def test_three_commands_say_the_same_of_every_point(
     if name == "nan-on-both":
         return  # parity refuses logits and losses that are no numbers
     assert body(ran)["pairs"][0]["first"] == body(shown)["reference"]["first"]
+
+
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_distance_of_two_traces_is_a_share_of_the_first(
+    factor: float, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """A is the reference: ||b - a|| / ||a||. Seen red: the share of B's norm."""
+    case = Case("L1.ffn_out", lambda values: factor * values, True)
+    with sides(case, models) as (other, plain):
+        save_trace(tmp_path / "a.safetensors", plain)
+        save_trace(tmp_path / "b.safetensors", other)
+    found = by_diagnose(
+        aprfmt("diagnose", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--json")
+    )
+    assert found[case.key][0] == pytest.approx(abs(factor - 1), rel=1e-5)
 
 
 REAL = (
@@ -236,7 +251,7 @@ def test_three_commands_hold_runs_to_the_same_bounds(
         f"{model}@{reference}",
         "--json",
     )
-    found = aprfmt("diagnose", f"{model}@{run}", f"{model}@{reference}", "--ids", IDS, "--json")
+    found = aprfmt("diagnose", f"{model}@{reference}", f"{model}@{run}", "--ids", IDS, "--json")
     ran = aprfmt("parity", model, "--between", reference, run, "--ids", IDS, "--json")
     traced = by_trace(body(shown)["reference"]["points"])
     the_same(traced, by_parity(ran))
@@ -274,7 +289,7 @@ def test_one_point_is_held_to_its_depth_and_to_its_largest_difference(
             kept.keep(row, values)
             save_trace(path, replace(trace, records={row.key: row}, aliases={}, fetch=kept.fetch))
     shown = aprfmt("trace", "--load", here, "--reference", there, "--json")
-    found = aprfmt("diagnose", here, there, "--json")
+    found = aprfmt("diagnose", there, here, "--json")
     traced = by_trace(body(shown)["reference"]["points"])
     assert traced[row.key][1] == pytest.approx(bound) and traced[row.key][2] == beyond
     the_same(traced, by_diagnose(found))

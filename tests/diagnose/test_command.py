@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.compare.causes import CAUSES
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis import Diagnosis, diagnose
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.trace_file import load_trace

@@ -11,10 +11,9 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import diff_models
-from aprfmt.compare.nonfinite import NonFinite
 from aprfmt.diagnosis import diagnose, mixing
 from aprfmt.diagnosis.finalize import finalize_finding
-from aprfmt.diagnosis.found import DERIVED, KINDS, CauseFound, Diagnosis
+from aprfmt.diagnosis.found import DERIVED, KINDS, Diagnosis
 from aprfmt.diagnosis.mixing import Share, between
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, divergence
 from aprfmt.diagnosis.parts import Touched
@@ -24,6 +23,8 @@ from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import blas
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.shadow import record_points
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.nonfinite import NonFinite
 from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import place, tiny_folder
@@ -218,7 +219,7 @@ def test_whether_a_difference_was_reached_is_known(name: str) -> None:
 
 @pytest.mark.parametrize("before", [math.nan, math.inf, 1e-6, 0.0])
 def test_nothing_is_confirmed_from_no_distance_or_an_endless_one(before: float) -> None:
-    named = CauseFound("norm_eps", "", "config", "bug", ("norm_eps",), False)
+    named = Finding("norm_eps", "", "config", "bug", ("norm_eps",), False)
     assert not finalize_finding(named, Share(before, 0.0, "L0.q"), BOUND).confirmed
     assert finalize_finding(named, Share(1e-3, 0.0, "L0.q"), BOUND).confirmed
     assert not finalize_finding(named, Share(1e-3, 1e-3, "L0.q"), BOUND).confirmed
@@ -249,8 +250,8 @@ def test_what_an_unconfirmed_cause_leaves_is_not_complete() -> None:
 
 def test_classes_and_exit_codes() -> None:
     none = Diagnosis("a", "b", (), (), (), ())
-    far = CauseFound("derived", "a fine-tune", "identity", "not_comparable", (), True)
-    bug = CauseFound("scale", "", "tensor", "bug", ("x",), True, exercised="not_exercised")
+    far = Finding("derived", "a fine-tune", "identity", "not_comparable", (), True)
+    bug = Finding("scale", "", "tensor", "bug", ("x",), True, exercised="not_exercised")
     rows = {
         "same": (none, 0),
         "derived": (replace(none, findings=(far,)), 1),
@@ -267,7 +268,7 @@ def test_classes_and_exit_codes() -> None:
 
 @pytest.mark.parametrize("cause", DERIVED)
 def test_other_weights_made_from_these_are_derived_whatever_made_them(cause: str) -> None:
-    far = CauseFound(cause, "other weights", "identity", "not_comparable", (), True)
+    far = Finding(cause, "other weights", "identity", "not_comparable", (), True)
     found = Diagnosis("a", "b", (far,), (), (), ())
     assert (found.kind, found.exit_code) == ("derived", 1)
     assert replace(found, reason="derived: of A").exit_code == 1
@@ -286,7 +287,7 @@ def test_a_merge_and_a_training_exit_1_and_nothing_undoes_them(name: str) -> Non
 
 def test_the_largest_rounding_is_the_headline() -> None:
     rows = tuple(
-        CauseFound("quantisation", says, "tensor", "precision", where, True, residual_before=size)
+        Finding("quantisation", says, "tensor", "precision", where, True, residual_before=size)
         for says, where, size in (
             ("5 of Q6_K", ("a",) * 5, 0.01),
             ("24 of Q4_K", ("b",) * 24, 0.07),

@@ -1,17 +1,16 @@
 """Every seeded fault is named, with its place, and nothing sound raises an alarm."""
 
+from importlib import import_module
+
 import pytest
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.vocabulary import HYPER_NAMES
-from aprfmt.compare.causes import CAUSES
-from aprfmt.compare.causes.moved import MOVED
-from aprfmt.compare.causes.packed import PACKED
-from aprfmt.compare.causes.tokens import TOKENS
-from aprfmt.diagnosis.config import HYPER_CAUSES, SHOWN_BY
-from aprfmt.diagnosis.hypotheses import HYPOTHESES
-from aprfmt.diagnosis.hypotheses.usual import usual_changes
-from aprfmt.diagnosis.hypotheses.usual_blocks import Usual
+from aprfmt.causes import CAUSES, modules_of
+from aprfmt.causes.forward.table import TABLE
+from aprfmt.causes.forward.usual_blocks import Usual
+from aprfmt.causes.forward.usual_mistakes import usual_changes
+from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.model import open_model
 from tests.diagnose.engines import tiny_folder
@@ -65,33 +64,19 @@ def test_the_table_is_as_wide_as_it_has_to_be() -> None:
 
 
 def test_tables_name_causes_of_the_one_table() -> None:
-    assert {hypothesis.cause for hypothesis in HYPOTHESES} <= set(CAUSES)
+    assert {hypothesis.cause for hypothesis in TABLE} <= set(CAUSES)
     run = {
         rule.name for name in ARCHS.own for rule in ARCHS[name].hyper if ARCHS[name].level == "full"
     }
-    assert set(HYPER_CAUSES) == run >= set(HYPER_NAMES)
-    assert set(HYPER_CAUSES.values()) - {""} <= set(CAUSES)
+    assert set(hyper_causes()) == run >= set(HYPER_NAMES)
+    assert set(hyper_causes().values()) - {""} <= set(CAUSES)
     assert set(SHOWN_BY) <= set(HYPER_NAMES)
-    told_by_tensors = {  # a pass shows some as stale_tensor, and others not at all
-        "endianness",
-        "byte_offset",
-        "none",
-        "extra_tensor",
-        "nonfinite",
-        "permuted_neurons",
-        "permuted_heads",
-        "permuted_experts",
-        "equal_quantities",
-        "tensor_names",
-        "config_sizes",
-        *(row.name for row in (*MOVED, *PACKED)),
-    }
-    proposed = {"gqa_mapping", "rope_pairing", "layer_order", "rounding", "capture_rows"}
-    tokens = {row.name for row in TOKENS}
+    proposed = {row.cause for row in TABLE} | {"capture_rows"}
     proposed |= set().union(*({usual.change.cause for usual in tried(base)} for base in USUAL_IN))
     assert proposed <= set(CAUSES)
-    others = told_by_tensors | proposed | tokens
-    assert set(CAUSES) - {row.cause for row in HYPOTHESES} <= others
+    modules = [import_module(name) for name in modules_of("forward")]
+    computed = {row.name for module in modules for row in getattr(module, "CAUSE_ROWS", ())}
+    assert len(computed) > 20 and computed <= proposed
 
 
 USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual mistake exists in

@@ -11,13 +11,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aprfmt.compare.diffs import Explanation
-from aprfmt.compare.explain import elsewhere
-from aprfmt.compare.explain.foreign import Foreign, foreign
-from aprfmt.compare.explain.reading import Reader
-from aprfmt.compare.thresholds import ONE_OPERATION, SMALLEST_BUG
+from aprfmt.causes.tensor import other_tensors
+from aprfmt.causes.tensor.foreign_values import Foreign, foreign
 from aprfmt.diagnosis import diagnose, tensors
 from aprfmt.diagnosis.zero_values import rounding_hides
+from aprfmt.measure.records import Explanation
+from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.tolerances import ONE_OPERATION, SMALLEST_BUG
 from tests.cli.run import aprfmt as command
 from tests.diagnose import files
 from tests.diagnose.engines import COARSE, broken, place, tiny_folder, trace
@@ -101,7 +101,7 @@ def test_a_stale_tensor_is_confirmed_by_evidence_only(monkeypatch: pytest.Monkey
     assert lead is not None and (found.cause, lead.confirmed) == ("stale_tensor", False)
     assert lead.residual_after == 0 and lead.residual_before
     assert "true of any damage" in " ".join(row.says for row in found.evidence)
-    for module in (tensors, elsewhere):
+    for module in (tensors, other_tensors):
         monkeypatch.setattr(module, "foreign", lambda a, b: Foreign(True, "believed"))
     a, b = FAULTS["noise"].make()
     assert diagnose(str(a), str(b)).confidence == "confirmed"
@@ -250,7 +250,7 @@ def test_what_moved_together_and_a_bug_beside_it() -> None:
 
 def test_a_claim_of_equal_function_is_held_against_the_pass(monkeypatch: Any) -> None:
     """The explanation alone does not prove it: a difference in the logits is a bug."""
-    from aprfmt.compare.explain import symmetry
+    from aprfmt.causes.tensor import symmetry
 
     monkeypatch.setattr(
         symmetry,

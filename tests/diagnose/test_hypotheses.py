@@ -7,10 +7,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from aprfmt.causes.forward.norm_order import rounded_to
+from aprfmt.causes.forward.routing_rules import mistakes
+from aprfmt.causes.forward.usual_mistakes import usual_changes
 from aprfmt.diagnosis import Diagnosis, diagnose
-from aprfmt.diagnosis.hypotheses.reordered import rounded_to
-from aprfmt.diagnosis.hypotheses.rules import mistakes
-from aprfmt.diagnosis.hypotheses.usual import usual_changes
 from aprfmt.diagnosis.rowwise import FAR
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.trace import Trace

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward.mismatch import Change, Mismatch
 from aprfmt.diagnosis import diagnose
 from aprfmt.diagnosis import search as searching
 from aprfmt.diagnosis.examine import examine
-from aprfmt.diagnosis.mismatch import Change, Mismatch
 from aprfmt.diagnosis.rowwise import masks
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -66,7 +66,7 @@ def test_all_searches_of_a_trace_share_one_bound(monkeypatch: pytest.MonkeyPatch
     with open_model(tiny_folder("llama")) as model, open_trace(strange()) as made:
         patched = PatchedModel.of(model, IDS, "float32", None)
         without(monkeypatch, "none")  # every row stays
-        monkeypatch.setattr("aprfmt.diagnosis.examine.HYPOTHESES", ())
+        monkeypatch.setattr("aprfmt.causes.forward.table.TABLE", ())
         monkeypatch.setattr(Mismatch, "attempt_all", counted)
         found = examine(patched, RecordedTrace(made, IDS, {}))
         patched.weights.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.compare.causes import CAUSES
+from aprfmt.causes import CAUSES
 from aprfmt.diagnosis import diagnose
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder

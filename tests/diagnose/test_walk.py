@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.compare.measured import rel_l2
+from aprfmt.causes.forward.attention import cap_of
+from aprfmt.causes.forward.mismatch import short_numbers
 from aprfmt.diagnosis import conclude, diagnose
-from aprfmt.diagnosis.hypotheses.attention import cap_of
-from aprfmt.diagnosis.mismatch import short_numbers
 from aprfmt.diagnosis.prompt import hidden_from
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.probe_ids import LONGEST, choose_ids
 from aprfmt.inference.replay.recorded_trace import fit
 from aprfmt.inference.trace_file import load_trace
+from aprfmt.measure.distances import rel_l2
 from tests.diagnose import files
 from tests.diagnose.engines import tiny_folder, trace
 from tests.diagnose.faults import FAULTS

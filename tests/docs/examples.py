@@ -15,11 +15,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aprfmt.cli.forms import AGENT_VARIABLES
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +37,7 @@ WRITTEN = (
 _FENCE = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
 _COMMAND = re.compile(r"^(?:aprfmt|python -m|eval|uvx|pipx) ", re.M)
 _DIGITS = r"(?:\.\.\.|\d[\d.e+-]*|)"
+ON_THE_HUB = ("read_on_the_hub.md",)  # pages whose readers have a network
 SITE = "installed"  # where the project of a page's folder is installed
 _EXIT = re.compile(r"\s# exit (\d+)\b")
 
@@ -150,10 +153,27 @@ def install(folder: Path) -> None:
         (folder / f"{module}.py").unlink()  # what runs is what was installed
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a reader who installed aprfmt and is in `folder`."""
+def hub() -> str:
+    """Return the address of a hub on this machine that has the demo model as `owner/name`.
+
+    It serves until this process ends.
+    """
+    from tests.remote.server import RangeServer
+
+    server = RangeServer()
+    folder = ROOT / "fixtures" / "demo"
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    server.add_repository("owner/name", "0" * 40, files, lfs=("model.safetensors",))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    return server.url
+
+
+def environment(folder: Path, page: str = "") -> dict[str, str]:
+    """Return the environment of a reader of a page who installed aprfmt and is in `folder`."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return os.environ | {
+    own = {name: value for name, value in os.environ.items() if name not in AGENT_VARIABLES}
+    own |= {"HF_ENDPOINT": hub(), "HF_HOME": str(folder / ".hf")} if page in ON_THE_HUB else {}
+    return own | {
         "PATH": path,
         "PYTHONPATH": os.pathsep.join([str(folder / SITE), str(ROOT)]),
         "COLUMNS": "200",
@@ -169,6 +189,7 @@ class Room:
         """Start in an empty folder with the files that the page shows."""
         self.examples = examples(page)
         self.folder = folder
+        self.environment = environment(folder, page.name)
         self._done: list[subprocess.CompletedProcess[str] | None] = []
         for block in files(page):
             (folder / block.title).write_text(block.text)
@@ -180,7 +201,7 @@ class Room:
         while len(self._done) <= index:
             example = self.examples[len(self._done)]
             skipped = example.text in left_out and len(self._done) < index
-            self._done.append(None if skipped else _call(example, self.folder))
+            self._done.append(None if skipped else _call(example, self.folder, self.environment))
         done = self._done[index]
         assert done is not None, f"{self.examples[index].where} was left out"
         return done
@@ -190,12 +211,14 @@ class Room:
         return wrong(self.examples[index], self.run(index, left_out))
 
 
-def _call(example: Example, folder: Path) -> subprocess.CompletedProcess[str]:
+def _call(
+    example: Example, folder: Path, environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c"] if example.python else ["bash", "-c"]
     return subprocess.run(
         [*command, example.text],
         cwd=folder,
-        env=environment(folder),
+        env=environment,
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -31,9 +31,21 @@ def cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def renders() -> bool:
+    from aprfmt.errors import BackendUnavailableError
+    from aprfmt.tokenizer.llama_server import server_program
+
+    try:
+        server_program()
+    except BackendUnavailableError:
+        return False
+    return True
+
+
 # Requirements that not every machine meets: the reason, and whether it is met here.
 NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "aprfmt parity model.gguf --between cpu cuda": ("a CUDA device", cuda),
+    "aprfmt template model.gguf --against llama.cpp": ("llama.cpp's server", renders),
     "python -m pip install -e .": ("a network; it would change the packages of this run", never),
     **dict.fromkeys(
         ("python -m ruff check . && python -m ruff format --check . && python -m mypy",
@@ -212,3 +224,14 @@ def test_a_wrong_output_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     found = [room.judge(index) for index in range(len(room.examples))]
     assert [bool(message) for message in found] == [False, True, True, False, True]
     assert "page.md:4" in found[1] and "exit 2, not 0" in found[2] and "AssertionError" in found[4]
+
+
+def test_every_guide_is_found_from_the_first_pages() -> None:
+    guides = sorted(path.name for path in (DOCS / "how-to").glob("*.md"))
+    assert len(guides) >= 4
+    for page, begin in ((ROOT / "README.md", "docs/how-to/"), (DOCS / "index.md", "how-to/")):
+        text = page.read_text()
+        for name in guides:
+            assert f"]({begin}{name})" in text, (page, name)
+    for name in guides:
+        assert any(one.expected is not None for one in examples.examples(DOCS / "how-to" / name))

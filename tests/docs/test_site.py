@@ -9,7 +9,7 @@ import pytest
 
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.codecs import CODECS
-from tests.docs.examples import DOCS, ROOT
+from tests.docs.examples import DOCS, ROOT, SKILL
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,10 @@ def test_every_page_has_its_markdown_and_llms_txt_lists_it(site: Path) -> None:
     sources = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     commands = {f"commands/{name}.md" for name in COMMANDS}
     assert sources | commands <= set(listed)
-    for path in listed:
+    assert listed[0] == "skill/SKILL.md"
+    for page in SKILL.rglob("*.md"):  # with its links, that lead on
+        assert (site / "skill" / page.relative_to(SKILL)).read_text() == page.read_text()
+    for path in listed[1:]:
         html = site / path.removesuffix("index.md").removesuffix(".md") / "index.html"
         assert html.is_file() and (site / path).read_text().strip(), path
     for path in sources:  # relative links of a page lead to twins, as they do in the repository

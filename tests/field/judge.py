@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from aprfmt.diagnosis import CauseFound, Diagnosis, diagnose
+from aprfmt.diagnosis import Diagnosis, Finding, diagnose
 from aprfmt.errors import AprfmtError
 from tests.field.row import Row
 from tests.field.rows import BY_NAME
@@ -134,7 +134,7 @@ def judged(row: Row, found: Diagnosis) -> Answer:
     )
 
 
-def _said(findings: Sequence[CauseFound]) -> str:
+def _said(findings: Sequence[Finding]) -> str:
     return "; ".join(finding.says for finding in findings[:2])
 
 

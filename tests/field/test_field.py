@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.compare.causes import VERDICTS
+from aprfmt.measure.verdicts import VERDICTS
 from tests.diagnose.table import PAGE, between
 from tests.field import __main__ as command
 from tests.field.judge import Answer, counts, judged, matrix
@@ -163,7 +163,7 @@ def test_counts_tell_what_was_named_placed_confirmed_and_invented() -> None:
 
 
 def diagnosed(causes: str, where: tuple[str, ...], confirmed: bool) -> Answer:
-    from aprfmt.diagnosis import CauseFound, Diagnosis
+    from aprfmt.diagnosis import Diagnosis, Finding
 
     row: Row = fault(
         "x",
@@ -175,7 +175,7 @@ def diagnosed(causes: str, where: tuple[str, ...], confirmed: bool) -> Answer:
         ("scale", "factor"),
         "L?.ffn_up.weight",
     )
-    findings = [CauseFound(name, "", "tensor", "bug", where, confirmed) for name in causes.split()]
+    findings = [Finding(name, "", "tensor", "bug", where, confirmed) for name in causes.split()]
     return judged(row, Diagnosis("a", "b", tuple(findings), (), (), ()))
 
 

@@ -255,6 +255,16 @@ def test_copies_are_counted_over_models_and_once_a_blob(zoo: Path, tmp_path: Pat
     assert twice["bytes"] == values == 4 * (16 * 8 + 3 * 8 + 2 * 64 + 2 * 32 + 3 * 96)
 
 
+def test_pairs_are_asked_about_where_families_are_wanted(demo_model: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    shutil.copytree(demo_model, root / "base")
+    assert aprfmt("quantize", demo_model, root / "q8.gguf", "--type", "Q8_0").code == 0
+    for families in (False, True):  # the second scan asks what the first left out
+        scan(request(root, tmp_path / "r.jsonl", families=families))
+        pairs = [one for one, check in asked(tmp_path / "r.jsonl") if check == DERIVES]
+        assert len(pairs) == families
+
+
 def test_a_derivation_is_proven_and_another_seed_is_not(demo_model: Path, tmp_path: Path) -> None:
     root = tmp_path / "models"
     shutil.copytree(demo_model, root / "base")

@@ -32,6 +32,7 @@ WRITING: Mapping[str, Args] = {
     "merge": lambda m, d: ["merge", m, d.with_suffix(".gguf")],
     "repair": lambda m, d: ["repair", m / "model.safetensors", "--from", m, "-o",
                             d.with_suffix(".safetensors")],
+    "attest": lambda m, d: ["attest", m, "--from", m, "-o", d.with_suffix(".json")],
     "cat": lambda m, d: ["cat", m, "model.norm.weight", "-o", d.with_suffix(".npy")],
     "logits": lambda m, d: ["logits", m, "--ids", "1,2,3", "--out", d.with_suffix(".npy")],
     "trace-save": lambda m, d: ["trace", m, "--payload", "--ids", "1,2,3", "--save",

@@ -16,6 +16,7 @@ from aprfmt.errors import (
     TruncatedError,
     UnsupportedError,
 )
+from aprfmt.formats import shard_index
 from aprfmt.formats.apr import reader as apr_reader
 from aprfmt.formats.apr import writer as apr_writer
 from aprfmt.formats.apr.fields import header_fields as apr_fields
@@ -225,9 +226,9 @@ def index(data: bytes) -> None:
 
 
 def _safetensors_index(data: bytes, path: Path) -> list[Path]:
-    weight_map, _ = safetensors_reader.parse_index(data, path)
-    homes = safetensors_reader.members(path, weight_map)
-    again = safetensors_reader.parse_index(data, path)[0]
+    weight_map, _ = shard_index.parse_index(data, path)
+    homes = shard_index.members(path, weight_map)
+    again = shard_index.parse_index(data, path)[0]
     same(weight_map, again, "an index read twice")
     return list(homes.values())
 

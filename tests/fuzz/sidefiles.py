@@ -24,8 +24,6 @@ from aprfmt.checks.gates import baseline as qa_baseline
 from aprfmt.checks.gates import baseline_file
 from aprfmt.checks.gates import golden as qa_golden
 from aprfmt.checks.records import Answer, Measure
-from aprfmt.compare.thresholds import threshold
-from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats.gguf.reader import open_buffer as open_gguf
 from aprfmt.formats.jsonio import dumps, loads
@@ -36,6 +34,8 @@ from aprfmt.inference.engines import llama_text
 from aprfmt.inference.engines.llama_text import load_eval_text
 from aprfmt.inference.parity.bundle import parse_bundle, run_cell
 from aprfmt.inference.parity.calibrate import parse_calibration
+from aprfmt.measure.tolerances import threshold
+from aprfmt.measure.traces import compare_traces
 from aprfmt.model import Model
 from aprfmt.model import manifest as side_manifest
 from aprfmt.model.hf_folder import HFFolder, parse_config

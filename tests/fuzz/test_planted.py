@@ -57,7 +57,8 @@ MODELS = (
 Lines = Callable[[Path, Path], list[list[object]]]  # (model, scratch folder) -> command lines
 
 COMMAND_LINES: dict[str, Lines] = {
-    "inspect": lambda m, d: [["inspect", m], ["inspect", m, "--partial"]],
+    "inspect": lambda m, d: [["inspect", m], ["inspect", m, "--partial"],
+                             ["inspect", m, "--account", "--format", "agent"]],
     "tensors": lambda m, d: [["tensors", m], ["tensors", m, "--stats"], ["tensors", m, NAME]],
     "tree": lambda m, d: [["tree", m]],
     "hex": lambda m, d: [["hex", m], ["hex", m, NAME]],
@@ -74,9 +75,12 @@ COMMAND_LINES: dict[str, Lines] = {
                             ["repair", m, "--partial", "-o", d / "r", "--force"]],
     "diff": lambda m, d: [["diff", m, m], ["diff", m, m, "--html", d / "d.html", "--force"]],
     "diagnose": lambda m, d: [["diagnose", m, m, "--ids", "1,2"]],
+    "attest": lambda m, d: [["attest", m, "--from", m, "-o", d / "a.json", "--force"],
+                            ["attest", m, "--from", m, "--check", m, "--format", "agent"]],
     "hash": lambda m, d: [["hash", m], ["hash", m, "--check", m]],
     "scan": lambda m, d: [["scan", m, "-o", d / "rows.jsonl", "--jobs", "1"]],
-    "validate": lambda m, d: [["validate", m], ["validate", m, "--strict"]],
+    "validate": lambda m, d: [["validate", m], ["validate", m, "--strict"],
+                              ["validate", m, "--format", "agent"]],
     "tokenize": lambda m, d: [["tokenize", m, f"ab <{planted.NASTY.replace(chr(0), '')}>"]],
     "template": lambda m, d: [["template", m, "--user", "hi"]],
     "trace": lambda m, d: [["trace", m],

@@ -31,7 +31,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="aprfmt-judge-")
 
 # Module below a layer -> (points of its output, point of its input).
 MODULES: dict[str, tuple[tuple[str, ...], str]] = {
-    r"(input|attention)_layernorm|operator_norm|ln_1|ln_attn|norm_1|self_attn_layer_norm": (
+    r"(input|attention)_layernorm|operator_norm|ln_1|ln_attn|norm_1|self_attn_layer_norm|norm": (
         ("attn_norm",),
         "",
     ),
@@ -41,9 +41,9 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"attn\.q_proj": (("q",), ""),
     r"attn\.k_proj": (("k",), ""),
     r"attn\.v_proj": (("v",), ""),
-    r"self_attn\.q_proj": (("q",), ""),
-    r"self_attn\.k_proj": (("k",), ""),
-    r"self_attn\.v_proj": (("v",), ""),
+    r"(self_attn|mixer)\.q_proj": (("q",), ""),
+    r"(self_attn|mixer)\.k_proj": (("k",), ""),
+    r"(self_attn|mixer)\.v_proj": (("v",), ""),
     r"self_attn\.qkv_proj|attn\.c_attn|attn\.Wqkv": (("q", "k", "v"), ""),
     r"self_attn\.q_(norm|layernorm)": (("q_norm",), ""),
     r"self_attn\.k_(norm|layernorm)": (("k_norm",), ""),
@@ -54,8 +54,21 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"self_attn\.q_b_proj": (("q",), ""),
     r"self_attn\.kv_a_proj_with_mqa": (("kv_a",), ""),
     r"self_attn\.kv_a_layernorm": (("kv_a_norm",), ""),
-    r"self_attn\.(o_proj|dense)|attn\.c_proj": (("attn_out",), "attn"),
-    r"(pre_)?feedforward_layernorm|ln_2|norm_2|final_layer_norm|ffn_norm": (("ffn_norm",), "mid"),
+    r"self_attn\.(o_proj|dense)|attn\.c_proj|mixer\.o_proj": (("attn_out",), "attn"),
+    r"(pre_)?feedforward_layernorm|pre_ff_layernorm|ln_2|norm_2|final_layer_norm|ffn_norm": (
+        ("ffn_norm",),
+        "mid",
+    ),
+    r"(mixer|mamba)\.x_proj": (("ssm_x",), ""),
+    r"(mixer|mamba)\.out_proj": (("attn_out",), "ssm_gated"),
+    r"mixer\.up_proj": (("ffn_up",), ""),
+    r"mixer\.act_fn": (("ffn_act",), ""),
+    r"mixer\.down_proj": (("ffn_out",), "ffn_mul"),
+    r"mixer\.fc1_latent_proj": (("latent",), ""),
+    r"mixer\.fc2_latent_proj": ((), "latent_out"),
+    r"shared_mlp\.input_linear": (("ffn_gate", "ffn_up"), ""),
+    r"shared_mlp\.activation": (("ffn_act",), ""),
+    r"shared_mlp\.output_linear": (("ffn_out",), "ffn_mul"),
     r"post_self_attn_layernorm": (("attn_contrib",), ""),
     r"post_feedforward_layernorm|post_mlp_layernorm": (("ffn_contrib",), ""),
     r"self_attn\.v_norm": (("v_norm",), ""),
@@ -90,8 +103,8 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
         ("ffn_out",),
         "ffn_mul",
     ),
-    r"(mlp|block_sparse_moe|feed_forward)\.(gate|router)": (("router",), ""),
-    r"mlp|block_sparse_moe|feed_forward": (("ffn_out",), ""),
+    r"(mlp|block_sparse_moe|feed_forward|mixer)\.(gate|router)": (("router",), ""),
+    r"mlp|block_sparse_moe|feed_forward|mixer": (("ffn_out",), ""),
     r"attention\.self\.query": (("q",), ""),
     r"attention\.self\.key": (("k",), ""),
     r"attention\.self\.value": (("v",), ""),
@@ -113,11 +126,14 @@ SANDWICH = ("gemma2", "gemma3_text", "gemma3n_text", *GEMMA4, "olmo2", "olmo3", 
 PAIRED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj", "llama4_text")
 WHOLE: dict[str, str] = {
     r"model\.(decoder\.)?embed_tokens|transformer\.(wte|word_embeddings)": "embd",
+    r"(model|backbone)\.embeddings": "embd",
     r"gpt_neox\.embed_in": "embd",
     r"model\.embed_tokens_per_layer": "per_layer_embd",
     r"model\.per_layer_projection_norm": "per_layer_proj",
     r"transformer\.word_embeddings_layernorm": "embd_norm",
-    r"(model|transformer)\.(norm|embedding_norm|final_layernorm|ln_f|norm_f)": "final_norm",
+    r"(model|transformer|backbone)\.(norm|embedding_norm|final_layernorm|ln_f|norm_f)": (
+        "final_norm"
+    ),
     r"(gpt_neox|model\.decoder)\.final_layer_norm": "final_norm",
     r"model\.decoder\.project_in": "embd_in",
     r"model\.decoder\.project_out": "head_in",
@@ -129,7 +145,9 @@ WHOLE: dict[str, str] = {
 }
 _RULE = "torch_chunk_gated_delta_rule"  # the function of a delta net, in transformers' code
 _CONVOLUTION = "causal_conv1d_fn"  # the function of a short convolution, there too
+_SCANS = "mamba_selective_scan", "mamba2_chunk_scan"  # those of state space mixers
 _STACKS = """model.layers transformer.h gpt_neox.layers transformer.blocks model.decoder.layers
+    backbone.layers
     bert.encoder.layer roberta.encoder.layer"""
 _LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, _STACKS.split()))})\.(\d+)\.?(.*)")
 
@@ -167,9 +185,11 @@ def everything_float64(model: Any) -> Iterator[None]:
     code: Any = sys.modules[type(model).__module__]
     gelu = getattr(code, "bloom_gelu_forward", None)  # its constant has eight digits
     for module in model.modules():
+        if hasattr(module, "mup_vector"):  # falcon_h1's factors are made in float32
+            module.mup_vector = _factors(model.config)
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale.fill_(module.scalar_embed_scale)
-        for name, value in _factors(model.config).items():
+        for name, value in _kept_factors(model.config).items():
             if isinstance(getattr(module, name, None), torch.Tensor):
                 getattr(module, name).fill_(value)
         if type(module).__name__ == "PhimoeRotaryEmbedding":  # makes them in each pass
@@ -190,7 +210,7 @@ def everything_float64(model: Any) -> Iterator[None]:
         torch.Tensor.float = saved[2]  # type: ignore[method-assign]
 
 
-def _factors(cfg: Any) -> dict[str, float]:
+def _kept_factors(cfg: Any) -> dict[str, float]:
     """Return the factors that gemma3n keeps in float32."""
     width = getattr(cfg, "hidden_size", 1)
     return {
@@ -198,6 +218,13 @@ def _factors(cfg: Any) -> dict[str, float]:
         "per_layer_input_scale": 2.0**-0.5,
         "router_input_scale": 1 / width,
     }
+
+
+def _factors(cfg: Any) -> Any:
+    """Return falcon_h1's factors on a mixer's projection, in float64."""
+    width, shared = cfg.mamba_d_ssm, cfg.mamba_n_groups * cfg.mamba_d_state
+    sizes = torch.tensor([width, width, shared, shared, cfg.mamba_n_heads])
+    return torch.tensor(cfg.ssm_multipliers, dtype=torch.float64).repeat_interleave(sizes)
 
 
 def _turns(count: int, dim: int) -> Any:
@@ -255,12 +282,29 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             found[layer + name] = x[0].numpy()
         return read, state
 
-    convolution = getattr(code, _CONVOLUTION, None) if hasattr(cfg, "conv_L_cache") else None
+    scans = {name: getattr(code, name) for name in _SCANS if hasattr(code, name)}
+    convolves = hasattr(cfg, "conv_L_cache") or scans
+    convolution = getattr(code, _CONVOLUTION, None) if convolves else None
+
+    def scanned(x: Any, dt: Any, *args: Any, **options: Any) -> Any:
+        layer, [original] = f"L{_entered(found)}.", scans.values()
+        low, high = options.get("dt_limit", (0.0, math.inf))
+        bias = options.get("dt_bias", options.get("delta_bias"))
+        raw = dt[0] if "mamba2_chunk_scan" in scans else dt[0].T
+        read = original(x, dt, *args, **{**options, "z": None, "return_last_state": False})
+        one = raw.ndim == 2 and "mamba2_chunk_scan" not in scans
+        found[layer + "ssm_dt"] = raw.numpy()
+        found[layer + "ssm_step"] = torch.nn.functional.softplus(raw + bias).clamp(
+            low, high).numpy()  # fmt: skip
+        found[layer + "ssm_scan"] = (read[0].T if one else read[0].flatten(1)).numpy()
+        if options.get("z") is not None:
+            found[layer + "ssm_gate"] = options["z"][0].T.numpy()
+        return original(x, dt, *args, **options)
 
     def convolved(x: Any, *args: Any, **options: Any) -> Any:
         assert convolution is not None
         layer = f"L{_entered(found)}."
-        found[layer + "conv_x"] = x[0].T.numpy()
+        found[layer + ("ssm_conv_in" if scans else "conv_x")] = x[0].T.numpy()
         mixed = convolution(x, *args, **options)
         found[layer + "conv"] = mixed[0].T.numpy()
         return mixed
@@ -268,6 +312,8 @@ def watched(model: Any, found: Found) -> Iterator[None]:
     altered = list(_methods_watched(model, found))
     if convolution is not None:
         setattr(code, _CONVOLUTION, convolved)
+    for name in scans:
+        setattr(code, name, scanned)
     if original is not None:
         code.eager_attention_forward = attend  # type: ignore[attr-defined]
     if rule is not None:
@@ -279,6 +325,8 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             delattr(module, name)
         if convolution is not None:
             setattr(code, _CONVOLUTION, convolution)
+        for name, scan in scans.items():
+            setattr(code, name, scan)
         if rule is not None:
             setattr(code, _RULE, rule)
         if original is not None:
@@ -412,11 +460,21 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             part = "q" if args[0].shape[2] == cfg.num_attention_heads else "k"
             keep(f"{prefix}{part}_rope", _halves(cfg, args[0]))
             return
+        if name in ("mixer.norm", "mamba.norm") and len(args) == 2:  # gated
+            keep(prefix + "ssm_gate", args[1])
+            return
+        if _hidden(cfg, name, module):
+            return
         for pattern, (points, before) in MODULES.items():
             if not re.fullmatch(pattern, name) or (name == "mlp" and cfg.model_type in ADDING):
                 continue
             if before:
                 keep(prefix + before, args[0])
+            if not points:
+                continue
+            if cfg.model_type == "falcon_h1":
+                points = {"mamba.out_proj": ("ssm_out",), "feed_forward": ("ffn_contrib",)}.get(
+                    name, points)  # fmt: skip
             if name == "self_attn.q_proj" and hasattr(cfg, "linear_num_value_heads"):
                 points = ("q", "attn_gate")
             first = out[0] if isinstance(out, tuple) else out
@@ -437,6 +495,17 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
                 keep(prefix + "experts", out[2].gather(-1, order))
 
     return whole if layer is None else inside
+
+
+def _hidden(cfg: Any, name: str, module: Any) -> bool:
+    """Say whether a module's result is none of our points in this model."""
+    if name == "mixer":  # experts alone are added to by what stands inside
+        return not type(module).__name__.endswith("MoE")
+    if type(module).__name__ == "Identity":
+        return True
+    joined = name.startswith("shared_mlp") or name == "block_sparse_moe"
+    shared = getattr(cfg, "shared_intermediate_size", 0) and getattr(cfg, "num_local_experts", 0)
+    return joined and bool(shared)
 
 
 def _split(cfg: Any, points: tuple[str, ...], joined: Any) -> Any:

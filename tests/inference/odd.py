@@ -118,10 +118,21 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
         "moe_num_experts": size.experts,
         "moe_k": 2,
         "moe_topk": 2,
+        "shared_intermediate_size": size.shared,
+        "moe_shared_expert_intermediate_size": size.shared,
     }
     found |= {key: value for key, value in choices.items() if key in values}
+    if "num_heads" in values or ("mamba_n_heads" in values and "mamba_d_ssm" not in values):
+        prefix = "" if "num_heads" in values else "mamba_"  # heads divide twice the stream's width
+        names = ("num_heads", "head_dim") if not prefix else ("mamba_n_heads", "mamba_d_head")
+        found |= dict(zip(names, (4, size.hidden // 2), strict=True))
+        found |= {f"{prefix}n_groups": 2}
     if "kv_lora_rank" in values:
         found["num_key_value_heads"] = size.heads
+    if arch == "bamba":  # always rotates the half
+        found["head_dim"] = 12
+    if arch == "granite_hybrid":  # without experts
+        found["num_local_experts"] = 0
     if arch in ("gpt_oss", "mixtral", "olmoe", "minimax_m2", "hunyuan_v1_moe"):
         found["intermediate_size"] = size.expert
     if arch == "phi3":

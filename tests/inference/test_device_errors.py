@@ -8,7 +8,7 @@ imported (or a model opened) before a missing driver is found.
 import ctypes
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -227,16 +227,31 @@ print("imported:", *(name for name in ("torch", "cupy", "aprfmt.model") if name 
 
 
 @pytest.mark.skipif(not NO_GPU, reason="NOT-RUN: this machine has a GPU")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "torch:cuda:all", "cupy"])
-def test_parity_finds_a_missing_gpu_before_anything_is_imported_or_opened(
-    device: str, demo_model: Any
+@pytest.mark.parametrize("run", ["cuda", "cuda:1", "torch:cuda:all", "cupy"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("parity", "MODEL", "--ids", "1,2,3", "--between", "cpu", "RUN"),
+        ("trace", "MODEL@RUN", "--payload", "--ids", "1,2,3"),
+        ("run", "MODEL@RUN", "--ids", "1,2,3"),
+        ("eval", "MODEL@RUN", "--ids", "1,2,3"),
+        ("qa", "MODEL@RUN"),
+        ("qa", "MODEL", "--also", "RUN"),
+    ],
+    ids=lambda words: f"{words[0]}{len(words)}",
+)
+def test_a_missing_gpu_is_found_before_anything_is_imported_or_opened(
+    words: Sequence[str], run: str, demo_model: Any
 ) -> None:
-    words = ["parity", str(demo_model), "--ids", "1,2,3", "--between", "cpu", device]
+    said = [word.replace("MODEL", str(demo_model)).replace("RUN", run) for word in words]
     done = subprocess.run(
-        [sys.executable, "-c", LOADED, *words], capture_output=True, text=True, env=CHILD
+        [sys.executable, "-c", LOADED, *said], capture_output=True, text=True, env=CHILD
     )
-    assert done.stdout == "imported:\n", done.stdout + done.stderr
+    found = done.stdout.removeprefix("imported:").split()
+    assert done.stdout.startswith("imported:") and not {"torch", "cupy"} & set(found), done.stderr
+    assert words[0] != "parity" or found == []
     assert done.stderr.startswith("aprfmt: device 'cuda") and "pip install" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_installed_torch_is_read_without_importing_it(

@@ -15,13 +15,13 @@ import pytest
 
 import aprfmt
 from aprfmt.arch import ARCHS
-from aprfmt.compare.traces import common_keys
 from aprfmt.errors import UsageError
 from aprfmt.inference.engines.llama_library import Library
 from aprfmt.inference.running import requested
 from aprfmt.inference.running import traced as run_traced
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept, Trace
+from aprfmt.measure.traces import common_keys
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt as cli
 from tests.inference.encoders import ENCODERS, IDS, encoded, made, pooled, write_pooling

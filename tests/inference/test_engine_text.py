@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.engines.llama_text import EDGE, load_eval_text
 from aprfmt.inference.trace_file import save_trace
+from aprfmt.measure.traces import compare_traces
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
 from tests.inference.judge import judged, traced64

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from aprfmt.base import registry
-from aprfmt.compare.traces import common_keys, compare_traces
 from aprfmt.errors import ArchError, BackendUnavailableError, FormatError, UsageError
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.capture import POINTS
@@ -28,6 +27,7 @@ from aprfmt.inference.running import RunRequest, requested, traced
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept, Trace
 from aprfmt.inference.trace_file import save_trace
+from aprfmt.measure.traces import common_keys, compare_traces
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
 from tests.inference.judge import WITHOUT_A_FUNCTION, architecture, backend, judged, rel, traced64
@@ -60,13 +60,18 @@ def test_transformers_is_read_at_our_points(name: str) -> None:
         scaled = {"embd"} if float(model.hyper["embedding_scale"]) != 1 else set()
         apart = {"mid"} if model.spec.block.placement == "post" else set()
         factor = float(model.hyper["residual_scale"]) != 1
+        factor = factor or model.spec.block.multipliers != "none"
         added = {"attn_contrib", "ffn_contrib"} if factor else set()
+        if name == "granite_hybrid_moe":
+            added |= {"moe_out"}  # no module adds the shared MLP's
         # What rope gives is shown where nothing follows it.
         late = {f"{x}_rope" for x in "qk" if f"L0.{x}_attn" in ours.records}
         if architecture(name) in WITHOUT_A_FUNCTION:
             late = {"q_rope", "k_rope", "scores", "probs"}
         inside = {"conv", "beta", "decay", "delta"}  # of a delta net: no module computes them
         inside |= {"conv_x"}  # nor what a short convolution reads
+        inside |= {"ssm_step", "ssm_scan"}  # nor a state space mixer's functions
+        inside |= {"ssm_dt"} if model.spec.block.recurrence == "mamba" else set()
         inside |= {"attn_mixed"} if model.spec.block.attention_gate != "none" else set()
         missing -= inside if model.spec.block.recurrence != "none" else set()
         missing -= {"per_layer", "ffn_stream"}  # sums that no module reads alone

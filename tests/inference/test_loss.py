@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.errors import UsageError
+from aprfmt.inference.evaluation import Sample, without_label
 from aprfmt.inference.gates import logits_gate
 from aprfmt.inference.loss import (
     LossWindow,
@@ -200,3 +201,19 @@ def test_the_peak_is_max_minus_mean_over_the_deviation() -> None:
     peak = next(check for check in logits_gate(LOGITS[0]) if check.name == "logits-peak")
     wide = LOGITS[0].astype(np.float64)
     assert float(peak.found) == pytest.approx((wide.max() - wide.mean()) / wide.std(), rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("prompt", [0, 2, 3])
+def test_why_a_text_has_no_loss_token(count: int, cut: bool, prompt: int) -> None:
+    """Two tokens have one label: what they lack is a window, never a longer text alone."""
+    sample = Sample("s", list(range(count)), min(prompt, count), cut)
+    said = without_label(sample, 64, "llama")
+    if count < 2 or sample.prompt == count:
+        assert said.startswith(f"{count} tokens leave no loss token")
+        assert said.endswith("a response" if cut and sample.prompt == count else "a longer text")
+    elif cut:
+        assert f"its prompt of {sample.prompt} tokens fills the window of 64" in said
+    else:
+        assert said.startswith(f"{count} tokens fill no window of 64, and llama scores no other")

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.compare.traces import compare_traces
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.parity.outcomes import compare_experts
+from aprfmt.measure.traces import compare_traces
 from tests.cli.run import aprfmt
 from tests.compare.test_nonfinite import TOKENS, WRONG, alone, folder
 from tests.diagnose.engines import place, stats_only, tiny_folder, trace

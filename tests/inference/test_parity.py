@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.compare.thresholds import ROWS, Measured, threshold, weights_class
-from aprfmt.compare.traces import compare_traces
 from aprfmt.conversion import convert
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.backends import BACKENDS
@@ -28,6 +26,8 @@ from aprfmt.inference.parity.outcomes import compare_experts, compare_logits, lo
 from aprfmt.inference.parity.reproduce import bundle_of
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.tolerances import ROWS, Measured, threshold, weights_class
+from aprfmt.measure.traces import compare_traces
 from aprfmt.model import open_model
 from tests.inference.crooked import compared
 from tests.inference.crooked import crooked_backends as crooked_backends

@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from aprfmt.base.outcome import Check
-from aprfmt.compare import thresholds
-from aprfmt.compare.thresholds import BASE, ROUNDOFF, loss_bound, own_loss_bound
 from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.torch_backend import TorchBackend
@@ -23,6 +21,8 @@ from aprfmt.inference.parity.between import parity
 from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.outcomes import own_loss
 from aprfmt.inference.parity.request import ParityRequest
+from aprfmt.measure import tolerances
+from aprfmt.measure.tolerances import BASE, ROUNDOFF, loss_bound, own_loss_bound
 from aprfmt.model import open_model
 from tests.inference.crooked import Tf32, WrongLoss
 from tests.inference.judge import judged
@@ -146,7 +146,7 @@ def test_rounding_that_grew_is_told_from_an_operation_that_is_wrong(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole runs are given less room than rounding takes, as a model that amplifies it does."""
-    monkeypatch.setitem(thresholds.BASE, "bfloat16", thresholds.Tolerance(1e-3, "too little"))
+    monkeypatch.setitem(tolerances.BASE, "bfloat16", tolerances.Tolerance(1e-3, "too little"))
     run = "torch:cpu:bfloat16"
     found = compared(judged(name).folder, ("numpy", run), IDS, through="NF4")
     [pair] = found.pairs

@@ -130,10 +130,10 @@ def test_fused_and_stepped_forms_agree(name: str, run_: str) -> None:
     fused = run(name, b)
     stepped, trace = traced(name, b)
     forms = {key.partition(".")[0]: record.form for key, record in trace.records.items()}
-    recurrent = {key.partition(".")[0] for key in trace.records if key.endswith(".conv")}
+    attending = {key.partition(".")[0] for key in trace.records if key.endswith(".probs")}
     whole = {key for key in forms if key[0] != "L" or not key[1:].isdigit()}
     assert {key for key, form in forms.items() if form is None} == whole
-    assert {key for key, form in forms.items() if form == "fused"} == recurrent
+    assert {key for key, form in forms.items() if form == "stepped"} == attending
     assert rel(stepped, fused) < 1e-12
 
 

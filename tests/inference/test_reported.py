@@ -15,7 +15,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
-from aprfmt.inference.batch import Batch, Scored, read_batch, score
+from aprfmt.inference.batch import Batch, Scored, _aligned, read_batch, score
 from aprfmt.inference.reported import MISTAKES, LossVerdict, explain
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
@@ -346,6 +346,80 @@ def test_documents_of_packed_rows_are_scored_apart(marks: str, made: Made, tmp_p
         assert ("first token" in nearest.detail) == (edges and how != "apart"), nearest
 
 
+SAMPLES = (13, 9, 8, 30, 11)  # tokens of each; in rows of 30 that is 13+9+8, 30, 11
+WIDTH = 30
+
+
+def sample_arrays(side: str) -> Any:
+    """Return the same documents as samples of their own, padded at one side."""
+    random = np.random.default_rng(11)
+    texts = [random.integers(3, VOCAB, n) for n in SAMPLES]
+    ids, mask = np.zeros((len(texts), WIDTH), int), np.zeros((len(texts), WIDTH), int)
+    for i, text in enumerate(texts):
+        at = slice(len(text)) if side == "right" else slice(WIDTH - len(text), None)
+        ids[i, at], mask[i, at] = text, 1
+    return texts, {"ids": ids, "mask": mask, "labels": np.where(mask, ids, -100)}
+
+
+def joined_loss(model: Any, rows: list[list[Any]], restart: bool, edges: bool) -> float:
+    """Return transformers' loss of texts that stand in rows and see each other."""
+    losses = []
+    for row in rows:
+        real = torch.tensor(np.concatenate(row))[None]
+        places = torch.tensor(np.concatenate([np.arange(len(text)) for text in row]))[None]
+        with torch.no_grad():
+            logits = model(
+                real, attention_mask=torch.ones_like(real),
+                position_ids=places if restart else None,
+            ).logits[0]  # fmt: skip
+        each = torch.nn.functional.cross_entropy(logits[:-1], real[0, 1:], reduction="none")
+        kept = torch.ones(len(each), dtype=torch.bool)
+        for at in np.cumsum([len(text) for text in row])[:-1]:
+            kept[at - 1] = edges
+        losses.append(each[kept])
+    return float(torch.cat(losses).mean())
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.parametrize("row", ["one", "width"])
+def test_samples_that_the_trainer_packed_wrongly(
+    row: str, edges: bool, restart: bool, side: str, made: Made, tmp_path: Path
+) -> None:
+    """The batch has the samples apart, the reported loss is that of packed rows."""
+    texts, arrays = sample_arrays(side)
+    np.savez(tmp_path / "rows.npz", **arrays)
+    rows = [texts] if row == "one" else [texts[:3], texts[3:4], texts[4:]]
+    found = unpacked_answer(made, tmp_path, joined_loss(made.model, rows, restart, edges))
+    assert found.says in ("named", "ambiguous"), found
+    best = min(found.guesses, key=lambda one: abs(one.value - found.reported))
+    assert best.mistakes == ("documents_joined",), found
+    assert ("one row" if row == "one" else f"rows of {WIDTH}") in best.detail, best
+    assert ("restart" if restart else "count on") in best.detail, best
+    assert ("first token" in best.detail) == edges, best
+
+
+def unpacked_answer(made: Made, folder: Path, reported: float) -> LossVerdict:
+    """Return the verdict on a loss of the samples, to what float32 sums are off by."""
+    with (
+        open_model(str(made.folder)) as opened,
+        Session.of(opened, NumpyBackend("cpu", "float32")) as session,
+    ):
+        batch = read_batch(folder / "rows.npz", VOCAB)
+        scored = list(score(batch, session))
+        return explain(batch, scored, reported, within=1e-5, session=session)
+
+
+def test_samples_apart_and_numbers_made_up_are_not_packed(made: Made, tmp_path: Path) -> None:
+    texts, arrays = sample_arrays("right")
+    np.savez(tmp_path / "rows.npz", **arrays)
+    right = joined_loss(made.model, [[text] for text in texts], False, False)
+    assert unpacked_answer(made, tmp_path, right).says == "agrees"
+    for factor in (0.913, 0.9571, 0.9907, 1.00733, 1.0733):
+        assert unpacked_answer(made, tmp_path, right * factor).says == "unexplained"
+
+
 def test_labels_at_the_edges_of_documents_are_named(made: Made, tmp_path: Path) -> None:
     arrays, path = packed_arrays(), tmp_path / "packed.npz"
     labels = np.where(arrays["mask"], arrays["ids"], -100)
@@ -385,3 +459,22 @@ def test_marks_of_documents_that_do_not_fit_are_refused(
     np.savez(tmp_path / "b.npz", ids=arrays["ids"], mask=arrays["mask"], **given)
     with pytest.raises(FormatError, match=says):
         read_batch(tmp_path / "b.npz", VOCAB)
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1, 2])
+def test_no_row_predicts_the_first_token(shift: int) -> None:
+    """A label of the first token, which nothing predicts, is none."""
+    ids = np.arange(12, dtype=np.int64).reshape(2, 6)
+    mask = np.ones((2, 6), bool)
+    labels = np.full((2, 6), -100, np.int64)
+    for at in range(6):
+        if 0 <= at + shift < 6:
+            labels[:, at] = ids[:, at + shift]
+    longer, label = _aligned(ids, labels, mask, shift)
+    assert longer.shape == label.shape == (2, 7)
+    assert label[:, 0].any() == (shift == 0)
+    expected = np.zeros((2, 7), bool)
+    for at in range(6):
+        if 0 <= at + shift < 6 and (at + shift or not shift):
+            expected[:, at + shift] = True
+    assert np.array_equal(label, expected)

@@ -32,6 +32,10 @@ SUM_ORDER = {
     ("qwen3_next", "float16"), ("qwen3_next", "bfloat16"),  # sums of a delta net's chunk
     ("gpt2", "float16"), ("gpt2", "bfloat16"),  # Conv1D multiplies with [in, out]
     ("llama4", "float16"), ("llama4", "bfloat16"),  # its experts' sum is rounded once
+    # Their scan rounds the state where it reads it.
+    *((name, dtype) for name in ("mamba", "falcon_mamba") for dtype in ("bfloat16", "float16")),
+    # Its experts' sum is rounded once.
+    ("nemotron_h_moe", "float16"), ("nemotron_h_moe", "bfloat16"),
     # Its router rounds each step.
     ("lfm2_moe", "float16"), ("lfm2_moe", "bfloat16"),
     ("gpt_oss", "bfloat16"),  # equal router logits: the lower id here
@@ -70,7 +74,7 @@ def stepped(name: str, b: Backend) -> np.ndarray:
         inner = [key for key, at in points if key.endswith(".probs") and not at.absent]
         wanted = [*inner, "logits"]
         trace = session.trace(IDS, wanted, keep=kept.keep, fetch=kept.fetch, logits_rows="all")
-    assert {trace.records[key].form for key in inner} == {"stepped"}
+    assert {trace.records[key].form for key in inner} <= {"stepped"}
     logits = trace.values("logits")
     assert logits is not None
     return logits

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from aprfmt.diagnosis.hypotheses.rules import rule_of, ruled
+from aprfmt.causes.forward.routing_rules import rule_of, ruled
 from aprfmt.errors import ArchError
 from aprfmt.inference.routing import route
 from tests.models import tiny

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import aprfmt
 from aprfmt.base.protocols import Orders, TensorInfo
@@ -105,6 +106,37 @@ def file_tensors(path: Path, seed: int) -> None:
     _rewritten(path, {}, {f"planted.{i}.weight": _tensor(seed) for i in range(MANY)})
 
 
+def _pytorch(path: Path) -> Path:
+    """Return a folder whose weights are a file of torch.save."""
+    torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    folder = _folder(path)
+    rows = tensors_of(folder)
+    saved = {
+        name: torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape).clone()
+        for name, (_, shape, data) in rows.items()
+    }
+    (folder / "model.safetensors").unlink()
+    torch.save(saved, folder / "pytorch_model.bin")
+    return folder
+
+
+def _planted_pytorch(path: Path, more: Mapping[str, object]) -> None:
+    torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    weights = path / "pytorch_model.bin"
+    torch.save({**torch.load(weights), **more}, weights)
+
+
+def pytorch_tensors(path: Path, seed: int) -> None:
+    """Add tensors of no role."""
+    torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    _planted_pytorch(path, {f"planted.{i}.weight": torch.arange(8.0) + seed for i in range(MANY)})
+
+
+def pytorch_keys(path: Path, seed: int) -> None:
+    """Add values that are no tensors."""
+    _planted_pytorch(path, {f"planted_{i}": seed for i in range(MANY)})
+
+
 def _converted(kind: str) -> Callable[[Path], Path]:
     def make(path: Path) -> Path:
         target = path.with_suffix(f".{kind}")
@@ -135,4 +167,6 @@ CASES: Mapping[str, tuple[Callable[[Path], Path], Plant, str]] = {
     "gguf tensors": (_converted("gguf"), file_tensors, "tensor"),
     "apr keys": (_converted("apr"), file_keys, "metadata key"),
     "apr tensors": (_converted("apr"), file_tensors, "tensor"),
+    "pytorch keys": (_pytorch, pytorch_keys, "metadata key"),
+    "pytorch tensors": (_pytorch, pytorch_tensors, "tensor"),
 }

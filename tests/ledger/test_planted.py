@@ -77,7 +77,7 @@ def test_inspect_and_validate_name_them(case: str, tmp_path: Path) -> None:
     assert shown.count("  unread: ") == MANY
     report = validate(path)
     checked = [one for one in report.warnings if one.check in ("unread", "unexpected")]
-    assert len(checked) == MANY and "not read here" in report.pronounced().says
+    assert len(checked) == MANY and "not read here" in report.pronounced.says
     assert validate(path, strict=True).exit_code == 1
 
 

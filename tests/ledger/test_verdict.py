@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from aprfmt.conversion import convert
+from aprfmt.measure.traces import TraceDiff
 from aprfmt.model.ledger import APART, Compared, NotCompared, State, Words, pronounce
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+from tests.conversion.test_partial_input_scales import LACKING, with_scales
 
 WORDS = Words("equal", "different")
 STATES: tuple[State, ...] = get_args(State)
@@ -115,6 +117,55 @@ def test_a_tokenizer_on_one_side_only_is_a_difference(demo_model: Path, tmp_path
         done = command("diff", a, b)
         assert done.code == 1 and f"tokenizer only in {side}" in done.out
         assert command("diff", a, b, "--only", "tensors").code == 0
+
+
+def test_a_generation_config_on_one_side_only(demo_model: Path, tmp_path: Path) -> None:
+    """A folder has a place for it; a GGUF of another writer has none, and says so."""
+    less = Path(shutil.copytree(demo_model, tmp_path / "less"))
+    (less / "generation_config.json").unlink()
+    for a, b, side in ((demo_model, less, "A"), (less, demo_model, "B")):
+        for name in ("diff", "diagnose"):
+            done = command(name, a, b)
+            assert done.code == 1 and f"generation config only in {side}" in done.out
+        taken = command("diff", a, b, "--accept", "unread:generation config")
+        assert taken.code == 0 and "accepted, not compared" in taken.out
+    convert(less, tmp_path / "less.gguf")
+    done = command("diff", demo_model, tmp_path / "less.gguf", "--json")
+    (row,) = done.json["not_compared"]
+    assert (done.code, row["state"], row["side"]) == (0, "no counterpart", "A")
+    assert done.json["says"].startswith("equal in what was compared: 50 tensors; not compared: ")
+
+
+def test_a_section_that_cannot_be_read_leaves_the_gates_open(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    bad = Path(shutil.copytree(demo_model, tmp_path / "bad"))
+    args = ("qa", bad, "--only", "tensor-contract")
+    assert command(*args).code == 0
+    (bad / "generation_config.json").write_text('{"eos_token_id": 2')
+    done = command(*args, "--json")
+    assert (done.code, done.json["pronounced"]["word"]) == (2, "NOT-RUN")
+    assert "generation_config.json" in done.json["pronounced"]["says"]
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_a_scale_of_activations_on_one_side_only(side: str, tmp_path: Path) -> None:
+    """No value of a weight depends on it, and what an engine computes does."""
+    with_scales(tmp_path / "all", "modelopt", ())
+    names = with_scales(tmp_path / "less", "modelopt", LACKING)
+    a, b = (tmp_path / name for name in (("all", "less") if side == "A" else ("less", "all")))
+    done = command("diff", a, b, "--json")
+    assert done.code == 1 and done.json["says"].startswith("equal in what was compared: ")
+    rows = [row for row in done.json["not_compared"] if row["kind"] == "scale of activations"]
+    assert len(rows) == len(names) and {row["state"] for row in rows} == {f"only in {side}"}
+    assert f"{len(names)} scales of activations only in {side}: " in done.json["says"]
+    assert command("diagnose", a, b).code == 1
+    assert command("diff", b, b).code == 0
+
+
+def test_two_traces_without_a_common_point_are_not_equal() -> None:
+    found = TraceDiff((), None, ("L0.q",), ("L1.q",))
+    assert (found.exit_code, found.pronounced.word) == (2, "no verdict")
 
 
 def _integers(path: Path, kind: str, data: bytes) -> Path:

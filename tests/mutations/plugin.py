@@ -51,6 +51,12 @@ class Judge:
             self.found["failed"].append(report.nodeid)
             self.say()
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Remember a file that cannot be imported: with -x its exit code is that of a failure."""
+        if report.failed:
+            self.found["failed"].append(report.nodeid)
+            self.say()
+
 
 class Map:
     """Note seconds, outcome and blocks of each test; a file is written when its last test ended.

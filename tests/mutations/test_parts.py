@@ -49,7 +49,7 @@ def test_a_row_names_the_file_that_has_its_text(texts: dict[str, str]) -> None:
 
 def test_there_are_enough_rows() -> None:
     native = [row for row in ROWS if row.file.endswith((".c", ".h"))]
-    judged = ("aprfmt/diagnosis/", "aprfmt/compare/thresholds", "aprfmt/compare/traces")
+    judged = ("aprfmt/diagnosis/", "aprfmt/measure/tolerances", "aprfmt/measure/traces")
     assert len(ROWS) >= 60 and len(native) >= 10
     assert sum(row.file.startswith(judged) for row in ROWS) >= 10
 

@@ -21,6 +21,13 @@ ROWS = (
     Row("limit-kept", "aprfmt/old/sums.py", "> LIMIT", ">= LIMIT", "the limit is the limit"),
     Row("limit-lower", "aprfmt/sums.py", "LIMIT = 3", "LIMIT = 2", "tests take the limit"),
     Row("unused-wrong", "aprfmt/sums.py", "number + 1", "number + 2", "nobody sees it"),
+    Row(
+        "never-imported",
+        "aprfmt/sums.py",
+        "LIMIT = 3\n",
+        "LIMIT = [] + 3\n",
+        "no test can be imported",
+    ),
     Row("gone", "aprfmt/sums.py", "found *= number", "pass", "the product has no product"),
 )
 
@@ -76,6 +83,11 @@ def test_survivors_are_listed_with_their_diff(tried: Tried) -> None:
     assert tried.rows()["limit-kept"]["ran"] == 2, "the two tests that call it"
 
 
+def test_a_product_that_cannot_be_imported_is_killed(tried: Tried) -> None:
+    row = tried.rows()["never-imported"]
+    assert (row["ending"], row["by"]) == ("killed", "tests/test_sums.py")
+
+
 def test_a_constant_is_judged_by_the_tests_of_what_uses_it(tried: Tried) -> None:
     row = tried.rows()["limit-lower"]
     assert row["ending"] == "survived" and row["ran"] == 7, "the file mentions it, so all of it"
@@ -88,7 +100,7 @@ def test_what_no_test_reaches_survives(tried: Tried) -> None:
 
 def test_a_row_whose_text_is_gone_is_an_error(tried: Tried) -> None:
     assert "error: gone: its old text is in no file any more" in tried.said
-    assert "5 mutations: 1 killed, 3 survived, 1 error" in tried.said
+    assert "6 mutations: 2 killed, 3 survived, 1 error" in tried.said
 
 
 def test_the_checkout_is_left_as_it_was(tried: Tried) -> None:

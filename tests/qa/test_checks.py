@@ -15,9 +15,9 @@ import aprfmt as package
 from aprfmt import qa
 from aprfmt.checks.gates import copies
 from aprfmt.checks.gates.subject import QaRequest, Subject
-from aprfmt.compare.thresholds import Tolerance
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session
+from aprfmt.measure.tolerances import Tolerance
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.models import VOCAB, save_tiny

@@ -15,10 +15,10 @@ import pytest
 from aprfmt.base.encodings import encoding
 from aprfmt.cli.trace_show import observations
 from aprfmt.codecs import decode, encode
-from aprfmt.compare.traces import compare_traces
 from aprfmt.errors import AprfmtError, TensorNotFoundError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.trace import Kept, Positions
+from aprfmt.measure.traces import compare_traces
 from aprfmt.model import open_model
 from aprfmt.tensors.stats import Stats, merge
 from tests.conftest import not_run

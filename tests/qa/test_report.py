@@ -217,7 +217,7 @@ def test_what_was_given_is_asked_beside_only(demo_model: Path, tmp_path: Path) -
     data["gates"] = {"loss": data["gates"]["loss"] | {"outcome": "PASS"}}
     path.write_text(json.dumps(data))
     done = aprfmt(*args)  # nothing of this baseline was looked at
-    assert done.code == 2 and "asked for and without an answer: baseline" in done.out
+    assert done.code == 2 and "gate baseline (asked for and without an answer)" in done.out
     done = aprfmt("qa", demo_model, "--skip", "baseline", "--baseline", path)
     assert done.code == 2 and "leaves out the gate that --baseline is for" in done.err
 

@@ -15,8 +15,8 @@ import pytest
 import aprfmt
 from aprfmt.codecs.writer import Settings
 from aprfmt.codecs.writers import WRITERS
-from aprfmt.compare.diffs import EQUAL
 from aprfmt.errors import ConversionError
+from aprfmt.measure.records import EQUAL
 from aprfmt.quantizing.mixture import SCHEMES
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_folders import write_folder

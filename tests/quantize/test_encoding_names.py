@@ -191,3 +191,9 @@ def test_parity_takes_them_too(source: Path) -> None:
     assert done.code in (0, 1) and '"through": "F16"' in done.out
     wrong = aprfmt(*line, "IQ3_M")
     assert wrong.code == 2 and "--through IQ3_M: is a type of llama-quantize" in wrong.err
+
+
+def test_whole_numbers_are_no_encoding_of_weights() -> None:
+    kinds = {ENCODINGS[name].numpy.rstrip("0123456789") for name in writable()}
+    assert not kinds & {"int", "uint", "bool", "complex"}
+    assert {"F32", "Q8_0"} <= set(writable())

@@ -7,8 +7,8 @@ import pytest
 
 import aprfmt
 from aprfmt.compare import diff
-from aprfmt.compare.diffs import Derivation, TensorDiff
 from aprfmt.errors import UsageError
+from aprfmt.measure.records import Derivation, TensorDiff
 from tests.cli.run import aprfmt as command
 from tests.codecs.data import tie_of_q4_0
 from tests.conversion.folders import float_bytes, llama_folder, tensors_of

@@ -64,7 +64,7 @@ def test_shapes_turned_without_their_values_are_not_called_transposed(tmp_path: 
     report = aprfmt.diff(tmp_path / "good", bad)
     assert report.relations == () and report.exit_code() == 1
     (finding,) = report.findings
-    assert finding.cause == "transpose" and "only the shape" in finding.text
+    assert finding.cause == "transpose" and "only the shape" in finding.says
 
 
 def test_one_turned_matrix_is_no_relation(tmp_path: Path) -> None:

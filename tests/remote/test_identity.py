@@ -8,8 +8,10 @@ that differ in their query taken for one file.
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.errors import RemoteError
-from aprfmt.remote.file import AGAIN, WINDOW
+from aprfmt.remote.file import AGAIN, WINDOW, RemoteObject
 from aprfmt.remote.paths import RemotePath, place
 from aprfmt.remote.site import identity_of, is_strong
 from tests.cli.run import aprfmt as command
@@ -341,3 +343,13 @@ def test_buckets_at_two_endpoints_are_two() -> None:
         assert facts(**{name: "one"}) != facts(**{name: "two"}) != plain
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY"):
         assert facts(**{name: "sigsecret"}) == plain
+
+
+def test_so_many_early_answers_are_read_again() -> None:
+    """No fewer than AGAIN prove little, and no more are kept: they cost memory and requests."""
+    made = RemoteObject.__new__(RemoteObject)
+    made._shelf, made._early, made._unsure, made.mixed = threading.Lock(), [], False, False
+    made.facts = SimpleNamespace(proven=False)  # type: ignore[assignment]
+    for start in range(2 * AGAIN):
+        made._note(start, memoryview(b"x"))
+    assert [start for start, _ in made._early] == list(range(AGAIN))

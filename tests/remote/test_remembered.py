@@ -139,3 +139,12 @@ def test_a_request_that_fails_is_made_again() -> None:
     remembered.close()
     assert remembered.get(10, 20, site) == DATA[10:20]
     assert site.asked == [(0, 60), (10, 20)] and ROOM.taken == 0
+
+
+def test_closing_lets_go_of_the_file_and_its_map() -> None:
+    kept = Remembered(COUNT)
+    assert bytes(kept.get(0, 9, lambda b, e: memoryview(DATA)[b:e])) == DATA[:9]
+    mapped, file = kept._map, kept._file
+    assert mapped is not None and file is not None
+    kept.close()
+    assert mapped.closed and file.closed and ROOM.taken == 0

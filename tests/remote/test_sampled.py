@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aprfmt.compare.sampled import RANGE
+from aprfmt.measure.sampling import RANGE
 from tests.cli.run import aprfmt as command
 from tests.remote.conftest import forget
 from tests.remote.server import RangeServer

@@ -1,6 +1,6 @@
 """The schemas' records are those of the product: the files are what `generate` makes of them.
 
-Seen red: a field added to CauseFound, one taken out of the file, a literal with a value more.
+Seen red: a field added to Finding, one taken out of the file, a literal with a value more.
 """
 
 from collections.abc import Callable, Mapping

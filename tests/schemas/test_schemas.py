@@ -62,6 +62,8 @@ RUNS: Mapping[str, tuple[str, ...]] = {
         f"parity {{gguf}} --between numpy transformers --ids {IDS} --dry-run",
     ),
     "diagnose": (f"diagnose {{gguf}} {{small}} --ids {IDS}",),
+    "attest": ("attest {small} --from {gguf} -o {out}/attest.json",
+               "attest {gguf} --from {folder} --check {out}/attest.json"),
     "hash": ("hash {gguf}", "hash {gguf} --raw-only"),
     "scan": ("scan {gguf} {small} -o {out}/scan.jsonl --jobs 1",),
     "validate": ("validate {gguf}",),

@@ -11,6 +11,8 @@ from aprfmt.base.protocols import Typed
 from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.model import Model
 from aprfmt.tokenizer import facts, keys, load, to_apr, to_gguf, to_hf
+from aprfmt.tokenizer.carriers import scores_from_merges
+from aprfmt.tokenizer.vocabulary import Vocabulary
 from tests.tokenizer.fake import (
     added_ids,
     byte_level,
@@ -305,3 +307,10 @@ def test_inspecting_imports_neither_library() -> None:
     )
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+def test_pieces_that_no_merge_makes_come_last_in_the_order_of_their_ids() -> None:
+    """Seen red: the scores of such pieces rose with their ids, above those that merges make."""
+    tokens = ["x", "ab", "y", "abc", "z"]
+    made = Vocabulary("bpe", tokens, [keys.NORMAL] * 5, merges=["ab c", "a b"])
+    assert scores_from_merges(made) == [-2.0, -1.0, -4.0, 0.0, -6.0]

@@ -243,3 +243,12 @@ def test_no_command_ends_without_a_word(
     if done.code == 2:
         assert len(done.err.splitlines()) == 1
         assert "tokenizer" in done.err
+
+
+def test_a_child_that_ended_is_reaped_before_its_end_is_told() -> None:
+    engine = engine_of_text(tokenizer(normalizer=BOMB), "here")
+    assert isinstance(engine, IsolatedEngine)
+    with pytest.raises(FormatError, match="broken or hostile"):
+        engine.encode("e" * 50_000, False, False)
+    assert engine._child.returncode is not None
+    assert all(pipe is None or pipe.closed for pipe in (engine._child.stdin, engine._child.stdout))

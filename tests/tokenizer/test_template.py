@@ -14,6 +14,7 @@ from aprfmt.tokenizer.render_child import environment
 from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.template_language import BUILT_IN, LANGUAGES, foreign_template
 from tests.patience import PATIENCE
+from tests.tokenizer.fake import fake
 
 pytestmark = pytest.mark.usefixtures("rendered_each_time")
 
@@ -265,3 +266,13 @@ def test_marks_inside_a_jinja2_template_are_its_text(case: str) -> None:
     text = FOREIGN[case][0]
     assert foreign_template("{% raw %}" + text + "{% endraw %}") is None
     assert text not in BUILT_IN
+
+
+@pytest.mark.parametrize("row", [
+    {"name": "tool_use"}, {"template": "x"}, {"name": 1, "template": "x"},
+    {"name": "a", "template": None}, "default", None,
+])  # fmt: skip
+def test_rows_of_a_list_that_are_no_templates_are_left_out(row: Any) -> None:
+    listed = [row, {"name": "default", "template": "{{ 1 }}"}]
+    carried = fake("gguf", {"tokenizer.chat_template": listed}).carried
+    assert carried.template_and_origin()[0] == "{{ 1 }}"

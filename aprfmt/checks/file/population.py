@@ -9,7 +9,7 @@ from aprfmt.errors import ArchError
 from aprfmt.model.adapter_parts import adapter_parts
 from aprfmt.model.draft import draft_head
 from aprfmt.model.kinds import without_stray
-from aprfmt.model.ledger import OF_TENSORS
+from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.resolve import Resolution
 from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
@@ -74,11 +74,10 @@ def shapes(ctx: Checked) -> Result:
 
 def unexpected(ctx: Checked) -> Result:
     """Look for tensors that the architecture has no place for, and at its draft head's."""
-    of_no_role = [item.name for item in ctx.ledger.unread if item.kind == "tensor"]
     findings = [
-        Finding(name, "a tensor of no role", f"tensors of {ctx.spec.name} only",
+        Finding(item.name, item.of or "a tensor of no role", f"tensors of {ctx.spec.name} only",
                 "is it another model, or a part of another?", "warning")
-        for name in of_no_role
+        for item in ctx.unread if item.kind == "tensor"
     ]  # fmt: skip
     head = ctx.resolution.draft
     if head:
@@ -94,7 +93,11 @@ def unread(ctx: Checked) -> Result:
     """Look for files, index entries and keys that no table lists: nothing here reads them."""
     index = {one.kind for one in ctx.model.relations} & {"index"}
     # An index that does not fit its shards is one finding, of the check `shards`.
-    others = [item for item in ctx.ledger.unread if item.kind not in OF_TENSORS]
+    others = [
+        item
+        for item in ctx.unread
+        if item.kind not in OF_TENSORS and not isinstance(item.holds, Surplus)  # of `layout`
+    ]
     findings = [
         Finding(f"{item.kind} {item.name}", item.of or "is in no table", "something that is read",
                 "is it of another model, or of a newer writer?", "warning")

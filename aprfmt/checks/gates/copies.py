@@ -12,17 +12,18 @@ from aprfmt.checks.gates.forward import bits
 from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import Measure, NotRun, Result, listed
 from aprfmt.checks.table import ACCOUNTED
-from aprfmt.compare import DiffReport, diff_models, thresholds
-from aprfmt.compare.diffs import EQUAL
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.nonfinite import census
-from aprfmt.compare.traces import compare_traces
+from aprfmt.compare import DiffReport, diff_models
 from aprfmt.errors import ArchError, BackendUnavailableError, ConversionError, UnsupportedError
 from aprfmt.formats import written
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.loss import cross_entropy, divergence
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
+from aprfmt.measure import tolerances
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.nonfinite import census
+from aprfmt.measure.records import EQUAL
+from aprfmt.measure.traces import compare_traces
 from aprfmt.model import Model
 from aprfmt.tensors import norms
 
@@ -130,14 +131,14 @@ def _against(subject: Subject, mine: _Run, other: Model) -> Iterator[Check]:
 
 def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
     """Bound what a coarser encoding costs; it is no rounding of a run: no tolerance explains it."""
-    expected = f"at most {thresholds.MAX_CE_LOSSY} nats apart"
+    expected = f"at most {tolerances.MAX_CE_LOSSY} nats apart"
     odd = census(mine, theirs)
     if odd is not None:
         return check("against-loss", False, f"logits: {odd.says('this model', 'the other')}",
                      f"finite logits, {expected}", FINITE)  # fmt: skip
     far = divergence(theirs[:-1], mine[:-1], labels)
     change = _loss(mine, labels) - _loss(theirs, labels)
-    return check("against-loss", abs(change) <= thresholds.MAX_CE_LOSSY,
+    return check("against-loss", abs(change) <= tolerances.MAX_CE_LOSSY,
                  f"{change:+.4f} nats, KL {far.kl:.4g}, top token equal in {far.top1:.0%}",
                  expected, "aprfmt diagnose names the cause")  # fmt: skip
 
@@ -177,7 +178,7 @@ def _pair(subject: Subject, other: Session, choice: Choice) -> tuple[list[Check]
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
     moe = bool(subject.model.hyper["n_experts"])
-    bound = thresholds.tolerance(mine.backend.dtype, theirs.backend.dtype, moe=moe)
+    bound = tolerances.tolerance(mine.backend.dtype, theirs.backend.dtype, moe=moe)
     checks, distance = _logits(a, b, ids[1:], bound, str(choice))
     first = _first_point(mine, theirs, ids, moe, str(choice))
     checks.append(
@@ -189,7 +190,7 @@ def _pair(subject: Subject, other: Session, choice: Choice) -> tuple[list[Check]
 
 
 def _logits(
-    a: Numbers, b: Numbers, labels: list[int], bound: thresholds.Tolerance, other: str
+    a: Numbers, b: Numbers, labels: list[int], bound: tolerances.Tolerance, other: str
 ) -> tuple[list[Check], float]:
     """Hold the logits of this run against the reference's; returns their distance as well.
 
@@ -208,11 +209,11 @@ def _logits(
     norm, distance = norms.norm(b), rel_l2(a, b)
     cosine = float(np.sum(a * b) / (norms.norm(a) * norm)) if norm and a.any() else 0.0
     # What the allowed distance makes of it.
-    straight = min(thresholds.MIN_COSINE, 1 - bound.rel_l2**2 / 2)
+    straight = min(tolerances.MIN_COSINE, 1 - bound.rel_l2**2 / 2)
     flipped = _flips(a, b)
     change = _loss(a, labels) - _loss(b, labels)
     size = norm / float(np.sqrt(b.size))
-    most = thresholds.device_loss_bound(bound.rel_l2, size)
+    most = tolerances.device_loss_bound(bound.rel_l2, size)
     return [
         check(f"{other}-logits", distance <= bound.rel_l2, f"relL2 {distance:.3g}", within, TODO),
         check(f"{other}-cosine", cosine >= straight, f"{cosine:.9f}", f"at least {straight:.6g}",

@@ -13,13 +13,13 @@ from aprfmt.checks import bounds
 from aprfmt.checks.gates.golden import TEXT, Text
 from aprfmt.checks.gates.subject import Subject
 from aprfmt.checks.records import Measure, NotRun, Result
-from aprfmt.compare.measured import rel_l2
-from aprfmt.compare.thresholds import Tolerance, tolerance
 from aprfmt.inference import evaluation
 from aprfmt.inference.evaluation import Sample, plan
 from aprfmt.inference.gates import rows_gate
 from aprfmt.inference.loss import MeanLoss, in_bits, judge, repeated, window_size
 from aprfmt.inference.session import Session
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import Tolerance, tolerance
 
 Numbers = NDArray[Any]
 STEPS = 6  # tokens run one by one

@@ -35,7 +35,7 @@ class QaRequest:
     copy of the model. `random_weights` says the model is untrained: only loss bounds of such a
     model are asked. `memory` is the budget in bytes for decoded weights of one session.
     `allow_missing` are patterns of required roles that may be missing. `strict`
-    makes warnings failures.
+    makes warnings failures; `accept` are `unread:PATTERN`s of items that no gate fails for.
     """
 
     path: Path
@@ -51,13 +51,14 @@ class QaRequest:
     deterministic: bool = False
     allow_missing: tuple[str, ...] = ()
     strict: bool = False
+    accept: tuple[str, ...] = ()
 
 
 class Subject(Checked):
     """The model under test; a context manager that closes everything it opened."""
 
     def __init__(self, request: QaRequest, model: Model) -> None:
-        super().__init__(model, request.arch)
+        super().__init__(model, request.arch, accept=request.accept)
         self.request = request
         self.done: list[Answer] = []  # the gates before this one
         self._stack = ExitStack()

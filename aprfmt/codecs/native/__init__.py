@@ -27,7 +27,8 @@ __all__ = [
     "CPU", "DISABLED", "ENCODERS", "KERNELS", "LEVELS", "changes", "changes_of", "check",
     "decode_across",
     "decode_coded",
-    "decode_packed", "encode_coded", "first_not_finite", "force", "halves", "matmul", "matmuls",
+    "decode_packed", "distances", "encode_coded", "first_not_finite", "force", "halves", "matmul",
+    "matmuls",
     "number", "products", "recode_packed", "recodes", "regroup", "stats", "stats_of",
     "stream_fill", "turn", "walk_strings",
 ]  # fmt: skip
@@ -43,6 +44,8 @@ regroup = _kernels.regroup
 turn = _kernels.turn
 encode_coded = _kernels.encode_coded
 stream_fill = _kernels.stream_fill
+distances: Callable[..., Any] | None = getattr(_kernels, "distances", None)
+"""None in a build from before it was there: then numpy measures, to the same numbers."""
 
 CPU: str = _kernels.level()
 LEVELS: tuple[str, ...] = tuple(_kernels.levels())

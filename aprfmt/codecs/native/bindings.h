@@ -48,6 +48,6 @@ const encoder *aprfmt_encoder_at(Py_ssize_t index);
 
 /* The functions of the module, by file. */
 extern PyMethodDef APRFMT_DECODING[], APRFMT_PACKED[], APRFMT_CODES[], APRFMT_ENCODING[],
-    APRFMT_PRODUCTS[], APRFMT_STEPS[];
+    APRFMT_PRODUCTS[], APRFMT_STEPS[], APRFMT_DISTANCES[];
 
 #endif

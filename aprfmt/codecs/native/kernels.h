@@ -18,6 +18,7 @@
 #include "encode_small.h"
 #include "encode_table.h"
 #include "moments.h"
+#include "distances.h"
 #include "dot.h"
 #include "step.h"
 
@@ -176,10 +177,23 @@ TARGET static void run_add_changes(const float *x, const float *y, size_t n, cha
         add_changes(x + i, y + i, n - i < SEGMENT ? n - i : SEGMENT, c);
 }
 
+TARGET static int run_add_distances(const two_arrays *p, distances *d) {
+    switch (p->kind) {
+    case NO_STEPS: return add_distances(p, NO_STEPS, d);
+    case STEP_OF_ALL: return add_distances(p, STEP_OF_ALL, d);
+    case STEPS_F32: return add_distances(p, STEPS_F32, d);
+    default: return add_distances(p, STEPS_F64, d);
+    }
+}
+
+TARGET static size_t run_first_apart(const two_arrays *p, double most) {
+    return first_apart(p, most);
+}
+
 const level LEVEL = {
     LEVEL_NAME,       DECODER_ROWS,    ENCODER_ROWS,         run_apr_q8,   run_coded,
-    run_encode_coded, run_add_moments, run_first_not_finite, run_add_changes, run_products, run_stream_fill,
-    run_activate,     run_rms_norm,    run_rope,             run_scores,   run_probs,
-    run_mix,          OF(packed),      OF(across),           OF(turn),     OF(halves),
-    OF(regroup),
+    run_encode_coded, run_add_moments, run_first_not_finite, run_add_changes, run_add_distances,
+    run_first_apart,  run_products,    run_stream_fill,      run_activate, run_rms_norm,
+    run_rope,         run_scores,      run_probs,            run_mix,      OF(packed),
+    OF(across),       OF(turn),        OF(halves),           OF(regroup),
 };

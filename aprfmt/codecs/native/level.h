@@ -40,6 +40,29 @@ typedef struct {
     size_t differ, over, under;
 } changes;
 
+/* What a step of two arrays is given as. */
+typedef enum { NO_STEPS, STEP_OF_ALL, STEPS_F32, STEPS_F64 } steps_kind;
+
+/* Two arrays and how far apart their elements may be; one of `step`, `floats` and `doubles` counts,
+ * as `kind` says. */
+typedef struct {
+    const float *x, *y;
+    size_t count;
+    steps_kind kind;
+    double step;
+    const float *floats;
+    const double *doubles;
+} two_arrays;
+
+/* How far two arrays are apart: elements that differ, and those more than a step apart; the largest
+ * distance in float32 numbers (ulp), of values (most), and in steps (off); sums of squares of x - y,
+ * x and y, and of products. */
+typedef struct {
+    uint64_t changed, beyond;
+    uint32_t ulp;
+    double dd, aa, bb, ab, most, off;
+} distances;
+
 /* Activations; the order is that of step.py. */
 enum { SILU, GELU_TANH, RELU, GELU };
 
@@ -123,6 +146,8 @@ typedef struct {
     void (*add_moments)(const float *x, size_t n, moments *m);
     ptrdiff_t (*first_not_finite)(const float *x, size_t n); /* -1: all are finite */
     void (*add_changes)(const float *x, const float *y, size_t n, changes *c);
+    int (*add_distances)(const two_arrays *p, distances *d); /* 0: a value is not finite */
+    size_t (*first_apart)(const two_arrays *p, double most);
     /* out[t * stride + r] = row r of raw times row t of x [tokens, columns] */
     void (*products)(const decoder *kind, const uint8_t *raw, size_t rows, const float *x,
                      size_t tokens, size_t columns, float *out, size_t stride);

@@ -1,7 +1,6 @@
 """Files of torch.save, and models in several of them by their index, as sources."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, TensorInfo, Value
@@ -13,7 +12,7 @@ from aprfmt.formats.pytorch.flatten import Flattened
 from aprfmt.formats.pytorch.layout import is_index
 from aprfmt.formats.pytorch.storages import Contents, read_contents
 from aprfmt.formats.pytorch.tensor import StridedTensor, open_tensor
-from aprfmt.remote.paths import each, place
+from aprfmt.remote.paths import place
 
 _SHOWN = 12  # names of a note
 
@@ -196,45 +195,27 @@ def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
 
 def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
     """Open every file that a `*.bin.index.json` names, as one model; they must agree on tensors."""
-    from aprfmt.formats.safetensors.reader import members, parse_index
-    from aprfmt.formats.shardset import MAX_INDEX, refuse_mixed, require, union
+    from aprfmt.formats.shard_index import files_there, open_files, read_index
+    from aprfmt.formats.shardset import union
 
     path = place(path)
-    with closing(open_bytes(path)) as file:
-        weight_map, metadata = parse_index(file.view[: MAX_INDEX + 1], path)
-    homes = members(path, weight_map)
-    refuse_mixed(path, list(homes.values()))
-    notes: list[Note] = []
+    index = read_index(path)
+    homes, notes = index.homes, list[Note]()
     if partial:
-        for name, home in homes.items():
-            if not home.exists():
-                notes.append(Note("warning", str(path), f"{name} is missing", "missing_shard"))
-        homes = {name: home for name, home in homes.items() if home.exists()}
-        if not homes:
-            raise FormatError(f"{path}: none of the files it names is there; get them")
-    require(homes.values(), str(path))
-    with ExitStack() as stack:
-
-        def read(home: Path) -> PickledFile:
-            file = open_bytes(home)
-            stack.callback(file.close)
-            return PickledFile(file)
-
-        opened = dict(zip(homes, each(list(homes.values()), read), strict=True))
+        homes, notes = files_there(path, homes, "files")
+    with open_files(path, homes, PickledFile) as opened:
         tensors = union([(one.file.path, one.tensors) for one in opened.values()], str(path))
-        for name, home in weight_map.items():
+        for name, home in index.weight_map.items():
             if home in opened and name not in opened[home].tensors:
                 raise FormatError(
                     f"{path}: tensor {shorten(name, 100)!r} is said to be in {home}, which does "
                     "not hold it; get the files of one model again"
                 )
-        loose = [name for name in tensors if name not in weight_map]
+        loose = [name for name in tensors if name not in index.weight_map]
         if loose:
             text = f"the index does not name {len(loose)} tensors of its files: {some(loose)}"
             notes.append(Note("warning", str(path), text, "index"))
-        source = PytorchSource(path, list(opened.values()), tensors, metadata, notes)
-        stack.pop_all()
-        return source
+        return PytorchSource(path, list(opened.values()), tensors, index.metadata, notes)
 
 
 def checksum(source: PytorchSource, known: Mapping[Path, int]) -> bool | None:

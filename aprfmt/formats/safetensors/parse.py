@@ -5,12 +5,14 @@ reference accepts it (a space before `{`, unknown fields of an entry). Faults th
 readable go to `Parsed.faults`, which raises them unless it collects.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.base.encodings import BY_SAFETENSORS, UNNAMED, Encoding
-from aprfmt.base.protocols import Note, Region, TensorInfo
+from aprfmt.base.protocols import SURPLUS, Note, Region, TensorInfo
 from aprfmt.base.text import shorten
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import carried, jsonio
@@ -91,10 +93,29 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
         )
     raw = hold(buffer, PREFIX + length)[PREFIX : PREFIX + length]
     _refuse_zeros(raw, f"{where}: header at offset {PREFIX}")
-    header = _read_header(bytes(raw), f"{where}: header at offset {PREFIX}", faults)
+    parsed = _of_compact(raw, ParsedSafe(where, buffer, size, length, {}, faults))
+    if parsed is None:
+        parsed = _of_json(bytes(raw), ParsedSafe(where, buffer, size, length, {}, faults))
+    metadata, end = parsed.metadata, _end_of_row(parsed)
+    if end is None:
+        report_overlap(parsed.sound(), faults)
+        parsed.end = max([parsed.data_offset, *(i.offset + i.nbytes for i in parsed.sound())])
+    else:
+        parsed.end = end
+    _check_end(parsed, partial)
+    if end is None:
+        _check_gaps(parsed)
+    if carried.KEY in metadata:
+        _join(parsed)
+    return parsed
+
+
+def _of_json(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
+    """Fill in metadata and tensors by parsing the header as JSON, whatever it holds."""
+    where, faults = parsed.where, parsed.faults
+    header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
     twice = header.keys_twice if isinstance(header, jsonio.Doubled) else frozenset()
-    metadata = _metadata(header.pop(METADATA, {}), faults)
-    parsed = ParsedSafe(where, buffer, size, length, metadata, faults)
+    parsed.metadata.update(_metadata(header.pop(METADATA, {}), faults))
     if len(header) > MAX_COUNT:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
     read = _Entries(parsed.data_offset)
@@ -102,16 +123,84 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
         parsed.infos[name] = read.sound(name, entry) or _info(name, entry, parsed)
         if name in twice:
             faults.add(FormatError(f"{where}: {label(name)} stands twice in the header"), name)
-    end = _end_of_row(parsed)
-    if end is None:
-        report_overlap(parsed.sound(), faults)
-        end = max([parsed.data_offset, *(i.offset + i.nbytes for i in parsed.sound())])
-    parsed.end = end
-    _check_end(parsed, partial)
-    _check_gaps(parsed)
-    if carried.KEY in metadata:
-        _join(parsed)
     return parsed
+
+
+_NUMBER = "(?:0|[1-9][0-9]{0,18})"  # below 2**64
+# An entry as the format's own library writes it, with the comma after it.
+_ENTRY = re.compile(
+    rf'"([^"\\\x00-\x1f]*)":{{"dtype":"([A-Z0-9_]{{1,16}})","shape":\[((?:{_NUMBER}(?:,{_NUMBER})*)?)\],'
+    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]}},'
+)
+_FRAME = len('"":{"dtype":"","shape":[],"data_offsets":[,]},')
+_BETWEEN = b'},"'  # an entry's end and the next one's name
+
+
+def _of_compact(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe | None:
+    """Fill in metadata and tensors of a header without fault or space; None for any other.
+
+    Nearly all files have such a header, and it may have a million entries: one expression reads
+    them by the window, without the objects that JSON would make of all of them at once.
+    """
+    first = bytes(raw[:WINDOW])
+    at = 1
+    if first.startswith(b'{"' + METADATA.encode() + b'":'):
+        found = _compact_metadata(first, f"{parsed.where}: header at offset {PREFIX}")
+        if found is None:
+            return None
+        metadata, at = found
+        parsed.metadata.update(metadata)
+    read, count = _Entries(parsed.data_offset), 0
+    for text in _entry_windows(raw, at):
+        rows = [] if text is None else _ENTRY.findall(text)
+        count += len(rows)
+        # Matches do not overlap: where their lengths make up the window, nothing lies between.
+        if text is None or not rows or count > MAX_COUNT or len(text) != _FRAME * len(rows) + sum(
+            sum(map(len, column)) for column in zip(*rows, strict=True)
+        ):  # fmt: skip
+            return None
+        if not read.compact(rows, parsed.infos):
+            return None
+    once = len(parsed.infos) == count and METADATA not in parsed.infos
+    return parsed if once and count else None
+
+
+def _compact_metadata(first: bytes, where: str) -> tuple[dict[str, str], int] | None:
+    """Return the metadata at a header's beginning, and where the next entry begins.
+
+    None where it is odd in any way, or longer than a window.
+    """
+    try:
+        text = first.decode("utf-8", "ignore")
+        start = len(METADATA) + 4  # behind the brace, the key and its colon
+        _, end = json.JSONDecoder().raw_decode(text, start)
+        size = len(text[:end].encode())
+        value = jsonio.loads(first[start:size], where, max_bytes=WINDOW)
+    except (FormatError, ValueError, RecursionError):
+        return None
+    sound = isinstance(value, dict) and all(type(item) is str for item in value.values())
+    return (value, size + 1) if sound and first[size : size + 1] == b"," else None
+
+
+def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
+    """Yield the text of whole entries from a place on, each with its comma; None for other text."""
+    end = len(raw)
+    while end > at and raw[end - 1] == ord(" "):
+        end -= 1
+    if end <= at or raw[0] != ord("{") or raw[end - 1] != ord("}"):
+        yield None
+        return
+    while at < end - 1:
+        piece = bytes(raw[at : min(at + WINDOW, end - 1)])
+        if at + len(piece) == end - 1:
+            piece += b","
+        else:
+            piece = piece[: piece.rfind(_BETWEEN) + 2]
+        try:
+            yield piece.decode("utf-8")
+        except UnicodeDecodeError:
+            yield None
+        at += len(piece)
 
 
 def _join(parsed: ParsedSafe) -> None:
@@ -177,6 +266,20 @@ class _Entries:
             return None
         encoding, sizes, nbytes, row_bytes = found
         return TensorInfo(name, sizes, encoding, self._base + start, nbytes, row_bytes)
+
+    def compact(self, rows: list[tuple[str, ...]], infos: dict[str, TensorInfo]) -> bool:
+        """Add the tensors of entries whose parts are texts; False where `_info` has to look."""
+        known, base, make = self._known, self._base, TensorInfo
+        for name, dtype, sizes, begin, end in rows:
+            start, found = int(begin), known.get((dtype, sizes))
+            if found is None:
+                shape = list(map(int, sizes.split(","))) if sizes else []
+                entry = {"dtype": dtype, "shape": shape, "data_offsets": [start, int(end)]}
+                found = self._judge((dtype, sizes), entry)
+            if found is None or int(end) - start != found[2]:
+                return False
+            infos[name] = make(name, found[1], found[0], base + start, found[2], found[3])
+        return True
 
     def _judge(self, key: Any, entry: Any) -> tuple[str, tuple[int, ...], int, int | None] | None:
         """Remember a dtype and shape that first come with an entry that has no fault."""
@@ -307,7 +410,7 @@ def _is_sizes(value: Any) -> bool:
 def _check_gaps(parsed: ParsedSafe) -> None:
     """Report bytes that belong to no tensor, and empty tensors inside others."""
     faults = parsed.faults
-    if any(one.tensors for one in faults.damage) or _end_of_row(parsed) is not None:
+    if any(one.tensors for one in faults.damage):
         return  # bytes of damaged ones would look like gaps
     at, before = parsed.data_offset, "the header"
     for info in sorted(parsed.infos.values(), key=lambda info: (info.offset, info.nbytes)):
@@ -318,7 +421,7 @@ def _check_gaps(parsed: ParsedSafe) -> None:
                 f"{parsed.where}: {label(info.name)} begins at byte {info.offset} and {kind} "
                 f"{before}, which ends at {at}; the format wants no gap and no overlap"
             )
-            faults.add(error, *([info.name] if inside else []))
+            faults.add(error, *([info.name] if inside else []), kind="" if inside else SURPLUS)
         at, before = max(at, info.offset + info.nbytes), label(info.name)
 
 
@@ -330,7 +433,7 @@ def _check_end(parsed: ParsedSafe, partial: bool) -> None:
             f"{parsed.where}: {-missing} bytes follow the last tensor, which ends at "
             f"{parsed.end}; the format wants the file to end there"
         )
-        faults.add(error)
+        faults.add(error, kind=SURPLUS)
     if missing > 0:
         beyond = (i for i in parsed.sound() if i.offset + i.nbytes > parsed.size)
         cut = [info.name for info in beyond if info.nbytes]

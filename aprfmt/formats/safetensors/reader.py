@@ -1,15 +1,10 @@
 """safetensors files, and sharded models by their index, as sources."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
-from aprfmt.base.protocols import LazyTensor, Note, Value
-from aprfmt.errors import FormatError
+from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Value
 from aprfmt.formats import mapped
-from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.jsonio import loads
 from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
 from aprfmt.formats.safetensors.index import (
     IndexFault,
@@ -20,7 +15,7 @@ from aprfmt.formats.safetensors.index import (
 )
 from aprfmt.formats.safetensors.layout import is_json
 from aprfmt.formats.safetensors.parse import ParsedSafe, merge_metadata, parse
-from aprfmt.remote.paths import each, is_remote, place
+from aprfmt.remote.paths import is_remote, place
 
 
 class SafeShard(mapped.Shard[ParsedSafe]):
@@ -108,13 +103,12 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     index that names no file that is there gives way to a whole set of shards beside it. Raises
     FormatError.
     """
-    from aprfmt.formats.shardset import MAX_INDEX, refuse_mixed, require, union
+    from aprfmt.formats.shard_index import files_there, open_files, read_index
+    from aprfmt.formats.shardset import union
 
     path = place(path)
-    with closing(open_bytes(path)) as file:
-        weight_map, metadata = parse_index(file.view[: MAX_INDEX + 1], path)
-    homes = members(path, weight_map)
-    refuse_mixed(path, list(homes.values()))
+    index = read_index(path)
+    homes, weight_map = index.homes, index.weight_map
     notes: list[Note] = []
     faults: list[IndexFault] | None = [] if damaged else None
     others = stale_for(path, homes, faults)
@@ -123,22 +117,13 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     elif faults is not None and not is_remote(path) and {*homes} < {*complete_set(path)}:
         homes = complete_set(path)  # a part of a whole set is named: the rest is its, too
     elif partial:
-        for file_name, shard_path in homes.items():
-            if not shard_path.exists():
-                notes.append(Note("warning", str(path), f"{file_name} is missing", "missing_shard"))
-        homes = {name: shard_path for name, shard_path in homes.items() if shard_path.exists()}
-        if not homes:
-            raise FormatError(f"{path}: none of the shards it names is there; get them")
-    require(homes.values(), str(path))
-    with ExitStack() as stack:
+        homes, notes = files_there(path, homes, "shards")
 
-        def read(shard_path: Path) -> SafeShard:
-            file = open_bytes(shard_path)
-            stack.callback(file.close)
-            parsed = parse(file.view, str(shard_path), partial=partial, damaged=damaged)
-            return SafeShard(file, parsed)
+    def read(file: ByteSource) -> SafeShard:
+        parsed = parse(file.view, str(file.path), partial=partial, damaged=damaged)
+        return SafeShard(file, parsed)
 
-        shards = dict(zip(homes, each(list(homes.values()), read), strict=True))
+    with open_files(path, homes, read) as shards:
         tensors = union([(s.file.path, s.tensors) for s in shards.values()], str(path))
         stored = {name: _stored(shard) for name, shard in shards.items()}
         if others is None:
@@ -148,51 +133,15 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
             faults += loose
         else:
             notes += [Note("warning", str(path), fault.says, "index") for fault in loose]
-        total = metadata.get("total_size")
+        total = index.metadata.get("total_size")
         found = sum(tensor.info.nbytes for tensor in tensors.values())
         sound = not any(shard.parsed.faults.damage for shard in shards.values())
         if total is not None and total != found and not notes and sound and not faults:
             text = f"total_size is {total!r}, the tensors of all shards take {found} bytes"
             notes.append(Note("warning", str(path), text, "index_size"))
-        source = SafetensorsSource(
-            path, list(shards.values()), tensors, metadata, notes, faults or (), weight_map
+        return SafetensorsSource(
+            path, list(shards.values()), tensors, index.metadata, notes, faults or (), weight_map
         )
-        stack.pop_all()
-        return source
-
-
-def parse_index(buffer: Buffer, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weight map (names not checked yet) and metadata of an index; or FormatError."""
-    from aprfmt.formats.shardset import MAX_INDEX
-
-    index = loads(buffer, str(path), max_bytes=MAX_INDEX)
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise FormatError(
-            f"{path}: has no weight_map; expected an index of safetensors shards, an object that "
-            "maps tensor names to file names"
-        )
-    metadata = index.get("metadata")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise FormatError(f"{path}: metadata is {type(metadata).__name__}; expected an object")
-    return weight_map, metadata or {}
-
-
-def members(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the shards' paths by the name the index gives, sorted: the order of their numbers.
-
-    Raises FormatError for a name that leads out of the index's folder.
-    """
-    from aprfmt.formats.shardset import member
-
-    if len(weight_map) > MAX_COUNT:
-        raise FormatError(f"{path}: {len(weight_map)} tensors, the limit is {MAX_COUNT}")
-    homes: dict[str, Path] = {}
-    for name in weight_map.values():
-        if not isinstance(name, str) or name not in homes:
-            home = member(path.parent, name, str(path))
-            homes[name] = home
-    return dict(sorted(homes.items()))
 
 
 def _stored(shard: SafeShard) -> set[str]:

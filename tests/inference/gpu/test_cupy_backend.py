@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.errors import ArchError, BackendUnavailableError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
+from aprfmt.measure.tolerances import DISCRETE, tolerance
 from aprfmt.model import open_model
 from aprfmt.tensors.stats import compute
 from tests.inference.gpu.machine import on

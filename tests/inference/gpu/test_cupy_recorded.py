@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from pytest import MonkeyPatch
 
-from aprfmt.errors import UsageError
+from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.fast import graphs
@@ -25,6 +25,7 @@ from aprfmt.inference.fast.graphs import PassGraphs
 from aprfmt.inference.recurrence import ruled
 from aprfmt.inference.routing import ROUTERS, route
 from aprfmt.inference.sampling import Sampler, Sampling
+from aprfmt.inference.scan import scanned
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.inference.encoders import IDS as ENCODED
@@ -35,8 +36,11 @@ from tests.inference.test_blocked import HYPER
 from tests.models import IDS
 
 FEW = ("gemma2 float32", "qwen3_5 bfloat16", "mixtral float32", "bloom float32")
-NAMES = ("gemma2", "qwen3_5", "bloom", "llama", "cohere2")
-EXPERTS = ("mixtral", "gpt_oss", "deepseek_v3", "phimoe", "llama4", "qwen3_next")
+NAMES = ("gemma2", "qwen3_5", "bloom", "llama", "cohere2", "mamba", "falcon_h1", "nemotron_h")
+EXPERTS = (
+    "mixtral", "gpt_oss", "deepseek_v3", "phimoe", "llama4", "qwen3_next", "nemotron_h_moe",
+    "granite_hybrid_moe",
+)  # fmt: skip
 # Weights of float32 stay that where the arithmetic has 16 bits: such experts are the host's.
 RECORDED = [
     *(f"{name} float32" for name in (*NAMES, *EXPERTS)),
@@ -212,6 +216,68 @@ def test_convolution_and_decay_are_those_of_the_host(machine: Any, dtype: str) -
         found = b.to_numpy(getattr(b, name)(*placed))
         wanted = b.to_numpy(getattr(Backend, name)(b, *placed))
         assert rel(found, wanted) < (1e-15 if dtype == "float64" else 3e-7)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-13), ("float32", 2e-6)])
+@pytest.mark.parametrize("each", [True, False], ids=["mamba", "mamba2"])
+@pytest.mark.parametrize("size", [5, 40, 128, 256])
+def test_a_scan(machine: Any, dtype: str, bound: float, each: bool, size: int) -> None:
+    """In two pieces, the second from the first one's state."""
+    random, b = np.random.default_rng(size), CupyBackend("cuda", dtype)
+    tokens, heads, groups, width = 13, 6, 1 if each else 2, 1 if each else 11
+    x = random.standard_normal((tokens, heads, width))
+    step, skip = random.exponential(size=(tokens, heads)), random.standard_normal(heads)
+    logs = random.standard_normal((heads, size) if each else heads)
+    into, out = random.standard_normal((2, tokens, groups, size))
+    wanted, last = scanned(x, step, -np.exp(logs), into, out, skip, None, steps=True)
+    found, state, rate = [], None, b.rates(b.array(logs))
+    for part in (slice(0, 5), slice(5, tokens)):
+        y, t, i, o = (b.array(z[part]) for z in (x, step, into, out))
+        read, state = b.scan(y, t, rate, i, o, b.array(skip), state)
+        found.append(b.to_numpy(read))
+    assert rel(np.concatenate(found), wanted) < bound
+    assert rel(b.to_numpy(state), last) < bound
+
+
+def test_a_scan_of_too_many_numbers_is_refused_by_name(machine: Any) -> None:
+    b = CupyBackend("cuda", "float32")
+    x, ones, wide = (b.zeros(shape) for shape in ((2, 3, 4), (2, 3), (2, 1, 257)))
+    with pytest.raises(ArchError, match="ssm_state is 257"):
+        b.scan(x, ones, b.zeros((3,)), wide, wide, b.zeros((3,)), None)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_steps_gates_and_biases_are_those_of_the_host(
+    machine: Any, dtype: str, normed: bool, first: bool
+) -> None:
+    random, b = np.random.default_rng(1), CupyBackend("cuda", dtype)
+    x, gate = (b.array(10 * y) for y in random.standard_normal((2, 9, 36)))
+    weight, bias = (b.array(y) for y in random.standard_normal((2, 36)))
+    bound = 1e-14 if dtype == "float64" else 5e-3 if "16" in dtype else 1e-6
+    for name, given, options in (
+        ("time_step", (x, bias, 0.125, 8.0), {}),
+        ("gated_scan", (b.wide(x), gate, weight if normed else None),
+         {"groups": 3, "eps": 0.01, "first": first}),
+        ("convolve", (x, b.array(random.standard_normal((36, 4))), bias), {}),
+    ):  # fmt: skip
+        found = b.to_numpy(getattr(b, name)(*given, **options))
+        wanted = b.to_numpy(getattr(Backend, name)(b, *given, **options))
+        assert rel(found, wanted) < bound, name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wide_stream_is_summed_and_normed_wide(machine: Any, dtype: str) -> None:
+    random, b = np.random.default_rng(2), CupyBackend("cuda", dtype)
+    x, y = (b.array(z) for z in random.standard_normal((2, 5, 33)))
+    weight = b.array(random.standard_normal(33))
+    total = b.add_wide(x, y)
+    exact = b.to_numpy(x).astype(np.float64) + b.to_numpy(y)
+    np.testing.assert_allclose(b.to_numpy(total), exact, rtol=1e-6)
+    found = b.to_numpy(b.rms_norm(total, weight, eps=0.01, offset=0, cast="after_weight"))
+    root = np.sqrt((exact**2).mean(-1, keepdims=True) + 0.01)
+    assert rel(found, exact / root * b.to_numpy(weight)) < (5e-3 if "16" in dtype else 1e-6)
 
 
 @pytest.mark.parametrize("name", ROUTERS)

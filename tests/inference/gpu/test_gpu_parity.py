@@ -46,7 +46,6 @@ def accepted(found: Parity) -> None:
 
 
 @on("name", ["llama"], MAKERS)
-@pytest.mark.xfail(strict=False, reason="the emulated driver is asked first now")
 def test_cupy_and_the_cpu_agree(machine: Any, name: str) -> None:
     found = compared(judged(name).folder, ["cpu", "cupy"], IDS, arbiter=name == "llama")
     accepted(found)
@@ -121,7 +120,6 @@ def forms(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @on("form", ["NF4"], FORMS)
-@pytest.mark.xfail(strict=False, reason="the emulated driver is asked first now")
 def test_the_demo_in_every_form_on_cupy(
     machine: Any, form: str, forms: Any, demo_model: Path
 ) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Trace
+from aprfmt.measure.tolerances import DISCRETE, tolerance
 from aprfmt.model import open_model
 from tests.inference.gpu.machine import on
 from tests.inference.gpu.on_gpu import need

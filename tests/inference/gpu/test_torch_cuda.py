@@ -12,7 +12,6 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 
-from aprfmt.compare.thresholds import DISCRETE, tolerance
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.fast import graphs
 from aprfmt.inference.fast.graphs import PassGraphs
@@ -20,6 +19,7 @@ from aprfmt.inference.rope import lengthy
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Kept
+from aprfmt.measure.tolerances import DISCRETE, tolerance
 from aprfmt.model import open_model
 from tests.inference.gpu.on_gpu import cuda, need
 from tests.inference.judge import backend, judged, rel, run, traced, traced64

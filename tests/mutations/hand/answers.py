@@ -40,13 +40,13 @@ ROWS: tuple[Row, ...] = (
         "a count that cannot fit is believed",
     ),
     Row(
-        "values-nan-on-one-side", "aprfmt/compare/numbers.py",
+        "values-nan-on-one-side", "aprfmt/measure/numbers.py",
         "differs = (wide_x != wide_y) & ~(nan_x & nan_y)",
         "differs = (wide_x != wide_y) & ~(nan_x | nan_y)",
         "a NaN that only one model has is no change",
     ),
     Row(
-        "values-where", "aprfmt/compare/numbers.py",
+        "values-where", "aprfmt/measure/numbers.py",
         "float(delta[index]), base + index", "float(delta[index]), index",
         "the largest difference is said to be in the first window",
     ),

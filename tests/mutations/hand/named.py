@@ -4,7 +4,7 @@ from tests.mutations.mutation import Row
 
 ROWS: tuple[Row, ...] = (
     Row(
-        "align-only-in-b", "aprfmt/compare/align.py",
+        "align-only-in-b", "aprfmt/measure/alignment.py",
         "for key in dict.fromkeys((*roles_a, *roles_b)):",
         "for key in dict.fromkeys(roles_a):",
         "roles only in B are ignored",
@@ -126,18 +126,18 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "qa-copy-loss", "aprfmt/checks/gates/copies.py",
-        "abs(change) <= thresholds.MAX_CE_LOSSY,",
+        "abs(change) <= tolerances.MAX_CE_LOSSY,",
         "abs(change) <= 1e9,",
         "qa's bound on the loss of a coarser copy",
     ),
     Row(
-        "qa-exact-loss", "aprfmt/compare/thresholds.py",
+        "qa-exact-loss", "aprfmt/measure/tolerances.py",
         "MAX_CE if rel_l2 < COARSE else MAX_CE_LOSSY)",
         "MAX_CE_LOSSY)",
         "qa's bound on the loss of two exact devices",
     ),
     Row(
-        "qa-loss-of-rounding", "aprfmt/compare/thresholds.py",
+        "qa-loss-of-rounding", "aprfmt/measure/tolerances.py",
         "return min(loss_bound(rel_l2, size), MAX_CE",
         "return min(1e9, MAX_CE",
         "qa's bound on the loss of two devices does not follow from dtype and size",
@@ -167,13 +167,13 @@ ROWS: tuple[Row, ...] = (
         "format parity looks at no hyperparameter",
     ),
     Row(
-        "qa-max-ce", "aprfmt/compare/thresholds.py",
+        "qa-max-ce", "aprfmt/measure/tolerances.py",
         "MAX_CE = 0.05",
         "MAX_CE = 0.06",
         "qa's bound on the loss of two devices is wider",
     ),
     Row(
-        "qa-max-ce-lossy", "aprfmt/compare/thresholds.py",
+        "qa-max-ce-lossy", "aprfmt/measure/tolerances.py",
         "MAX_CE_LOSSY = 0.5",
         "MAX_CE_LOSSY = 0.6",
         "qa's bound on the loss of coarse arithmetic is wider",

@@ -1,0 +1,242 @@
+"""PEFT's pairs for single parameters (`target_parameters`): the stacked experts of a layer.
+
+One pair changes a parameter of all experts at once, [experts, rows, columns]:
+
+lora_A [r * experts, in]    expert by expert, the ranks of one expert one after the other
+lora_B [out, r * experts]   rank by rank, the experts of one rank one after the other
+
+Several parameters of one module are wrapped one around the other. The pair of the outermost one
+stands at MODULE, the next one's at MODULE.base_layer, and so on. Their names stand nowhere in the
+file: the shapes say which pair is whose. A matrix counts as one expert.
+
+Source: peft 0.21, tuners/lora/layer.py ParamWrapper, tuners/tuners_utils.py _inject_parameters.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from aprfmt.adapters.reading import Adapter, Stored, factors, pair_scale
+from aprfmt.arch.moves import to_logical, to_stored
+from aprfmt.arch.steps import Transposed, TransposedEach
+from aprfmt.errors import ArchError, ConversionError
+from aprfmt.model import Model
+from aprfmt.model.adapter_parts import unwrapped
+
+if TYPE_CHECKING:
+    from aprfmt.arch.bind import Group
+    from aprfmt.arch.spec import LayoutStep
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+# Architectures whose modules in transformers say that experts are [experts, in, out]. A square
+# matrix does not show it. Source: use_experts_implementation(is_transposed=True), transformers 5.
+_TRANSPOSED = frozenset({"gpt_oss"})
+
+
+class ExpertOrder(NamedTuple):
+    """In which order the ranks of all experts stand in a pair: True is expert by expert."""
+
+    a: bool
+    b: bool
+    says: str  # for an order that is not PEFT's
+
+
+PEFT_ORDER = ExpertOrder(True, False, "")
+# What a merge may take for PEFT's order.
+OTHER_ORDERS = (
+    ExpertOrder(True, True, "with the columns of lora_B read expert by expert"),
+    ExpertOrder(False, False, "with the rows of lora_A read rank by rank"),
+    ExpertOrder(False, True, "with the ranks of lora_A and lora_B read in the other order"),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of one stored weight as factors: left @ right, for each expert its own.
+
+    `left` is [rows, r] or [experts, rows, r], `right` [r, columns] or [experts, r, columns].
+    """
+
+    left: Array
+    right: Array
+    scale: float
+
+
+class _Target(NamedTuple):
+    """A parameter that a pair may belong to, in the layout of the module that PEFT wrapped."""
+
+    name: str
+    shape: Shape
+    group: "Group | None"  # None: the base has it under this name
+
+
+def parameter_changes(
+    adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER
+) -> Iterator[tuple[str, Stored, Change]]:
+    """Yield each stored name of the base that a pair for a parameter changes, and by what.
+
+    Raises ConversionError for a pair that fits no parameter, or two of the same shape.
+    """
+    modules: dict[str, list[Stored]] = {}
+    for pair in adapter.pairs.values():
+        if pair.parameters:
+            modules.setdefault(unwrapped(pair.module)[0], []).append(pair)
+    for module, pairs in modules.items():
+        pairs.sort(key=lambda pair: -unwrapped(pair.module)[1])
+        for pair, target in zip(pairs, _targets(adapter, module, pairs, base), strict=True):
+            left, right, scale = _factors(adapter, pair, target, base, order)
+            if target.group is None:
+                if len(target.shape) == 2:
+                    left, right = left[0], right[0]
+                yield target.name, pair, Change(left, right, scale)
+                continue
+            if len(target.shape) == 2:
+                raise ConversionError(
+                    f"{adapter.path}: {target.name} (target_parameters) has another form in "
+                    f"{base.path}; merge the adapter into a base in its own format"
+                )
+            for name, (one, other) in _placed(adapter, pair, target, base, left, right):
+                yield name, pair, Change(one, other, scale)
+
+
+def _targets(
+    adapter: Adapter, module: str, pairs: Sequence[Stored], base: Model
+) -> Sequence[_Target]:
+    """Return the parameter of each pair of a module, by the shapes."""
+    every = [_target(f"{module}.{name}", base) for name in pairs[0].parameters]
+    targets = [target for target in every if target is not None]
+    fitting = [
+        order
+        for order in permutations(targets, len(pairs))
+        if all(_fits(adapter, p, t) for p, t in zip(pairs, order, strict=True))
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    factored = "; ".join(
+        f"lora_A {list(pair.parts['a'].shape)}, lora_B {list(pair.parts['b'].shape)}"
+        for pair in pairs
+    )
+    names = ", ".join(f"{target.name} {list(target.shape)}" for target in targets)
+    asked = ", ".join(pairs[0].parameters)
+    said = (
+        f"has no parameter {asked} of that module"
+        if not targets
+        else f"has {names}, and its shapes do not tell which pair is whose"
+        if fitting
+        else f"has {names}: it belongs to another base, or its ranks are others"
+    )
+    raise ConversionError(
+        f"{adapter.path}: {module}: factors {factored} (target_parameters); {base.path} {said}"
+    )
+
+
+def _target(name: str, base: Model) -> _Target | None:
+    """Return a parameter of the base by PEFT's name, None where it has none."""
+    from aprfmt.arch.bind import bind
+
+    if name in base:
+        return _Target(name, base[name].shape, None)
+    try:
+        groups = bind(base.spec, "hf", [name]).groups
+        shapes = [base.roles[role].shape for role in groups[0].roles] if groups else []
+        for step in reversed(groups[0].binding.steps if groups else ()):
+            shapes = step.stored_shapes(shapes, base.hyper, 1)
+    except (ArchError, KeyError):
+        return None
+    return _Target(name, shapes[0], groups[0]) if shapes else None
+
+
+def _sizes(shape: Shape) -> tuple[int, int, int]:
+    """Return experts, rows and columns of a parameter."""
+    return (shape[0], shape[1], shape[2]) if len(shape) == 3 else (1, shape[0], shape[1])
+
+
+def _fits(adapter: Adapter, pair: Stored, target: _Target) -> bool:
+    if len(target.shape) not in (2, 3):
+        return False
+    experts, rows, columns = _sizes(target.shape)
+    rank, _ = pair_scale(adapter, target.name)
+    out, into = pair.parts["b"].shape[0], pair.parts["a"].shape[1]
+    sides = (rows, columns), (columns, rows)
+    return pair.rank == rank * experts and (out, into) in sides[: 1 if experts == 1 else 2]
+
+
+def _factors(
+    adapter: Adapter, pair: Stored, target: _Target, base: Model, order: ExpertOrder
+) -> tuple[Array, Array, float]:
+    """Return [experts, rows, r] and [experts, r, columns] of a parameter, and the scale."""
+    experts, rows, columns = _sizes(target.shape)
+    rank, scale = pair_scale(adapter, target.name)
+    a, b = factors(pair)
+    if order.a:
+        a = a.reshape(experts, rank, -1)
+    else:
+        a = a.reshape(rank, experts, -1).transpose(1, 0, 2)
+    if order.b:
+        b = b.reshape(-1, experts, rank).transpose(1, 0, 2)
+    else:
+        b = b.reshape(-1, rank, experts).transpose(2, 0, 1)
+    turned = (b.shape[1], a.shape[2]) != (rows, columns)
+    if rows == columns and experts > 1:
+        turned = base.spec.name in _TRANSPOSED
+    if turned:
+        return a.swapaxes(1, 2), b.swapaxes(1, 2), scale
+    return b, a, scale
+
+
+def _swapped(
+    steps: "Sequence[LayoutStep]", shapes: Sequence[Shape], hp: Mapping[str, Any]
+) -> "tuple[bool, Sequence[LayoutStep]]":
+    """Return whether rows and columns are stored exchanged, and the steps after that one."""
+    first = steps[0] if steps else None
+    if not isinstance(first, Transposed | TransposedEach):
+        return False, steps
+    square = type(first) is Transposed or isinstance(first, TransposedEach)
+    return square or first.shapes(shapes, hp) != [tuple(s) for s in shapes], steps[1:]
+
+
+def _placed(
+    adapter: Adapter, pair: Stored, target: _Target, base: Model, left: Array, right: Array
+) -> Iterator[tuple[str, tuple[Array, Array]]]:
+    """Yield the factors of each stored weight of a base that is laid out otherwise.
+
+    Layout steps move rows and experts. So they are applied to the left factor, whose columns are
+    ranks, and to the number of the expert that each row belongs to.
+    """
+    assert target.group is not None
+    hp = base.hyper
+    experts = len(left)
+    turned, steps = _swapped(target.group.binding.steps, [target.shape], hp)
+    if turned:
+        left, right = right.swapaxes(1, 2), left.swapaxes(1, 2)
+    try:
+        owners = np.broadcast_to(np.arange(experts)[:, None, None], (*left.shape[:2], 1))
+        roles = target.group.roles
+        rows = dict(zip(roles, to_logical(steps, [left], hp), strict=True))
+        whose = dict(zip(roles, to_logical(steps, [owners], hp), strict=True))
+        groups = {id(base.roles[r].group): base.roles[r] for r in roles}
+        for view in groups.values():
+            group = view.group
+            assert group is not None
+            if not set(group.roles) <= set(roles):
+                raise ArchError(f"{view.names[0]} holds {', '.join(group.roles)}")
+            back, after = _swapped(group.binding.steps, [x.info.shape for x in view.stored], hp)
+            lefts = to_stored(after, [rows[role] for role in group.roles], hp)
+            owned = to_stored(after, [whose[role] for role in group.roles], hp)
+            for name, one, owner in zip(view.names, lefts, owned, strict=True):
+                numbers = owner[..., 0]
+                if (numbers != numbers[..., :1]).any():
+                    raise ArchError(f"a matrix of {name} holds rows of several experts")
+                mine, other = np.ascontiguousarray(one), right[numbers[..., 0]]
+                if back:
+                    mine, other = other.swapaxes(-1, -2), mine.swapaxes(-1, -2)
+                yield name, (mine, other)
+    except ArchError as error:
+        raise ConversionError(
+            f"{adapter.path}: {pair.module} (target_parameters) is laid out otherwise in "
+            f"{base.path}: {error}; merge the adapter into a base in its own format"
+        ) from error

@@ -1,0 +1,161 @@
+"""Whether a quantized model is what its base gives: every tensor made again, and bytes compared.
+
+`recipes` finds how a file was made, `rederive` makes its tensors again and compares them,
+`statement` writes what was found as an in-toto statement and holds a later one to it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.attestation.recipes import Recipe, find_recipes
+from aprfmt.attestation.rederive import STATES, TensorAttestation, rederive
+from aprfmt.attestation.statement import make_statement, statement_faults
+from aprfmt.compare import diff_models
+from aprfmt.measure.records import FieldDiff
+from aprfmt.model import Model, open_model
+from aprfmt.model.ledger import (
+    Compared,
+    Kind,
+    NotCompared,
+    Pronounced,
+    Words,
+    ledger,
+    not_compared,
+    pronounce,
+)
+from aprfmt.quantizing.imatrix import read_imatrix
+
+if TYPE_CHECKING:
+    from aprfmt.quantizing.imatrix import ImportanceMatrix
+
+__all__ = ["Attestation", "TensorAttestation", "attest"]
+
+WORDS = Words("derived", "not derived")
+_SECTIONS = ("hyperparameters", "tokenizer")
+_FILES: set[Kind] = {"file", "index entry"}
+
+
+@dataclass(frozen=True)
+class Attestation:
+    """Whether a model derives from a base: per tensor, and of what stands in other fields.
+
+    `fields` are the hyperparameters and the parts of the tokenizer that differ and count. `faults`
+    are sentences about what a statement that was checked says otherwise. `statement` is the in-toto
+    statement of what was found.
+    """
+
+    model: str
+    base: str
+    recipe: Recipe
+    tensors: tuple[TensorAttestation, ...]
+    fields: tuple[FieldDiff, ...] = ()
+    left: tuple[NotCompared, ...] = ()
+    checked: str | None = None
+    faults: tuple[str, ...] = ()
+    statement: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Tensors by state; every state is named."""
+        return {state: sum(row.state == state for row in self.tensors) for state in STATES}
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over tensors, fields, what was not compared, and the checked statement."""
+        counts = self.counts
+        open_rows = [
+            NotCompared("tensor", row.key, "unreadable", row.why)
+            for row in self.tensors
+            if row.state == "not tried"
+        ]
+        said = [f"{count} {state}" for state, count in counts.items() if count]
+        if self.fields:
+            said.append(f"{len(self.fields)} fields differ")
+        if self.faults:
+            said.append(f"the statement says otherwise in {len(self.faults)} places")
+        tried = len(self.tensors) - len(open_rows)
+        return pronounce(
+            WORDS,
+            Compared(
+                bool(counts["not reproduced"] or self.fields or self.faults),
+                {"tensors": (tried, len(self.tensors))},
+                (*open_rows, *self.left),
+                ", ".join(said),
+            ),
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0 where all was reproduced, 1 where something was not, 2 where that is not known."""
+        return self.pronounced.exit
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        found = self.pronounced
+        return {
+            "model": self.model,
+            "base": self.base,
+            "verdict": found.word,
+            "says": found.says,
+            "recipe": self.recipe.to_json(),
+            "counts": dict(self.counts),
+            "tensors": [asdict(row) for row in self.tensors],
+            "fields": [asdict(row) for row in self.fields],
+            "not_compared": [asdict(row) for row in found.not_compared],
+            "checked": self.checked,
+            "faults": list(self.faults),
+        }
+
+
+def attest(
+    quantized: Path | str,
+    base: Path | str,
+    *,
+    scheme: str | None = None,
+    imatrix: Path | str | None = None,
+    drop: Sequence[str] = (),
+    arch: str | None = None,
+    check: Mapping[str, Any] | None = None,
+    checked: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Attestation:
+    """Make every tensor of `quantized` again from `base`, and compare stored bytes.
+
+    `scheme` is the type that it was quantized as, where the file's own record or its tensors are
+    not to say it; `imatrix` the importance matrix that was used; `drop` are patterns of tensors of
+    the base that it leaves out. `check` is a statement of an earlier run (`checked` its name), to
+    which what is found is held. Raises FormatError for files that cannot be read, UsageError for
+    another importance matrix than the file names, ConversionError where the base cannot be written
+    as such a file at all.
+    """
+    matrix = None if imatrix is None else read_imatrix(Path(imatrix))
+    with ExitStack() as opened:
+        source, made = (
+            opened.enter_context(open_model(path, arch=arch)) for path in (base, quantized)
+        )
+        return _attest(source, made, scheme, matrix, drop, check, checked, progress)
+
+
+def _attest(
+    base: Model, made: Model, scheme: str | None, matrix: "ImportanceMatrix | None",
+    drop: Sequence[str], check: Mapping[str, Any] | None, checked: str | None,
+    progress: Callable[[int, int], None] | None,
+) -> Attestation:  # fmt: skip
+    for model in (base, made):
+        model.remember()  # what is fetched is read for the tensors, and again for the digests
+    recipes = find_recipes(base, made, scheme=scheme, imatrix=matrix, drop=drop)
+    rows = tuple(rederive(recipes, made, progress))
+    # Of fields that differ only those count that change what the model computes.
+    report = replace(diff_models(base, made, only=_SECTIONS), asked=())
+    fields = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
+    files = not_compared(ledger(base, _FILES), ledger(made, _FILES), _FILES)
+    found = Attestation(
+        str(made.path), str(base.path), recipes[0], rows, tuple(fields),
+        (*files, *report.not_compared),
+    )  # fmt: skip
+    statement = make_statement(base, made, found.to_json())
+    faults = () if check is None else tuple(statement_faults(check, statement))
+    return replace(found, statement=statement, checked=checked, faults=faults)

@@ -1,0 +1,204 @@
+"""How a quantized model was made of its base: by its record, by its tensors, or as the user says.
+
+Every tensor keeps the encoding that the file stores it in. What is left open is how an encoding of
+several tensors lays them out (size of groups, version) and how the searches of blocks round.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.base.protocols import raw_parts
+from aprfmt.codecs import CODECS, codec, quant_state
+from aprfmt.conversion.options import Options
+from aprfmt.conversion.outputs import Plan
+from aprfmt.conversion.packed import has_companions
+from aprfmt.conversion.plan import build
+from aprfmt.errors import ArchError, CodecError, ConversionError, UsageError
+from aprfmt.formats import FORMATS
+from aprfmt.measure.requantization import WAYS, Way
+from aprfmt.model import Model
+from aprfmt.model.resolve import spellings_by_name
+from aprfmt.quantizing.mixture import SCHEMES, scheme_of, type_name
+
+if TYPE_CHECKING:
+    from aprfmt.quantizing.imatrix import ImportanceMatrix
+
+# Keys of what `quantize` and llama-quantize record in their output.
+_TYPE, _FMA = "aprfmt.quantize.type", "aprfmt.quantize.fma"
+_MATRIX, _MATRIX_FILE = "aprfmt.quantize.imatrix", "quantize.imatrix.file"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How tensors are made again.
+
+    `type` is the scheme where the file or the user names one, "" where each tensor's encoding is
+    all that is known. `lacks` says which importance matrix the file names that was not given.
+    `plan` has the tensors that the base gives by it.
+    """
+
+    type: str
+    ways: tuple[Way, ...]
+    imatrix: "ImportanceMatrix | None" = field(default=None, repr=False)
+    lacks: str = ""
+    drop: tuple[str, ...] = ()
+    options: Options = field(default_factory=Options, repr=False)
+    plan: Plan | None = field(default=None, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data: what somebody needs to make the same file again."""
+        matrix = self.imatrix
+        return {
+            "type": self.type,
+            "ways": [str(way) for way in self.ways],
+            "imatrix": None
+            if matrix is None
+            else {"name": matrix.path.name, "sha256": matrix.sha256},
+            "drop": list(self.drop),
+        }
+
+
+def find_recipes(
+    base: Model, made: Model, *, scheme: str | None, imatrix: "ImportanceMatrix | None",
+    drop: Sequence[str],
+) -> list[Recipe]:  # fmt: skip
+    """Return the recipes by which `made` may have been made of `base`.
+
+    The first is the one whose tensors are most like the file's own, by name, shape and dtype.
+    Raises ConversionError where no layout can be planned.
+    """
+    facts = made.metadata
+    named = scheme if scheme is None else type_name(scheme)
+    if named is not None:
+        scheme_of(named)  # UsageError for an unknown one
+    recorded = str(facts.get(_TYPE, ""))
+    wanted = named or (recorded if recorded in SCHEMES else "")
+    fma = facts.get(_FMA)
+    recipe = Recipe(
+        wanted,
+        tuple(way for way in WAYS if fma in (None, way.fma)) or WAYS,
+        imatrix,
+        _lacking(made, imatrix),
+        tuple(drop),
+    )
+    options = Options(
+        choose=_OwnEncodings(made).choose,
+        importance=None if imatrix is None else imatrix.of,
+        drop=tuple(drop),
+        allow_inexact=True,
+        allow_overflow=True,
+        allow_requantize=True,
+    )
+    found: list[tuple[int, Recipe]] = []
+    refused: ConversionError | None = None
+    for name, asked in _layouts(base, made, wanted, options):
+        try:
+            plan = build(base, FORMATS[made.format], asked)
+        except ConversionError as error:
+            refused = refused or error
+            continue
+        row = replace(recipe, type=wanted or name, options=asked, plan=plan)
+        found.append((_alike(plan, made), row))
+    if not found:
+        assert refused is not None
+        raise refused
+    found.sort(key=lambda row: -row[0])
+    return [row for _, row in found]
+
+
+def _lacking(made: Model, imatrix: "ImportanceMatrix | None") -> str:
+    """Return the importance matrix that a file names and nobody gave; "" where none is missing.
+
+    Raises UsageError where another one was given.
+    """
+    digest, name = made.metadata.get(_MATRIX), made.metadata.get(_MATRIX_FILE)
+    if imatrix is None:
+        return str(name or digest or "")
+    if digest is not None and digest != imatrix.sha256:
+        raise UsageError(
+            f"{imatrix.path}: is not the importance matrix that {made.path} was made with: SHA-256 "
+            f"{imatrix.sha256}, expected {digest}"
+        )
+    return ""
+
+
+class _OwnEncodings:
+    """The encoding in which a file stores each weight, by every name of it."""
+
+    def __init__(self, made: Model) -> None:
+        every = spellings_by_name(made) if _known(made) else {}
+        self._by_name: dict[str, str] = {}
+        for name, view in made.items():
+            for each in (name, *every.get(name, ())):
+                self._by_name.setdefault(each, view.encoding)
+        if _known(made):
+            self._by_name.update({key: view.encoding for key, view in made.roles.items()})
+
+    def choose(self, name: str, shape: tuple[int, ...], source: str) -> str | None:
+        """Return the encoding of one tensor; None where the file lacks it, or none can write it."""
+        wished = self._by_name.get(name)
+        if wished is None or wished == source:
+            return wished
+        return wished if _schemes(wished) or _writes(wished) else None
+
+
+def _known(model: Model) -> bool:
+    """Return whether the architecture of a model is known."""
+    try:
+        return model.roles is not None
+    except ArchError:
+        return False
+
+
+def _writes(name: str) -> bool:
+    return name in CODECS and codec(name).has_encoder
+
+
+def _schemes(name: str) -> list[str]:
+    """Return the schemes that store a weight in the tensors of this encoding."""
+    return [scheme for scheme, row in SCHEMES.items() if row.base == name and row.dialect]
+
+
+def _layouts(
+    base: Model, made: Model, wanted: str, options: Options
+) -> Iterator[tuple[str, Options]]:
+    """Yield (scheme, options) of every way in which the weights may have been laid out."""
+    found = False
+    for name, packing in _packings(made, wanted):
+        found = True
+        yield name, replace(options, packing=packing)
+    if not found:
+        yield "", options
+    if any(view.parts for view in base.values()):  # a repack: no encoding is asked for there
+        yield "", replace(options, choose=None)
+
+
+def _packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield (scheme, encoder options) of the layouts that weights in several tensors may have."""
+    packed = {view.encoding: view for view in made.values() if view.parts}
+    # The record stays when a file is converted again: it may be of an earlier layout.
+    if wanted and scheme_of(wanted).dialect and scheme_of(wanted).base in packed:
+        yield wanted, scheme_of(wanted).options
+        return
+    for name, view in packed.items():
+        if has_companions(name):
+            try:
+                state = quant_state.state_of(name, raw_parts(view.stored[0]))
+            except CodecError:
+                continue
+            yield (
+                name,
+                {"blocksize": state.blocksize, "double_quantization": bool(state.nested_blocksize)},
+            )
+        yield from ((scheme, SCHEMES[scheme].options) for scheme in _schemes(name))
+
+
+def _alike(plan: Plan, made: Model) -> int:
+    """Return how many planned tensors have the name, shape and dtype of one of the file."""
+    stored = made.source.tensors
+    return sum(
+        (held := stored.get(one.info.name)) is not None
+        and (held.info.shape, held.info.encoding) == (one.info.shape, one.info.encoding)
+        for one in plan.outputs
+    )

@@ -1,0 +1,245 @@
+"""Makes the stored tensors of a model again from its base, and compares them byte for byte."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from aprfmt.attestation.recipes import Recipe
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.codecs import CODECS, codec
+from aprfmt.conversion.choosing import importance_of
+from aprfmt.conversion.outputs import Output
+from aprfmt.conversion.run import CHUNK, Written, chunks, encode_piece, pieces
+from aprfmt.errors import CodecError, ConversionError
+from aprfmt.measure.requantization import HOPELESS, Way, through
+from aprfmt.model import Model
+from aprfmt.quantizing.mixture import quantized
+
+State = Literal["reproduced", "not reproduced", "not tried"]
+STATES: tuple[State, ...] = get_args(State)
+_WORST: tuple[State, ...] = ("not reproduced", "not tried", "reproduced")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAttestation:
+    """Whether a weight's stored tensors are what its base gives.
+
+    `how` is the arithmetic that gave them, or nearly so; `why` says what stands against it.
+    `tensor` is the stored tensor whose byte `byte` is the first that differs; of one in blocks,
+    `block` is that byte's, in row `row`, and so many `blocks` differ. `sha256` are digests of the
+    stored bytes, in the order of `names`.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    encoding: str
+    state: State
+    how: str = ""
+    why: str = ""
+    tensor: str = ""
+    byte: int | None = None
+    block: int | None = None
+    row: int | None = None
+    blocks: int | None = None
+    sha256: tuple[str, ...] = ()
+
+
+class _Difference(NamedTuple):
+    """The first byte that differs, and how many blocks do where that was counted."""
+
+    byte: int
+    blocks: int | None = None
+    how: str = ""
+
+
+def rederive(
+    recipes: Sequence[Recipe], made: Model, progress: Callable[[int, int], None] | None = None
+) -> Iterator[TensorAttestation]:
+    """Yield a row for each weight of the first recipe, and for each tensor that only the file has.
+
+    A weight that the first recipe does not give is tried by the others. `progress` is called with
+    weights done and weights in all.
+    """
+    stored = made.source.tensors
+    (first, groups), *others = [(recipe, _weights(recipe)) for recipe in recipes]
+    ways = first.ways
+    for done, (key, outputs) in enumerate(groups.items(), 1):
+        row = _weight(key, outputs, stored, replace(first, ways=ways))
+        for recipe, known in others:
+            if row.state != "reproduced" and key in known:
+                again = _weight(key, known[key], stored, recipe)
+                row = again if again.state == "reproduced" else row
+        ways = tuple(sorted(ways, key=lambda way: str(way) != row.how))  # what held once, first
+        if progress is not None:
+            progress(done, len(groups))
+        yield row
+    planned = {one.info.name for outputs in groups.values() for one in outputs}
+    for name, tensor in stored.items():
+        if name not in planned:
+            yield TensorAttestation(
+                name, (name,), tensor.info.encoding, "not reproduced", "",
+                "the base gives no such tensor", name, sha256=(_digest(tensor),),
+            )  # fmt: skip
+
+
+def _weights(recipe: Recipe) -> dict[str, list[Output]]:
+    """Return the outputs of each weight by role or name: several where it is packed in parts."""
+    assert recipe.plan is not None
+    packed = {id(one.part.packed): one for one in recipe.plan.outputs if one.part and one.role}
+    found: dict[str, list[Output]] = {}
+    for output in recipe.plan.outputs:
+        main = output if output.part is None else packed.get(id(output.part.packed), output)
+        name = main.info.name if main.part is None else main.part.packed.name
+        found.setdefault(main.role or name, []).append(output)
+    return found
+
+
+def _weight(
+    key: str, outputs: Sequence[Output], stored: Mapping[str, LazyTensor], recipe: Recipe
+) -> TensorAttestation:
+    """Return what became of one weight."""
+    first = outputs[0]
+    names = tuple(one.info.name for one in outputs if one.info.name in stored)
+    base = TensorAttestation(key, names, first.encoding, "not tried")
+    rows = []
+    for output in outputs:
+        held = stored.get(output.info.name)
+        if held is None:
+            rows.append(replace(base, state="not reproduced", tensor=output.info.name,
+                                why=f"there is no tensor {output.info.name}"))  # fmt: skip
+            continue
+        try:
+            rows.append(_tensor(output, held, base, recipe))
+        except (CodecError, ConversionError) as error:
+            rows.append(replace(base, tensor=output.info.name, why=str(error)))
+    digests = tuple(_digest(stored[name]) for name in names)
+    worst = min(rows, key=lambda row: _WORST.index(row.state))
+    return replace(worst, sha256=digests)
+
+
+def _tensor(
+    output: Output, held: LazyTensor, base: TensorAttestation, recipe: Recipe
+) -> TensorAttestation:
+    """Return whether one stored tensor is what the plan gives."""
+    info, name = held.info, output.info.name
+    if info.shape != output.info.shape:
+        why = f"has shape {list(info.shape)}; the base gives {list(output.info.shape)}"
+        return replace(base, state="not reproduced", tensor=name, why=why)
+    if info.encoding != output.info.encoding:
+        why = f"is {info.encoding}; the base gives {output.info.encoding}"
+        if info.encoding not in CODECS or not codec(info.encoding).has_encoder:
+            return replace(base, tensor=name, encoding=info.encoding,
+                           why=f"nothing here writes {info.encoding}")  # fmt: skip
+        return replace(base, state="not reproduced", tensor=name, why=why)
+    searched = quantized(info.encoding)
+    if output.copies or output.part is not None:
+        found = _compare(chunks(output, recipe.options, Written()), held)
+        how = "laid out anew" if output.made else "bytes of the base"
+        if output.part is not None:
+            how = recipe.type or base.encoding
+    elif searched and recipe.lacks:
+        why = f"made with the importance matrix {recipe.lacks}: give it with --imatrix"
+        return replace(base, tensor=name, why=why)
+    else:
+        found = _encoded(output, held, recipe, searched)
+        how = found.how
+        if found.byte < 0:
+            found = None
+    if found is None:
+        return replace(base, state="reproduced", how=how)
+    return _differing(output, replace(base, how=how), found)
+
+
+def _differing(output: Output, base: TensorAttestation, found: _Difference) -> TensorAttestation:
+    """Return the row of a tensor of which a byte differs, with the block that it is in."""
+    row, name = encoding(output.info.encoding), output.info.name
+    columns = max(output.info.shape[-1], 1) if output.info.shape else 1
+    block = at = None
+    where = f"byte {found.byte}"
+    if row.known and row.block_size > 1:
+        block = found.byte // row.type_size
+        at = block * row.block_size // columns
+        where = f"block {block} (row {at})"
+    elif row.known and row.type_size and output.part is None:
+        at = found.byte // row.type_size // columns
+        where = f"row {at}, byte {found.byte}"
+    more = f"; {found.blocks} blocks differ" if found.blocks and found.blocks > 1 else ""
+    return replace(
+        base, state="not reproduced", tensor=name, why=f"{where} is not what the base gives{more}",
+        byte=found.byte, block=block, row=at, blocks=found.blocks,
+    )  # fmt: skip
+
+
+def _compare(made: Iterator[memoryview], held: LazyTensor) -> _Difference | None:
+    """Return the first byte in which what is made differs from what is stored; None for none."""
+    at, first = 0, None
+    for chunk in made:
+        stop = min(at + chunk.nbytes, held.info.nbytes)
+        one = np.frombuffer(chunk, np.uint8)
+        other = np.frombuffer(held.raw(at, stop), np.uint8)
+        same = one[: other.size] == other
+        if first is None and not same.all():
+            first = at + int(np.argmin(same))
+        at += chunk.nbytes
+    if first is None and at != held.info.nbytes:
+        first = min(at, held.info.nbytes)
+    held.drop()
+    return None if first is None else _Difference(first)
+
+
+def _encoded(output: Output, held: LazyTensor, recipe: Recipe, searched: bool) -> _Difference:
+    """Return the least that differs over all ways to encode the values; byte -1 for nothing.
+
+    `searched`: of blocks, whose bytes depend on how the searches round.
+    """
+    size = encoding(output.info.encoding).type_size
+    importance = importance_of(output, recipe.options)
+    weighed = ", with the importance matrix" if importance is not None else ""
+    best: _Difference | None = None
+    ways = recipe.ways
+    if not searched:
+        ways = tuple({way.through: way for way in ways}.values())
+    for way in ways:
+        said = f"{way}{weighed}" if searched else "values of the base"
+        if way.through and not searched:
+            said += f", through {way.through}"
+        options = replace(recipe.options, fma=way.fma)
+        at, first, differ, seen = 0, -1, 0, 0
+        for piece in pieces(output, CHUNK):
+            band = None if way.through else piece.band
+            values = piece.values if not way.through else _through(piece.values, way)
+            data, _ = encode_piece(
+                output, options, importance, piece._replace(values=values, band=band)
+            )
+            one = np.frombuffer(data, np.uint8)
+            other = np.frombuffer(held.raw(at, at + one.size), np.uint8)
+            same = one == other
+            if first < 0 and not same.all():
+                first = at + int(np.argmin(same))
+            differ += int((~same.reshape(-1, size).all(axis=1)).sum())
+            seen, at = seen + one.size // size, at + one.size
+            if differ > HOPELESS * seen:
+                break
+        if not differ:
+            held.drop()
+            return _Difference(-1, 0, said)
+        if best is None or (best.blocks or 0) > differ:
+            best = _Difference(first, differ, said)
+    held.drop()
+    assert best is not None
+    return best
+
+
+def _through(values: Callable[[], "np.ndarray"], way: Way) -> "Callable[[], np.ndarray]":
+    return lambda: through(values(), way)
+
+
+def _digest(tensor: LazyTensor) -> str:
+    """Return SHA-256 of a tensor's stored bytes."""
+    digest = hashlib.sha256(tensor.raw())
+    tensor.drop()
+    return digest.hexdigest()

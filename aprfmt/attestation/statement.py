@@ -1,0 +1,130 @@
+"""What was found as an in-toto statement, and what an earlier one says otherwise.
+
+A statement has `_type`, `subject` (the files, by SHA-256), `predicateType` and `predicate`. Source:
+https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The predicate is ours: the
+base, the recipe, and by role the digests of both sides with what became of each weight.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from aprfmt.base.version import __version__
+from aprfmt.errors import FormatError
+from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.jsonio import dumps, load_file
+from aprfmt.model import Model
+from aprfmt.model.manifest import MAX_MANIFEST, tensor_rows
+from aprfmt.quantizing.mixture import QUANTIZER_VERSION
+from aprfmt.tensors.digest import file_sha256
+
+TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE = "tag:aprfmt,2026:attest/v1"  # RFC 4151: a name, not a place
+
+
+def make_statement(base: Model, made: Model, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the statement of an attestation; `found` is its `to_json`.
+
+    The base's digests are of decoded values, so that a copy of it in another format has the same.
+    """
+    return {
+        "_type": TYPE,
+        "subject": _files(made),
+        "predicateType": PREDICATE,
+        "predicate": {
+            "tool": {"name": "aprfmt", "version": __version__, "quantizer": QUANTIZER_VERSION},
+            "verdict": found["verdict"],
+            "recipe": found["recipe"],
+            "base": {
+                "files": _files(base),
+                "tensors": {row["key"]: row.get("decoded") for row in tensor_rows(base)},
+            },
+            "tensors": {
+                row["key"]: {key: row[key] for key in ("names", "encoding", "state", "how")}
+                | {"sha256": list(row["sha256"])}
+                for row in found["tensors"]
+            },
+        },
+    }
+
+
+def _files(model: Model) -> list[dict[str, Any]]:
+    return [
+        {"name": path.name, "digest": {"sha256": file_sha256(path)}} for path in model.source.files
+    ]
+
+
+def write_statement(statement: Mapping[str, Any], path: Path, *, force: bool = False) -> None:
+    """Publish a statement; OutputError where the file exists and not `force`."""
+    with FileSet(force=force) as files:
+        files.create(path).write(dumps(statement).encode() + b"\n")
+
+
+def read_statement(path: Path) -> dict[str, Any]:
+    """Return a statement; FormatError where the file holds another thing."""
+    found = load_file(path, max_bytes=MAX_MANIFEST)
+    wanted = {"_type": TYPE, "predicateType": PREDICATE}
+    for key, value in wanted.items():
+        said = found.get(key) if isinstance(found, dict) else None
+        if said != value:
+            raise FormatError(
+                f"{path}: {key} is {said!r}; expected {value!r}: a statement of aprfmt attest"
+            )
+    body = found.get("predicate")
+    base = body.get("base") if isinstance(body, dict) else None
+    shaped = (
+        isinstance(found.get("subject"), list)
+        and isinstance(base, dict)
+        and isinstance(base.get("tensors"), dict)
+        and isinstance(body.get("tensors"), dict)
+        and isinstance(body.get("recipe"), dict)
+    )
+    if not shaped:
+        raise FormatError(
+            f"{path}: lacks subject, or base, recipe or tensors of its predicate; it is cut or "
+            "was edited"
+        )
+    return dict(found)
+
+
+def statement_faults(said: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for everything that a statement says and that is not so now."""
+    old, new = said["predicate"], now["predicate"]
+    if old.get("verdict") != "derived":
+        yield f"the statement itself says {old.get('verdict')}"
+    if _digests(said["subject"]) != _digests(now["subject"]):
+        yield "the files are not those of the statement, by SHA-256"
+    if _matrix(old["recipe"]) != _matrix(new["recipe"]):
+        yield (
+            f"importance matrix {_matrix(new['recipe']) or 'none'}; the statement says "
+            f"{_matrix(old['recipe']) or 'none'}"
+        )
+    yield from _apart("the base's values of", old["base"]["tensors"], new["base"]["tensors"])
+    for word, part in (("the stored bytes of", "sha256"), ("the state of", "state")):
+        yield from _apart(word, _column(old["tensors"], part), _column(new["tensors"], part))
+
+
+def _digests(subjects: Any) -> Counter[str]:
+    rows = [one.get("digest") for one in subjects if isinstance(one, Mapping)]
+    return Counter(str(one.get("sha256")) for one in rows if isinstance(one, Mapping))
+
+
+def _matrix(recipe: Mapping[str, Any]) -> str:
+    matrix = recipe.get("imatrix")
+    return str(matrix.get("sha256")) if isinstance(matrix, Mapping) else ""
+
+
+def _column(rows: Mapping[str, Any], part: str) -> dict[str, Any]:
+    return {key: row.get(part) if isinstance(row, Mapping) else None for key, row in rows.items()}
+
+
+def _apart(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which keys have another value, are new, or are gone."""
+    for key in dict.fromkeys((*old, *new)):
+        if key not in new:
+            yield f"{what} {key}: the statement has it, and here is none"
+        elif key not in old:
+            yield f"{what} {key}: not in the statement"
+        elif old[key] != new[key]:
+            yield f"{what} {key}: not those of the statement"

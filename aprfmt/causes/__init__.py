@@ -1,0 +1,113 @@
+"""The causes: what can make two models, runs or traces differ, in words and in what finds them.
+
+A cause, or a family that is found in one way, is one module of `tensor/`, `tokenizer/` or
+`forward/`, and is in the table by being there. `CAUSE_ROWS` of a module are its causes in words;
+`HYPOTHESES` are its functions, each with a rank and the reason for it. A folder's modules are
+imported when what it looks at is found to differ, or when a cause is asked for that no imported
+module has. Other packages add rows through the entry-point group `aprfmt.causes`.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from aprfmt.base.registry import Registry
+from aprfmt.causes.row import Cause
+from aprfmt.measure.verdicts import LEVELS
+
+__all__ = ["CAUSES", "Cause", "describe", "hypotheses_of", "modules_of"]
+
+# "" is this folder. What imports least comes first: a name is looked for in this order.
+FOLDERS = ("", "tokenizer", "tensor", "forward")
+
+
+@cache
+def modules_of(folder: str) -> tuple[str, ...]:
+    """Return the full names of a folder's modules, by name; nothing is imported."""
+    found = iter_modules([str(Path(__file__).parent / folder)])
+    package = f"{__name__}.{folder}" if folder else __name__
+    return tuple(sorted(f"{package}.{row.name}" for row in found if not row.ispkg))
+
+
+class CauseTable(Mapping[str, Cause]):
+    """All causes by name, ours in the order of folders and modules, then other packages'."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Cause] = {}
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of ours; looking at them reads no entry points."""
+        return _every().own
+
+    def __getitem__(self, name: str) -> Cause:
+        """Return the row; raises AprfmtError with near names if it is unknown."""
+        if name not in self._known:
+            row = _imported(name) or _every()[name]
+            self._known[name] = row
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names, third parties' included."""
+        return iter(_every())
+
+    def __len__(self) -> int:
+        """Return the number of causes, third parties' included."""
+        return len(_every())
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is a cause of this name."""
+        return name in self._known or name in _every()
+
+
+def _imported(name: str) -> Cause | None:
+    """Return a cause of the modules that are imported already, or of the next folder that is."""
+    for load in (False, True):
+        for folder in FOLDERS:
+            for module in modules_of(folder):
+                found = import_module(module) if load else sys.modules.get(module)
+                for row in getattr(found, "CAUSE_ROWS", ()):
+                    if row.name == name:
+                        return row  # type: ignore[no-any-return]
+    return None
+
+
+@cache
+def _every() -> Registry[Cause]:
+    """Return the table of all causes, with every module imported."""
+    rows = [
+        row
+        for folder in FOLDERS
+        for module in modules_of(folder)
+        for row in getattr(import_module(module), "CAUSE_ROWS", ())
+    ]
+    return Registry("causes", {}, held={row.name: row for row in rows})
+
+
+def hypotheses_of(folder: str) -> tuple[Any, ...]:
+    """Return the hypotheses of a folder's modules by rank: every one of them is imported."""
+    rows = [
+        row
+        for module in modules_of(folder)
+        for row in getattr(import_module(module), "HYPOTHESES", ())
+    ]
+    return tuple(sorted(rows, key=lambda row: row.rank))
+
+
+CAUSES = CauseTable()
+
+
+def describe(name: str) -> str:
+    """Return a cause's row as one paragraph.
+
+    Raises AprfmtError for a name that is not in the table.
+    """
+    row = CAUSES[name]
+    return (
+        f"{row.means} Level: {row.level} ({LEVELS[row.level]}). Verdict: {row.verdict}. "
+        f"Seen by: {row.signature} Confirmed when: {row.confirms}"
+    )

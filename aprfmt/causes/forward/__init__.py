@@ -1,0 +1,1 @@
+"""Causes that show in a forward pass: hypotheses, and the divergence they are tried on."""

@@ -1,0 +1,398 @@
+"""Hypotheses about errors between q, k, v and attention's output."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, heads_changed
+from aprfmt.causes.row import Cause
+from aprfmt.inference.layer_heads import kv_heads
+from aprfmt.inference.masks import chunk_mask
+from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
+from aprfmt.measure.distances import rel_l2
+
+CAUSE_ROWS = (
+    Cause(
+        "sliding_window", "config", "bug",
+        "Attention reaches back further, or less far, than the layer's window.",
+        "Early rows are equal, rows past the window differ.",
+        "Attention with the printed window is equal.",
+        keys=("sliding_window", "window_layers"),
+    ),
+    Cause(
+        "mask", "forward", "bug",
+        "Attention is not causal, or masks what it should see.",
+        "The last row is equal and the first differs most; probabilities past the diagonal are "
+        "not zero.",
+        "Attention with the other mask is equal.",
+    ),
+    Cause(
+        "softcap", "config", "bug",
+        "Attention scores or logits are not capped, or by another cap.",
+        "The larger a score or logit, the more it differs; one is a function of the other.",
+        "Capping with the printed cap makes them equal.",
+        keys=("attn_softcap", "final_softcap"),
+    ),
+    Cause(
+        "attention_scale", "config", "bug",
+        "Attention scores are multiplied by another factor.",
+        "q and k are equal and all scores differ by one factor.",
+        "Attention with the printed factor is equal.",
+        keys=("qkv_clip", "temperature_scale", "temperature_length", "attn_scale",
+              "attn_scale_by_layer"),
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+
+
+def _products(case: Mismatch, call: OperationCall) -> Array:
+    """Return q.k of every head without scale and softcap, float64."""
+    q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
+    groups = q.shape[1] // k.shape[1]
+    return np.asarray(np.einsum("thd,jhd->htj", q, np.repeat(k, groups, axis=1)))
+
+
+def known_entries(case: Mismatch) -> Array:
+    """Return a mask of the score entries that the trace has."""
+    seen = case.view.recorded
+    assert seen is not None
+    there = np.zeros(case.view.mine.shape, np.bool_)
+    rows = case.rows
+    there[:, rows] = True if seen.mask is None else seen.mask
+    return there
+
+
+# --- scale and softcap ---------------------------------------------------------------------------
+
+
+def scale_change(patched: PatchedModel, value: float) -> Change:
+    """Return the change that puts another factor on the scores."""
+    told = float(patched.hp["attn_scale"])
+    return Change(
+        "attention_scale", f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
+        ("attn_scale",), lambda patched, layers: heads_changed(patched, layers, scale=value),
+        {"attn_scale": value},
+    )  # fmt: skip
+
+
+def scale(case: Mismatch) -> Iterator[Change]:
+    """Find the factor between q.k and the scores, after undoing the softcap."""
+    call = case.call("scores")
+    if call is None:
+        return
+    heads = call.args[2]
+    told = float(heads.scale)
+    d = int(case.patched.hp["head_dim"])
+    usual = {1.0, d**-0.5, 1 / d, told * d**0.5, told * d**-0.5, told / 2, told * 2,
+             float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
+    if case.patched.hp["attn_scale_by_layer"] or case.layer > 0:
+        usual |= {told * (case.layer + 1), told / (case.layer + 1)}
+    theirs = case.part(call)
+    if theirs is None:
+        yield from case.best_number(
+            lambda s: scale_change(case.patched, s), (s for s in usual if not math.isclose(s, told))
+        )
+        return
+    products, there = (
+        _products(case, call)[known_entries(case)],
+        theirs[known_entries(case)].astype(np.float64),
+    )
+    if heads.softcap is not None:
+        cap = heads.softcap
+        inside = np.abs(there) < 0.99 * cap
+        if not inside.any():
+            return
+        products, there = products[inside], cap * np.arctanh(there[inside] / cap)
+    value = float(np.sum(products * there) / np.sum(products * products))
+    if value and rel_l2(products * value, there) <= 20 * case.view.tolerance:
+        exact = [s for s in usual if math.isclose(s, value, rel_tol=5 * case.view.tolerance)]
+        if exact:
+            yield scale_change(case.patched, exact[0])
+        else:
+            yield from case.rounded(lambda s: scale_change(case.patched, s), value)
+
+
+def _cap_change(case: Mismatch, value: float | None) -> Change:
+    told, scale = case.patched.hp["attn_softcap"], float(case.patched.hp["attn_scale"])
+    early = (
+        told is not None and value is not None and math.isclose(value, told * scale, rel_tol=1e-3)
+    )
+    return Change(
+        "softcap",
+        f"scores are {'not capped' if value is None else f'capped at {value:g}'}; the model "
+        f"{'caps none' if told is None else f'says {told:g}'}"
+        f"{', which is before the scale' * early}",
+        ("attn_softcap",),
+        lambda patched, layers: heads_changed(patched, layers, softcap=value),
+        {"attn_softcap": value},
+    )
+
+
+def softcap(case: Mismatch) -> Iterator[Change]:
+    """Try no cap, and the cap that gives the trace's largest scores."""
+    call = case.call("scores")
+    if call is None:
+        return
+    told = call.args[2].softcap
+    if told is not None:
+        yield _cap_change(case, None)
+    theirs = case.part(call)
+    if theirs is None:
+        if told is not None:
+            yield from case.best_number(
+                lambda c: _cap_change(case, c), (told / 4, told / 2, told * 2, told * 4)
+            )
+        return
+    known = known_entries(case)
+    plain, capped = (_products(case, call) * call.args[2].scale)[known], theirs[known]
+    found = cap_of(plain, capped.astype(np.float64))
+    if found is not None:
+        yield from case.rounded(lambda c: _cap_change(case, c), found)
+
+
+def cap_of(plain: Array, capped: Array) -> float | None:
+    """Return c with capped = c tanh(plain / c); None if there is no such c."""
+    order = np.argsort(-np.abs(plain))[:64]
+    x, y = np.abs(plain[order]), np.abs(capped[order])
+    use = (x > 0) & (y < x * (1 - 1e-6)) & (y > 0)
+    if not use.any():
+        return None
+    x, y = x[use], y[use]
+    low, high = np.full(len(x), 1e-6), np.full(len(x), 1e6)
+    for _ in range(200):
+        middle = np.sqrt(low * high)
+        smaller = middle * np.tanh(x / middle) < y
+        low, high = np.where(smaller, middle, low), np.where(smaller, high, middle)
+    caps = np.sqrt(low * high)
+    value = float(np.median(caps[: max(1, len(caps) // 4)]))
+    return value if rel_l2(value * np.tanh(plain / value), capped) < 1e-2 else None
+
+
+# --- which keys a query reads --------------------------------------------------------------------
+
+
+def mapped_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
+    """Return a maker: query head h reads key and value head mapping[h]."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def read(x: Any) -> Any:
+            """Return the heads read; a layer with fewer of them has another mapping."""
+            return x[:, mapping] if mapping.max() < x.shape[1] else x
+
+        def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
+            return op(q, read(k) if keys else k, heads)
+
+        def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+            return op(probs, read(v) if values else v)
+
+        return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
+
+    return make
+
+
+def mappings(
+    patched: PatchedModel, chosen: Callable[[Array, int], list[Array]]
+) -> Iterator[Change]:
+    """Yield the changes to other mappings of query heads to key heads, values and both.
+
+    `chosen` returns them, of the model's own [query heads] and the number of key heads.
+    """
+    n_heads, n_kv = int(patched.hp["n_heads"]), int(patched.hp["n_kv_heads"])
+    if not 1 < n_kv < n_heads:
+        return
+    own = np.arange(n_heads) // (n_heads // n_kv)
+    for mapping in chosen(own, n_kv):
+        for what, keys, values in (
+            ("key and value", True, True), ("key", True, False), ("value", False, True),
+        ) if not np.array_equal(mapping, own) else ():  # fmt: skip
+            yield Change(
+                "gqa_mapping",
+                f"query heads read {what} heads {', '.join(map(str, mapping.tolist()))}; they "
+                f"should read {', '.join(map(str, own.tolist()))}",
+                ("n_kv_heads",),
+                mapped_heads(mapping, keys, values),
+                {"key_head_of_query_head": mapping.tolist()},
+            )
+
+
+def gqa(case: Mismatch) -> Iterator[Change]:
+    """Find which key head each query head reads."""
+    hp, layer = case.patched.hp, case.layer
+    usual = layer < 0 or kv_heads(hp, layer) == hp["n_kv_heads"]
+    if usual and case.call("scores", "mix") is not None:
+        yield from mappings(case.patched, lambda own, n_kv: _read_heads(case, own, n_kv))
+
+
+def _read_heads(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
+    """Return the mappings to try: the one that the scores show, or usual ones without scores."""
+    n_heads = len(own)
+    chosen = [np.arange(n_heads) % n_kv, own[::-1].copy()]
+    call = case.call("scores")
+    theirs = None if call is None else case.part(call)
+    if call is not None and theirs is not None:
+        q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
+        every = np.einsum("thd,jgd->hgtj", q, k) * call.args[2].scale
+        cap = call.args[2].softcap
+        every = every if cap is None else cap * np.tanh(every / cap)
+        known = known_entries(case)
+        away = np.array([
+            [rel_l2(every[h, g][known[h]], theirs[h][known[h]]) for g in range(n_kv)]
+            for h in range(n_heads)
+        ])  # fmt: skip
+        if (away.min(axis=1) > case.view.tolerance).any():
+            return []
+        chosen = [np.argmin(away, axis=1)]
+    return chosen
+
+
+def masked(mask: Array) -> Any:
+    """Return a maker: attention with another mask [tokens, keys]."""
+    return lambda patched, layers: heads_changed(patched, layers, mask=mask)
+
+
+def _causal(case: Mismatch) -> Array:
+    query = np.arange(case.tokens)[:, None]
+    return np.arange(case.tokens) <= query
+
+
+def _window_change(case: Mismatch, window: int | None) -> Change:
+    told = case.patched.hp["sliding_window"] if _windowed(case) else None
+    seen = _causal(case)
+    if window is not None:
+        at = np.arange(case.tokens)
+        seen = seen & (at[None, :] > at[:, None] - window)
+    reach = "all earlier tokens" if window is None else f"{window} tokens"
+    return Change(
+        "sliding_window",
+        f"attention reaches {reach}; the model says {told or 'all'}",
+        ("sliding_window",),
+        masked(seen),
+        {"sliding_window": window},
+    )
+
+
+def _windowed(case: Mismatch) -> bool:
+    return case.layer >= 0 and bool(case.patched.hp["window_layers"][case.layer])
+
+
+def _pattern(case: Mismatch) -> Array | None:
+    """Return a mask of the keys with probabilities above zero; None if the trace has none."""
+    call = case.call("probs")
+    theirs = None if call is None else case.part(call)
+    if theirs is None or len(case.rows) != case.tokens or case.view.mine.shape[2] != case.tokens:
+        return None
+    return np.asarray((theirs > 0).any(axis=0))
+
+
+def window(case: Mismatch) -> Iterator[Change]:
+    """Derive the window from the probabilities, or from the first row that differs."""
+    if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
+        return
+    if case.patched.spec.block.attends == "all":
+        return  # `mask` says it
+    if case.patched.spec.block.window == "chunk" and _windowed(case):
+        yield from _chunks(case)
+        return
+    told = case.patched.hp["sliding_window"] if _windowed(case) else None
+    pattern = _pattern(case)
+    if pattern is not None:
+        reach = pattern.sum(axis=1)
+        found = int(reach.max())
+        unlimited = bool((reach == np.arange(1, case.tokens + 1)).all())
+        yield _window_change(case, None if unlimited else found)
+        return
+    rows = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
+    if not len(rows):
+        return
+    first = int(rows[0])
+    if told is not None and first >= int(told):
+        yield _window_change(case, None)
+        wide = case.attempt(_window_change(case, None), frozenset({case.layer}))
+        if wide is not None:
+            late = np.flatnonzero(case.by_row(wide) > 2 * wide.tolerance)
+            if len(late):
+                yield _window_change(case, int(late[0]))
+    elif first > 0:
+        yield _window_change(case, first)
+
+
+def _chunks(case: Mismatch) -> Iterator[Change]:
+    """Try no chunks, windows of their size, and the size that the first row that differs shows."""
+    told = int(case.patched.hp["sliding_window"])
+    says = f"; the model says chunks of {told}"
+
+    def change(size: int | None, reach: str) -> Change:
+        return Change(
+            "sliding_window", f"attention reaches {reach}{says}", ("sliding_window",),
+            lambda patched, layers: patched.with_hyper(sliding_window=size),
+            {"sliding_window": size}, scoped=False,
+        )  # fmt: skip
+
+    yield change(None, "all earlier tokens")
+    yield Change(
+        "sliding_window", f"attention reaches {told} tokens{says}", ("sliding_window",),
+        lambda patched, layers: patched.with_block(window="sliding"), {"window": "sliding"},
+        scoped=False,
+    )  # fmt: skip
+    differ = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
+    wide = case.attempt(change(None, ""))
+    late = differ[:0]
+    if wide is not None:
+        late = np.flatnonzero(case.by_row(wide) > 2 * wide.tolerance)
+    for rows in (differ, late):
+        if len(rows) and rows[0] > 0:
+            yield change(int(rows[0]), f"the tokens of a chunk of {rows[0]}")
+
+
+def mask(case: Mismatch) -> Iterator[Change]:
+    """Try no mask, a mask that hides a query's own token, and the mask of the probabilities."""
+    if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
+        return
+    pattern = _pattern(case)
+    n = case.tokens
+    if case.patched.spec.block.attends == "all":
+        seen = _causal(case) if pattern is None else pattern
+        says = "reaches other tokens than the model says"
+        if np.array_equal(seen, _causal(case)):
+            says = "is causal: queries do not see later tokens"
+        yield Change("mask", f"attention {says}", ("mask",), masked(seen))
+        return
+    if pattern is not None:
+        reach = pattern.sum(axis=1)
+        steps = np.arange(1, n + 1)
+        if not (pattern & ~_causal(case)).any() and (reach == np.minimum(steps, reach.max())).all():
+            return  # a window, or none
+        if case.patched.spec.block.window == "chunk" and _windowed(case):
+            sizes = {int(reach.max()), int(case.patched.hp["sliding_window"])}
+            if any(np.array_equal(pattern, chunk_mask(0, n, n, size)) for size in sizes):
+                return  # chunks, of another size or not
+        if (pattern & ~_causal(case)).any():
+            says = (
+                "is not causal: queries see later tokens"
+                if pattern.all()
+                else ("lets some queries see later tokens")
+            )
+        else:
+            says = "hides tokens that it should show"
+        yield Change("mask", f"attention {says}", ("mask",), masked(pattern))
+        return
+    yield Change(
+        "mask", "attention is not causal: queries see later tokens", ("mask",),
+        masked(np.ones((n, n), np.bool_)),
+    )  # fmt: skip
+    own = _causal(case) & ~np.eye(n, dtype=np.bool_)
+    own[0, 0] = True
+    yield Change("mask", "queries do not see their own token", ("mask",), masked(own))
+
+
+HYPOTHESES = (
+    Hypothesis("gqa_mapping", gqa, 280, "which keys are read, before scores"),
+    Hypothesis("attention_scale", scale, 290, "one factor of the scores"),
+    Hypothesis("softcap", softcap, 300, "a function of the scores, after a factor"),
+    Hypothesis("sliding_window", window, 310, "one number says what is masked"),
+    Hypothesis("mask", mask, 320, "any mask, after a window"),
+)

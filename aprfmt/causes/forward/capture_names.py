@@ -1,0 +1,130 @@
+"""Hypotheses about correct values recorded under the name of another point."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.cut_points import is_used
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.row import Cause
+from aprfmt.inference.capture import key_name
+from aprfmt.inference.replay.recorded_trace import near_keys
+
+CAUSE_ROWS = (
+    Cause(
+        "capture_point", "capture", "same",
+        "The values were taken at another point of the same computation: before the bias, "
+        "before rope, without the residual.",
+        "A point equals another point of the other side.",
+        "Renaming the point makes it equal.",
+        next="nothing",
+    ),
+    Cause(
+        "capture_rows", "capture", "same",
+        "The values belong to other rows of the same computation, such as the last token only.",
+        "Other counts or positions; the shared rows are equal.",
+        "Comparing the rows of equal positions shows no difference.",
+        next="nothing",
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+
+
+def neighbour(case: Mismatch) -> Iterator[Change]:
+    """Compare the trace's value with the reference's values at neighbouring points."""
+    if is_used(case):
+        return
+    for name, value in around(case):
+        if value.size != case.view.mine.size:
+            continue
+        if not case.differs(value) <= case.view.tolerance:
+            continue
+        here = case.view.key
+        same = frozenset(_alike(case))
+        yield Change(
+            "capture_point",
+            f"what is recorded as {case.view.point} was taken at another point: it is {name}",
+            tuple(key for key in (here, *sorted(same - {here})) if case.recorded.has(key)),
+            drop=same,
+            values={"recorded_as": case.view.point, "is": name},
+            scoped=False,
+            general=_declared(case, name),
+        )
+        return
+
+
+def _declared(case: Mismatch, name: str) -> bool:
+    """Say whether the trace holds the other point too, with equal values: a step was left out."""
+    point = name.rpartition(" ")[2]
+    key = point if case.layer < 0 or "." in point else key_name(point, case.layer)
+    return case.recorded.trace.find(key) is not None
+
+
+def _alike(case: Mismatch) -> Iterator[str]:
+    """Yield the point's keys in all layers: engines record a point the same way in each."""
+    if case.layer < 0:
+        yield case.view.key
+        return
+    for layer in range(case.patched.n_layers):
+        yield key_name(case.view.point, layer)
+
+
+def around(case: Mismatch) -> Iterator[tuple[str, Array]]:
+    """Yield the layer's points on the trace's inputs, and values one step away from this point."""
+    views, key = case.found.views, case.view.key
+    keys = near_keys(key, case.layer)
+    keys += ["embd", "embd_scaled"] if case.layer == 0 else []
+    before, after = f"L{case.layer - 1}.out", f"L{case.layer + 1}.attn_norm"
+    for other in (*keys, before, after):
+        if other == key:
+            continue
+        name = other if other in (before, after) else other.rpartition(".")[2]
+        for source in (views[other].mine if other in views else None, case.plain.get(other)):
+            if source is not None:
+                yield f"what belongs to {name}", np.asarray(source)
+    mine = case.view.mine
+    stream = _stream(case)
+    if stream is not None and stream.size == mine.size:
+        stream = stream.reshape(mine.shape)
+        yield f"{case.view.point} plus the residual stream", mine + stream
+        yield f"{case.view.point} less the residual stream", mine - stream
+    call = case.call("scores")
+    if call is not None and case.exact(call):
+        q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
+        bare = np.einsum("thd,jhd->htj", q, np.repeat(k, q.shape[1] // k.shape[1], axis=1))
+        yield "scores before the scale", bare
+        yield "scores before the softcap", bare * call.args[2].scale
+    call = case.call("rope")
+    if call is not None and case.exact(call):
+        scale = float(case.patched.hp["attn_scale"])
+        yield f"{case.view.point} times the attention scale", mine * scale
+    linear = case.call("linear", "router")
+    if linear is not None and linear.args[2] is not None and case.exact(linear):
+        bias = case.array(linear.args[2])
+        yield f"{case.view.point} before its bias", mine - bias.reshape(mine.shape[1:])
+
+
+def _stream(case: Mismatch) -> Array | None:
+    """Return the residual stream that the sublayer of the point is added to."""
+    names = ("in", "embd_scaled", "embd") if "attn" in case.view.point else ("mid",)
+    for name in names:
+        keys = [f"L{case.layer}.{name}", name]
+        keys += [f"L{case.layer - 1}.out"] if name == "in" else []
+        for key in keys:
+            view = case.found.views.get(key)
+            if view is not None:
+                return view.theirs if view.recorded is not None else view.mine
+    return None
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "capture_point",
+        neighbour,
+        10,
+        "a right value under another name is no fault of the operation",
+    ),
+)

@@ -1,0 +1,188 @@
+"""Hypotheses about short convolutions: their taps, their gates, the rows that they look back on."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.row import Cause
+from aprfmt.inference.placing import mixer
+from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "convolution", "forward", "bug",
+        "A short convolution has its taps at other positions or in another order, or one of the "
+        "gates beside it is left out.",
+        "What the layer mixes differs in every token, and its input product is equal.",
+        "Convolving with the named taps, or without the named gate, is equal.",
+    ),
+    Cause(
+        "conv_state", "forward", "bug",
+        "A short convolution looks back on other rows than those of the tokens before: the state "
+        "was not reset between sequences, or not carried from step to step.",
+        "The first tokens of a sequence or of a step differ, or all that look back on others.",
+        "Convolving behind the named rows is equal.",
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+WHERE = ("shortconv",)
+
+
+def _moved(window: Array, by: int) -> Array:
+    """Return a window whose rows stand so many places later, zeros where none is."""
+    moved = np.zeros_like(window)
+    if by > 0:
+        moved[by:] = window[:-by]
+    else:
+        moved[:by] = window[-by:]
+    return moved
+
+
+def _own(kernel: Array) -> Array:
+    """Return the kernels with the token's own tap only."""
+    alone = np.zeros_like(kernel)
+    alone[:, -1] = kernel[:, -1]
+    return alone
+
+
+# What is said -> cause, and window and kernel as the engine took them.
+TAKEN: Mapping[str, tuple[str, Callable[[Array, Array], tuple[Array, Array]]]] = {
+    "the kernels are reversed: the first tap is the token's own": (
+        "convolution", lambda window, kernel: (window, kernel[:, ::-1].copy()),
+    ),
+    "the taps are one position early: none is the token's own": (
+        "convolution", lambda window, kernel: (_moved(window, 1), kernel),
+    ),
+    "the taps are one position late: the last one is the next token's": (
+        "convolution", lambda window, kernel: (_moved(window, -1), kernel),
+    ),
+    "no state is carried: every token sees itself only": (
+        "conv_state", lambda window, kernel: (window, _own(kernel)),
+    ),
+}  # fmt: skip
+# Point behind which a gate multiplies -> what is said of it.
+GATES: Mapping[str, str] = {
+    "conv_in": "the gate before the convolution is left out",
+    "conv": "the gate after the convolution is left out",
+}
+
+
+def mixers(patched: PatchedModel) -> set[str]:
+    """Return what mixes tokens in some layers of a model, but attention."""
+    block, hp = patched.spec.block, patched.hp
+    return {mixer(block, hp, layer) for layer in range(patched.n_layers)} - {"none"}
+
+
+def convolutions(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes of a model's short convolutions; none of a model without them."""
+    kinds = mixers(patched)
+    short = "short_conv" in kinds
+    if not kinds:
+        return
+    where = WHERE if short else ("ssm_conv1d",)
+    for says, (cause, taken) in TAKEN.items():
+        yield Change(cause, says, where, _taken(taken), {"convolution": says})
+    if not short:
+        return
+    for point, says in GATES.items():
+        yield Change("convolution", says, WHERE, _ungated(point), {"gate": point})
+
+
+def convolution(case: Mismatch) -> Iterator[Change]:
+    """Try other taps, no gates, and other rows before the first ones."""
+    if case.layer < 0 or mixer(case.patched.spec.block, case.patched.hp, case.layer) == "none":
+        return
+    yield from convolutions(case.patched)
+    call = case.call("convolve")
+    if call is None:
+        return
+    first = int(case.rows[0]) if len(case.rows) else 0
+    if first > 0:
+        says = f"no state is carried to token {first}: the convolution begins with zeros there"
+        yield Change("conv_state", says, WHERE, _restarted(first), {"restarted": first})
+    before = _rows_before(case)
+    if before is not None:
+        says = "the state is not reset: the convolution begins with rows of another sequence"
+        yield Change("conv_state", says, WHERE, _begun(before), general=True)
+
+
+def _taken(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            return op(*taken(window, kernel), *bias)
+
+        return patched.with_op("convolve", override, layers)
+
+    return make
+
+
+def _ungated(point: str) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            return b if at.point == point else op(a, b)
+
+        return patched.with_op("mul", override, layers)
+
+    return make
+
+
+def _restarted(first: int) -> Any:
+    """Return a maker: from a token on, the convolution does not see the tokens before it."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            later = window[first:].copy()
+            later[: kernel.shape[1] - 1] = 0
+            return np.concatenate([op(window, kernel, *bias)[:first], op(later, kernel, *bias)])
+
+        return patched.with_op("convolve", override, layers)
+
+    return make
+
+
+def _begun(before: Array) -> Any:
+    """Return a maker: these rows stand before the first token."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            return op(np.concatenate([before, window[len(before) :]]), kernel, *bias)
+
+        return patched.with_op("convolve", override, layers)
+
+    return make
+
+
+def _rows_before(case: Mismatch) -> Array | None:
+    """Return the rows [taps - 1, channels] before the first token that give the trace's values.
+
+    None unless the trace has the convolution's result from the first token on, and it differs
+    from ours in the tokens alone that look back to these rows.
+    """
+    call = case.call("convolve")
+    theirs = None if call is None else case.part(call)
+    if call is None or theirs is None or int(case.rows[0]) != 0:
+        return None
+    window, kernel = (case.array(x).astype(np.float64) for x in call.args[:2])
+    back = kernel.shape[1] - 1
+    away = case.by_row(case.view) > 2 * case.view.tolerance
+    if len(away) <= back or not away[:back].any() or away[back:].any():
+        return None
+    missing = theirs[:back].astype(np.float64) - case.array(call.result)[:back]
+    found = window[:back].copy()
+    for channel in range(kernel.shape[0]):
+        # Token t reads row t + i of the window by tap i; only rows before the first are sought.
+        taps = np.zeros((back, back))
+        for token in range(back):
+            taps[token, token:] = kernel[channel, : back - token]
+        found[:, channel] += np.linalg.lstsq(taps, missing[:, channel], rcond=1e-6)[0]
+    return found.astype(case.array(call.args[0]).dtype)
+
+
+HYPOTHESES = (
+    Hypothesis("convolution", convolution, 350, "a function of the layer's own inputs"),
+    Hypothesis("conv_state", convolution, 360, "the same proposals, under the state's name"),
+)

@@ -1,0 +1,67 @@
+"""Cuts: the points through which an earlier point acts on all that follows, and what they show."""
+
+from collections.abc import Iterator
+
+from aprfmt.causes.forward.mismatch import Mismatch
+from aprfmt.inference.capture import POINTS, key_name, parse_key
+from aprfmt.inference.replay.shadow import shadow_point
+from aprfmt.measure.tolerances import DISCRETE
+
+# Points through which everything before them in their half of a layer acts.
+ATTENTION = ("attn", "attn_out", "attn_contrib", "mid")
+MLP = ("ffn_mul", "ffn_out", "moe_out", "ffn_contrib", "out")
+STREAM = ("embd", "embd_scaled", "in", "mid", "out", "final_norm", "logits_raw", "logits")
+# Points side by side: what is computed from one is not computed from the others.
+BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (
+        ("q_a", "q_a_norm", "q_mm", "q_b", "q", "q_norm", "q_rope", "q_attn"),
+        ("k_mm", "k", "k_norm", "k_pe", "k_pe_rope", "k_nope", "k_rope", "k_attn", "k_cache"),
+        ("v_mm", "v", "v_cache"),
+    ),
+    (("ffn_gate", "ffn_act"), ("ffn_up",)),
+)
+
+
+def cuts(key: str) -> Iterator[str]:
+    """Yield the keys, nearest first, through which a point acts on everything after it."""
+    point, layer = parse_key(key)
+    if layer < 0 or point in STREAM or point in DISCRETE:
+        return
+    order = list(POINTS)
+    for name in (*ATTENTION, *MLP):
+        if order.index(name) > order.index(point):
+            yield key_name(name, layer)
+    yield from ("final_norm", "logits")
+
+
+def agrees_without(case: Mismatch, cut: str) -> bool:
+    """Say whether a later point agrees if nothing between is taken from the trace."""
+    if not case.recorded.has(cut) or not {cut, case.view.key} <= case.patched.points.keys():
+        return False
+    keys = list(case.patched.points)
+    inner = keys[keys.index(case.view.key) : keys.index(cut)]
+    view = shadow_point(case.patched, case.without(inner), cut)
+    return view is not None and view.residual is not None and not view.flagged
+
+
+def depends(later: str, earlier: str) -> bool:
+    """Say whether a point is computed from an earlier one (and not beside it)."""
+    (a, layer), (b, own) = parse_key(later), parse_key(earlier)
+    if layer != own:
+        return True
+    if b in ("v_mm", "v", "v_cache") and a in ("scores", "probs"):
+        return False
+    return not any(a in side and b in other for group in BRANCHES
+                   for side in group for other in group if side is not other)  # fmt: skip
+
+
+def is_used(case: Mismatch) -> bool:
+    """Say whether what follows was computed from the recorded values, and not from the reference's.
+
+    Then they are what the engine computed with, and were not taken at another point.
+    """
+    for cut in cuts(case.view.key):
+        view = case.found.views.get(cut)
+        if view is not None and view.residual is not None:
+            return not view.flagged and not agrees_without(case, cut)
+    return False

@@ -1,0 +1,238 @@
+"""Hypotheses about gated delta nets: their decay, keys, strength, state, gate and norm.
+
+The rule itself is in inference/recurrence.py. What is tried here is that rule with one part of it
+exchanged, in the forms that ports of it have had: transformers' modeling_qwen3_next, the kernels of
+flash-linear-attention and llama.cpp's graphs differ in who normalises the keys, who takes the
+exponential of A_log and where dt_bias is added.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.convolution import mixers
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.product import scaled_vectors, zeroed
+from aprfmt.causes.row import Cause
+from aprfmt.inference.placing import mixer
+from aprfmt.inference.recurrence import LINEAR, TINY, recurrent
+from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "recurrence", "forward", "bug",
+        "A gated delta net computes its decay, its strength, its keys, its state or its output "
+        "gate by another rule: A_log without exp, keys that are not normalised, no dt_bias.",
+        "What the layer reads from its state differs more from token to token; its products are "
+        "equal.",
+        "The rule with the named part exchanged is equal.",
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+Make = Callable[[PatchedModel, Layers], PatchedModel]
+POINTS = ("conv", "beta", "decay", "delta", "delta_norm", "attn_out", "mid", "out")
+
+
+def _soft(x: Array) -> Array:
+    """Return softplus, the identity above LINEAR."""
+    soft = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+    return np.where(x > LINEAR, x, soft)
+
+
+# What is said -> the decay's logarithm of the product, A_log and dt_bias.
+DECAYS: Mapping[str, Callable[[Array, Array, Array], Array]] = {
+    "dt_bias is subtracted": lambda a, rate, shift: -np.exp(rate) * _soft(a - shift),
+    "dt_bias is added behind the softplus": lambda a, rate, shift: (
+        -np.exp(rate) * (_soft(a) + shift)
+    ),
+    "A_log is taken as it is stored, without exp": lambda a, rate, shift: rate * _soft(a + shift),
+    "minus A_log is taken, without exp": lambda a, rate, shift: -rate * _soft(a + shift),
+    "exp is taken twice of A_log": lambda a, rate, shift: -np.exp(np.exp(rate)) * _soft(a + shift),
+    "exp is taken of minus exp(A_log)": lambda a, rate, shift: (
+        -np.exp(-np.exp(rate)) * _soft(a + shift)
+    ),
+    "the softplus is left out": lambda a, rate, shift: -np.exp(rate) * (a + shift),
+    "a sigmoid stands for the softplus": lambda a, rate, shift: (
+        -np.exp(rate) / (1 + np.exp(-(a + shift)))
+    ),
+    "A_log is left out": lambda a, rate, shift: -_soft(a + shift),
+    "nothing decays": lambda a, rate, shift: 0 * a,
+    "the decay is applied twice": lambda a, rate, shift: -2 * np.exp(rate) * _soft(a + shift),
+}
+
+
+def _unit(x: Array) -> Array:
+    found: Array = x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
+    return found
+
+
+def _rule(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, *, unit_q: bool = True,
+    unit_k: bool = True, scaled: bool = True, in_turn: bool = False, corrects: bool = True,
+    early: bool = False, forgets: bool = False, late_decay: bool = False,
+) -> Array:  # fmt: skip
+    """Return the reads of the delta rule with parts of it exchanged.
+
+    `in_turn`: value head h reads key head h modulo their number. `corrects`: a token writes the
+    error of its value, not the value. `early`: a token reads before it writes. `forgets`: every
+    token begins with an empty state. `late_decay`: the state decays after a token has written.
+    """
+    each = v.shape[1] // k.shape[1]
+    q, k = _unit(q) if unit_q else q, _unit(k) if unit_k else k
+    q, k = (np.tile(x, (1, each, 1)) if in_turn else np.repeat(x, each, axis=1) for x in (q, k))
+    q = q * q.dtype.type(q.shape[-1] ** -0.5) if scaled else q
+    state = np.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
+    if corrects and not (early or forgets or late_decay):
+        return np.asarray(recurrent(q, k, v, g, beta, state)[0], v.dtype)
+    reads, decays = [], np.exp(g)[:, :, None, None]
+    for t in range(len(q)):
+        row, query = k[t][:, None, :], q[t][:, None, :]
+        state = state * 0 if forgets else state if late_decay else state * decays[t]
+        before = state
+        error = v[t] - (row @ state)[:, 0] if corrects else v[t]
+        state = state + row.swapaxes(1, 2) * (error * beta[t][:, None])[:, None, :]
+        state = state * decays[t] if late_decay else state
+        reads.append((query @ (before if early else state))[:, 0])
+    return np.stack(reads).astype(v.dtype)
+
+
+# What is said -> what of the rule is exchanged.
+RULES: Mapping[str, Mapping[str, bool]] = {
+    "keys are not normalised": {"unit_k": False},
+    "queries are not normalised": {"unit_q": False},
+    "neither queries nor keys are normalised": {"unit_q": False, "unit_k": False},
+    "queries are not divided by the root of their width": {"scaled": False},
+    "queries are neither normalised nor divided by the root of their width": {
+        "unit_q": False, "scaled": False,
+    },
+    "value heads read the key heads in turn": {"in_turn": True},
+    "a token writes its value, not the value's error: no delta rule": {"corrects": False},
+    "a token reads the state before it writes": {"early": True},
+    "no state is carried: a token reads what it wrote alone": {"forgets": True},
+    "the state decays after a token has written": {"late_decay": True},
+}  # fmt: skip
+
+# What is said -> the strength, of the product before its sigmoid.
+STRENGTHS: Mapping[str, Callable[[Any, Array], Array]] = {
+    "beta has no sigmoid": lambda op, x: x,
+    "beta is twice its sigmoid": lambda op, x: 2 * op(x),
+    "beta is 1: left out": lambda op, x: 0 * x + 1,
+}
+
+
+def _silu(x: Array) -> Array:
+    found: Array = x / (1 + np.exp(-x))
+    return found
+
+
+def _normed(x: Array, w: Array, eps: float) -> Array:
+    square = np.mean(x * x, axis=-1, keepdims=True)
+    found: Array = x / np.sqrt(square + x.dtype.type(eps)) * w
+    return found
+
+
+# What is said -> what leaves the norm behind the state, of values, weight, gate and epsilon.
+GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
+    "the output gate is left out": lambda x, w, gate, eps: _normed(x, w, eps),
+    "the output gate is a sigmoid, not silu": lambda x, w, gate, eps: (
+        _normed(x, w, eps) / (1 + np.exp(-gate))
+    ),
+    "the output gate has no activation": lambda x, w, gate, eps: _normed(x, w, eps) * gate,
+    "the output gate multiplies before the norm": lambda x, w, gate, eps: _normed(
+        x * _silu(gate), w, eps
+    ),
+    "the norm behind the state is left out": lambda x, w, gate, eps: x * _silu(gate),
+    "the norm behind the state multiplies by its weight plus 1": lambda x, w, gate, eps: (
+        _normed(x, w + 1, eps) * _silu(gate)
+    ),
+}
+
+
+def delta_nets(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes of a model's delta nets; none of a model without them."""
+    if "gated_delta" not in mixers(patched):
+        return
+    shifts = [key for key in patched.weights if key.endswith(".ssm_dt.bias")]
+    if shifts:
+        says = "no dt_bias is added before the decay's softplus"
+        yield zeroed("missing_bias", says, shifts, patched)
+        says = "dt_bias is added twice before the decay's softplus"
+        yield scaled_vectors("missing_bias", says, shifts, patched, 2.0)
+    for decay, decays in DECAYS.items():
+        yield _change(decay, "decay", _decaying(decays))
+    for says, parts in RULES.items():
+        yield _change(says, "delta", _by_rule(parts))
+    yield _change("queries and keys are exchanged", "delta", _exchanged)
+    for says, strength in STRENGTHS.items():
+        yield _change(says, "beta", _strengthened(strength))
+    for says, gated in GATES.items():
+        yield _change(says, "delta_norm", _gated(gated))
+    yield _change("the activation behind the convolution is left out", "conv", _linear)
+
+
+def delta_net(case: Mismatch) -> Iterator[Change]:
+    """Try the usual mistakes of a delta net where one lies before the point."""
+    if case.layer >= 0 and case.view.point in POINTS:
+        if mixer(case.patched.spec.block, case.patched.hp, case.layer) == "gated_delta":
+            yield from delta_nets(case.patched)
+
+
+def _change(says: str, point: str, make: Make) -> Change:
+    return Change("recurrence", f"in the delta net {says}", (point,), make, {point: says})
+
+
+def _decaying(how: Callable[[Array, Array, Array], Array]) -> Make:
+    def override(op: Any, at: Any, a: Any, rate: Any, shift: Any) -> Any:
+        return np.asarray(how(a, rate, shift), a.dtype)
+
+    return lambda patched, layers: patched.with_op("decay", override, layers)
+
+
+def _by_rule(parts: Mapping[str, bool]) -> Make:
+    ruled: Callable[..., Array] = partial(_rule, **dict[str, Any](parts))
+
+    def override(
+        op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, beta: Any, state: Any
+    ) -> Any:
+        return (ruled(q, k, v, decay, beta), None) if state is None else op(
+            q, k, v, decay, beta, state
+        )  # fmt: skip
+
+    return lambda patched, layers: patched.with_op("delta", override, layers)
+
+
+def _exchanged(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    def override(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
+        return op(k, q, *rest)
+
+    return patched.with_op("delta", override, layers)
+
+
+def _strengthened(how: Callable[[Any, Array], Array]) -> Make:
+    def override(op: Any, at: Any, x: Any) -> Any:
+        return how(op, x) if at.point == "delta_gate" else op(x)
+
+    return lambda patched, layers: patched.with_op("sigmoid", override, layers)
+
+
+def _gated(how: Callable[[Array, Array, Array, float], Array]) -> Make:
+    def override(op: Any, at: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float) -> Any:
+        return np.asarray(how(x, w, gate, eps), x.dtype)
+
+    return lambda patched, layers: patched.with_op("gated_norm", override, layers)
+
+
+def _linear(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
+        return x if at.point == "delta_qkv" else op(x, kind, **kwargs)
+
+    return patched.with_op("activate", override, layers)
+
+
+HYPOTHESES = (
+    Hypothesis("recurrence", delta_net, 343, "the rule of a state, once keys and values are right"),
+)

@@ -1,0 +1,184 @@
+"""Hypotheses about what experts give: the shared one twice, tokens over a capacity dropped."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.residual_stream import EXPERTS
+from aprfmt.inference.replay.patched_model import PatchedModel
+
+Array = NDArray[Any]
+SHARED = ("moe_out", "ffn_contrib", "out", "logits")
+FACTORS = (1.0, 1.25, 1.5, 2.0)  # capacities over an even share of the tokens
+# What is said -> the shared expert's gate, of the product before its sigmoid.
+GATES: Mapping[str, Callable[[Any, Array], Array]] = {
+    "is left out": lambda op, x: 0 * x + 1,
+    "has no sigmoid": lambda op, x: x,
+    "is silu, not a sigmoid": lambda op, x: x * op(x),
+    "is a tanh, not a sigmoid": lambda op, x: np.tanh(x),
+}
+
+
+def placed_change(patched: PatchedModel) -> Change:
+    """Return the change that puts the experts' weights on their other side."""
+    own = patched.spec.block.expert_weights
+    other = "output" if own == "input" else "input"
+    return Change(
+        "moe_routing",
+        f"an expert's weight multiplies its {other}; the model says its {own}",
+        ("expert_weights",),
+        lambda patched, layers: patched.with_block(expert_weights=other),
+        {"expert_weights": other},
+        scoped=False,
+    )
+
+
+def shared_experts(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes of the shared expert; none of a model without one."""
+    if patched.spec.block.shared_expert == "none" or not patched.hp["shared_ffn_size"]:
+        return
+    scale = float(patched.hp["routed_scale"])
+    factors = {2.0: "is added twice", 0.5: "is halved"}
+    if scale != 1:
+        factors[scale] = f"is multiplied by the routed experts' factor {scale:g}, too"
+    for factor, says in factors.items():
+        yield Change("moe_routing", f"the shared expert {says}", ("shared_expert",),
+                     _shared(factor), {"shared_expert": factor})  # fmt: skip
+    if patched.spec.block.shared_expert != "plain":
+        for says, gate in GATES.items():
+            yield Change("moe_routing", f"the shared expert's gate {says}",
+                         ("ffn_gate_inp_shexp",), _gated(gate), {"shared_gate": says})  # fmt: skip
+
+
+def _shared(factor: float) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            inside = at.point in EXPERTS and b.ndim > 1
+            return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
+
+        return patched.with_op("add", override, layers)
+
+    return make
+
+
+def _gated(how: Callable[[Any, Array], Array]) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any) -> Any:
+            return np.asarray(how(op, x), x.dtype) if at.point in EXPERTS else op(x)
+
+        return patched.with_op("sigmoid", override, layers)
+
+    return make
+
+
+# --- capacity ------------------------------------------------------------------------------------
+
+
+def dropped(experts: Array, weights: Array, capacity: int, *, by_weight: bool) -> Array:
+    """Return experts' weights [tokens, used] with zeros where an expert has too many tokens.
+
+    It keeps its first `capacity` tokens, or those with the highest weights.
+    """
+    kept = np.array(weights)
+    for expert in np.unique(experts):
+        places = np.argwhere(experts == expert)
+        if by_weight:
+            order = np.argsort([-weights[i, j] for i, j in places], kind="stable")
+            places = places[order]
+        for i, j in places[capacity:]:
+            kept[i, j] = 0
+    return kept
+
+
+def capacity_change(capacity: int, *, by_weight: bool) -> Change:
+    """Return the change to experts that take so many tokens only."""
+    which = "those with the highest weights" if by_weight else "the first ones"
+    return Change(
+        "moe_routing", f"an expert takes {capacity} tokens at most, {which}; the others are "
+        "dropped", ("expert_capacity",), _limited(capacity, by_weight),
+        {"expert_capacity": capacity, "kept": which},
+    )  # fmt: skip
+
+
+def _limited(capacity: int, by_weight: bool) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return dropped(np.asarray(held["experts"]), x, capacity, by_weight=by_weight)
+
+        return patched.with_tap("expert_w", tap, layers)
+
+    return make
+
+
+def capacities(patched: PatchedModel) -> Iterator[Change]:
+    """Yield capacities as trainers' factors give them, by order of tokens and by weight."""
+    share = len(patched.ids) * int(patched.hp["n_experts_used"]) / int(patched.hp["n_experts"])
+    found = [round_(share * factor) for factor in FACTORS for round_ in (np.floor, np.ceil)]
+    for capacity in dict.fromkeys(int(value) for value in found if value >= 1):
+        for by_weight in (False, True):
+            yield capacity_change(capacity, by_weight=by_weight)
+
+
+def capacity(case: Mismatch) -> Iterator[Change]:
+    """Find the capacity: which rows differ says which tokens were dropped, or the first of them.
+
+    At the points of one layer the dropped tokens are the rows that differ; at later ones the first
+    of them is.
+    """
+    late = case.rows[case.by_row(case.view) > 2 * case.view.tolerance]
+    if not len(late):
+        return
+    here = case.layer >= 0 and "add_weighted" in {call.op for call in case.view.calls}
+    for by_weight in (False, True):
+        tried: dict[int, None] = {}
+        for chosen, weights in _chosen(case):
+            used = np.bincount(chosen.reshape(-1))
+            for number in range(1, int(used.max())):
+                kept = dropped(chosen, weights, number, by_weight=by_weight)
+                lost = np.flatnonzero((kept != weights).any(-1))
+                lost = lost[np.isin(lost, case.rows)]
+                if np.array_equal(lost, late) if here else len(lost) and lost[0] == late[0]:
+                    tried[number] = None
+        for number in tried:
+            yield capacity_change(number, by_weight=by_weight)
+
+
+def _chosen(case: Mismatch) -> list[tuple[Array, Array]]:
+    """Return experts and their weights [tokens, used] of the layers before the point."""
+    found: dict[int, tuple[Array, Array]] = {}
+
+    def seen(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        found[layer] = np.array(held["experts"], np.int64), np.array(x)
+        return x
+
+    looking = Change(
+        "moe_routing", "", (), lambda patched, layers: patched.with_tap("expert_w", seen, layers)
+    )
+    case.attempt(looking)
+    return [found[layer] for layer in sorted(found) if case.layer in (-1, layer)]
+
+
+def experts(case: Mismatch) -> Iterator[Change]:
+    """Try the usual mistakes of experts where a mixture lies before the point."""
+    moe = case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
+    if not moe or case.view.point not in ("expert_w", *SHARED):
+        return
+    if case.view.point != "expert_w":
+        yield from shared_experts(case.patched)
+    yield from capacity(case)
+
+
+def expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes of experts; none of a model without them."""
+    if any(patched.hp["moe_layers"]):
+        yield from shared_experts(patched)
+        yield placed_change(patched)
+        yield from capacities(patched)
+
+
+HYPOTHESES = (
+    Hypothesis("moe_routing", experts, 415, "parts of single experts, after which are chosen"),
+)

@@ -1,0 +1,166 @@
+"""Hypotheses about cached keys and values that belong to other tokens: stale, moved or cut."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.attention import known_entries
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
+from aprfmt.tensors.norms import norm
+
+CAUSE_ROWS = (
+    Cause(
+        "kv_cache", "forward", "bug",
+        "Keys or values read from the cache are not those of the tokens: stale, moved or cut.",
+        "One pass over all tokens is equal, steps with a cache are not; attention's output "
+        "belongs to other keys or values than the recorded ones.",
+        "Attention over the keys of the named rows is equal.",
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+
+
+def _reading(keys: Array | None, values: Array | None) -> Any:
+    """Return a maker: attention reads row keys[j] for key j; -1 is a row of zeros."""
+
+    def pick(x: Any, rows: Array) -> Any:
+        return np.where((rows >= 0)[:, None, None], x[np.maximum(rows, 0)], 0).astype(x.dtype)
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
+            return op(q, k if keys is None else pick(k, keys), heads)
+
+        def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+            return op(probs, v if values is None else pick(v, values))
+
+        return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
+
+    return make
+
+
+def cache_change(keys: Array | None, values: Array | None) -> Change:
+    """Return the change to attention that reads row keys[j], values[j] for token j."""
+    rows = keys if keys is not None else values
+    assert rows is not None
+    wrong = np.flatnonzero(rows != np.arange(len(rows)))
+    j = int(wrong[0])
+    what = (
+        "keys and values"
+        if keys is not None and values is not None
+        else ("keys" if keys is not None else "values")
+    )
+    read = "zeros" if rows[j] < 0 else f"the row of token {int(rows[j])}"
+    says = f"attention reads {read} for token {j}"
+    if len(wrong) > 1:
+        says += f", and other rows for {len(wrong) - 1} more tokens"
+    return Change(
+        "kv_cache",
+        f"{what} are not the tokens' own: {says}",
+        ("kv_cache",),
+        _reading(keys, values),
+        {"rows": rows.tolist()[:64]},
+    )
+
+
+def cache(case: Mismatch) -> Iterator[Change]:
+    """Find which row of the keys or values attention read for each token."""
+    if case.view.point in ("k_cache", "v_cache"):
+        rows = _rows_held(case)
+        if rows is not None:
+            keys, values = (rows, None) if case.view.point == "k_cache" else (None, rows)
+            held = frozenset({case.view.key})
+            yield replace(cache_change(keys, values), drop=held, where=(case.view.key,))
+        return
+    scores, mix = case.call("scores"), case.call("mix")
+    if scores is not None and case.exact(scores):
+        rows = _columns_read(case, scores)
+        if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
+            yield cache_change(rows, None)
+            yield cache_change(rows, rows)
+        return
+    if mix is not None and scores is None and case.exact(mix):
+        rows = _values_read(case, mix)
+        if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
+            yield cache_change(None, rows)
+        return
+    if scores is None or mix is None:
+        return
+    at = np.arange(case.tokens)
+    first = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
+    start = int(first[0]) if len(first) else 0
+    stale = [np.maximum(at - 1, 0), np.minimum(at + 1, case.tokens - 1)]
+    stale.append(np.where(at == start, np.maximum(start - 1, 0), at))
+    stale.append(np.where(at >= start, np.maximum(start - 1, 0), at))
+    stale.append(np.where(at == start, -1, at))
+    for rows in stale:
+        if not np.array_equal(rows, at):
+            yield cache_change(rows, rows)
+            yield cache_change(rows, None)
+            yield cache_change(None, rows)
+
+
+def _rows_held(case: Mismatch) -> Array | None:
+    """Return the token of each row of a cache (-1: zeros); None if a row is neither."""
+    ours, theirs = (x.reshape(len(x), -1) for x in (case.view.mine, case.view.theirs))
+    rows = np.arange(len(theirs))
+    for j, row in enumerate(theirs):
+        size = max(norm(row), 1e-30)
+        away = np.linalg.norm(ours - row, axis=1) / size
+        if away[j] <= 2 * case.view.tolerance:
+            continue
+        rows[j] = -1 if not row.any() else int(np.argmin(away))
+        if rows[j] >= 0 and away[rows[j]] > 2 * case.view.tolerance:
+            return None
+    return rows
+
+
+def _columns_read(case: Mismatch, call: OperationCall) -> Array | None:
+    """Return the row whose scores each key has (-1: zero); None if a key fits no row."""
+    theirs = case.part(call)
+    if theirs is None or theirs.shape[2] != case.tokens or case.tokens > 512:
+        return None
+    ours, known = case.array(call.result), known_entries(case)
+    rows = np.full(case.tokens, -2, np.int64)
+    for j in range(case.tokens):
+        use = known[:, :, j]
+        column = theirs[:, :, j][use]
+        if not column.any():
+            rows[j] = -1
+            continue
+        away = np.linalg.norm(ours[use] - column[:, None], axis=0) / norm(column)
+        best = j if away[j] <= case.view.tolerance else int(np.argmin(away))
+        if away[best] > 2 * case.view.tolerance:
+            return None
+        rows[j] = best
+    return rows
+
+
+def _values_read(case: Mismatch, call: OperationCall) -> Array | None:
+    """Solve the values from the probabilities, and find their rows among the tokens'."""
+    theirs = case.part(call)
+    probs, v = (case.array(x).astype(np.float64) for x in call.args)
+    if theirs is None or probs.shape[1] != probs.shape[2] or case.tokens > 512:
+        return None
+    groups = probs.shape[0] // v.shape[1]
+    solved = np.stack([
+        np.linalg.lstsq(probs[g * groups], theirs[:, g * groups].astype(np.float64), rcond=1e-6)[0]
+        for g in range(v.shape[1])
+    ], axis=1)  # fmt: skip
+    rows = np.empty(len(v), np.int64)
+    for j, row in enumerate(solved):
+        away = np.linalg.norm((v - row).reshape(len(v), -1), axis=1)
+        rows[j] = int(np.argmin(away))
+        if norm(row) < 0.5 * away[rows[j]]:
+            rows[j] = -1
+    return rows
+
+
+HYPOTHESES = (
+    Hypothesis("kv_cache", cache, 340, "keys and values of other tokens, once the mask is right"),
+)

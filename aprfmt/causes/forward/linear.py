@@ -1,0 +1,208 @@
+"""Hypotheses about a matrix product: its bias, the weight used, and the order of its rows."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.forward.product import (
+    laid,
+    numbers,
+    overlaid,
+    product_of,
+    same_shape,
+    scaled_vectors,
+    zeroed,
+)
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.distances import rel_l2
+from aprfmt.tensors.norms import norm
+
+Array = NDArray[Any]
+
+
+def bias(case: Mismatch) -> Iterator[Change]:
+    """Find a bias: the same vector is missing (or added) in every row."""
+    found = product_of(case)
+    if found is None:
+        yield from _coarse_bias(case)
+        return
+    away = found.theirs.astype(np.float64) - found.ours
+    vector = away.mean(axis=0)
+    size = norm(found.theirs)
+    if norm(away - vector) > 3 * case.view.tolerance * size:
+        if found.key:
+            yield from _coarse_bias(case)
+        return
+    name = f"{found.role}.bias"
+    near = max(1e-3, 10 * case.view.tolerance)
+    if found.bias is None:
+        small = norm(vector) * len(away) ** 0.5 <= case.view.tolerance * size
+        if len(away) > 1 and not small:
+            yield Change(
+                "missing_bias",
+                f"a bias is added that the model does not have: the same vector in every row of "
+                f"{case.view.key}",
+                (name,),
+                overlaid({name: vector.astype(np.float32)}),
+                scoped=False,
+            )
+    elif rel_l2(vector, -found.bias) <= near:
+        yield dropped_bias(case.patched, name)
+    elif (times := _times(vector, found.bias, near)) is not None:
+        often = "twice" if times == 2 else f"{times} times"
+        yield Change(
+            "missing_bias", f"{name} is added {often}", (name,),
+            overlaid({name: (times * found.bias).astype(np.float32)}), {"times": times},
+            scoped=False,
+        )  # fmt: skip
+    elif len(away) > 1:
+        yield Change(
+            "stale_tensor",
+            f"{name} has other values (the same vector is off in every row)",
+            (name,),
+            overlaid({name: (found.bias + vector).astype(np.float32)}),
+            scoped=False,
+            general=True,
+        )
+
+
+def _times(vector: Array, bias: Array, near: float) -> int | None:
+    """Return how often a bias is added where it is added more than once; None if it is not."""
+    times = 1 + round(float(np.sum(vector * bias) / max(float(np.sum(bias * bias)), 1e-300)))
+    more = 2 <= times <= 64 and rel_l2(vector, (times - 1) * bias) <= near
+    return times if more else None
+
+
+def dropped_bias(patched: PatchedModel, name: str) -> Change:
+    """Return the change that adds no bias."""
+    return zeroed("missing_bias", f"{name} is not added", (name,), patched)
+
+
+def _coarse_bias(case: Mismatch) -> Iterator[Change]:
+    """Leave out each bias between the trace's points, one at a time."""
+    for call in case.calls("linear", "router"):
+        name = f"{call.args[1].key.removesuffix('.weight')}.bias"
+        if name in case.patched.weights:
+            yield dropped_bias(case.patched, name)
+            for times in (2.0, 4.0, 8.0):
+                says = f"{name} is added {'twice' if times == 2 else f'{times:g} times'}"
+                yield scaled_vectors("missing_bias", says, (name,), case.patched, times)
+
+
+def other_weight(case: Mismatch) -> Iterator[Change]:
+    """Multiply the same input with every other weight of this shape."""
+    found = product_of(case)
+    if found is None or not found.key:
+        return
+    some = min(len(found.x), 4)
+    for other in same_shape(case.patched, found.key):
+        w = numbers(case.patched, other)
+        if w is None:
+            return
+        y = found.x[:some] @ w.T
+        shifts = [0.0 if found.bias is None else found.bias, 0.0]
+        bias_name = f"{other.removesuffix('.weight')}.bias"
+        if bias_name in case.patched.stored:
+            shifts.append(np.asarray(case.patched.stored[bias_name].numpy()))
+        if any(
+            rel_l2(y + shift, found.theirs[:some]) <= 10 * case.view.tolerance for shift in shifts
+        ):
+            yield laid(case, {found.key: other})
+            return
+
+
+def transposed(case: Mismatch) -> Iterator[Change]:
+    """Read the weight by columns."""
+    found = product_of(case)
+    w = None if found is None or not found.key else numbers(case.patched, found.key)
+    if found is None or w is None:
+        return
+    flat = np.ascontiguousarray(w.T).reshape(w.shape)  # the same numbers, columns first
+    if found.close(case, flat):
+        says = f"{found.key} is read with rows and columns exchanged"
+        yield found.using(case, "transpose", says, flat)
+
+
+def rows_moved(case: Mismatch) -> Iterator[Change]:
+    """Match every output column with the weight row it came from."""
+    found = product_of(case)
+    w = None if found is None or not found.key else numbers(case.patched, found.key)
+    if found is None or w is None or len(found.x) < 2 or w.shape[0] > 20000:
+        return
+    order = _matching(found.x @ w.T, found.bare, case.view.tolerance)
+    if order is None or np.array_equal(order, np.arange(len(order))):
+        return
+    cause, says, values = _named_order(case, found.key, order)
+    yield found.using(case, cause, f"{found.key}: {says}", w[order], values)
+
+
+def _matching(ours: Array, theirs: Array, bound: float) -> Array | None:
+    """Return the column of `ours` that each column of `theirs` equals; None if one has no match."""
+    keys: dict[tuple[int, ...], list[int]] = {}
+    scale = np.linalg.norm(ours, axis=0).mean() / len(ours) ** 0.5 or 1.0
+    grain = max(1e-3, 20 * bound) * scale
+    for j, column in enumerate(ours.T):
+        keys.setdefault(tuple(np.floor(column[:3] / grain).astype(int)), []).append(j)
+    order = np.empty(theirs.shape[1], np.int64)
+    for j, column in enumerate(theirs.T):
+        base = np.floor(column[:3] / grain).astype(int)
+        near = [
+            i
+            for step in np.ndindex(*(3,) * len(base))
+            for i in keys.get(tuple(base + np.asarray(step) - 1), ())
+        ]
+        away = [norm(ours[:, i] - column) for i in near]
+        if not near or min(away) > 10 * max(bound, 1e-4) * max(norm(column), scale):
+            return None
+        order[j] = near[int(np.argmin(away))]
+    return order
+
+
+def _named_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
+    """Return (cause, sentence, values) that name a permutation of rows."""
+    role = key.removesuffix(".weight").rpartition(".")[2]
+    d = int(case.patched.hp["head_dim"])
+    count = len(order)
+    if role in ("attn_q", "attn_k", "attn_v") and count % d == 0:
+        heads = order.reshape(-1, d)
+        if (heads // d == heads[:, :1] // d).all() and (heads % d == np.arange(d)).all():
+            found = (heads[:, 0] // d).tolist()
+            return "head_order", f"heads stand in the order {found}", {"order": found}
+        half = np.arange(d).reshape(2, -1).T.reshape(-1)
+        for inside, words in ((half, "adjacent pairs"), (np.argsort(half), "split halves")):
+            if (heads == np.arange(count).reshape(-1, d)[:, inside]).all():
+                return (
+                    "rope_pairing",
+                    f"rows of each head are ordered for {words}",
+                    {"rows_of_a_head": inside.tolist()[:16]},
+                )
+        for n in range(1, count // 2 + 1):
+            if count % n or count // n == d:
+                continue
+            size = count // n
+            if size % 2:
+                continue
+            half = np.arange(size).reshape(2, -1).T.reshape(-1)
+            for inside in (half, np.argsort(half)):
+                if (order.reshape(n, size) == np.arange(count).reshape(n, size)[:, inside]).all():
+                    return (
+                        "gqa_mapping",
+                        f"rows were permuted for {n} heads; the tensor has {count // d}",
+                        {"heads": n},
+                    )
+    shift = np.unique((order - np.arange(count)) % count)
+    if len(shift) == 1:
+        move = int(shift[0]) if shift[0] <= count // 2 else int(shift[0]) - count
+        return "row_offset", f"rows are read {move} further on", {"offset": move}
+    return "row_offset", f"rows are in another order ({order[:6].tolist()}, ...)", {}
+
+
+HYPOTHESES = (
+    Hypothesis("missing_bias", bias, 40, "one vector in every row"),
+    Hypothesis("swapped_tensors", other_weight, 90, "a stored matrix, before solved ones"),
+    Hypothesis("transpose", transposed, 100, "the same values in one known order"),
+    Hypothesis("head_order", rows_moved, 110, "the same values in any order"),
+)

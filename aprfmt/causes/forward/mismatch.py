@@ -1,0 +1,301 @@
+"""One divergence: what the reference computed there, and methods that try changes on it."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.row import LAST
+from aprfmt.errors import AprfmtError
+from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
+from aprfmt.inference.replay.recorded_trace import NO_VALUES, RecordedTrace
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass, shadow_point
+from aprfmt.measure.distances import rel_l2
+from aprfmt.measure.tolerances import BASE
+
+Array = NDArray[Any]
+Layers = frozenset[int] | None  # None: all
+EXACT = BASE["float32"].rel_l2
+ROUNDER = 1.1  # a shorter number may fit this much worse than the best one
+PATIENCE = 8  # steps after which a number must have halved the distance
+
+
+@dataclass(frozen=True)
+class Change:
+    """A hypothesis with its values filled in: a change with which the reference may give the trace.
+
+    `make(world, layers)` applies it in these layers (None: all; ignored unless `scoped`). `where`
+    are tensor keys, hyperparameters or operations; scoped ones get a layer as prefix. `drop` are
+    keys of the trace that, by the hypothesis, were taken at another point or on other rows.
+    `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
+    an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
+    """
+
+    cause: str
+    says: str
+    where: tuple[str, ...]
+    make: Callable[[PatchedModel, Layers], PatchedModel] = lambda patched, layers: patched
+    values: Mapping[str, Any] = field(default_factory=dict)
+    scoped: bool = True
+    drop: frozenset[str] = frozenset()
+    general: bool = False
+    earlier: bool = False
+
+
+def hyper_change(cause: str, says: str, **values: Any) -> Change:
+    """Return the change to other hyperparameters."""
+    return Change(
+        cause, says, tuple(values), lambda patched, layers: patched.with_hyper(**values), values,
+        scoped=False,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first point that the reference, on the trace's own input, does not reproduce.
+
+    `plain` are the reference's own values by key, `found` the pass that showed the divergence.
+    `fitting`: numbers may be improved until they fit, which takes many passes and fits most things.
+    """
+
+    patched: PatchedModel
+    recorded: RecordedTrace
+    view: ShadowPoint
+    found: ShadowPass
+    plain: Mapping[str, Array]
+    fitting: bool = True
+
+    # --- what the reference did -------------------------------------------------------------
+
+    def call(self, *ops: str) -> OperationCall | None:
+        """Return the last call of one of these operations after the last point in the trace."""
+        for call in reversed(self.view.calls):
+            if call.op in ops:
+                return call
+        return None
+
+    def calls(self, *ops: str) -> list[OperationCall]:
+        """Return all calls of these operations after the last point in the trace, in order."""
+        return [call for call in self.view.calls if call.op in ops]
+
+    def exact(self, call: OperationCall | None) -> bool:
+        """Say whether the call's result is itself the diverging value."""
+        return call is not None and self.part(call) is not None
+
+    def part(self, call: OperationCall) -> Array | None:
+        """Return the trace's value for a call's result, in the result's shape, or None.
+
+        The result is the whole point, or the last elements of its last axis (MLA's rotated part).
+        """
+        result, mine = self.array(call.result), self.view.mine
+        if result.size == mine.size and np.array_equal(result.reshape(mine.shape), mine):
+            return self.view.theirs.reshape(result.shape)
+        width = result.shape[-1]
+        if result.shape[:-1] == mine.shape[:-1] and width < mine.shape[-1]:
+            if np.array_equal(mine[..., -width:], result):
+                return self.view.theirs[..., -width:]
+        return None
+
+    def array(self, x: Any) -> Array:
+        """Return one of the backend's arrays as numpy's."""
+        return np.asarray(self.patched.backend.to_numpy(x))
+
+    @cached_property
+    def rows(self) -> Array:
+        """Row numbers of the point that the trace has."""
+        seen = self.view.recorded
+        assert seen is not None
+        return np.arange(self.view.mine.shape[self.view.axis]) if seen.rows is None else seen.rows
+
+    @cached_property
+    def tokens(self) -> int:
+        """How many tokens the pass has."""
+        return len(self.patched.ids)
+
+    @property
+    def layer(self) -> int:
+        """The layer of the divergence; -1 for a whole-model point."""
+        return self.view.layer
+
+    def differs(self, other: Array) -> float:
+        """Return the relative L2 distance of another value of the point from the trace's."""
+        return self.view.distance(other.reshape(self.view.mine.shape))
+
+    def close(self, mine: Array, theirs: Array) -> bool:
+        """Say whether two arrays agree within the point's tolerance."""
+        return rel_l2(mine, theirs) <= self.view.tolerance
+
+    def by_row(self, view: ShadowPoint) -> Array:
+        """Return the relative distance of every token's row of a view of this point."""
+        axis = view.axis
+        mine, theirs = (np.moveaxis(x, axis, 0) for x in (view.mine, view.theirs))
+        mine, theirs = mine.reshape(len(mine), -1), theirs.reshape(len(theirs), -1)
+        norm = np.maximum(np.linalg.norm(theirs, axis=1), 1e-30)
+        out: Array = np.linalg.norm(mine - theirs, axis=1) / norm
+        return out
+
+    # --- trying -----------------------------------------------------------------------------
+
+    def without(self, drop: Iterable[str]) -> RecordedTrace:
+        """Return the trace without some keys."""
+        chosen = self.recorded.without | set(drop)
+        if chosen == self.recorded.without:
+            return self.recorded
+        return self.recorded.leaving(chosen)
+
+    def attempt(self, change: Change, layers: Layers = None) -> ShadowPoint | None:
+        """Return the point's view under a change; earlier layers are not computed."""
+        return self.attempt_all([(change, layers)])
+
+    def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> ShadowPoint | None:
+        """Return the point's view under changes made one after the other; None if impossible."""
+        patched, key = self.patched, self.view.key
+        for change, layers in changes:
+            patched = change.make(patched, layers)
+        recorded = self.without([key for change, _ in changes for key in change.drop])
+        before = f"L{self.layer - 1}.out"
+        entering = recorded.at(before) if self.layer > 0 else None
+        skips = not any(change.earlier for change, _ in changes)
+        if skips and entering is not None and entering.rows is None:
+            patched = _skipping(patched, self.layer)
+        instance = patched.points.get(key)
+        # If its operation is left out, a point equals the point before it.
+        before_it = "" if instance is None else instance.alias_of
+        try:
+            if not before_it and not self.view.base:
+                seen = shadow_point(patched, recorded, key)
+                return None if seen is None else replace(seen, tolerance=self.view.tolerance)
+            found = shadow_pass(patched, recorded, self.view.base if before_it else key).views
+        except (AprfmtError, ValueError):  # the model lacks what the change reads, or other shapes
+            return None
+        return found.get(key) or found.get(before_it)
+
+    def trial(self, change: Change) -> float:
+        """Return the point's residual under a change; infinite if the point no longer exists."""
+        view = self.attempt(change)
+        if view is not None and view.residual is None and view.note == NO_VALUES:
+            return 0.0  # the change gives the zeros that the trace has and the model had not
+        if view is None or view.residual is None or math.isnan(view.residual):
+            return math.inf
+        return view.residual
+
+    def best_number(
+        self, make: Callable[[float], Change], values: Iterable[float]
+    ) -> Iterator[Change]:
+        """Yield changes for the number that fits best: rounded ones first, if they fit as well.
+
+        `values` are tried; the best is improved between its neighbours by golden section, in
+        logarithms, where numbers are fitted. Nothing is yielded unless the residual falls to half.
+        """
+        tried = sorted({float(value) for value in values})
+        scores = {value: self.trial(make(value)) for value in tried}
+        if not scores:
+            return
+        best = min(scores, key=lambda value: scores[value])
+        assert self.view.residual is not None
+        if scores[best] <= self.view.tolerance:  # a known number, as exact as it stands
+            yield make(best)
+            return
+        if self.fitting and best > 0:
+            at = tried.index(best)
+            low = tried[at - 1] if at and tried[at - 1] > 0 else best / 4
+            high = tried[at + 1] if at + 1 < len(tried) else best * 4
+            best, scores[best] = self._golden(make, low, high, best, scores[best])
+        if scores.get(best, math.inf) > 0.5 * self.view.residual:
+            return
+        yield from self.rounded(make, best)
+
+    def _golden(
+        self, make: Callable[[float], Change], low: float, high: float, best: float, score: float
+    ) -> tuple[float, float]:
+        """Narrow an interval round the best number; give up where that does not bring it nearer."""
+        ratio = (math.sqrt(5) - 1) / 2
+        assert self.view.residual is not None
+        a, b = math.log(low), math.log(high)
+        c, d = b - ratio * (b - a), a + ratio * (b - a)
+        fc, fd = self.trial(make(math.exp(c))), self.trial(make(math.exp(d)))
+        for step in range(40):
+            value, found = (math.exp(c), fc) if fc < fd else (math.exp(d), fd)
+            if found < score:
+                best, score = value, found
+            near = score <= self.view.tolerance and b - a < 1e-4
+            if b - a < 1e-7 or near or (step > PATIENCE and score > 0.5 * self.view.residual):
+                break
+            if fc < fd:
+                b, d, fd = d, c, fc
+                c = b - ratio * (b - a)
+                fc = self.trial(make(math.exp(c)))
+            else:
+                a, c, fc = c, d, fd
+                d = a + ratio * (b - a)
+                fd = self.trial(make(math.exp(d)))
+        return best, score
+
+    def rounded(self, make: Callable[[float], Change], value: float) -> Iterator[Change]:
+        """Yield the change for the shortest number near `value` that is inside the tolerance."""
+        # A coarse tolerance admits numbers that are visibly off; what they leave looks like another
+        # fault later.
+        bound = self.view.tolerance
+        if bound > EXACT:
+            bound = min(bound, max(EXACT, ROUNDER * self.trial(make(value))))
+        for candidate in short_numbers(value):
+            change = make(candidate)
+            if self.trial(change) <= bound:
+                yield change
+                return
+        yield make(value)
+
+
+def short_numbers(value: float) -> list[float]:
+    """Return a number rounded to 1, 2, ... significant digits, its square's too, then itself."""
+    found = [float(f"{value:.{digits}g}") for digits in (1, 2, 3, 4, 5, 6)]
+    return list(dict.fromkeys([*found, value]))
+
+
+def _skipping(patched: PatchedModel, layer: int) -> PatchedModel:
+    """Return the patched model without the matrix products of the layers before `layer`.
+
+    The trace's values replace the points of these layers, so the results are not needed.
+    """
+
+    def zeros(op: Any, at: Any, x: Any, w: Any, bias: Any, **kwargs: Any) -> Any:
+        return patched.backend.zeros((len(x), w.n_rows))
+
+    before = frozenset(range(layer))
+    return patched.with_op("linear", zeros, before).with_op("router", zeros, before)
+
+
+def heads_changed(patched: PatchedModel, layers: Layers, **values: Any) -> PatchedModel:
+    """Return the patched model with other fields of Heads in attention.
+
+    A value may be a function of the layer's own Heads and the number of tokens.
+    """
+
+    def override(op: Any, at: Any, *args: Any) -> Any:
+        *first, heads = args
+        settled = {
+            name: value(heads) if callable(value) else value for name, value in values.items()
+        }
+        if "mask" in settled:
+            settled["causal"] = None  # the mask says the same
+        return op(*first, replace(heads, **settled))
+
+    return patched.with_op("scores", override, layers).with_op("probs", override, layers)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A cause, and the function that proposes changes for it.
+
+    Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
+    packages come after ours.
+    """
+
+    cause: str
+    propose: Callable[[Mismatch], Iterator[Change]]
+    rank: int = LAST
+    because: str = "offered by another package"

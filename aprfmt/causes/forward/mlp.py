@@ -1,0 +1,309 @@
+"""Hypotheses about the MLP's activation."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "activation", "config", "bug",
+        "Another activation function: gelu with erf for tanh, silu for gelu, a clamp left out.",
+        "The inputs of the activation are equal, its outputs are another function of them.",
+        "The named function gives the other side's values.",
+        keys=("activation", "swiglu_limit", "swiglu_alpha", "ffn_sparsity"),
+    ),
+)  # fmt: skip
+
+KINDS = ("silu", "gelu", "gelu_tanh", "relu")
+
+
+def activation(case: Mismatch) -> Iterator[Change]:
+    """Try every activation function on the same input."""
+    if case.call("activate") is not None:
+        yield from activations(case.patched)
+
+
+def activations(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the changes to every other activation function."""
+    told = str(patched.hp["activation"])
+    for kind in KINDS:
+        if kind != told:
+            says = f"the activation is {kind}; the model says {told}"
+            yield Change("activation", says, ("activation",), activated(kind), {"activation": kind})
+
+
+def activated(kind: str) -> Any:
+    """Return a maker: the MLP's activation is another function."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
+            return op(x, kind, **kwargs)
+
+        return patched.with_op("activate", override, layers)
+
+    return make
+
+
+def clamp(case: Mismatch) -> Iterator[Change]:
+    """Try gpt-oss's activation without its clamp, and with other gains."""
+    call = case.call("swiglu_oai")
+    if call is None:
+        return
+    limit, alpha = float(call.args[2]), float(call.args[3])
+    tries = [(1e30, alpha), (limit, 1.0), (limit, 1.702), (7.0, alpha)]
+    for other, gain in tries:
+        if (other, gain) != (limit, alpha):
+            yield Change(
+                "activation",
+                "gate and up are not clamped"
+                if other >= 1e30
+                else f"gate and up are clamped at {other:g} with gain {gain:g}; the model says "
+                f"{limit:g} and {alpha:g}",
+                ("swiglu_limit",) if other != limit else ("swiglu_alpha",),
+                _clamped(other, gain),
+                {"swiglu_limit": None if other >= 1e30 else other, "swiglu_alpha": gain},
+            )
+
+
+# What may be done to xIELU's numbers: positive, negative, beta, eps.
+_BENT: Mapping[str, Callable[[float, float, float, float], tuple[float, ...]]] = {
+    "beta is not added to the second alpha": lambda up, down, beta, eps: (
+        up,
+        down - beta,
+        beta,
+        eps,
+    ),
+    "the alphas stand in each other's place": lambda up, down, beta, eps: (down, up, beta, eps),
+    "the straight part is left out": lambda up, down, beta, eps: (up, down, 0.0, eps),
+}
+
+
+def bent(case: Mismatch) -> Iterator[Change]:
+    """Try the layers' own activation (xIELU) with its numbers taken otherwise."""
+    if case.call("xielu") is None:
+        return
+    for says, change in _BENT.items():
+        yield Change("activation", says, ("activation",), _bent(change))
+
+
+def _bent(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, *told: float) -> Any:
+            return op(x, *change(*told))
+
+        return patched.with_op("xielu", override, layers)
+
+    return make
+
+
+def _clamped(limit: float, alpha: float) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, gate: Any, up: Any, *told: float) -> Any:
+            return op(gate, up, limit, alpha)
+
+        return patched.with_op("swiglu_oai", override, layers)
+
+    return make
+
+
+# --- clamps and numbers added --------------------------------------------------------------------
+
+# What is clamped -> what the activation gives, of its operation, its input and a limit.
+CLAMPS: Mapping[str, Callable[[Any, Any, float], Any]] = {
+    "the activation's input is clamped at -{0:g} and {0:g}": lambda op, x, c: op(np.clip(x, -c, c)),
+    "the activation's input is clamped at {0:g}": lambda op, x, c: op(np.minimum(x, c)),
+    "the activation's result is clamped at {0:g}": lambda op, x, c: np.minimum(op(x), c),
+}
+LIMITS = (0.5, 1.0, 2.0, 3.0, 5.0, 6.0, 7.0, 10.0, 20.0, 50.0)
+# What is changed by a number -> what the activation gives.
+NUMBERS: Mapping[str, Callable[[Any, Any, float], Any]] = {
+    "{0:g} is added to the activation's input": lambda op, x, c: op(x + x.dtype.type(c)),
+    "{0:g} is added to the activation's result": lambda op, x, c: op(x) + x.dtype.type(c),
+    "the activation's input is multiplied by {0:g}, its result divided by it": lambda op, x, c: (
+        op(x * x.dtype.type(c)) / x.dtype.type(c)
+    ),
+    "the activation's result is multiplied by {0:g}": lambda op, x, c: op(x) * x.dtype.type(c),
+}
+# What is said -> the gated product, of its operation, the gate's activation and up.
+UPS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
+    "1 is added to up": lambda op, act, up: op(act, up + 1),
+    "1 is taken from up": lambda op, act, up: op(act, up - 1),
+    "up is not multiplied: the gate alone goes on": lambda op, act, up: act,
+    "up goes through the activation's place: the gate is left out": lambda op, act, up: up,
+}
+
+
+def shaped_change(words: str, how: Callable[[Any, Any, float], Any], value: float) -> Change:
+    """Return the change of the activation by a number."""
+    return Change("activation", words.format(value), ("activation",), _shaped(how, value),
+                  {words.partition("{")[0].strip() or "added": value})  # fmt: skip
+
+
+def _shaped(how: Callable[[Any, Any, float], Any], value: float) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
+            if at.point in ("delta_qkv", "ssm_conv_in"):
+                return op(x, kind, **kwargs)
+            return np.asarray(how(lambda y: op(y, kind, **kwargs), x, value), x.dtype)
+
+        return patched.with_op("activate", override, layers)
+
+    return make
+
+
+def _gated_by(how: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return a maker: what the gate's activation is multiplied by is another value."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        held: list[Any] = []
+
+        def activate(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            y = op(x, *args, **kwargs)
+            held[:] = [y]
+            return y
+
+        def mul(op: Any, at: Any, a: Any, b: Any) -> Any:
+            inside = at.point == "ffn_act" or (held and a is held[0])
+            return how(op, a, b) if inside else op(a, b)
+
+        return patched.with_op("activate", activate, layers).with_op("mul", mul, layers)
+
+    return make
+
+
+def clamped_up_change(limit: float) -> Change:
+    """Return the change that clamps up."""
+    return Change(
+        "activation", f"up is clamped at -{limit:g} and {limit:g}", ("activation",),
+        _gated_by(lambda op, act, up: op(act, np.clip(up, -limit, limit))), {"up": limit},
+    )  # fmt: skip
+
+
+def shaped_activations(patched: PatchedModel) -> Iterator[Change]:
+    """Yield clamps and offsets with numbers that are met."""
+    for words, how in CLAMPS.items():
+        for limit in LIMITS:
+            yield shaped_change(words, how, limit)
+    if patched.spec.block.mlp != "plain":
+        for says, gated in UPS.items():
+            yield Change("activation", says, ("activation",), _gated_by(gated), {"up": says})
+        for limit in LIMITS:
+            yield clamped_up_change(limit)
+    for words, how in NUMBERS.items():
+        if "added" in words:
+            yield shaped_change(words, how, 1.0)
+    yield from _of_oss(patched)
+
+
+def _of_oss(patched: PatchedModel) -> Iterator[Change]:
+    """Yield gpt-oss's activation without a part of it."""
+    if patched.hp["swiglu_limit"] is None:
+        return
+
+    def act(x: Any, alpha: float) -> Any:
+        return x / (1 + np.exp(-alpha * x))
+
+    rows: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
+        "1 is not added to up": lambda g, u, c, a: (
+            act(np.minimum(g, c), a) * np.clip(u, -c, c)
+        ),
+        "up is not clamped": lambda g, u, c, a: act(np.minimum(g, c), a) * (u + 1),
+        "gate is not clamped": lambda g, u, c, a: act(g, a) * (np.clip(u, -c, c) + 1),
+        "gate is clamped from below, too": lambda g, u, c, a: (
+            act(np.clip(g, -c, c), a) * (np.clip(u, -c, c) + 1)
+        ),
+        "gate and up are exchanged": lambda g, u, c, a: (
+            act(np.minimum(u, c), a) * (np.clip(g, -c, c) + 1)
+        ),
+    }  # fmt: skip
+    for says, how in rows.items():
+        yield Change("activation", says, ("activation",), _oss(how), {"swiglu": says})
+    told = float(patched.hp["swiglu_alpha"])
+    for alpha in (1.0, 1.702):
+        if alpha != told:
+            limit = float(patched.hp["swiglu_limit"])
+            yield Change(
+                "activation", f"the gate's gain is {alpha:g}; the model says {told:g}",
+                ("swiglu_alpha",), _clamped(limit, alpha), {"swiglu_alpha": alpha},
+            )  # fmt: skip
+
+
+def _oss(how: Callable[[Any, Any, float, float], Any]) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, gate: Any, up: Any, limit: float, alpha: float) -> Any:
+            return np.asarray(how(gate, up, limit, alpha), gate.dtype)
+
+        return patched.with_op("swiglu_oai", override, layers)
+
+    return make
+
+
+def shaped(case: Mismatch) -> Iterator[Change]:
+    """Solve a clamp, or a number that is added, from the activation's own input and result.
+
+    Numbers are found on even rows; the whole point judges them.
+    """
+    call = case.call("activate")
+    if call is not None and case.exact(call):
+        theirs = case.part(call)
+        assert theirs is not None
+        even = np.arange(len(theirs)) % 2 == 0
+        x, ours, y = (
+            np.asarray(z, np.float64)[even] for z in (case.array(call.args[0]), call.result, theirs)
+        )
+        yield from _solved(case, x, ours, y)
+    mul = case.call("mul")
+    if mul is None or not case.exact(mul) or case.view.point != "ffn_mul":
+        return
+    theirs = case.part(mul)
+    assert theirs is not None
+    for says, gated in UPS.items():
+        yield Change("activation", says, ("activation",), _gated_by(gated), {"up": says})
+    act, up = (np.asarray(case.array(z), np.float64) for z in mul.args)
+    large = np.abs(act) > 1e-3 * np.abs(act).max()
+    limit = float(np.abs(theirs[large] / act[large]).max()) if large.any() else 0.0
+    if 0 < limit < float(np.abs(up).max()):
+        yield from case.rounded(clamped_up_change, limit)
+
+
+def _solved(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change]:
+    """Yield changes with numbers that these inputs and results give."""
+    same = np.abs(y - ours) <= 1e-4 * np.abs(ours).max()
+    apart = float(np.median(y - ours))
+    words = tuple(NUMBERS)
+    if np.allclose(y - ours, apart, atol=1e-3 * max(abs(apart), 1e-30)):
+        yield from case.rounded(_by_number(words[1], NUMBERS), apart)
+    if not case.fitting:
+        return
+    if same.any() and not same.all():
+        high = float(x[same].max())  # inside the limit nothing differs
+        for says in CLAMPS:
+            other = float(x[~same].min()) if (x[~same] > 0).any() else high
+            limits = [float(y.max())] if "result" in says else [float(np.abs(x[same]).max()), other]
+            for limit in limits:
+                if limit > 0:
+                    near = [limit * (1 + 0.02 * k) for k in range(-10, 11)]
+                    yield from case.best_number(_by_number(says, CLAMPS), near)
+    for at, tries in ((0, (-1.0, -0.5, -0.1, 0.1, 0.5, 1.0)), (2, (0.5, 0.8, 1.2, 1.702, 2.0)),
+                      (3, (0.5, 0.8, 1.2, 2.0))):  # fmt: skip
+        yield from case.best_number(_by_number(words[at], NUMBERS), tries)
+
+
+def _by_number(
+    says: str, table: Mapping[str, Callable[[Any, Any, float], Any]]
+) -> Callable[[float], Change]:
+    """Return the function from a number to the change that it makes."""
+    return lambda value: shaped_change(says, table[says], value)
+
+
+HYPOTHESES = (
+    Hypothesis("activation", activation, 380, "known functions, before solved ones"),
+    Hypothesis("activation", clamp, 390, "one limit of the known function"),
+    Hypothesis("activation", bent, 400, "one parameter of the known function"),
+    Hypothesis("activation", shaped, 405, "a number that is solved, after the known functions"),
+)

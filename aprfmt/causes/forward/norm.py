@@ -1,0 +1,214 @@
+"""Hypotheses about a norm: its epsilon, the 1 added to its weight, the weight itself."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.forward.norm_order import NORMS, behind, offset_by, with_eps
+from aprfmt.causes.forward.product import laid, overlaid, same_shape
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.distances import rel_l2
+
+CAUSE_ROWS = (
+    Cause(
+        "norm_eps", "config", "bug",
+        "The norms use another epsilon.",
+        "The ratio is constant along a row and largest for small rows, from the first norm on.",
+        "Solving both sides' rows gives one epsilon; the norms with it are equal.",
+        keys=("norm_eps", "lora_norm_eps"),
+    ),
+)  # fmt: skip
+
+EPS = tuple(10.0**-k for k in range(1, 13))
+
+
+def eps_change(
+    patched: PatchedModel, eps: float, name: str = "norm_eps", point: str = "", seen: str = ""
+) -> Change:
+    """Return the change of epsilon in all norms, or in the one at `point`, `seen` behind it."""
+    which = f"the norm at {seen} alone adds" if point else "the norms add"
+    return Change(
+        "norm_eps", f"{which} eps {eps:g} where the model says {patched.hp[name]:g}", (name,),
+        with_eps(eps, point), {name: eps},
+    )  # fmt: skip
+
+
+def _eps_change(case: Mismatch, eps: float, point: str = "") -> Change:
+    """Return the change of the norm that is looked at."""
+    name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
+    return eps_change(case.patched, eps, name, point, case.view.point)
+
+
+def eps(case: Mismatch) -> Iterator[Change]:
+    """Solve every row's ratio for epsilon; the row with the smallest mean square is most exact."""
+    call = case.call(*NORMS)
+    if call is None:
+        return
+    theirs = case.part(call)
+    if theirs is None:
+        yield from case.best_number(lambda e: _eps_change(case, e), EPS)
+        return
+    x, ours = case.array(call.args[0]), case.array(call.result)
+    if call.op == "layer_norm":
+        x = x - x.mean(-1, keepdims=True)
+        bias = call.args[2]
+        if bias is not None:
+            ours, theirs = ours - case.array(bias), theirs - case.array(bias)
+    width = x.shape[-1]
+    square = np.mean(x.astype(np.float64) ** 2, -1).reshape(-1)
+    mine, other = (np.asarray(v, np.float64).reshape(-1, width) for v in (ours, theirs))
+    ratio = np.sum(other * mine, -1) / np.maximum(np.sum(mine * mine, -1), 1e-300)
+    if rel_l2(mine * ratio[:, None], other) > 10 * case.view.tolerance or not (ratio > 0).all():
+        return
+    found = (square + call.kwargs["eps"]) / ratio**2 - square
+    smallest = np.argsort(square, kind="stable")[: max(1, len(square) // 4)]
+    value = float(np.median(found[smallest]))
+    if value <= 0:
+        yield _eps_change(case, 0.0)
+        return
+    for change in case.rounded(lambda e: _eps_change(case, e), value):
+        yield change
+        [found] = change.values.values()
+        yield _eps_change(case, float(found), behind(case.patched, call.at))
+
+
+# Points behind which a norm stands -> what the norm is called.
+PLACES: Mapping[str, str] = {
+    "in": "before attention", "mid": "before the MLP", "out": "before the head",
+    "attn_out": "after attention", "ffn_out": "after the MLP", "moe_out": "after the experts",
+    "v": "of q", "q_norm": "of k", "embd": "of the embedding",
+}  # fmt: skip
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("in",), ("mid",), ("out",), ("v", "q_norm"), ("attn_out", "ffn_out", "moe_out"),
+    ("attn_out",), ("ffn_out", "moe_out"), ("v",), ("q_norm",), ("embd",), ("in", "mid"),
+)  # fmt: skip
+
+
+def offset(case: Mismatch) -> Iterator[Change]:
+    """Try the weight plus 1 and minus 1 (gemma files differ in this), everywhere or here alone."""
+    call = case.call(*NORMS)
+    if call is not None:
+        yield from offsets()
+        for plus in (1, -1):
+            yield _offset_change(plus, (behind(case.patched, call.at),))
+
+
+def offsets() -> Iterator[Change]:
+    """Yield the changes to weights of norms that are larger, or smaller, by 1."""
+    for plus in (1, -1):
+        yield _offset_change(plus)
+
+
+def offsets_in_places(patched: PatchedModel) -> Iterator[Change]:
+    """Yield norms in one place that lack the 1 that the others add, or add one that none does."""
+    for points in norm_places(patched):
+        yield _offset_change(-1 if patched.spec.block.norm_offset else 1, points)
+
+
+def _offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
+    """Return the change of all norms, or of those behind points, by 1."""
+    which = (
+        f"{norm_name(points)} {'multiplies by its' if len(points) == 1 else 'multiply by their'}"
+    )
+    return Change(
+        "norm_offset", f"{which} weight {'plus' if plus > 0 else 'minus'} 1", ("norm_offset",),
+        offset_by(plus, points), {"offset": plus, **({"behind": points} if points else {})},
+    )  # fmt: skip
+
+
+def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
+    """Return the places of a model's norms, each by the points that its norms stand behind."""
+    block = patched.spec.block
+    held = {row.point.name for row in patched.points.values() if not row.absent}
+    found = {"out"} if "output_norm.weight" in patched.weights else set()
+    if any(key.endswith(".attn_norm.weight") for key in patched.weights):
+        found.add("in")
+    if any(key.endswith(".ffn_norm.weight") for key in patched.weights):
+        found.add("mid")
+    if block.placement in ("post", "sandwich"):
+        found |= {"attn_out", "ffn_out", "moe_out"} & held
+    if patched.hp["qk_norm"] and block.attention != "mla":
+        found |= {"v", "q_norm"}
+    if "token_embd_norm.weight" in patched.weights:
+        found.add("embd")
+    rows = [tuple(point for point in row if point in found) for row in ROWS]
+    return list(dict.fromkeys(row for row in rows if row))
+
+
+def norm_name(points: tuple[str, ...]) -> str:
+    """Return what norms behind these points are called, all norms for none."""
+    names = dict.fromkeys(PLACES.get(point, f"behind {point}") for point in points)
+    return f"the norm{'' if len(points) == 1 else 's'} {' and '.join(names)}".strip()
+
+
+def weight(case: Mismatch) -> Iterator[Change]:
+    """Solve a norm's weight: the ratio of each column is the same in every row."""
+    call = case.call(*NORMS)
+    if call is None:
+        return
+    theirs = case.part(call)
+    key = norm_key(case)
+    if theirs is None or key is None:
+        return
+    ours, bias = case.array(call.result), None
+    if call.op == "layer_norm" and call.args[2] is not None:
+        bias = case.array(call.args[2])
+    w = np.asarray(case.patched.stored[key].numpy(), np.float64)
+    width = ours.shape[-1]
+    factor = w.reshape(-1)[-width:] + float(call.kwargs.get("offset", 0)) if w.ndim == 1 else None
+    if factor is None or factor.shape != (width,):
+        return
+    shift = 0.0 if bias is None else np.asarray(bias, np.float64)
+    mine = (np.asarray(ours, np.float64) - shift).reshape(-1, width)
+    other = (np.asarray(theirs, np.float64) - shift).reshape(-1, width)
+    plain = np.divide(mine, factor, out=np.zeros_like(mine), where=factor != 0)
+    weights = np.sum(other * plain, 0) / np.maximum(np.sum(plain * plain, 0), 1e-300)
+    if not case.close(plain * weights, other):
+        return
+    stored = weights - float(call.kwargs.get("offset", 0))
+    yield from _named(case, key, stored)
+
+
+def _named(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
+    """Yield the change to a solved norm weight: another tensor, a multiple, or other values."""
+    own = np.asarray(case.patched.stored[key].numpy(), np.float64)
+    for other in same_shape(case.patched, key):
+        if case.close(np.asarray(case.patched.stored[other].numpy(), np.float64), stored):
+            yield laid(case, {key: other})
+            return
+    factor = float(np.sum(stored * own) / np.sum(own * own)) if own.any() else 0.0
+    if factor and case.close(own * factor, stored):
+        cause, says = "scale", f"{key} is multiplied by {factor:.6g}"
+    else:
+        cause, says = "stale_tensor", f"{key} has other values (solved from the norm's output)"
+    yield Change(
+        cause, says, (key,), overlaid({key: stored.reshape(own.shape)}),
+        {"factor": factor} if cause == "scale" else {}, scoped=False, general=True,
+    )  # fmt: skip
+
+
+_ROLES = {
+    "attn_norm": "attn_norm", "ffn_norm": "ffn_norm", "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm", "attn_contrib": "post_attention_norm",
+    "ffn_contrib": "post_ffw_norm", "q_a_norm": "attn_q_a_norm", "kv_a_norm": "attn_kv_a_norm",
+    "final_norm": "output_norm",
+}  # fmt: skip
+
+
+def norm_key(case: Mismatch) -> str | None:
+    """Return the key of the norm's weight at the divergence; None if it has no weight."""
+    role = _ROLES.get(case.view.point)
+    if role is None:
+        return None
+    key = f"{role}.weight" if case.layer < 0 else f"L{case.layer}.{role}.weight"
+    return key if key in case.patched.weights else None
+
+
+HYPOTHESES = (
+    Hypothesis("norm_eps", eps, 50, "one number for all rows, before weights"),
+    Hypothesis("norm_offset", offset, 60, "one constant, before weights of other values"),
+    Hypothesis("stale_tensor", weight, 70, "a vector that is solved fits more than a number"),
+)

@@ -1,0 +1,246 @@
+"""Changes of norms and sums: left out, of another kind, in another order."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from aprfmt.causes.forward.mismatch import Layers
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "norm_kind", "forward", "bug",
+        "A norm is of another kind: with the mean of a row taken away, or without.",
+        "Rows differ by a multiple of the norm's weight from the first norm on.",
+        "The pass with the other kind of norm is equal.",
+    ),
+    Cause(
+        "norm_skipped", "forward", "bug",
+        "A norm is left out: after attention or the MLP, before them, or before the head.",
+        "The input of the norm stands where its result should.",
+        "The pass without the named norm is equal.",
+    ),
+)  # fmt: skip
+
+MakeWorld = Callable[[PatchedModel, Layers], PatchedModel]
+NORMS = ("rms_norm", "layer_norm")
+
+
+def with_eps(eps: float, point: str = "") -> MakeWorld:
+    """Return a maker: every norm adds this epsilon; or the one behind a point alone."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+            own = not point or behind(patched, at) == point
+            return op(*args, **kwargs | ({"eps": eps} if own else {}))
+
+        return patched.with_ops(NORMS, override, layers)
+
+    return make
+
+
+def offset_by(plus: int, points: Collection[str] = ()) -> MakeWorld:
+    """Return a maker: every norm's weight, or of those behind `points`, is larger by a number."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
+            own = not points or behind(patched, at) in points
+            return op(x, w + plus if own else w, *args, **kwargs)
+
+        return patched.with_ops(NORMS, override, layers)
+
+    return make
+
+
+def behind(patched: PatchedModel, at: Any) -> str:
+    """Return the point that a norm stands behind: `in` for the one before attention.
+
+    The last norm of a pass stands behind the last layer's `out`, which no other norm follows; the
+    norm before attention of the first layer stands behind the embedding.
+    """
+    if at.point in ("embd", "embd_scaled") and "token_embd_norm.weight" in patched.weights:
+        return "embd"
+    if at.point in ("out", "embd", "embd_scaled", "embd_norm"):
+        return "out" if at.layer == patched.n_layers else "in"
+    return str(at.point)
+
+
+def passed_by(points: Collection[str]) -> MakeWorld:
+    """Return a maker: norms right after these points give their input back."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            return x if behind(patched, at) in points else op(x, *args, **kwargs)
+
+        return patched.with_ops(NORMS, override, layers)
+
+    return make
+
+
+def other_kind(points: Collection[str] = ()) -> MakeWorld:
+    """Return a maker: RMS norms take the mean away first, layer norms do not.
+
+    All of them, or those behind `points`.
+    """
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def own(at: Any) -> bool:
+            return not points or behind(patched, at) in points
+
+        def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
+            return op(x - x.mean(-1, keepdims=True) if own(at) else x, w, **kwargs)
+
+        def raw(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
+            if not own(at):
+                return op(x, w, bias, eps=eps)
+            size = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + x.dtype.type(eps))
+            y = x / size * w
+            return y if bias is None else y + bias
+
+        return patched.with_op("rms_norm", centred, layers).with_op("layer_norm", raw, layers)
+
+    return make
+
+
+def divided_otherwise(whole: bool) -> MakeWorld:
+    """Return a maker: layer norms divide by the root mean square (`whole`), or by that of n - 1.
+
+    Both take the mean away first.
+    """
+
+    def override(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
+        centred = x - x.mean(-1, keepdims=True)
+        count = x.shape[-1]
+        square = np.mean(np.square(x if whole else centred), axis=-1, keepdims=True)
+        square = square if whole else square * x.dtype.type(count / (count - 1))
+        y = centred / np.sqrt(square + x.dtype.type(eps)) * w
+        return y if bias is None else y + bias
+
+    return lambda patched, layers: patched.with_op("layer_norm", override, layers)
+
+
+def _is_qk(at: Any) -> bool:
+    """Say whether an operation here is a norm of q or k: right after v, or after q's norm."""
+    return at.point in ("v", "q_norm")
+
+
+def normed_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Rotate q and k first, then normalise them."""
+    waiting: list[Callable[[Any], Any]] = []
+
+    def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_qk(at):
+            return op(x, *args, **kwargs)
+        if at.point == "v":
+            waiting.clear()
+        waiting.append(lambda y: op(y.reshape(x.shape), *args, **kwargs).reshape(y.shape))
+        return x
+
+    def rope(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        y = op(x, table, **kwargs)
+        return waiting.pop(0)(y) if waiting else y
+
+    return patched.with_ops(NORMS, norm, layers).with_op("rope", rope, layers)
+
+
+def normed_otherwise(whole: bool) -> MakeWorld:
+    """Return a maker: q and k are normalised over all heads together (`whole`), or over each."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        d = int(patched.hp["head_dim"])
+
+        def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _is_qk(at):
+                return op(x, w, *args, **kwargs)
+            if whole:
+                wide = np.tile(w, x.shape[-2]) if w.ndim == 1 else w.reshape(-1)
+                rest = [None if arg is None else np.reshape(arg, -1) for arg in args]
+                return op(x.reshape(len(x), -1), wide, *rest, **kwargs).reshape(x.shape)
+            parted = x.reshape(len(x), -1, d)
+            return op(parted, w.reshape(-1, d), *args, **kwargs).reshape(x.shape)
+
+        return patched.with_ops(NORMS, override, layers)
+
+    return make
+
+
+# Bits of a float32 that a shorter type of the same exponent lacks.
+LACKS = {"bfloat16": 16, "tf32": 13}
+
+
+def rounded_to(x: Any, dtype: str) -> Any:
+    """Return float32 values rounded to a shorter type, nearest and ties to even."""
+    values = np.asarray(x, np.float32)
+    if dtype == "float16":
+        return values.astype(np.float16).astype(np.float32)
+    lacks = LACKS[dtype]
+    bits = values.view(np.uint32)
+    even = (bits >> np.uint32(lacks)) & np.uint32(1)
+    kept = (bits + np.uint32((1 << (lacks - 1)) - 1) + even) & np.uint32(-1 << lacks & 0xFFFFFFFF)
+    return kept.view(np.float32).reshape(values.shape)
+
+
+def op_rounded(ops: Collection[str], dtype: str) -> MakeWorld:
+    """Return a maker: the results of these operations are rounded to a 16-bit type."""
+
+    def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        y = op(*args, **kwargs)
+        return rounded_to(y, dtype).astype(y.dtype)
+
+    return lambda patched, layers: patched.with_ops(ops, override, layers)
+
+
+def table_rounded(dtype: str) -> MakeWorld:
+    """Return a maker: rope's cos and sin are rounded to a 16-bit type."""
+
+    def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        short = tuple(rounded_to(part, dtype).astype(part.dtype) for part in table)
+        return op(x, short, **kwargs)
+
+    return lambda patched, layers: patched.with_op("rope", override, layers)
+
+
+def keys_and_values_rounded(dtype: str) -> MakeWorld:
+    """Return a maker: attention reads keys and values rounded to a 16-bit type."""
+
+    def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
+        return op(q, rounded_to(k, dtype).astype(k.dtype), *rest)
+
+    def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+        return op(probs, rounded_to(v, dtype).astype(v.dtype))
+
+    return lambda patched, layers: patched.with_op("scores", scores, layers).with_op(
+        "mix", mix, layers
+    )
+
+
+def of_normed(halves: Collection[str]) -> MakeWorld:
+    """Return a maker: a sublayer is added to the norm's result in place of the stream.
+
+    `halves` are `attn` and `ffn`: behind which sublayers. A norm right before a sublayer is the
+    one that follows `in` (or what enters a layer) and `mid`.
+    """
+    before = {"attn": ("in", "out", "embd", "embd_scaled"), "ffn": ("mid",)}
+    behind = {"attn": ("attn", "attn_out"), "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out")}
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        held: dict[str, Any] = {}
+
+        def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            y = op(x, *args, **kwargs)
+            for half in halves:
+                if at.point in before[half]:
+                    held[half] = y
+            return y
+
+        def add(op: Any, at: Any, a: Any, b: Any) -> Any:
+            for half in halves:
+                if at.point in behind[half] and b.ndim > 1 and half in held:
+                    return op(held.pop(half), b)
+            return op(a, b)
+
+        return patched.with_ops(NORMS, norm, layers).with_op("add", add, layers)
+
+    return make

@@ -1,0 +1,151 @@
+"""The matrix product behind a trace's value, and the weights that may have been used in it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.vocabulary import role_key, split_key
+from aprfmt.causes.forward.mismatch import Change, Mismatch
+from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
+from aprfmt.measure.distances import rel_l2
+
+Array = NDArray[Any]
+NOTHING: Mapping[str, Any] = {}
+MAX_VALUES = 1 << 26  # largest weight that is read for a hypothesis
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product behind the trace's value: rows of its input and of the trace's output.
+
+    `ours` is the reference's output; `bias` was added to the product (None: no bias); `key` is the
+    weight, "" if the trace also holds the product itself, so that only the bias can be wrong.
+    """
+
+    x: Array
+    theirs: Array
+    ours: Array
+    bias: Array | None
+    key: str
+    role: str
+
+    @property
+    def bare(self) -> Array:
+        """The trace's output less the reference's bias."""
+        return self.theirs if self.bias is None else self.theirs - self.bias
+
+    def using(
+        self, case: Mismatch, cause: str, says: str, w: Array, values: Mapping[str, Any] = NOTHING,
+        general: bool = False,
+    ) -> Change:  # fmt: skip
+        """Return the change to other values [rows, columns] of the weight."""
+        arrays = {self.key: w.reshape(case.patched.weights[self.key].shape)}
+        return Change(
+            cause, says, (self.key,), overlaid(arrays), values, scoped=False, general=general
+        )
+
+    def close(self, case: Mismatch, w: Array, slack: float = 10.0) -> bool:
+        """Say whether the input times a weight is the trace's output."""
+        return rel_l2(self.x @ w.T, self.bare) <= slack * case.view.tolerance
+
+
+def product_of(case: Mismatch) -> Product | None:
+    """Return the product whose result diverges; None if the divergence is not at a product."""
+    last = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
+    if last is None or last.op not in ("linear", "router", "add") or not case.exact(last):
+        return None
+    theirs, rows = case.part(last), case.rows
+    assert theirs is not None
+    theirs, ours = theirs.reshape(len(theirs), -1), case.array(last.result)
+    ours = ours.reshape(len(ours), -1)
+    if last.op == "add":
+        if case.array(last.args[1]).ndim != 1:
+            return None
+        inner = case.call("linear", "router")
+        bias: Array | None = case.array(last.args[1])
+        role = ROLES.get(case.view.point, "")
+        if inner is None:
+            layer = "" if case.layer < 0 else f"L{case.layer}."
+            return Product(ours[rows], theirs[rows], ours[rows], bias, "", f"{layer}{role}")
+    else:
+        inner, bias = last, None if last.args[2] is None else case.array(last.args[2])
+    key = inner.args[1].key
+    x = case.array(inner.args[0])[rows]
+    return Product(x, theirs[rows], ours[rows], bias, key, key.removesuffix(".weight"))
+
+
+ROLES = {"q": "attn_q", "k": "attn_k", "v": "attn_v"}
+
+
+def numbers(patched: PatchedModel, key: str) -> Array | None:
+    """Return a weight's values [rows, columns]; None if it has more than MAX_VALUES."""
+    weight = patched.stored[key]
+    if weight.n_rows * weight.n_columns > MAX_VALUES:
+        return None
+    return np.asarray(weight.numpy(), np.float32).reshape(weight.n_rows, weight.n_columns)
+
+
+def same_shape(patched: PatchedModel, key: str) -> list[str]:
+    """Return the other weights of a key's shape, those of the same role or layer first."""
+    shape, layer = patched.weights[key].shape, key.partition(".")[0]
+    role = key.partition(".")[2]
+    others = [k for k in patched.weights if k != key and patched.weights[k].shape == shape]
+    return sorted(others, key=lambda k: (not k.startswith(f"{layer}."), not k.endswith(role)))
+
+
+def overlaid(arrays: Mapping[str, Array]) -> Any:
+    """Return a function for `Change.make` that replaces weights by these arrays."""
+    return lambda patched, layers: patched.with_weights(arrays)
+
+
+def zeroed(cause: str, says: str, keys: Sequence[str], patched: PatchedModel) -> Change:
+    """Return the change to zeros in place of these weights."""
+    arrays = {key: np.zeros(patched.weights[key].shape, np.float32) for key in keys}
+    return Change(cause, says, tuple(keys), overlaid(arrays), scoped=False)
+
+
+def scaled_vectors(
+    cause: str, says: str, keys: Sequence[str], patched: PatchedModel, factor: float
+) -> Change:
+    """Return the change to a multiple of these weights."""
+    arrays = {
+        key: np.asarray(patched.stored[key].numpy(), np.float32) * np.float32(factor)
+        for key in keys
+    }
+    return Change(cause, says, tuple(keys), overlaid(arrays), {"times": factor}, scoped=False)
+
+
+def laid(case: Mismatch, moved: Mapping[str, str]) -> Change:
+    """Return the change that uses other tensors of the model instead of these.
+
+    Tensors of one layer are exchanged with each other; those of one role come from another layer.
+    """
+    (key, other), *_ = moved.items()
+    stored = case.patched.stored
+    (layer, role), (from_layer, other_role) = split_key(key), split_key(other)
+    if role == other_role and layer is not None and from_layer is not None:
+        arrays = {}
+        for own in stored:
+            its_layer, its_role = split_key(own)
+            there = role_key(from_layer, its_role)
+            if its_layer == layer and there in stored:
+                arrays[own] = stored[there].numpy()
+        return Change(
+            "layer_order",
+            f"layer {layer} runs the tensors of layer {from_layer}",
+            (key, other),
+            overlaid(arrays),
+            {"layer": layer, "runs": from_layer},
+            scoped=False,
+        )
+    arrays = {key: stored[other].numpy(), other: stored[key].numpy()}
+    return Change(
+        "swapped_tensors",
+        f"{key} and {other} stand under each other's names",
+        (key, other),
+        overlaid(arrays),
+        scoped=False,
+    )

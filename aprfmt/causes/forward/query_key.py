@@ -1,0 +1,117 @@
+"""Hypotheses about what follows rope: norms of q and k, factors by the position."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "qk_norm", "forward", "bug",
+        "q and k are not normalised, or after rope instead of before, or over all heads together "
+        "instead of each one.",
+        "q and k are equal before their norm, and scores differ.",
+        "The pass with the norms of q and k as named is equal.",
+    ),
+)  # fmt: skip
+
+# Points from q on where a norm or a factor of q or k may first show.
+_LATE = (
+    "q_rope",
+    "k_rope",
+    "q_attn",
+    "k_attn",
+    "k_cache",
+    "scores",
+    "probs",
+    "attn",
+    "attn_out",
+    "mid",
+    "out",
+)
+PLACES: Mapping[str, tuple[str, str]] = {
+    "rotated": ("after_rope", "q and k are normalised in all layers; the model says in those that "
+                "rotate"),
+    "after_rope": ("before_rope", "q and k are normalised before rope; the model says after it"),
+}  # fmt: skip
+
+
+def norms(case: Mismatch) -> Iterator[Change]:
+    """Try q and k without norms behind rope, and with them in other layers or before it."""
+    block = case.patched.spec.block
+    late = block.qk_norm_place in PLACES and case.view.point in _LATE
+    if not case.patched.hp["qk_norm"] or not late or case.layer < 0:
+        return
+    yield Change(
+        "qk_norm", "q and k are not normalised", ("qk_norm",),
+        lambda patched, layers: patched.with_hyper(qk_norm=False), {"qk_norm": False}, scoped=False,
+    )  # fmt: skip
+    other, says = PLACES[block.qk_norm_place]
+    yield Change(
+        "qk_norm", says, ("qk_norm",),
+        lambda patched, layers: patched.with_block(qk_norm_place=other), {"qk_norm_place": other},
+        scoped=False,
+    )  # fmt: skip
+
+
+def temperature(case: Mismatch) -> Iterator[Change]:
+    """Try queries without the factor, and find the length and the number it grows by."""
+    hp = case.patched.hp
+    if hp["temperature_scale"] is None or case.layer < 0 or case.view.point not in _LATE:
+        return
+    if case.view.point.endswith("_rope") or case.patched.points[f"L{case.layer}.q_attn"].alias_of:
+        return
+    yield Change(
+        "attention_scale", "queries have no factor that grows with the position",
+        ("temperature_scale",), lambda patched, layers: patched.with_hyper(temperature_scale=0.0),
+        {"temperature_scale": None}, scoped=False,
+    )  # fmt: skip
+    if case.view.point == "q_attn":
+        yield from _grown(case)
+
+
+def _grown(case: Mismatch) -> Iterator[Change]:
+    """Solve the rows' factors: the first that is above 1 shows the length."""
+    patched = case.patched
+    counted = 1 if patched.spec.block.temperature == "unrotated" else 0
+    own = _factors(patched, counted)
+    mine, theirs = (
+        np.asarray(x, np.float64).reshape(case.tokens, -1)
+        for x in (case.view.mine, case.view.theirs)
+    )
+    ratio = np.sum(mine * theirs, axis=1) / np.maximum(np.sum(mine * mine, axis=1), 1e-300)
+    grown = own * ratio - 1
+    above = np.flatnonzero(grown > 10 * case.view.tolerance)
+    if not len(above) or above[0] + counted < 1:
+        return
+    length = int(above[0]) + counted
+    scale = float(grown[above[0]] / np.log(2.0))
+    yield from case.rounded(lambda value: _change(patched, length, value), scale)
+
+
+def _factors(patched: PatchedModel, counted: int) -> Any:
+    length, scale = int(patched.hp["temperature_length"]), float(patched.hp["temperature_scale"])
+    places = np.arange(len(patched.ids)) + counted
+    return 1 + np.log1p(places // length) * scale
+
+
+def _change(patched: PatchedModel, length: int, scale: float) -> Change:
+    told = patched.hp["temperature_length"], patched.hp["temperature_scale"]
+    values = {"temperature_length": length, "temperature_scale": scale}
+    return Change(
+        "attention_scale",
+        f"queries grow by {scale:g} times a logarithm of the position over {length}; the model "
+        f"says {told[1]:g} and {told[0]}",
+        tuple(name for name, old in zip(values, told, strict=True) if values[name] != old),
+        lambda patched, layers: patched.with_hyper(**values), values, scoped=False,
+    )  # fmt: skip
+
+
+HYPOTHESES = (
+    Hypothesis("qk_norm", norms, 170, "between the product and rope"),
+    Hypothesis("attention_scale", temperature, 180, "a factor by position, before angles"),
+)

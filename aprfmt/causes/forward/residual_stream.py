@@ -1,0 +1,424 @@
+"""Hypotheses about the embedding, the residual stream, the factors on it and the logits."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.attention import cap_of
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.product import numbers, overlaid
+from aprfmt.causes.forward.score_bias import is_score_bias
+from aprfmt.causes.forward.single_steps import BEHIND, side_by_side
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import MOVES, OperationCall, PatchedModel
+from aprfmt.measure.distances import rel_l2
+from aprfmt.tensors.norms import norm
+
+CAUSE_ROWS = (
+    Cause(
+        "residual", "forward", "bug",
+        "A sublayer's output is not added to the stream, or is added in another place.",
+        "The stream is equal to what was added, or unchanged, or both sublayers read one input.",
+        "The sum as named is equal.",
+        keys=("parallel_residual",),
+    ),
+    Cause(
+        "multiplier", "config", "bug",
+        "A factor of the embedding, the residual or the logits is missing or another.",
+        "All values of a point differ by one factor.",
+        "Multiplying by the printed factor makes them equal.",
+        keys=("embedding_scale", "residual_scale", "logit_scale"),
+    ),
+    Cause(
+        "token_ids", "forward", "bug",
+        "The run read other tokens than its records say.",
+        "The embedding's rows are those of other ids at single places; all rows from there on "
+        "differ.",
+        "The pass with the named ids is equal.",
+    ),
+    Cause(
+        "token_type_ids", "forward", "bug",
+        "Tokens have another type, or no row of the table of types is added.",
+        "The embedding differs by one vector in every row.",
+        "The pass with the named row of the types is equal.",
+    ),
+    Cause(
+        "dropout", "forward", "bug",
+        "Dropout is on: the run was made in training mode.",
+        "Some values are zero, and all others are larger by one factor; two runs differ.",
+        "The share of zeros gives the factor that all other values have.",
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+# Point -> the hyperparameter of the factor before it.
+FACTORS = {
+    "embd": "embedding_scale", "embd_scaled": "embedding_scale", "attn_contrib": "residual_scale",
+    "ffn_contrib": "residual_scale", "mid": "residual_scale", "out": "residual_scale",
+    "logits": "logit_scale", "logits_raw": "logit_scale",
+}  # fmt: skip
+
+MOST_WRONG = 0.5  # share of the tokens up to which single ids are wrong, not the table
+MOST_ROWS = 512
+EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a mixture
+
+
+def embedding_rows(case: Mismatch) -> Iterator[Change]:
+    """Find the embedding rows that the trace used for the tokens."""
+    call = case.call("embed")
+    if call is None or case.view.point not in ("embd", "embd_scaled") or len(case.view.calls) > 2:
+        return
+    if call.args[0].key != "token_embd.weight":
+        return
+    table = numbers(case.patched, "token_embd.weight")
+    if table is None:
+        return
+    theirs = case.view.theirs[case.rows].astype(np.float64)
+    scale = float(case.patched.hp["embedding_scale"]) if case.view.point == "embd_scaled" else 1.0
+    found = []
+    for row in theirs[:MOST_ROWS]:
+        away = np.linalg.norm(table * np.float32(scale) - row.astype(np.float32), axis=1)
+        best = int(np.argmin(away))
+        if away[best] > 10 * case.view.tolerance * max(norm(row), 1e-30):
+            return
+        found.append(best)
+    ids = np.asarray(case.patched.ids)[case.rows][: len(found)]
+    few = np.flatnonzero(np.asarray(found) != ids)
+    if 0 < len(few) <= MOST_WRONG * len(ids):
+        read = np.asarray(case.patched.ids).copy()
+        read[case.rows[few]] = np.asarray(found)[few]
+        yield ids_change(np.asarray(case.patched.ids), read)
+        return
+    shift = np.unique((np.asarray(found) - ids) % len(table))
+    if len(shift) == 1 and shift[0]:
+        move = int(shift[0]) if shift[0] <= len(table) // 2 else int(shift[0]) - len(table)
+        yield Change(
+            "row_offset",
+            f"token_embd.weight is read {abs(move)} row{'s' if abs(move) > 1 else ''} "
+            f"{'further on' if move > 0 else 'too early'}",
+            ("token_embd.weight",),
+            overlaid({"token_embd.weight": np.roll(table, -move, axis=0)}),
+            {"offset": move},
+            scoped=False,
+        )
+
+
+def ids_change(own: Array, read: Array) -> Change:
+    """Return the change to the rows of other tokens at some places."""
+    at = np.flatnonzero(own != read)
+    shown = [f"token {i} is {own[i]} in the records, and the run read {read[i]}" for i in at[:4]]
+    more = f", and {len(at) - 4} more" if len(at) > 4 else ""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at_: Any, table: Any, ids: Any) -> Any:
+            same = table.key == "token_embd.weight" and len(ids) == len(read)
+            return op(table, read if same else ids)
+
+        return patched.with_op("embed", override, layers)
+
+    return Change(
+        "token_ids", "; ".join(shown) + more, ("input_ids",), make,
+        {"positions": at.tolist(), "recorded": own[at].tolist(), "read": read[at].tolist()},
+        scoped=False,
+    )  # fmt: skip
+
+
+def type_rows(patched: PatchedModel) -> Iterator[Change]:
+    """Yield other rows of the table of token types, and none; none of a model without types."""
+    weight = patched.weights.get_role(None, "token_types.weight")
+    if weight is None:
+        return
+    table = np.asarray(weight.numpy(), np.float32)
+    for row in range(1, min(len(table), 8)):
+        yield Change(
+            "token_type_ids", f"every token has type {row}; the model says 0",
+            ("token_types.weight",), overlaid({"token_types.weight": np.roll(table, -row, 0)}),
+            {"token_type": row}, scoped=False,
+        )  # fmt: skip
+    yield Change(
+        "token_type_ids", "no row of the token types is added", ("token_types.weight",),
+        overlaid({"token_types.weight": 0 * table}), {"token_type": None}, scoped=False,
+    )  # fmt: skip
+
+
+def token_types(case: Mismatch) -> Iterator[Change]:
+    """Try other rows of the token types before the first layer's points."""
+    if case.layer <= 0:
+        yield from type_rows(case.patched)
+
+
+def dropout(case: Mismatch) -> Iterator[Change]:
+    """Find values that were dropped: some are zero, all others are larger by one factor.
+
+    The factor is found on even rows. It is that of the share that was dropped, 1 / (1 - p).
+    """
+    call = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
+    if call is None or not case.exact(call):
+        return
+    theirs, ours = (np.asarray(x, np.float64) for x in (case.part(call), case.array(call.result)))
+    rest: Array = np.zeros(())
+    if call.op == "add" and case.array(call.args[1]).ndim == ours.ndim:
+        stream, added = (np.asarray(case.array(x), np.float64) for x in call.args)
+        theirs, ours, rest = theirs - stream, added, stream
+    size = float(np.abs(ours).max())
+    known = np.abs(ours) > 1e-2 * size
+    ratio = np.divide(theirs, ours, out=np.zeros_like(ours), where=known)
+    zero = np.abs(ratio) < 1e-3
+    even = np.zeros(ours.shape, np.bool_)
+    even[::2] = True
+    share = float(zero[known].mean()) if known.any() else 0.0
+    if not 0.005 < share < 0.95 or not (known & ~zero & even).any():
+        return
+    factor = float(np.median(ratio[known & ~zero & even]))
+    p = 1 - 1 / factor if factor > 1 else 0.0
+    odd = ratio[known & ~zero & ~even]
+    if p <= 0 or not len(odd) or np.abs(odd / factor - 1).max() > 1e-2 or abs(p - share) > 0.1:
+        return
+    drops = np.abs(theirs) < 0.5 * np.abs(factor * ours)
+    made = rest + np.where(drops, 0.0, factor * ours)
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+            y = op(*args, **kwargs)
+            here = at == call.at and y.shape == made.shape
+            return np.asarray(made, y.dtype) if here else y
+
+        return patched.with_op(call.op, override, layers)
+
+    yield Change(
+        "dropout", f"dropout is on: {share:.3g} of the values are zero and all others are "
+        f"{factor:.5g} times as large, as for p = {p:.3g}", (case.view.key,), make,
+        {"p": float(f"{p:.3g}")}, scoped=False, general=True,
+    )  # fmt: skip
+
+
+def factor_change(name: str, value: float, told: float) -> Change:
+    """Return the change to another factor."""
+    says = f"{name} is {value:.9g}; the model says {told:.9g}"
+    return hyper_change("multiplier", says, **{name: value})
+
+
+def factor(case: Mismatch) -> Iterator[Change]:
+    """Find one factor on the whole point, or on the value added to the stream."""
+    name = FACTORS.get(case.view.point)
+    scaled = case.call("scale")
+    if scaled is not None and not case.exact(scaled):
+        yield from _coarse_factor(case, scaled)
+        return
+    if name is None:
+        return
+    told = float(case.patched.hp[name])
+    if case.view.point in ("mid", "out"):
+        yield from _added_factor(case, name, told)
+        return
+    ours, theirs = case.view.mine, case.view.theirs
+    if name == "embedding_scale" and case.patched.spec.block.position == "learned":
+        return
+    if name == "logit_scale" and case.patched.hp["final_softcap"] is not None:
+        cap = float(case.patched.hp["final_softcap"])
+        inside = np.abs(theirs) < 0.99 * cap
+        ours, theirs = (cap * np.arctanh(x[inside] / cap) for x in (ours, theirs))
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    power = float(np.sum(ours * ours))
+    if not power or ours.shape != theirs.shape:
+        return
+    found = float(np.sum(ours * theirs)) / power
+    if found and rel_l2(ours * found, theirs) <= 20 * case.view.tolerance:
+        if abs(found * told - 1) <= 20 * case.view.tolerance:
+            yield factor_change(name, 1.0, told)
+            return
+        yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
+
+
+def _coarse_factor(case: Mismatch, call: OperationCall) -> Iterator[Change]:
+    """Try common factors if the trace does not hold the scaled value itself."""
+    name = (
+        "embedding_scale"
+        if call.at.point == "embd"
+        else ("logit_scale" if call.at.point in ("final_norm", "logits_raw") else "residual_scale")
+    )
+    told = float(case.patched.hp[name])
+    plain = factor_change(name, 1.0, told)
+    if case.trial(plain) <= case.view.tolerance:
+        yield plain
+        return
+    tries = (told * 2.0**k for k in (-3, -2, -1, 1, 2, 3))
+    yield from case.best_number(lambda v: factor_change(name, v, told), tries)
+
+
+def _added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
+    call = case.call("add")
+    if call is None or not case.exact(call) or case.patched.hp["parallel_residual"]:
+        return
+    stream, added = (case.array(x).astype(np.float64) for x in call.args)
+    theirs = case.view.theirs - stream
+    found = float(np.sum(theirs * added) / max(float(np.sum(added * added)), 1e-300))
+    if found and rel_l2(added * found, theirs) <= 100 * case.view.tolerance:
+        yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
+
+
+def residual(case: Mismatch) -> Iterator[Change]:
+    """Leave out one summand, or give both sublayers the same input."""
+    adds = [call for call in case.calls("add") if not is_score_bias(call)]
+    if case.layer < 0:
+        return
+    for says, keep in (
+        ("what the sublayer computed replaces the stream instead of being added", 1),
+        ("what the sublayer computed is not added to the stream", 0),
+    ):
+        for index, call in enumerate(adds):
+            if case.array(call.args[1]).ndim < 2:
+                continue  # a bias
+            if call.at.point.startswith(("per_layer", "altup")):
+                continue  # no sublayer's sum: hypotheses of its own (per_layer.py)
+            if call.at.point in EXPERTS:
+                lost = "routed experts are" if keep else "shared expert is"
+                yield Change(
+                    "moe_routing", f"the {lost} left out", ("moe_out",),
+                    kept(call.at.point, keep, _turn(adds, index)), {"left_out": lost},
+                )  # fmt: skip
+                continue
+            yield Change(
+                "residual",
+                f"{says} (before {case.view.point})",
+                ("residual",),
+                kept(call.at.point, keep, _turn(adds, index)),
+                {"kept": "added" if keep else "stream"},
+            )
+    if case.patched.spec.block.placement == "pre":
+        yield parallel_change(case.patched)
+        if not case.patched.hp["parallel_residual"]:
+            yield beside()
+
+
+def half_change(patched: PatchedModel, half: str, value: float) -> Change:
+    """Return the change to another factor on what one half of a layer adds to the stream."""
+    told = float(patched.hp["residual_scale"])
+    names = {"attn": "attention", "ffn": "the MLP"}
+    other = next(name for key, name in names.items() if key != half)
+    return Change(
+        "multiplier", f"what {names[half]} computed is multiplied by {value:g}, what {other} "
+        f"computed by {told:g} as the model says", ("residual_scale",),
+        _half_scaled(half, value / told), {"residual_scale": {names[half]: value}},
+    )  # fmt: skip
+
+
+def unscaled_halves(patched: PatchedModel) -> Iterator[Change]:
+    """Yield residual_scale on one half of a layer alone; none of a model without the factor."""
+    if float(patched.hp["residual_scale"]) != 1:
+        for half in BEHIND:
+            yield half_change(patched, half, 1.0)
+
+
+def _half_scaled(half: str, factor: float) -> Any:
+    """Return a maker: what one half of a layer adds is larger by a factor."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            inside = at.point in BEHIND[half] and b.ndim > 1
+            return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
+
+        return patched.with_op("add", override, layers)
+
+    return make
+
+
+def half_factor(case: Mismatch) -> Iterator[Change]:
+    """Try the factor of the residual on one half alone, and solve it where only the sum lies."""
+    if case.layer < 0 or case.call("add") is None:
+        return
+    yield from unscaled_halves(case.patched)
+    call = case.call("add")
+    half = next((half for half, points in BEHIND.items() if call and call.at.point in points), "")
+    if call is None or not half or not case.exact(call) or case.array(call.args[1]).ndim < 2:
+        return
+    stream, added = (case.array(x).astype(np.float64) for x in call.args)
+    even = np.arange(len(added)) % 2 == 0  # the odd rows judge it
+    theirs = (case.view.theirs.reshape(added.shape) - stream)[even]
+    found = float(np.sum(theirs * added[even]) / max(float(np.sum(added[even] ** 2)), 1e-300))
+    if found and rel_l2(added[even] * found, theirs) <= 100 * case.view.tolerance:
+        told = float(case.patched.hp["residual_scale"])
+        yield from case.rounded(lambda v: half_change(case.patched, half, v), found * told)
+
+
+def parallel_change(patched: PatchedModel) -> Change:
+    """Return the change to sublayers in parallel where they stand in a row, or the reverse."""
+    other = not patched.hp["parallel_residual"]
+    says = "the MLP reads the stream after attention instead of the layer's input"
+    if other:
+        says = "attention and MLP read one input and are added together"
+    return hyper_change("residual", says, parallel_residual=other)
+
+
+def beside() -> Change:
+    """Return the change to two norms that read one stream."""
+    return Change(
+        "residual", "attention and MLP read one stream, each by its own norm, and are added "
+        "together", ("residual", "parallel_residual"), side_by_side, {"side_by_side": True},
+    )  # fmt: skip
+
+
+def _turn(adds: Any, index: int) -> int:
+    """Return the number of this sum among the sums before the point."""
+    return sum(call.at == adds[index].at for call in adds[:index])
+
+
+def kept(point: str, keep: int, turn: int) -> Any:
+    """Return a maker: the sum after a point keeps one summand only (1: what is added)."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        count: dict[Any, int] = {}
+
+        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            if at.point != point or b.ndim < 2:
+                return op(a, b)
+            if count.get("at") != at:
+                count.clear()
+                count["at"], count["turn"] = at, 0
+            here = count["turn"]
+            count["turn"] += 1
+            return (a, b)[keep] if here == turn else op(a, b)
+
+        return patched.with_op("add", override, layers)
+
+    return make
+
+
+def final_cap(case: Mismatch) -> Iterator[Change]:
+    """Try no cap on the logits, and the cap that gives the trace's logits."""
+    if case.view.point != "logits":
+        return
+    told = case.patched.hp["final_softcap"]
+
+    def change(value: float | None) -> Change:
+        capped = "not capped" if value is None else f"capped at {value:g}"
+        model = "caps none" if told is None else f"says {told:g}"
+        says = f"the logits are {capped}; the model {model}"
+        return hyper_change("softcap", says, final_softcap=value)
+
+    ours = case.view.mine.astype(np.float64)
+    if told is not None:
+        yield change(None)
+        inside = np.abs(ours) < float(told) * (1 - 1e-6)
+        ours = np.where(inside, float(told) * np.arctanh(np.where(inside, ours, 0) / told), ours)
+    found = cap_of(ours.reshape(-1), case.view.theirs.astype(np.float64).reshape(-1))
+    if found is not None:
+        yield from case.rounded(change, found)
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "row_offset", embedding_rows, 20, "rows of a table, before what is computed from them"
+    ),
+    Hypothesis("multiplier", factor, 30, "one factor, before the numbers of an operation"),
+    Hypothesis("residual", residual, 370, "sums, once both terms are right"),
+    Hypothesis("softcap", final_cap, 430, "the logits, after all that gives them"),
+    Hypothesis(
+        "token_ids", embedding_rows, 24, "rows of other ids, after rows that all moved alike"
+    ),
+    Hypothesis("token_type_ids", token_types, 27, "one row of a table, before a factor"),
+    Hypothesis("multiplier", half_factor, 35, "a factor of a part, after one of all"),
+    Hypothesis("dropout", dropout, 440, "zeros at random, which any operation may have"),
+)

@@ -1,0 +1,497 @@
+"""Hypotheses about rope: pairing, base, scaling, rotated part, layers, positions."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
+from aprfmt.causes.forward.rotations import (
+    coarse,
+    kinds,
+    length_of,
+    own_kind,
+    places,
+    rope_of,
+    rotates_here,
+    rotation,
+    solved,
+    turned,
+    unturned,
+)
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.rope import RopeKind, kind_of, make
+from aprfmt.tensors.norms import norm
+
+CAUSE_ROWS = (
+    Cause(
+        "rope_theta", "config", "bug",
+        "Rope turns with another base frequency.",
+        "q and k are equal before rope and differ after it, more with position, but not in the "
+        "first pair; the lengths are equal.",
+        "The angles of the rows give the base; rope with it is equal.",
+        keys=("rope_theta", "rope_theta_local"),
+    ),
+    Cause(
+        "rope_scaling", "config", "bug",
+        "Rope scaling for long contexts is missing, or its factors are others.",
+        "As rope_theta, but the angles follow no single base, or all shrink by one factor.",
+        "The angles give the factor of every frequency; rope with the other rule is equal.",
+        keys=("context_length", "rope_scaling"),
+    ),
+    Cause(
+        "rope_layers", "config", "bug",
+        "Layers rotate that should not, do not where they should, or use the other kind of rope "
+        "(local and global layers exchanged).",
+        "Some layers are equal after rope and others not.",
+        "Turning rope on, off or to the other kind in the named layers makes them equal.",
+        keys=("rope_scaling_layers", "rope_layers"),
+    ),
+    Cause(
+        "partial_rotary", "config", "bug",
+        "Another number of elements of each head is rotated.",
+        "Elements past some index are rotated on one side and equal to the input on the other.",
+        "Rope over the printed number of elements is equal.",
+        keys=("rope_dim",),
+    ),
+    Cause(
+        "positions", "forward", "bug",
+        "Tokens have other positions: counted from another start, or not at all.",
+        "Rope's angles, or the learned rows, belong to positions at a constant distance.",
+        "The pass with the printed positions is equal.",
+        keys=("position_offset", "alibi_max_bias"),
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+# Bases in use, for traces that show no angles.
+THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
+
+
+def pairing(case: Mismatch) -> Iterator[Change]:
+    """Rotate adjacent pairs instead of split halves, or split halves instead of adjacent pairs."""
+    call = case.call("rope")
+    if call is None:
+        return
+    style = call.kwargs["style"]
+    yield pairing_change(style)
+    yield pairing_change(style, case.array(call.args[1][0]).shape[-1])
+
+
+def pairing_change(style: str, pairs: int = 0) -> Change:
+    """Return the change to the other style; `pairs` are then recorded as adjacent ones."""
+    other = "interleaved" if style == "half" else "half"
+    return Change(
+        "rope_pairing",
+        f"rope pairs {_pairing_words(other)}; the weights are laid out for {_pairing_words(style)}"
+        + (", and the rotated vectors are recorded in that order" if pairs else ""),
+        ("rope_style",), restyled(other, pairs), {"rope_style": other},
+    )  # fmt: skip
+
+
+def backwards(case: Mismatch) -> Iterator[Change]:
+    """Rotate the other way round: the sine has the other sign."""
+    if case.call("rope") is not None:
+        yield turned_back()
+
+
+def turned_back() -> Change:
+    """Return the change to a sine of the other sign."""
+
+    def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        cos, sin = table
+        return op(x, (cos, -sin), **kwargs)
+
+    return Change(
+        "rope_pairing", "rope turns backwards: the sine has the other sign", ("rope_style",),
+        lambda patched, layers: patched.with_op("rope", override, layers), {"sine": -1},
+    )  # fmt: skip
+
+
+def _pairing_words(style: str) -> str:
+    return "element i with i + d/2" if style == "half" else "elements 2i with 2i + 1"
+
+
+def restyled(style: str, interleave: int) -> Any:
+    """Return a maker: rope of another style; `interleave` pairs of its result are adjacent."""
+
+    def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+            y = op(x, table, **kwargs | {"style": style})
+            if not interleave:
+                return y
+            values = np.array(patched.backend.to_numpy(y))
+            halves = values[..., : 2 * interleave].copy()
+            values[..., 0 : 2 * interleave : 2] = halves[..., :interleave]
+            values[..., 1 : 2 * interleave : 2] = halves[..., interleave:]
+            return patched.backend.array(values)
+
+        return patched.with_op("rope", override, layers)
+
+    return make_world
+
+
+def layers(case: Mismatch) -> Iterator[Change]:
+    """Try layers without rotation, with an unwanted one, and with the other kind's rotation.
+
+    Each in all layers of this one's kind, then in this one alone.
+    """
+    kind, patched, hp = own_kind(case), case.patched, case.patched.hp
+    still = kind is not None and not hp["rope_layers"][case.layer]
+    if kind is None or not (rotates_here(case) or (still and case.call("scores") is not None)):
+        return
+    own = None if still else kind_of(hp, case.layer)
+    alike = frozenset(layer for layer in range(patched.n_layers) if kind_of(hp, layer) == own)
+    scopes = list(dict.fromkeys([alike, frozenset({case.layer})]))
+    if still:
+        for scope in scopes:
+            rows = tuple(bool(x) or i in scope for i, x in enumerate(hp["rope_layers"]))
+            yield _in(scope, "{} rotate{}; {} should not", {"rotates": True},
+                      lambda patched, _, rows=rows:
+                      patched.with_hyper(rope_layers=rows))  # fmt: skip
+        return
+    for other in kinds(patched):
+        if other != kind:
+            rope = rope_of(patched, other)
+            scaled = " and scaling" if other[1] else ""
+            says = (
+                f"{{}} rotate{{}} with base {other[0]:g}{scaled}, which belongs to the other kind "
+                "of layer"
+            )
+            for scope in scopes:
+                yield _in(scope, says, {"rope_theta": other[0], "scaled": other[1]},
+                          _here(turned(rope.inv_freq, rope.factor), scope))  # fmt: skip
+    found = rotation(case)
+    if found is not None and not found.still:
+        return
+    for scope in scopes if len(alike) < patched.n_layers else scopes[-1:]:
+        yield _in(
+            scope, "{} do{} not rotate; {} should", {"rotates": False}, _here(unturned, scope)
+        )
+
+
+def _in(scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any) -> Change:
+    """Return a change of the rotation in some layers; `says` has places for them and a verb."""
+    one = len(scope) == 1
+    named = ", ".join(map(str, sorted(scope)))
+    ending = ("es" if "do{}" in says else "s") if one else ""
+    return Change(
+        "rope_layers",
+        says.format(f"layer{'' if one else 's'} {named}", ending, "it" if one else "they"),
+        tuple(f"L{layer}.rope_layers" for layer in sorted(scope)),
+        make_world,
+        values,
+        scoped=False,
+    )
+
+
+def _here(maker: Any, scope: frozenset[int]) -> Any:
+    return lambda patched, layers: maker(patched, scope)
+
+
+def positions(case: Mismatch) -> Iterator[Change]:
+    """Find every token's position from its angles."""
+    kind = own_kind(case)
+    if kind is None or not rotates_here(case) or case.view.base:
+        return
+    ours, count = places(case.patched), case.tokens
+    found = solved(case)
+    if found is None:
+        if coarse(case):
+            for where in usual_positions(ours):
+                yield positions_change(ours, where)
+        return
+    inv_freq = rope_of(case.patched, kind).inv_freq.astype(np.float64)
+    candidates = np.arange(-count, 4 * count + 1024)
+    unit = found.turn / np.maximum(np.abs(found.turn), 1e-30)
+    expected = np.exp(1j * candidates[:, None] * inv_freq)
+    fit = np.real(unit @ np.conj(expected).T)  # (row, candidate)
+    theirs = np.array(ours)
+    theirs[found.rows] = candidates[np.argmax(fit, axis=1)]
+    if fit.max(axis=1).min() < (1 - 1e-3) * len(inv_freq) or np.array_equal(theirs, ours):
+        return
+    if theirs.min() < 0:
+        return
+    yield positions_change(ours, theirs)
+
+
+def usual_positions(ours: Array) -> list[Array]:
+    """Return positions that engines give to tokens by mistake."""
+    shifts = (1, 2, 3, 4, 8, len(ours))
+    return [np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0)]
+
+
+def positions_change(ours: Array, theirs: Array) -> Change:
+    """Return the change to other positions, in words."""
+    shift = np.unique(theirs - ours)
+    if len(shift) == 1:
+        says = f"positions are counted from {int(theirs[0])} instead of {int(ours[0])}"
+    elif len(np.unique(theirs)) == 1:
+        says = f"every token has position {int(theirs[0])}"
+    else:
+        head = ", ".join(map(str, theirs[:6].tolist()))
+        says = f"tokens have positions {head}{', ...' if len(theirs) > 6 else ''}"
+    where = tuple(int(p) for p in theirs)
+    return Change(
+        "positions",
+        says,
+        ("positions",),
+        lambda patched, layers: patched.with_positions(where),
+        {"positions": list(where[:64]), "offset": int(shift[0]) if len(shift) == 1 else None},
+        scoped=False,
+    )
+
+
+def partial(case: Mismatch) -> Iterator[Change]:
+    """Try other numbers of rotated elements."""
+    kind = own_kind(case)
+    if kind is None or not rotates_here(case) or case.view.base:
+        return
+    width = int(case.patched.hp["qk_rope_head_dim"] or case.patched.hp["head_dim"])
+    told = int(case.patched.hp["rope_dim"])
+    if case.patched.hp["rope_scaling"] is not None and kind[1]:
+        return  # the scaling's lists fit only the model's number of pairs
+    chosen = [n for n in range(2, width + 1, 2) if n != told]
+    if coarse(case) and len(chosen) > 8:
+        chosen = [n for n in (width, 3 * width // 4, width // 2, width // 4) if n in chosen]
+    for n in chosen:
+        change = partial_change(case.patched, kind, n)
+        if case.trial(change) <= case.view.tolerance:
+            yield change
+            return
+
+
+def partial_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
+    """Return the change to another number of rotated elements, for one kind of rope."""
+    wanted = kind if kind.dim is None else kind._replace(dim=n)
+    rope = make(patched.hp.replaced(rope_dim=n), wanted, length_of(patched))
+    told = int(patched.hp["rope_dim"])
+    return Change(
+        "partial_rotary", f"{n} elements of each head are rotated; the model says {told}",
+        ("rope_dim",), turned(rope.inv_freq, rope.factor), {"rope_dim": n},
+    )  # fmt: skip
+
+
+def other_elements(patched: PatchedModel) -> Iterator[Change]:
+    """Yield other elements of a head that rotate, where only some do."""
+    n, width = int(patched.hp["rope_dim"]), int(patched.hp["head_dim"])
+    if patched.spec.block.attention == "mla" or not 0 < n < width:
+        return
+    half = n // 2
+    spread = np.concatenate([np.arange(half), width // 2 + np.arange(half)])
+    for says, at in (
+        (f"the last {n} elements of each head are rotated", np.arange(width - n, width)),
+        (f"the first {half} elements of each half of a head are rotated", spread),
+        (f"every second element of each head is rotated, {n} of them", np.arange(n) * 2 % width),
+    ):
+        if len(set(at.tolist())) == n:
+            yield Change(
+                "partial_rotary", f"{says}; the model says the first {n}", ("rope_dim",),
+                _rotating(at), {"elements": at.tolist()},
+            )  # fmt: skip
+
+
+def _rotating(at: Array) -> Any:
+    """Return a maker: rope turns these elements of a head, and leaves the others."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+            y = np.array(x)
+            y[..., at] = op(np.ascontiguousarray(x[..., at]), table, **kwargs)
+            return y
+
+        return patched.with_op("rope", override, layers)
+
+    return make
+
+
+def elements(case: Mismatch) -> Iterator[Change]:
+    """Try other elements of a head that rotate."""
+    if case.layer >= 0 and rotates_here(case):
+        yield from other_elements(case.patched)
+
+
+def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
+    """Return the change that gives one kind of rope another base."""
+    local = kind[0] != patched.hp["rope_theta"]
+    name = "rope_theta_local" if local else "rope_theta"
+    rope = make(
+        patched.hp.replaced(rope_theta=theta), kind._replace(theta=theta), length_of(patched)
+    )
+    return Change(
+        "rope_theta", f"rope's base is {theta:g}; the model says {kind[0]:g}", (name,),
+        turned(rope.inv_freq, rope.factor), {name: theta},
+    )  # fmt: skip
+
+
+def theta(case: Mismatch) -> Iterator[Change]:
+    """Fit one base to the frequencies."""
+    kind = own_kind(case)
+    if kind is None or not rotates_here(case) or case.view.base:
+        return
+    found = solved(case)
+    if found is None:
+        if coarse(case):
+            yield from case.best_number(
+                lambda t: theta_change(case.patched, kind, t), (t for t in THETAS if t != kind[0])
+            )
+        return
+    if found.still or len(found.rows) < 2:
+        return
+    told = rope_of(case.patched, kind).inv_freq.astype(np.float64)
+    seen = found.frequencies
+    plain = make(case.patched.hp, kind._replace(scaled=False), length_of(case.patched)).inv_freq
+    # Divide by the scaling's factor of each pair, which leaves the base.
+    factors = told / plain.astype(np.float64)
+    bare = seen / factors
+    index = np.arange(len(bare))
+    use = (index > 0) & (bare > 0)
+    if not use.any() or abs(bare[0] - 1) > 0.01:
+        return
+    weights = bare[use] ** 2 * index[use]  # the angle of a slow pair is less exact
+    slopes = -np.log(bare[use]) / index[use]
+    slope = float(np.sum(weights * slopes) / np.sum(weights))
+    value = math.exp(slope * len(bare))
+    if not 1 < value < 1e12 or math.isclose(value, kind[0], rel_tol=1e-4):
+        return
+    yield from case.rounded(lambda t: theta_change(case.patched, kind, t), value)
+
+
+def unscaled(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
+    """Yield the changes that leave a kind's scaling out, or only its factor on cos and sin."""
+    if not kind[1]:
+        return
+    length, told = length_of(patched), patched.hp["rope_scaling"]
+    own, plain = (
+        make(patched.hp, kind, length),
+        make(patched.hp, kind._replace(scaled=False), length),
+    )
+    yield Change(
+        "rope_scaling", f"the scaling {told['type']} is left out", ("rope_scaling",),
+        turned(plain.inv_freq, 1.0), {"rope_scaling": None},
+    )  # fmt: skip
+    if own.factor != 1.0:
+        yield Change(
+            "rope_scaling",
+            f"the scaling's factor {own.factor:.6g} on cos and sin is left out",
+            ("rope_scaling.attention_factor",),
+            turned(own.inv_freq, 1.0),
+            {"attention_factor": 1.0},
+        )
+
+
+def divided_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Change:
+    """Return the change that divides positions by a factor, in place of the model's own scaling."""
+    plain = make(patched.hp, kind._replace(scaled=False), length_of(patched))
+    model = f"; the model says {_said(patched.hp['rope_scaling'])}" if kind[1] else (
+        ", which the model does not say")  # fmt: skip
+    return Change(
+        "rope_scaling", f"positions are divided by {factor:g}{model}", ("rope_scaling",),
+        turned(plain.inv_freq / np.float32(factor), 1.0),
+        {"rope_scaling": {"type": "linear", "factor": factor}},
+    )  # fmt: skip
+
+
+def scaling(case: Mismatch) -> Iterator[Change]:
+    """Try no scaling, a single factor, and the frequencies solved from the angles."""
+    kind = own_kind(case)
+    if kind is None or not rotates_here(case) or case.view.base:
+        return
+    yield from unscaled(case.patched, kind)
+    found = solved(case)
+
+    def by(factor: float) -> Change:
+        return divided_change(case.patched, kind, factor)
+
+    if found is None:
+        if coarse(case):
+            yield from case.best_number(by, (2.0, 3.0, 4.0, 8.0, 16.0, 32.0))
+        return
+    if found.still or len(found.rows) < 2:
+        return
+    seen, told = found.frequencies, case.patched.hp["rope_scaling"]
+    plain = make(case.patched.hp, kind._replace(scaled=False), length_of(case.patched))
+    ratio = plain.inv_freq.astype(np.float64) / np.where(seen > 0, seen, np.nan)
+    fast = ratio[: max(1, len(ratio) // 2)]
+    if np.isfinite(fast).all() and np.ptp(fast) <= 0.02 * np.median(fast):
+        yield from case.rounded(by, float(fast[0]))
+    yield Change(
+        "rope_scaling",
+        f"the pairs turn by {_listed(ratio)} times less than the base alone says"
+        + (f", vectors grow by {found.length:.6g}" if abs(found.length - 1) > 1e-3 else "")
+        + (f"; the model says {_said(told)}" if kind[1] else "; the model has no scaling"),
+        ("rope_scaling",),
+        turned(seen, found.length),
+        {"factors": [float(f"{value:.6g}") for value in ratio], "attention_factor": found.length},
+        general=True,
+    )
+
+
+def _said(scaling: Mapping[str, Any] | None) -> str:
+    if scaling is None:
+        return "none"
+    factor = scaling.get("factor")
+    return f"{scaling['type']}" + (f" {factor:g}" if isinstance(factor, (int, float)) else "")
+
+
+def _listed(values: Array) -> str:
+    shown = ", ".join(f"{value:.4g}" for value in values[:8])
+    return shown + (", ..." if len(values) > 8 else "")
+
+
+def learned(case: Mismatch) -> Iterator[Change]:
+    """Find which rows of a learned position table were added."""
+    if case.patched.spec.block.position != "learned" or case.layer > 0:
+        return
+    adds = [call for call in case.calls("add") if call.at.point == "embd"]
+    if not adds:
+        return
+    added = adds[-1]  # behind the token types
+    if not case.exact(added):
+        for where in usual_positions(places(case.patched)):
+            yield positions_change(places(case.patched), where)
+        return
+    rows = case.view.theirs - case.array(added.args[0])
+    table = np.asarray(case.patched.weights["position_embd.weight"].numpy(), np.float64)
+    ours = places(case.patched)
+    if rel_zero(rows, case.view.theirs) <= case.view.tolerance:
+        yield Change(
+            "positions",
+            "no position is added to the embedding",
+            ("position_embd.weight",),
+            lambda patched, layers: patched.with_weights({"position_embd.weight": 0 * table}),
+            scoped=False,
+        )
+        return
+    nearest = [int(np.argmin(np.linalg.norm(table - row, axis=1))) for row in rows]
+    told = int(case.patched.hp["position_offset"])
+    theirs = np.asarray(nearest, np.int64) - told
+    if not case.close(table[theirs + told], rows) or np.array_equal(theirs, ours):
+        return
+    if theirs.min() >= 0:
+        yield positions_change(ours, theirs)
+    elif len(np.unique(theirs - ours)) == 1:
+        first = int(theirs[0] - ours[0]) + told
+        says = f"position 0 takes row {first} of the table; the model says row {told}"
+        yield hyper_change("positions", says, position_offset=first)
+
+
+def rel_zero(x: Array, against: Array) -> float:
+    """Return the size of x relative to another array."""
+    return norm(x) / max(norm(against), 1e-300)
+
+
+HYPOTHESES = (
+    Hypothesis("rope_layers", layers, 200, "rope at all, before its numbers"),
+    Hypothesis("rope_pairing", backwards, 210, "the other direction, before other pairs"),
+    Hypothesis("positions", positions, 220, "one shift of all angles"),
+    Hypothesis("positions", learned, 230, "rows of a learned table"),
+    Hypothesis("rope_pairing", pairing, 240, "which elements turn, before how far"),
+    Hypothesis("partial_rotary", partial, 250, "how many elements turn, before how far"),
+    Hypothesis("rope_theta", theta, 260, "one base gives all frequencies"),
+    Hypothesis("rope_scaling", scaling, 270, "a frequency for each pair fits more than a base"),
+    Hypothesis("partial_rotary", elements, 255, "which elements turn, after how many"),
+)

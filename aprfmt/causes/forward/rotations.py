@@ -1,0 +1,182 @@
+"""The rotations of q and k: those of the reference, and those solved from a trace.
+
+If a trace holds q or k before and after rope, every pair of elements is a complex number that was
+rotated by an angle: the angles give positions and frequencies, and these give the cause. Otherwise
+common values are tried on the next point in the trace.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Layers, Mismatch
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.rope import RopeKind, Turning, kind_of, make
+from aprfmt.tensors.norms import norm
+
+Array = NDArray[Any]
+
+
+# --- the reference's rotation --------------------------------------------------------------------
+
+
+def length_of(patched: PatchedModel) -> int:
+    """Return the number of positions in the pass."""
+    return max(len(patched.ids), max(patched.positions or (0,)) + 1)
+
+
+def kinds(patched: PatchedModel) -> list[RopeKind]:
+    """Return the kinds of rope in the model's layers, and the kind without scaling."""
+    found = [kind_of(patched.hp, layer) for layer in range(patched.n_layers)]
+    return list(dict.fromkeys([kind for kind in found if kind is not None]))
+
+
+def own_kind(case: Mismatch) -> RopeKind | None:
+    """Return the kind of the divergence's layer; if that has no rope, the model's only kind."""
+    if case.patched.spec.block.position != "rope" or case.layer < 0:
+        return None
+    kind = kind_of(case.patched.hp, case.layer)
+    every = kinds(case.patched)
+    return kind if kind is not None else every[0] if every else None
+
+
+def rope_of(patched: PatchedModel, kind: RopeKind) -> Turning:
+    """Return the frequencies of a kind."""
+    return make(patched.hp, kind, length_of(patched))
+
+
+def places(patched: PatchedModel) -> Array:
+    """Return the positions of the pass's tokens."""
+    given = patched.positions
+    return np.arange(len(patched.ids)) if given is None else np.asarray(given, np.int64)
+
+
+def turned(inv_freq: Array, factor: float, positions: Array | None = None) -> Any:
+    """Return a function for `Change.make`: rope with other frequencies (and positions)."""
+
+    def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        where = places(patched) if positions is None else positions
+
+        def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
+            other = patched.backend.rope_table(
+                where, np.asarray(inv_freq, np.float32), factor=factor, cast=cast
+            )
+            return op(x, other, style=style, cast=cast)
+
+        return patched.with_op("rope", override, layers)
+
+    return make_world
+
+
+def unturned(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the patched model without rope in some layers."""
+
+    def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        cos, sin = table
+        still = (
+            patched.backend.array(np.ones_like(patched.backend.to_numpy(cos))),
+            patched.backend.array(np.zeros_like(patched.backend.to_numpy(sin))),
+        )
+        return op(x, still, **kwargs)
+
+    return patched.with_op("rope", override, layers)
+
+
+# --- the angles ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A trace's rope: `turn` [rows, pairs], a complex factor (length and angle) of every token."""
+
+    turn: Array
+    rows: Array  # token of each row of `turn`
+    explained: float  # relative distance of the turned input from the trace's value
+    still: bool  # True if nothing was rotated
+
+    @property
+    def frequencies(self) -> Array:
+        """Angle per position of each pair, from tokens at increasing distances."""
+        unit = self.turn / np.maximum(np.abs(self.turn), 1e-30)
+        found = np.zeros(unit.shape[1])
+        span = 1
+        while span < len(unit):
+            if not np.array_equal(np.diff(self.rows), np.ones(len(self.rows) - 1, np.int64)):
+                break
+            measured = np.angle(np.sum(unit[span:] * np.conj(unit[:-span]), axis=0))
+            found += _wrapped(measured - span * found) / span
+            span *= 2
+        return found
+
+    @property
+    def length(self) -> float:
+        """The factor on the vectors' lengths."""
+        return float(np.median(np.abs(self.turn)))
+
+
+def _wrapped(angle: Array) -> Array:
+    return (angle + math.pi) % (2 * math.pi) - math.pi
+
+
+def rotation(case: Mismatch) -> Rotation | None:
+    """Solve the rotation of q or k; None unless the trace holds both input and output."""
+    call = case.call("rope")
+    if call is None:
+        return _rotation_of_alias(case)
+    theirs = case.part(call)
+    if theirs is None:
+        return None
+    pairs = case.array(call.args[1][0]).shape[-1]
+    return _solve(case, case.array(call.args[0]), theirs, pairs, call.kwargs["style"])
+
+
+def _rotation_of_alias(case: Mismatch) -> Rotation | None:
+    """Solve a rotation in a layer where the reference has none."""
+    if case.view.point not in ("q_rope", "k_rope") or not case.view.base:
+        return None
+    kind = own_kind(case)
+    if kind is None:
+        return None
+    pairs = len(rope_of(case.patched, kind).inv_freq)
+    return _solve(case, case.view.mine, case.view.theirs, pairs, str(case.patched.hp["rope_style"]))
+
+
+def _solve(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:
+    rows = case.rows
+    x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
+    before, after = complex_pairs(x, pairs, style), complex_pairs(y, pairs, "half")
+    power = np.sum(np.abs(before) ** 2, axis=1)
+    turn = np.sum(after * np.conj(before), axis=1) / np.maximum(power, 1e-300)
+    missed = norm(after - turn[:, None] * before)
+    size = max(norm(after), 1e-300)
+    still = norm(turn - 1) / math.sqrt(turn.size) <= 10 * case.view.tolerance
+    return Rotation(turn, rows, missed / size, bool(still))
+
+
+def complex_pairs(x: Array, pairs: int, style: str) -> Array:
+    """Return [rows, heads, pairs] complex of the rotated elements of [rows, heads, d]."""
+    if style == "half":
+        return np.asarray(x[..., :pairs] + 1j * x[..., pairs : 2 * pairs])
+    return np.asarray(x[..., 0 : 2 * pairs : 2] + 1j * x[..., 1 : 2 * pairs : 2])
+
+
+def solved(case: Mismatch) -> Rotation | None:
+    """Return the rotation if it explains the trace's value, else None."""
+    found = rotation(case)
+    return found if found is not None and found.explained <= 10 * case.view.tolerance else None
+
+
+def rotates_here(case: Mismatch) -> bool:
+    """Say whether one of the two sides rotates between the trace's points."""
+    return case.call("rope") is not None or (
+        case.view.point in ("q_rope", "k_rope") and bool(case.view.base)
+    )
+
+
+def coarse(case: Mismatch) -> bool:
+    """Say whether rope is between the trace's points but shows no angles."""
+    call = case.call("rope")
+    return call is not None and case.part(call) is None

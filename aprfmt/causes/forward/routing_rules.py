@@ -1,0 +1,189 @@
+"""Rules of choosing and weighting experts that engines apply by mistake.
+
+A model's own rule is read from its hyperparameters; a mistake is that rule with one part of it
+exchanged. The rule runs on the router's logits of the pass and replaces the points `experts` and
+`expert_w`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Layers
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.routing import Routing
+
+Array = NDArray[Any]
+Scores = Literal["softmax", "sigmoid"]
+Ranking = Literal["none", "best", "two", "mean"]
+MixedBy = Literal["scores", "biased", "logits", "softmax of the chosen", "softmax of the scores"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a router chooses and weights experts.
+
+    `biased`: the correction is added for the choice. `groups`: how groups of experts are ranked.
+    `weights`: what the chosen experts are weighted by. `sums`: the weights are divided by their
+    sum. `scaled`: the model's factor is applied.
+    """
+
+    scores: Scores
+    biased: bool
+    groups: Ranking
+    weights: MixedBy
+    sums: bool
+    scaled: bool
+
+
+def rule_of(hp: Mapping[str, Any]) -> Rule:
+    """Return a model's own rule."""
+    name, split = str(hp["router"]), int(hp["n_expert_groups"]) > 1
+    if name == "softmax_topk":
+        return Rule("softmax", False, "none", "softmax of the chosen", False, True)
+    if name in ("sigmoid_bias", "sigmoid_bias_eps"):
+        return Rule(
+            "sigmoid", True, "two" if split else "none", "scores", bool(hp["norm_topk"]), True
+        )
+    ranked: Ranking = "best" if name == "group_limited_greedy" and split else "none"
+    return Rule("softmax", False, ranked, "scores", bool(hp["norm_topk"]), True)
+
+
+def ruled(rule: Rule, logits: Array, bias: Array | None, hp: Mapping[str, Any]) -> Routing:
+    """Choose and weight experts by a rule; heaviest first, as every routing is."""
+    scores = _softmax(logits) if rule.scores == "softmax" else 1 / (1 + np.exp(-logits))
+    ranked = scores + bias if bias is not None and rule.biased else scores
+    choice = _kept(ranked, rule.groups, hp)
+    used = int(hp["n_experts_used"])
+    chosen = np.argsort(-choice, axis=-1, kind="stable")[:, :used]
+    weights = _weights(rule, logits, scores, bias, chosen)
+    if rule.sums:
+        weights = weights / (weights.sum(-1, keepdims=True) + weights.dtype.type(1e-20))
+    if rule.scaled:
+        weights = weights * weights.dtype.type(hp["routed_scale"])
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    margin = np.full(len(logits), np.inf, logits.dtype)
+    if used < logits.shape[-1]:
+        highest = -np.sort(-choice, axis=-1)
+        margin = highest[:, used - 1] - highest[:, used]
+    return Routing(
+        np.take_along_axis(chosen, order, -1), np.take_along_axis(weights, order, -1), margin
+    )
+
+
+def _softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+
+
+def _kept(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
+    """Return the scores for the choice: minus infinity for experts of groups that are out."""
+    count = int(hp["n_expert_groups"])
+    if groups == "none" or count < 2 or ranked.shape[-1] % count:
+        return ranked
+    split = ranked.reshape(len(ranked), count, -1)
+    best = np.sort(split, axis=-1)
+    value = {"best": best[..., -1], "two": best[..., -2:].sum(-1), "mean": split.mean(-1)}[groups]
+    chosen = np.argsort(-value, axis=-1, kind="stable")[:, : int(hp["n_expert_groups_used"])]
+    kept = np.zeros(value.shape, np.bool_)
+    np.put_along_axis(kept, chosen, True, axis=-1)
+    inside = np.repeat(kept, split.shape[-1], axis=-1)
+    return np.where(inside, ranked, ranked.dtype.type(-np.inf))
+
+
+def _weights(rule: Rule, logits: Array, scores: Array, bias: Array | None, chosen: Array) -> Array:
+    if rule.weights == "softmax of the chosen":
+        return _softmax(np.take_along_axis(logits, chosen, -1))
+    if rule.weights == "softmax of the scores":
+        return _softmax(np.take_along_axis(scores, chosen, -1))
+    source = {"scores": scores, "logits": logits}.get(rule.weights, scores)
+    if rule.weights == "biased" and bias is not None:
+        source = scores + bias
+    return np.asarray(np.take_along_axis(source, chosen, -1))
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+def mistakes(patched: PatchedModel) -> Iterator[tuple[str, Rule]]:
+    """Yield what a wrong rule does, and the rule."""
+    hp, own = patched.hp, rule_of(patched.hp)
+    corrected = any(key.endswith(".exp_probs_b.bias") for key in patched.weights)
+    yield "the router's logits are the experts' weights", replace(own, weights="logits", sums=False)
+    yield ("the router's logits are the experts' weights, divided by their sum",
+           replace(own, weights="logits", sums=True))  # fmt: skip
+    if own.weights == "softmax of the chosen":
+        for sums in (False, True):
+            words = ", divided by their sum" if sums else ""
+            yield (f"the softmax is over all experts, not over the chosen ones{words}",
+                   replace(own, weights="scores", sums=sums))  # fmt: skip
+    else:
+        yield ("the weights are the softmax of the chosen experts' logits",
+               replace(own, weights="softmax of the chosen", sums=False))  # fmt: skip
+        other: Scores = "sigmoid" if own.scores == "softmax" else "softmax"
+        for sums in dict.fromkeys((own.sums, not own.sums)):
+            words = "" if sums == own.sums else (", divided by their sum" if sums else
+                                                 ", not divided by their sum")  # fmt: skip
+            yield (f"the scores are a {other}{words}; the model says {own.scores}",
+                   replace(own, scores=other, sums=sums))  # fmt: skip
+    yield ("the weights are a softmax of the chosen experts' scores: twice normalised",
+           replace(own, weights="softmax of the scores", sums=False))  # fmt: skip
+    if corrected:
+        yield ("the correction for the choice of experts is in their weights, too",
+               replace(own, weights="biased"))  # fmt: skip
+        yield ("the correction is not added for the choice of experts", replace(own, biased=False))
+        yield ("the correction is in the experts' weights, which are not divided by their sum",
+               replace(own, weights="biased", sums=not own.sums))  # fmt: skip
+    yield from _rankings(hp, own)
+    if float(hp["routed_scale"]) != 1:
+        yield "the factor on the experts' weights is left out", replace(own, scaled=False)
+
+
+RANKED: Mapping[Ranking, str] = {
+    "best": "their best expert", "two": "their two best experts", "mean": "the mean of all",
+    "none": "nothing: all groups are open",
+}  # fmt: skip
+
+
+def _rankings(hp: Mapping[str, Any], own: Rule) -> Iterator[tuple[str, Rule]]:
+    if int(hp["n_expert_groups"]) < 2:
+        return
+    for groups, words in RANKED.items():
+        if groups != own.groups:
+            yield (f"groups of experts are ranked by {words}; the model says by "
+                   f"{RANKED[own.groups]}", replace(own, groups=groups))  # fmt: skip
+
+
+def rule_changes(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the change to each wrong rule."""
+    for says, rule in mistakes(patched):
+        yield Change("moe_routing", says, ("router",), by_rule(rule), {"rule": says}, scoped=True)
+
+
+def by_rule(rule: Rule) -> Any:
+    """Return a maker: experts are chosen and weighted by another rule."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def routed(patched: PatchedModel, layer: int, held: Mapping[str, Any]) -> Routing:
+            stored = patched.weights.get_role(layer, "exp_probs_b.bias")
+            logits = np.asarray(patched.backend.to_numpy(held["router"]))
+            bias = None if stored is None else stored.numpy().astype(logits.dtype, copy=False)
+            return ruled(rule, logits, bias, patched.hp)
+
+        def experts(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return routed(patched, layer, held).experts
+
+        def weights(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return routed(patched, layer, held).weights
+
+        def margin(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return routed(patched, layer, held).margin
+
+        for point, tap in (("experts", experts), ("expert_w", weights), ("router_margin", margin)):
+            patched = patched.with_tap(point, tap, layers)
+        return patched
+
+    return make

@@ -1,0 +1,152 @@
+"""Hypotheses about what attention adds to its scores for the distance: nothing, or other slopes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.score_bias import alibi_slopes, key_bias
+
+Array = NDArray[Any]
+MOST = (1.0, 2.0, 4.0, 16.0, 32.0)  # exponents at which slopes end, beside the usual 8
+AFTER = ("scores", "probs", "attn", "attn_out", "attn_contrib", "mid", "out", "logits")
+
+
+def is_score_bias(call: Any) -> bool:
+    """Return whether an operation adds to scores [heads, tokens, keys], not to a stream."""
+    return call.op == "add" and getattr(call.args[1], "ndim", 0) == 3
+
+
+def added(how: Callable[[Any, Array], Any]) -> Any:
+    """Return a maker: what is added to the scores is how(scores, added), summed there."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            return np.asarray(how(a, b), a.dtype) if b.ndim == 3 else op(a, b)
+
+        return patched.with_op("add", override, layers)
+
+    return make
+
+
+def missing() -> Change:
+    """Return the change to scores to which nothing is added for the distance."""
+    return Change(
+        "positions", "nothing is added to the scores for the distance", ("scores",),
+        added(lambda scores, bias: scores), {"score_bias": None},
+    )  # fmt: skip
+
+
+def _steps(heads: int, power: int, most: float) -> Array:
+    return np.array([2.0 ** (-most * (i + 1) / power) for i in range(heads)])
+
+
+def _in_two(heads: int, most: float) -> Array:
+    """Return the second, fourth, ... slopes of the power of two above, then the others."""
+    every = _steps(1 << heads.bit_length(), 1 << heads.bit_length(), most)
+    return np.concatenate([every[1::2], every[::2]])[:heads]
+
+
+# What is said -> the slopes of so many heads, of the model's own ones.
+TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
+    "are those of a number of heads that is a power of two": lambda own, most: _steps(
+        len(own), len(own), most
+    ),
+    "go on by the step of the power of two below": lambda own, most: _steps(
+        len(own), 1 << (len(own).bit_length() - 1), most
+    ),
+    "are the first ones of the power of two above": lambda own, most: _steps(
+        len(own), 1 << (len(own) - 1).bit_length(), most
+    ),
+    "are every second one of the power of two above, then the others": lambda own, most: (
+        _in_two(len(own), most)
+    ),
+    "stand in the order of their size": lambda own, most: np.sort(own)[::-1],
+    "stand the other way round": lambda own, most: own[::-1],
+    "have the other sign": lambda own, most: -own,
+    "begin one head early, with 1": lambda own, most: np.concatenate([[1.0], own[:-1]]),
+    "are twice as large": lambda own, most: 2 * own,
+    "are half as large": lambda own, most: own / 2,
+}  # fmt: skip
+
+
+def _sloped(patched: PatchedModel, own: Array, slopes: Array) -> Any:
+    """Return a maker: the slopes of the heads are others."""
+    if patched.spec.block.score_bias == "alibi_keys":  # rounded at every step, so made anew
+        scale = float(patched.hp["attn_scale"])
+        return added(lambda scores, bias: scores + key_bias(slopes, bias.shape[-1], scale)[:, None])
+    ratio = (slopes / own).astype(np.float32)[:, None, None]
+    return added(lambda scores, bias: scores + bias * ratio)
+
+
+def _slopes_of(patched: PatchedModel) -> Array | None:
+    most = patched.hp["alibi_max_bias"]
+    if not patched.spec.block.score_bias.startswith("alibi") or most is None:
+        return None
+    return alibi_slopes(int(patched.hp["n_heads"]), float(most))
+
+
+def score_biases(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes in what is added to scores; none of a model that adds nothing."""
+    if patched.spec.block.score_bias == "none":
+        return
+    yield missing()
+    yield Change(
+        "positions", "what is added to the scores for the distance is added twice", ("scores",),
+        added(lambda scores, bias: scores + 2 * bias), {"score_bias": "twice"},
+    )  # fmt: skip
+    own = _slopes_of(patched)
+    if own is None:
+        return
+    told = float(patched.hp["alibi_max_bias"])
+    for most in (*MOST, 8.0):
+        if most != told:
+            make = _sloped(patched, own, alibi_slopes(len(own), most))
+            yield Change(
+                "positions", f"the slopes on distances end at 2^-{most:g}; the model says "
+                f"2^-{told:g}", ("alibi_max_bias",), make, {"alibi_max_bias": most},
+            )  # fmt: skip
+    for says, taken in TAKEN.items():
+        slopes = taken(own, told)
+        if not np.allclose(slopes, own, rtol=1e-6):
+            yield Change("positions", f"the slopes on distances {says}", ("alibi_slopes",),
+                         _sloped(patched, own, slopes), {"alibi_slopes": says})  # fmt: skip
+    scale = float(patched.hp["attn_scale"])
+    if scale != 1:
+        says = "are multiplied by the scale of the scores, too"
+        if patched.spec.block.score_bias == "alibi_keys":
+            scale, says = 1 / scale, "are not multiplied by the scale of the scores"
+        yield Change("positions", f"the slopes on distances {says}", ("alibi_slopes",),
+                     _sloped(patched, own, own * scale), {"alibi_slopes": says})  # fmt: skip
+
+
+def score_bias(case: Mismatch) -> Iterator[Change]:
+    """Try other slopes, and solve them where the trace has the scores."""
+    sums = [call for call in case.view.calls if is_score_bias(call)]
+    if case.layer < 0 or not sums or case.view.point not in AFTER:
+        return
+    yield from score_biases(case.patched)
+    own = _slopes_of(case.patched)
+    theirs = case.part(sums[-1])
+    if own is None or theirs is None or len(case.rows) != case.tokens:
+        return
+    scores, bias = (case.array(x).astype(np.float64) for x in sums[-1].args)
+    even = np.arange(case.tokens) % 2 == 0  # judged on all rows, the odd ones among them
+    ratio = np.sum((theirs - scores)[:, even] * bias[:, even], axis=(1, 2)) / np.maximum(
+        np.sum(np.square(bias[:, even]), axis=(1, 2)), 1e-300
+    )
+    slopes = own * ratio
+    shown = ", ".join(f"{value:.4g}" for value in slopes[:6].tolist())
+    yield Change(
+        "positions", f"the slopes on distances are {shown}{', ...' if len(own) > 6 else ''}; the "
+        f"model says {', '.join(f'{value:.4g}' for value in own[:6].tolist())}", ("alibi_slopes",),
+        _sloped(case.patched, own, slopes), {"alibi_slopes": slopes.tolist()}, general=True,
+    )  # fmt: skip
+
+
+HYPOTHESES = (
+    Hypothesis("positions", score_bias, 190, "what is added to the scores, before angles"),
+)

@@ -1,0 +1,180 @@
+"""Hypotheses about products that several devices share: parts left out, or added twice.
+
+In tensor parallelism a device holds some columns of attention's and the MLP's last product, and
+their results are summed (all-reduce). A device that is not summed, one that loaded another one's
+shard, or a sum that is taken twice gives the same products with other numbers before them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.forward.product import numbers, product_of
+from aprfmt.causes.row import Cause
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.distances import rel_l2
+
+CAUSE_ROWS = (
+    Cause(
+        "tensor_parallel", "forward", "bug",
+        "A sum over devices lacks a device's part, or has one in another's place.",
+        "Attention's or the MLP's last product is that of some of its columns only.",
+        "The product in which the named shards count as named is equal.",
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+COUNTS = (2, 4, 8)  # devices that share a product
+# What sums over devices -> roles of its products.
+SUMMED: Mapping[str, tuple[str, ...]] = {
+    "attention": ("attn_output", "ssm_out", "shortconv.out_proj"),
+    "the MLP": ("ffn_down", "ffn_down_exps", "ffn_down_shexp"),
+}
+ROLES = tuple(role for roles in SUMMED.values() for role in roles)
+# Tables whose rows devices share -> what a missing part of it leaves.
+TABLES: Mapping[str, str] = {
+    "token_embd.weight": "tokens of the others are embedded as zeros",
+    "output.weight": "logits of the others are zero",
+}
+
+
+def role_of(key: str) -> str:
+    """Return the role of a stored weight's key, without its layer and its expert."""
+    name = key.partition("[")[0].removesuffix(".weight")
+    layer, _, rest = name.partition(".")
+    return rest if layer[:1] == "L" and layer[1:].isdigit() else name
+
+
+def weighted(roles: Sequence[str], factors: Sequence[float]) -> Any:
+    """Return a maker: products of these roles count blocks of columns so many times."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+            width = x.shape[-1]
+            if role_of(w.key) not in roles or width % len(factors):
+                return op(x, w, *rest)
+            each = np.repeat(np.asarray(factors, x.dtype), width // len(factors))
+            return op(x * each, w, *rest)
+
+        return patched.with_op("linear", override, layers)
+
+    return make
+
+
+def _words(factors: Sequence[float]) -> str:
+    """Say which shards count how often."""
+    count = len(factors)
+    found = []
+    for times in dict.fromkeys(factors):
+        own = [str(i) for i, value in enumerate(factors) if value == times]
+        name = f"shard{'s' if len(own) > 1 else ''} {', '.join(own)} of {count}"
+        if times == 0:
+            found.append(f"{name} {'are' if len(own) > 1 else 'is'} left out")
+        elif times != 1:
+            often = "twice" if times == 2 else f"{times:g} times"
+            found.append(f"{name} {'count' if len(own) > 1 else 'counts'} {often}")
+    return ", ".join(found)
+
+
+def _change(name: str, roles: Sequence[str], factors: Sequence[float]) -> Change:
+    return Change(
+        "tensor_parallel", f"in the sum of {name} over devices {_words(factors)}", tuple(roles),
+        weighted(roles, factors), {"shards": list(factors)},
+    )  # fmt: skip
+
+
+def _patterns() -> Iterator[tuple[float, ...]]:
+    """Yield how often shards count: one left out, one for the other, one alone of four."""
+    yield from ((1.0, 0.0), (0.0, 1.0), (2.0, 0.0), (0.0, 2.0))
+    for alone in range(4):
+        yield tuple(float(i != alone) for i in range(4))
+    yield 1.0, 0.0, 0.0, 0.0
+
+
+def shard_sums(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes in sums over devices."""
+    held = {role_of(key) for key in patched.weights}
+    parts = {name: [role for role in roles if role in held] for name, roles in SUMMED.items()}
+    parts["attention and the MLP"] = [role for roles in parts.values() for role in roles]
+    for factors in _patterns():
+        for name, roles in parts.items():
+            if roles:
+                yield _change(name, roles, factors)
+
+
+def shard_tables(patched: PatchedModel) -> Iterator[Change]:
+    """Yield tables of tokens of which one device has some rows, and the others are not asked."""
+    for key, leaves in TABLES.items():
+        if key in patched.weights:
+            for alone in (0, 1):
+                yield Change(
+                    "tensor_parallel",
+                    f"of {key} only the rows of shard {alone} of 2 are there: {leaves}", (key,),
+                    _rows_of(key, alone), {"shard": alone}, scoped=False,
+                )  # fmt: skip
+
+
+def _rows_of(key: str, alone: int) -> Any:
+    """Return a maker: one half of a table's rows is zero."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        half = patched.weights[key].n_rows // 2
+
+        def embed(op: Any, at: Any, table: Any, ids: Any) -> Any:
+            y = op(table, ids)
+            own = (np.asarray(ids) >= half) == bool(alone)
+            return y * own[:, None].astype(y.dtype) if table.key == key else y
+
+        def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+            y = op(x, w, *rest)
+            if w.key != key:
+                return y
+            own = (np.arange(y.shape[-1]) >= half) == bool(alone)
+            return y * own.astype(y.dtype)
+
+        return patched.with_op("embed", embed, layers).with_op("linear", linear, layers)
+
+    return make
+
+
+def shards(case: Mismatch) -> Iterator[Change]:
+    """Solve how often each block of columns of a product counts: on even rows, judged on odd."""
+    found = product_of(case)
+    role = "" if found is None else role_of(found.key)
+    if found is None or role not in ROLES:
+        return
+    w = numbers(case.patched, found.key)
+    even = np.arange(len(found.x)) % 2 == 0
+    if w is None or even.all():
+        return
+    for count in COUNTS:
+        width = w.shape[1]
+        if width % count:
+            return
+        size = width // count
+        parts = np.stack([
+            found.x[:, i * size : (i + 1) * size] @ w[:, i * size : (i + 1) * size].T
+            for i in range(count)
+        ]).astype(np.float64)  # fmt: skip
+        columns = parts[:, even].reshape(count, -1).T
+        wanted = found.bare[even].astype(np.float64).reshape(-1)
+        solved: Array = np.linalg.lstsq(columns, wanted, rcond=None)[0]
+        factors = np.round(solved)
+        if (factors == factors[0]).all() or (factors < 0).any() or factors.max() > count:
+            continue
+        made = np.tensordot(factors, parts, 1)
+        odd = ~even
+        if rel_l2(made[odd], found.bare[odd]) <= 3 * case.view.tolerance:
+            name = next(name for name, roles in SUMMED.items() if role in roles)
+            yield _change(name, (role,), factors.tolist())
+            return
+
+
+HYPOTHESES = (
+    Hypothesis(
+        "tensor_parallel", shards, 115, "the same values, some left out, before other values"
+    ),
+)

@@ -1,0 +1,242 @@
+"""Makers of changes of single steps: sums, norms, rope of one side, the mask, cached keys."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Layers, heads_changed
+from aprfmt.causes.forward.norm_order import NORMS, MakeWorld
+from aprfmt.inference.replay.patched_model import STREAM, PatchedModel, Tap
+
+Array = NDArray[Any]
+# Points of each half of a layer behind which its result is added to the stream.
+BEHIND: Mapping[str, tuple[str, ...]] = {
+    "attn": ("attn", "attn_out", "attn_contrib"),
+    "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out", "ffn_contrib"),
+}
+Sum = Callable[[Any, Any], Any]
+
+
+# --- the stream ----------------------------------------------------------------------------------
+
+
+def summed(half: str, how: Sum) -> MakeWorld:
+    """Return a maker: behind a half of a layer the stream becomes how(stream, result)."""
+
+    def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+        if at.point not in BEHIND[half] or b.ndim < 2:
+            return op(a, b)
+        return np.asarray(how(a, b), a.dtype)
+
+    return lambda patched, layers: patched.with_op("add", override, layers)
+
+
+def side_by_side(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Let the MLP's own norm read what attention's norm read."""
+    held: list[Any] = []
+
+    def add(op: Any, at: Any, a: Any, b: Any) -> Any:
+        if at.point in BEHIND["attn"] and b.ndim > 1:
+            held[:] = [a]
+        return op(a, b)
+
+    def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return op(held[-1] if at.point == "mid" and held else x, *args, **kwargs)
+
+    return patched.with_ops(NORMS, norm, layers).with_op("add", add, layers)
+
+
+# Half -> the points whose sum is normalised, and the one that holds the norm's result.
+SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
+    "attn": (STREAM, ("attn_out",), "attn_contrib"),
+    "ffn": ("mid", ("ffn_out", "moe_out"), "ffn_contrib"),
+}
+
+
+def normed_sum(halves: Collection[str]) -> MakeWorld:
+    """Return a maker: the norm behind a sublayer reads its sum with the stream, and replaces it."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        last: dict[str, Callable[[Any], Any]] = {}
+
+        def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            for half in halves:
+                if at.point in SUMMED[half][1]:
+                    last[half] = lambda y: op(y, *args, **kwargs)
+            return op(x, *args, **kwargs)
+
+        def tap(half: str) -> Tap:
+            stream, made, _ = SUMMED[half]
+
+            def normed(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+                result = next((held[name] for name in made if name in held), None)
+                return x if result is None else last[half](held[stream] + result)
+
+            return normed
+
+        def add(op: Any, at: Any, a: Any, b: Any) -> Any:
+            return b if any(at.point == SUMMED[half][2] for half in halves) else op(a, b)
+
+        patched = patched.with_ops(NORMS, norm, layers)
+        for half in halves:
+            patched = patched.with_tap(SUMMED[half][2], tap(half), layers)
+        return patched.with_op("add", add, layers)
+
+    return make
+
+
+def scaled_elsewhere(scale: float, whole: bool) -> MakeWorld:
+    """Return a maker: the factor on results is on the sum (`whole`), or on the stream alone."""
+
+    def scaled(op: Any, at: Any, x: Any, value: Any) -> Any:
+        inside = any(at.point in points for points in BEHIND.values())
+        return x if inside else op(x, value)
+
+    def add(op: Any, at: Any, a: Any, b: Any) -> Any:
+        if b.ndim < 2 or not any(at.point in points for points in BEHIND.values()):
+            return op(a, b)
+        factor = a.dtype.type(scale)
+        return op(a, b) * factor if whole else op(a * factor, b)
+
+    return lambda patched, layers: patched.with_op("scale", scaled, layers).with_op(
+        "add", add, layers
+    )
+
+
+# --- norms ---------------------------------------------------------------------------------------
+
+
+def eps_outside(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Add a norm's epsilon to the root, not below it."""
+
+    def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, eps: float, **kwargs: Any) -> Any:
+        y = op(x, w, *rest, eps=0.0, **kwargs)
+        bias = rest[0] if rest and isinstance(rest[0], np.ndarray) else None
+        centred = x if op_name == "rms_norm" else x - x.mean(-1, keepdims=True)
+        root = np.sqrt(np.mean(np.square(centred, dtype=np.float64), axis=-1, keepdims=True))
+        share = (root / np.maximum(root + eps, 1e-300)).astype(x.dtype)
+        return y * share if bias is None else (y - bias) * share + bias
+
+    op_name = "layer_norm" if patched.spec.block.norm == "layer" else "rms_norm"
+    return patched.with_op(op_name, override, layers)
+
+
+def by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Divide by a row's length, not by the root of its mean square."""
+
+    def override(op: Any, at: Any, x: Any, w: Any, *, eps: float, **kwargs: Any) -> Any:
+        width = x.shape[-1]
+        return op(x, w, eps=eps / width, **kwargs) * x.dtype.type(width**-0.5)
+
+    return patched.with_op("rms_norm", override, layers)
+
+
+# --- rope ----------------------------------------------------------------------------------------
+
+
+def rotated(keys: int, queries: int) -> MakeWorld:
+    """Return a maker: keys and queries are rotated so many times."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        seen: dict[str, int] = {"layer": -1, "calls": 0}
+
+        def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+            if seen["layer"] != at.layer:
+                seen["layer"], seen["calls"] = at.layer, 0
+            times = keys if seen["calls"] % 2 else queries  # a layer rotates q, then k
+            seen["calls"] += 1
+            for _ in range(times):
+                x = op(x, table, **kwargs)
+            return x
+
+        return patched.with_op("rope", override, layers)
+
+    return make
+
+
+def values_rotated(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Rotate the values as the keys."""
+    held: list[Callable[[Any], Any]] = []
+
+    def rope(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        held[:] = [lambda v: op(v, table, **kwargs)]
+        return op(x, table, **kwargs)
+
+    def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+        return op(probs, held[-1](v) if held else v)
+
+    return patched.with_op("rope", rope, layers).with_op("mix", mix, layers)
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+def capped_after_mask(cap: float) -> MakeWorld:
+    """Return a maker: the cap is applied to the masked scores, so hidden keys count with -cap."""
+
+    def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
+        shown = np.where(heads.mask, scores, scores.dtype.type(-cap))
+        return op(shown, replace(heads, mask=np.ones_like(heads.mask), causal=None))
+
+    return lambda patched, layers: patched.with_op("probs", override, layers)
+
+
+def masked_with_zero(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Multiply the scores by the mask: hidden keys have a score of zero."""
+    return capped_after_mask(0.0)(patched, layers)
+
+
+def window_in(size: int) -> MakeWorld:
+    """Return a maker: attention reaches so many tokens, the query's own among them."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        at = np.arange(len(patched.ids))
+        seen = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - size)
+        return heads_changed(patched, layers, mask=seen)
+
+    return make
+
+
+def other_layers_cache(back: int) -> MakeWorld:
+    """Return a maker: keys and values are those of an earlier layer (0: of the first one)."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        held: dict[tuple[str, int], Any] = {}
+
+        def read(what: str, layer: int, own: Any) -> Any:
+            held[what, layer] = own
+            there = layer - back if back else 0
+            other = held.get((what, there), own)
+            inside = layers is None or layer in layers
+            return other if inside and other.shape == own.shape else own
+
+        def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
+            return op(q, read("k", at.layer, k), heads)
+
+        def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+            return op(probs, read("v", at.layer, v))
+
+        return patched.with_op("scores", scores, None).with_op("mix", mix, None)
+
+    return make
+
+
+# --- activations ---------------------------------------------------------------------------------
+
+FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "quick_gelu": lambda op, x: op(x * x.dtype.type(1.702), "silu") / x.dtype.type(1.702),
+    "relu2": lambda op, x: np.square(op(x, "relu")),
+    "left out": lambda op, x: x,
+}
+
+
+def function_of(name: str) -> MakeWorld:
+    """Return a maker: the MLP's activation is one of FUNCTIONS."""
+
+    def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
+        return FUNCTIONS[name](lambda y, kind: op(y, kind, **kwargs), x)
+
+    return lambda patched, layers: patched.with_op("activate", override, layers)

@@ -1,0 +1,239 @@
+"""The table of usual mistakes of engines: changes with the values that are met in practice.
+
+Hypotheses solve values from a trace that shows an operation's own input and output. Where it shows
+neither (outputs of layers, or logits alone), each of these changes is tried on the whole pass
+(search.py). Likelier ones come first.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+
+import numpy as np
+
+from aprfmt.causes.forward import softmax
+from aprfmt.causes.forward.attention import mappings, masked, scale_change
+from aprfmt.causes.forward.kv_cache import cache_change
+from aprfmt.causes.forward.mismatch import Change, Layers
+from aprfmt.causes.forward.mlp import activations
+from aprfmt.causes.forward.rope import (
+    THETAS,
+    divided_change,
+    pairing_change,
+    partial_change,
+    positions_change,
+    theta_change,
+    turned_back,
+    unscaled,
+    usual_positions,
+)
+from aprfmt.causes.forward.rotations import length_of, places, turned, unturned
+from aprfmt.causes.forward.usual_blocks import BLOCKS, Usual, each, hyper, roundings
+from aprfmt.causes.forward.usual_steps import STEPS
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.inference.rope import RopeKind, kind_of, make
+
+FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model states none
+
+
+def kinds_of_layers(patched: PatchedModel) -> dict[RopeKind, Layers]:
+    """Return the layers of each kind of rope; None for all layers of the model."""
+    found: dict[RopeKind, set[int]] = {}
+    for layer in range(patched.n_layers):
+        kind = kind_of(patched.hp, layer)
+        if kind is not None and patched.spec.block.position == "rope":
+            found.setdefault(kind, set()).add(layer)
+    every = len(found) == 1 and len(next(iter(found.values()))) == patched.n_layers
+    return {kind: None if every else frozenset(layers) for kind, layers in found.items()}
+
+
+# --- rope ----------------------------------------------------------------------------------------
+
+
+def _thetas(patched: PatchedModel) -> Iterator[Usual]:
+    for kind, layers in kinds_of_layers(patched).items():
+        for theta in THETAS:
+            if theta != kind[0]:
+                yield Usual(theta_change(patched, kind, theta), layers)
+
+
+def _scalings(patched: PatchedModel) -> Iterator[Usual]:
+    for kind, layers in kinds_of_layers(patched).items():
+        yield from each(unscaled(patched, kind), layers)
+        yield from each((divided_change(patched, kind, factor) for factor in FACTORS), layers)
+
+
+def _pairings(patched: PatchedModel) -> Iterator[Usual]:
+    if kinds_of_layers(patched):
+        yield from each((pairing_change(str(patched.hp["rope_style"])), turned_back()))
+
+
+def _partial(patched: PatchedModel) -> Iterator[Usual]:
+    width = int(patched.hp["qk_rope_head_dim"] or patched.hp["head_dim"])
+    told = int(patched.hp["rope_dim"])
+    for kind, layers in kinds_of_layers(patched).items():
+        if kind[1]:
+            continue  # the scaling's lists fit only the model's number of pairs
+        for n in (width, width // 2, width // 4, 3 * width // 4):
+            if n != told and n > 0 and n % 2 == 0:
+                yield Usual(partial_change(patched, kind, n), layers)
+
+
+def _rotating(patched: PatchedModel) -> Iterator[Usual]:
+    """Yield changes: a layer rotates as the other kind does, or not at all."""
+    every = kinds_of_layers(patched)
+    for kind, layers in every.items():
+        for other in every:
+            if other != kind:
+                rope = make(patched.hp, other, length_of(patched))
+                yield Usual(Change(
+                    "rope_layers",
+                    f"layers rotate with base {other[0]:g}{' and scaling' if other[1] else ''}, "
+                    "which belongs to the other kind of layer",
+                    ("rope_layers",), turned(rope.inv_freq, rope.factor),
+                    {"rope_theta": other[0], "scaled": other[1]},
+                ), layers)  # fmt: skip
+    if every:
+        yield Usual(Change(
+            "rope_layers", "nothing is rotated", ("rope_layers",), unturned, {"rotates": False},
+        ))  # fmt: skip
+        if not all(patched.hp["rope_layers"]):
+            yield hyper(
+                "rope_layers",
+                "layers rotate that should not",
+                rope_layers=(True,) * patched.n_layers,
+            )
+
+
+def _positions(patched: PatchedModel) -> Iterator[Usual]:
+    ours = places(patched)
+    for theirs in usual_positions(ours):
+        yield Usual(positions_change(ours, theirs))
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+def _scales(patched: PatchedModel) -> Iterator[Usual]:
+    told, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
+    width = int(patched.hp["hidden_size"])
+    heads = int(patched.hp["n_heads"])
+    if not (d and heads):
+        return  # no attention
+    usual = (d**-0.5, 1.0, 1 / d, (width / heads) ** -0.5, width**-0.5, told * told, told * d**-0.5,
+             told**0.5, told / 2, told * 2)  # fmt: skip
+    for value in dict.fromkeys(usual):
+        if abs(value - told) > 1e-6 * told:
+            yield Usual(scale_change(patched, value))
+    if patched.hp["attn_scale_by_layer"]:
+        yield hyper("attention_scale", "scores are not divided by the layer's number",
+                    attn_scale_by_layer=False)  # fmt: skip
+
+
+def _caps(patched: PatchedModel) -> Iterator[Usual]:
+    for name, what in (("attn_softcap", "scores"), ("final_softcap", "logits")):
+        told = patched.hp[name]
+        if told is not None:
+            yield hyper(
+                "softcap", f"{what} are not capped; the model says {told:g}", **{name: None}
+            )
+        for cap in (30.0, 50.0):
+            if told is not None and cap != told:
+                yield hyper("softcap", f"{what} are capped at {cap:g}; the model says {told:g}",
+                            **{name: cap})  # fmt: skip
+
+
+def _windows(patched: PatchedModel) -> Iterator[Usual]:
+    hp = patched.hp
+    told, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
+    if told is None or not any(own):
+        return
+    says = f"; the model says {told} tokens"
+    yield hyper(
+        "sliding_window", f"attention reaches all earlier tokens{says}", sliding_window=None
+    )
+    for size in (int(told) + 1, int(told) - 1, int(told) // 2, 2 * int(told)):
+        if size > 0:
+            yield hyper(
+                "sliding_window", f"attention reaches {size} tokens{says}", sliding_window=size
+            )
+    if not all(own):
+        yield hyper("sliding_window", "every layer has the window; the model says only some",
+                    window_layers=(True,) * len(own))  # fmt: skip
+        flipped = tuple(not x for x in own)
+        yield hyper("sliding_window", "the window is in the layers that have none, and only there",
+                    window_layers=flipped)  # fmt: skip
+        for shift in (1, -1):
+            moved = own[shift:] + own[:shift]
+            if moved not in (own, flipped):
+                yield hyper("sliding_window", "the layers with a window are counted from another "
+                            "layer", window_layers=moved)  # fmt: skip
+
+
+def window_change(patched: PatchedModel, window: int) -> Usual:
+    """Return the change that gives every layer of a model without windows one."""
+    return hyper("sliding_window", f"attention reaches {window} tokens; the model says all",
+                 sliding_window=window, window_layers=(True,) * patched.n_layers)  # fmt: skip
+
+
+def _masks(patched: PatchedModel) -> Iterator[Usual]:
+    n = len(patched.ids)
+    own = np.tril(np.ones((n, n), np.bool_), -1)
+    own[0, 0] = True
+    for says, mask in (
+        ("attention is not causal: queries see later tokens", np.ones((n, n), np.bool_)),
+        ("queries do not see their own token", own),
+    ):
+        yield Usual(Change("mask", says, ("mask",), masked(mask)))
+
+
+def _sums(patched: PatchedModel) -> Iterator[Usual]:
+    return each(softmax.sums(patched))
+
+
+def _mappings(patched: PatchedModel) -> Iterator[Usual]:
+    return each(mappings(patched, lambda own, n_kv: [
+        np.arange(len(own)) % n_kv, own[::-1].copy(), np.zeros_like(own),
+    ]))  # fmt: skip
+
+
+def _caches(patched: PatchedModel) -> Iterator[Usual]:
+    at = np.arange(len(patched.ids))
+    for rows in (np.maximum(at - 1, 0), np.minimum(at + 1, len(at) - 1)):
+        if not np.array_equal(rows, at):
+            for keys, values in ((rows, rows), (rows, None), (None, rows)):
+                yield Usual(cache_change(keys, values))
+
+
+# --- the MLP -------------------------------------------------------------------------------------
+
+
+def _activations(patched: PatchedModel) -> Iterator[Usual]:
+    return each(activations(patched))
+
+
+# Changes of one kind each, by the model's own numbers.
+USUAL: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
+    _thetas, _scalings, _pairings, _activations, _windows, _caps, _scales, *BLOCKS, _masks,
+    _mappings, _partial, _rotating, _sums, _positions, _caches, *STEPS, roundings,
+)  # fmt: skip
+
+
+def usual_changes(patched: PatchedModel) -> list[Usual]:
+    """Return every row's changes for a model: the likeliest of each row, the next of each, ...
+
+    A large model allows few passes; so the first changes are of different kinds.
+    """
+    columns = zip_longest(*(list(changes(patched)) for changes in USUAL))
+    return [usual for column in columns for usual in column if usual is not None]
+
+
+def groups(patched: PatchedModel, usual: Usual) -> list[Layers]:
+    """Return the layers to try a change in: its own, those of one kind; single ones come later."""
+    if usual.layers is not None or not usual.change.scoped:
+        return [usual.layers]
+    lists = ("window_layers", "rope_layers", "moe_layers")
+    kinds: dict[tuple[object, ...], set[int]] = {}
+    for layer in range(patched.n_layers):
+        kinds.setdefault(tuple(patched.hp[name][layer] for name in lists), set()).add(layer)
+    some = [frozenset(layers) for layers in kinds.values()] if len(kinds) > 1 else []
+    return [None, *some]

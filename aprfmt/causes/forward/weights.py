@@ -1,0 +1,189 @@
+"""Hypotheses about a weight's values: scaled, mislabelled, quantized, damaged, stale."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Mismatch
+from aprfmt.causes.forward.norm import norm_key
+from aprfmt.causes.forward.product import numbers, overlaid, product_of
+from aprfmt.codecs import CODECS, decode, encode
+from aprfmt.errors import CodecError
+from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.distances import rel_l2
+from aprfmt.tensors import norms
+
+MOST = 1 << 28  # values most values of all weights that are reread together
+OTHER_16 = {"BF16": "F16", "F16": "BF16"}
+# Encodings a copy may have been quantized to, finest first.
+ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "NF4")
+
+
+def scaled(case: Mismatch) -> Iterator[Change]:
+    """Find one factor on the whole output, or one per column."""
+    found = product_of(case)
+    w = None if found is None or not found.key else numbers(case.patched, found.key)
+    if found is None or w is None:
+        return
+    ours = (found.x @ w.T).astype(np.float64)
+    theirs = found.bare
+    power = float(np.sum(ours * ours))
+    if not power:
+        return
+    factor = float(np.sum(ours * theirs)) / power
+    if factor and rel_l2(ours * factor, theirs) <= 3 * case.view.tolerance:
+        says = f"{found.key} is multiplied by {factor:.6g}"
+        yield found.using(case, "scale", says, w * np.float32(factor), {"factor": factor})
+        return
+    columns = np.sum(ours * theirs, 0) / np.maximum(np.sum(ours * ours, 0), 1e-300)
+    if (
+        len(ours) > 2
+        and columns.all()
+        and rel_l2(ours * columns, theirs) <= 3 * case.view.tolerance
+    ):
+        changed = np.flatnonzero(np.abs(columns - 1) > 1e-3)
+        says = f"{len(changed)} rows of {found.key} are multiplied by numbers of their own"
+        values = {"rows": changed.tolist()[:16]}
+        scales = columns[:, None].astype(np.float32)
+        yield found.using(case, "scale", says, w * scales, values, general=True)
+
+
+def reread(case: Mismatch) -> Iterator[Change]:
+    """Read the stored bytes of a weight or a bias as the other 16-bit type; then of all weights."""
+    stored = case.patched.stored
+    behind = list(case.calls("linear", "router", "embed"))
+    keys = [(call.args[0] if call.op == "embed" else call.args[1]).key for call in behind]
+    norm, product = norm_key(case), product_of(case)
+    if norm is not None:
+        keys.append(norm)
+    if product is not None and product.bias is not None:
+        keys.append(f"{product.role}.bias")
+    known = [key for key in keys if key in stored and stored[key].encoding in OTHER_16]
+    for key in known:
+        yield from _reread(case, (key,))
+    for encoding in dict.fromkeys(stored[key].encoding for key in known):
+        alike = tuple(key for key in stored if stored[key].encoding == encoding)
+        if sum(math.prod(stored[key].shape) for key in alike) <= MOST:
+            yield from _reread(case, alike)
+
+
+def _reread(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
+    """Propose that all these tensors of one encoding were read as the other 16-bit type."""
+    stored, read = case.patched.stored, {}
+    own = stored[keys[0]].encoding
+    for key in keys:
+        values = numbers(case.patched, key)
+        if values is None:
+            return
+        with np.errstate(all="ignore"):
+            other = decode(OTHER_16[own], encode(own, values), values.shape)
+        read[key] = np.asarray(other, np.float32).reshape(stored[key].shape)
+    what = f"{keys[0]} holds {own} and" if len(keys) == 1 else f"every {own} tensor"
+    yield Change(
+        "dtype_mislabel",
+        f"{what} is read as {OTHER_16[own]}",
+        keys,
+        overlaid(read),
+        {"stored": own, "read": OTHER_16[own]},
+        scoped=False,
+    )
+
+
+def quantised(case: Mismatch) -> Iterator[Change]:
+    """Encode the model's weight in coarser encodings, and compare with the run's output."""
+    if case.view.residual is None or case.view.residual > 0.5:
+        return
+    found = product_of(case)
+    values = None if found is None or not found.key else numbers(case.patched, found.key)
+    if found is None or values is None:
+        return
+    for name in ENCODINGS:
+        if name not in CODECS or name == case.patched.stored[found.key].encoding:
+            continue
+        try:
+            with np.errstate(all="ignore"):
+                copy = decode(name, encode(name, values), values.shape)
+        except CodecError:
+            continue  # rows are not a whole number of blocks
+        copy = np.asarray(copy, np.float32)
+        if found.close(case, copy, 3.0):
+            says = f"{found.key} is a {name} copy"
+            yield found.using(case, "quantisation", says, copy, {"encoding": name})
+            return
+
+
+def one_value(case: Mismatch) -> Iterator[Change]:
+    """Find a single wrong value: one output column differs by a multiple of one input column."""
+    found = product_of(case)
+    values = None if found is None or not found.key else numbers(case.patched, found.key)
+    if found is None or values is None or len(found.x) < 3:
+        return
+    away = found.theirs.astype(np.float64) - found.ours
+    lengths = np.linalg.norm(away, axis=0)
+    wrong = np.flatnonzero(lengths > 10 * np.median(lengths) + 1e-3 * lengths.max())
+    if len(wrong) != 1:
+        return
+    row = int(wrong[0])
+    delta, inputs = away[:, row], found.x.astype(np.float64)
+    factors = inputs.T @ delta / np.maximum(np.sum(inputs**2, 0), 1e-300)
+    missed = np.linalg.norm(delta[:, None] - inputs * factors, axis=0) / norms.norm(delta)
+    column = int(np.argmin(missed))
+    if missed[column] > 0.01:
+        return
+    values = values.copy()
+    old = float(values[row, column])
+    values[row, column] += np.float32(factors[column])
+    new = float(values[row, column])
+    says = f"{found.key}[{row}, {column}] is {new:.6g} instead of {old:.6g}"
+    at = {"index": [row, column], "value": new, "was": old}
+    yield found.using(case, "bit_rot", says, values, at)
+
+
+def stale(case: Mismatch) -> Iterator[Change]:
+    """Find a weight of zeros, or solve the weight if there are more tokens than columns."""
+    found = product_of(case)
+    if found is None or not found.key:
+        return
+    shape = case.patched.weights[found.key].shape
+    if not np.any(found.bare):
+        zeros, says = np.zeros(shape, np.float32), f"{found.key} is all zero"
+        yield found.using(case, "stale_tensor", says, zeros, general=True)
+    elif len(found.x) > 1.2 * found.x.shape[1] and len(shape) == 2:
+        inputs = found.x.astype(np.float64)
+        solved = np.linalg.lstsq(inputs, found.bare.astype(np.float64), rcond=None)[0].T
+        says = f"{found.key} has other values (solved from {len(inputs)} tokens)"
+        yield found.using(case, "stale_tensor", says, solved.astype(np.float32), general=True)
+
+
+def head(case: Mismatch) -> Iterator[Change]:
+    """Multiply with the embedding instead of the head."""
+    call = case.call("linear")
+    if call is not None and case.layer < 0 and call.args[1].key == "output.weight":
+        yield from tied(case.patched)
+
+
+def tied(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the change to the embedding in place of a head of its own, if they are of one shape."""
+    head, table = (
+        patched.weights.get_role(None, "output.weight"),
+        patched.stored["token_embd.weight"],
+    )
+    if head is not None and head.shape == table.shape:
+        yield Change(
+            "tied_embedding",
+            "the head is the embedding; the model has a head of its own",
+            ("output.weight",),
+            lambda patched, layers: patched.with_weights({"output.weight": table.numpy()}),
+            scoped=False,
+        )
+
+
+HYPOTHESES = (
+    Hypothesis("tied_embedding", head, 80, "a stored matrix, before solved ones"),
+    Hypothesis("scale", scaled, 120, "one factor, before other values"),
+    Hypothesis("dtype_mislabel", reread, 130, "the same bytes, before other values"),
+    Hypothesis("bit_rot", one_value, 140, "one value, before a whole matrix"),
+    Hypothesis("quantisation", quantised, 150, "within a bound, once no exact change fits"),
+    Hypothesis("stale_tensor", stale, 160, "any matrix, the last of a product"),
+)

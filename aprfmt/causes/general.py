@@ -1,0 +1,36 @@
+"""Causes of every level, which no single piece of evidence finds."""
+
+from aprfmt.causes.row import Cause
+
+CAUSE_ROWS = (
+    Cause(
+        "none", "identity", "same",
+        "Nothing differs.",
+        "Every compared value is equal.",
+        "Nothing to confirm.",
+        next="nothing",
+    ),
+    Cause(
+        "nonfinite", "tensor", "bug",
+        "A NaN or an infinity on one side, where the other holds a number: damage, an overflow, or "
+        "an operation that divides by nothing.",
+        "A value of one side that is not finite, in a tensor or at a capture point; index and "
+        "count are said.",
+        "All other values of the tensor or point are equal, or within its bound.",
+        next="look",
+    ),
+    Cause(
+        "tensor_names", "tensor", "bug",
+        "Tensors stand under other names than readers look for: a prefix, a component, numbers of "
+        "layers, or the names of another container.",
+        "Tensors that the configuration demands miss, and as many of no role are there.",
+        "Under one rename every demanded tensor is there, of its shape.",
+    ),
+    Cause(
+        "extra_tensor", "tensor", "same",
+        "One side stores a tensor that nothing of the architecture reads.",
+        "A name on one side only that is no role; everything else is compared without it.",
+        "The forward pass does not ask for it.",
+        next="nothing",
+    ),
+)  # fmt: skip

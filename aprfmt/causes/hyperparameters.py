@@ -1,0 +1,129 @@
+"""Level two: hyperparameters that change the forward pass, and the cause that each one means."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+from aprfmt.causes import CAUSES
+from aprfmt.causes.row import Cause
+from aprfmt.measure.records import FieldDiff, TensorDiff
+from aprfmt.model import Model
+
+CAUSE_ROWS = (
+    Cause(
+        "config_sizes", "config", "bug",
+        "A key of the configuration says another size than the tensors have.",
+        "Many tensors have other shapes than the configuration gives, or none can be read by it.",
+        "With the one value that is solved from the tensors every shape is right.",
+    ),
+    Cause(
+        "equal_quantities", "config", "same",
+        "Hyperparameters are written otherwise, and every layer computes with the same numbers: a "
+        "window no smaller than the context, a scaling by 1, factors for a named rule.",
+        "Keys differ; inverse frequencies, masks, functions and factors do not.",
+        "The quantities of every layer are equal up to the context length.",
+    ),
+)  # fmt: skip
+
+# Hyperparameters that mean no cause: models of different sizes are different models.
+SIZES = (
+    "hidden_size", "embedding_width", "n_layers", "ffn_size", "vocab_size", "qk_norm",
+    "token_types", "position_buckets", "delta_layers", "delta_key_dim", "delta_value_dim",
+    "conv_layers", "conv_taps", "rope_sections", "deepstack_layers", "n_experts", "moe_ffn_size",
+    "shared_ffn_size", "moe_layers", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "pooling", "attn_norm_layers", "attention_layers",
+    "per_layer_size", "altup_streams",
+)  # fmt: skip
+
+
+@cache
+def hyper_causes() -> Mapping[str, str]:
+    """Return the cause that each hyperparameter means if it differs, "" for sizes.
+
+    A cause's row says which hyperparameters are its `keys`.
+    """
+    named = {key: name for name in CAUSES.own for key in CAUSES[name].keys}
+    return dict.fromkeys(SIZES, "") | named
+
+
+# Hyperparameters read from the presence of tensors -> the roles that show them.
+SHOWN_BY: Mapping[str, tuple[str, ...]] = {
+    "attention_bias": ("attn_q.bias", "attn_k.bias", "attn_v.bias"),
+    "attention_out_bias": ("attn_output.bias",),
+    "mlp_bias": ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"),
+    "tied_embeddings": ("output.weight",),
+}
+
+
+# Parts of a scaling in normal form -> keys of config.json, where they are spelled otherwise.
+_SPELLED: Mapping[str, str] = {
+    "original_context_length": "original_max_position_embeddings",
+    "type": "rope_type",
+}
+
+
+def said(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
+    """Return a sentence about one differing hyperparameter, with both origins.
+
+    For a dictionary (rope scaling) it names only the sub-keys that differ, and says which of them
+    B's configuration lacks.
+    """
+    if isinstance(row.a, Mapping) and isinstance(row.b, Mapping):
+        parts = [
+            f"{key}: A has {_value(row.a.get(name))}, B {_value(row.b.get(name))}"
+            + f" ({key} is missing from B's configuration; a default stands in)"
+            * (_dropped(b, row.origin_b, name) and not _dropped(a, row.origin_a, name))
+            for name, key in _apart(row)
+        ]
+        return f"{row.name}: {', '.join(parts)}"
+    return (
+        f"{row.name}: A has {_value(row.a)} ({row.origin_a or 'not there'}), "
+        f"B {_value(row.b)} ({row.origin_b or 'not there'})"
+    )
+
+
+def sub_keys(row: FieldDiff) -> tuple[str, ...]:
+    """Return `NAME.KEY` of each sub-key of a scaling that differs; () for any other value."""
+    if not isinstance(row.a, Mapping) or not isinstance(row.b, Mapping):
+        return ()
+    return tuple(f"{row.name}.{key}" for _, key in _apart(row))
+
+
+def _apart(row: FieldDiff) -> list[tuple[str, str]]:
+    """Return the differing parts of two scalings: name in normal form, key of config.json."""
+    assert isinstance(row.a, Mapping) and isinstance(row.b, Mapping)
+    names = dict.fromkeys((*row.a, *row.b))
+    return [(n, _SPELLED.get(n, n)) for n in names if row.a.get(n) != row.b.get(n)]
+
+
+def _dropped(model: Model | None, origin: str, name: str) -> bool:
+    """Say whether a configuration has the scaling, and no key for this part of it."""
+    if model is None:
+        return False
+    found: object = model.config or {}
+    for key in origin.rpartition(" ")[2].split(".")[:-1]:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if not isinstance(found, Mapping) or not found:
+        return False
+    return not {name, _SPELLED.get(name, name)} & {*found, *(model.config or {})}
+
+
+def _value(value: object) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def shown_tensors(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ...]:
+    """Return the keys of tensors that exist on one side only because of a hyperparameter."""
+    roles = SHOWN_BY.get(name, ())
+    return tuple(
+        key
+        for key, row in tensors.items()
+        if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")
+        and (key in roles or key.partition(".")[2] in roles)
+    )
+
+
+def tensors_say(model: Model, label: str) -> Iterator[str]:
+    """Yield a sentence for each hyperparameter whose tensors contradict the model's keys."""
+    for conflict in model.resolution.report.conflicts:
+        yield f"{label}: {conflict}"

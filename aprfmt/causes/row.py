@@ -1,0 +1,28 @@
+"""What a row of the table of causes says."""
+
+from dataclasses import dataclass
+
+from aprfmt.measure.verdicts import Level, Verdict
+
+LAST = 1_000_000  # the rank of a hypothesis that states none: after all of ours
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause: at which level it is first seen, what it says of two sides, and how it is told.
+
+    `verdict` is what two sides that differ by this cause alone are. `signature` is what makes it
+    likely, `confirms` the transformation that makes the difference vanish; a cause that was only
+    seen and not confirmed is reported as unconfirmed. `keys` are the hyperparameters whose
+    difference means this cause. `next` names the next step (`diagnosis/nextstep.py`) where it is
+    not the usual one of the level.
+    """
+
+    name: str
+    level: Level
+    verdict: Verdict
+    means: str
+    signature: str
+    confirms: str
+    keys: tuple[str, ...] = ()
+    next: str = ""

@@ -1,0 +1,1 @@
+"""Causes that show in two tensors of one role, or in several together, without a pass."""

@@ -1,0 +1,415 @@
+"""Hypotheses with arithmetic: 1 added, a factor, rounding, quantization."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
+from aprfmt.codecs import codec, decode, encode
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.encoding_noise import UNIT, noise_of
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.records import Explanation
+from aprfmt.measure.tensors import in_steps
+from aprfmt.quantizing.rows import encode_rows
+from aprfmt.tensors.norms import dot
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "norm_offset", "tensor", "bug",
+        "Norm weights with one added where they should not be, or without where they should "
+        "(gemma stores w and multiplies by 1 + w; GGUF stores 1 + w).",
+        "Norm weights or the norms' factors differ by a constant 1.",
+        "Adding the printed offset makes them equal.",
+    ),
+    Cause(
+        "scale", "tensor", "bug",
+        "A tensor multiplied by a constant, or by one constant a row.",
+        "The ratio of the values is constant; cosine is 1.",
+        "Dividing by the printed factor makes them equal.",
+    ),
+    Cause(
+        "rounding", "forward", "precision",
+        "The same computation rounded otherwise: another dtype, another order of summation, an "
+        "expert flipped by a margin inside the rounding.",
+        "Small differences without a first jump, of the size the coarser arithmetic makes.",
+        "Recomputing in the coarser arithmetic, or one operation on the other's input, stays "
+        "inside the tolerance everywhere.",
+    ),
+    Cause(
+        "quantisation", "tensor", "precision",
+        "One side is a quantized copy: every value is within its block's step.",
+        "Another encoding, no outlier beyond a step, the usual mean square error.",
+        "Quantizing the other side gives these bytes, or every value is inside the bound.",
+    ),
+)  # fmt: skip
+
+LOOSE = 0.25  # rounding beyond which a factor proves nothing
+NARROW = 16  # columns below which a factor a row explains too little
+REQUANTIZED = 1 << 22  # elements encoded again to confirm
+FEW_SUMS = 8  # values up to which a difference below the rounding of the largest is named damage
+# Encodings that a float file's values may have gone through.
+THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
+
+
+def norm_offset(case: Unequal) -> Iterator[Guess]:
+    """Guess that 1 was added to a vector, or was not added although it should be."""
+    if case.a.columns != 1:
+        return
+    apart = wide(case.sample_b) - wide(case.sample_a)
+    offset = float(np.median(apart)) if np.isfinite(apart).all() else 0.0
+    # Adding, storing and subtracting round three times, relative to a size of 1.
+    slack = 4 * case.slack(moved=False)
+    for one in (1.0, -1.0):
+        if abs(offset - one) > 0.05:
+            continue
+        # Add 1 to the smaller side: the values stored with 1 added were rounded at that size.
+        smaller, side, way = ("A", case.a, "plus") if one > 0 else ("B", case.b, "minus")
+        made = _after(side.take, lambda values: values + np.float32(1))
+        yield case.guess("norm_offset", (f"B's values are A's {way} 1",), smaller, made, slack)
+
+
+def scale(case: Unequal) -> Iterator[Guess]:
+    """Guess a factor: a single one, one per row, or one per column."""
+    x, y = wide(case.sample_a), wide(case.sample_b)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or not x.any() or not y.any():
+        return
+    slack = case.slack(moved=False)
+    if slack > LOOSE:
+        return  # values this coarse would fit any factor
+    a, b = case.a, case.b
+    # Free numbers are found on one half of the values, and judged on all or on the other half.
+    half_x, half_y = (x[::2], y[::2]) if len(x) > 1 else (x[:, ::2], y[:, ::2])
+    square = dot(half_x, half_x)
+    factor = dot(half_x, half_y) / square if square else 1.0
+    if _differs(np.array([factor]), slack):
+        turned = abs(factor + 1.0) <= 4 * slack
+        told = "-1: the sign is turned" if turned else _told(case, factor)
+        says = f"B's values are A's times {told}"
+        yield case.guess("scale", (says,), "A", lambda rows: wide(a.take(rows)) * factor, slack)
+    if a.columns < NARROW:
+        return
+    factors = _ratio(x[:, ::2], y[:, ::2], 1)
+    if _differs(factors, slack) and _fit(x * factors[:, None], y, slack):
+
+        def times(rows: "Array") -> "Array":
+            mine, other = wide(a.take(rows)), wide(b.take(rows))
+            return mine * _ratio(mine[:, ::2], other[:, ::2], 1)[:, None]
+
+        low, high = float(factors.min()), float(factors.max())
+        said = f"factors from {low:.6g} to {high:.6g} in the rows looked at"
+        text = "every row of B is A's times a factor of its own"
+        if np.abs(np.abs(factors) - 1.0).max() <= 4 * slack:
+            rows_turned = int((factors < 0).sum())
+            text = "the sign of whole rows is turned, and nothing else differs"
+            said = f"{rows_turned} of {len(factors)} rows looked at"
+        yield case.guess("scale", (text, said), "A", times, slack)
+    across = _ratio(x[::2], y[::2], 0)
+    if len(x) >= NARROW and _differs(across, slack) and _fit(x * across[None, :], y, slack):
+        low, high = float(across.min()), float(across.max())
+        said = f"factors from {low:.6g} to {high:.6g}"
+        text = "every column of B is A's times a factor of its own"
+        if np.abs(np.abs(across) - 1.0).max() <= 4 * slack:
+            columns = np.flatnonzero(across < 0).tolist()
+            shown = ", ".join(map(str, columns[:6])) + (", ..." if len(columns) > 6 else "")
+            text = "the sign of whole columns is turned, and nothing else differs"
+            said = f"{len(columns)} of {len(across)} columns: {shown}"
+        scaled = _after(a.take, lambda values: values * across[None, :])
+        yield case.guess("scale", (text, said), "A", scaled, slack)
+
+
+def _ratio(x: "Array", y: "Array", axis: int) -> "Array":
+    """Return the least-squares factor of every row (axis 1) or column (axis 0); 1 for zeros."""
+    square, product = (x * x).sum(axis=axis), (x * y).sum(axis=axis)
+    return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
+
+
+def _differs(factors: "Array", slack: float) -> bool:
+    """Say whether no factor is near 0 (values were lost, not scaled) and not all are near 1."""
+    return bool(np.abs(factors - 1.0).max(initial=0.0) > 4 * slack) and bool(
+        np.abs(factors).min() > 1e-9
+    )
+
+
+def _fit(x: "Array", y: "Array", slack: float) -> bool:
+    return bool((row_distances(x, y) <= 2 * slack).all())
+
+
+def _told(case: Unequal, factor: float) -> str:
+    """Return a factor and what it may be: a root of a size, a multiplier, a power of two."""
+    names: dict[str, float] = {}
+    for size in ("hidden_size", "head_dim", "n_layers", "ffn_size"):
+        for value in case.sizes(size):
+            names[f"sqrt({size})"] = float(value) ** 0.5
+            names[f"1/sqrt({size})"] = float(value) ** -0.5
+    for hyper in case.context.hyper:
+        for name, value in hyper.items():
+            if isinstance(value, float) and ("multiplier" in name or "scale" in name):
+                names[name] = value
+                names[f"1/{name}"] = 1 / value if value else 0.0
+    for name, known in names.items():
+        if known and abs(factor / known - 1) < 4 * case.slack(moved=False) + 1e-6:
+            return f"{factor:.6g} ({name})"
+    return f"{factor:.6g}"
+
+
+# --- rounding -------------------------------------------------------------------------------
+
+
+def _stored_as(name: str) -> Take:
+    def through(values: "Array") -> "Array":
+        values = np.asarray(values, np.float32)
+        return decode(name, encode(name, values), values.shape)
+
+    return through
+
+
+def _cast(values: "Array", dtype: str) -> "Array":
+    import ml_dtypes
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = np.asarray(values, np.float32).astype(getattr(ml_dtypes, dtype))
+        return narrow.astype(np.float32)
+
+
+def _cut(values: "Array", bits: int) -> "Array":
+    """Return float32 values with the low bits of the significand set to zero (truncation)."""
+    found = np.ascontiguousarray(values, np.float32).copy()
+    found.view(np.uint32)[...] &= np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
+    return found
+
+
+def _f16_cut(values: "Array") -> "Array":
+    cut = _cut(values, 13)
+    tiny = np.abs(cut) < 2.0**-14
+    return np.where(tiny, np.trunc(cut * np.float32(2**24)) * np.float32(2**-24), cut)
+
+
+def _f16_flushed(values: "Array") -> "Array":
+    found = _stored_as("F16")(values)
+    return np.where(np.abs(found) < np.float32(2.0**-14), np.float32(0), found)
+
+
+def _f16_halved(values: "Array") -> "Array":
+    found = _stored_as("F16")(values)
+    halved: Array = np.where(np.abs(found) < np.float32(2.0**-14), found * np.float32(0.5), found)
+    return halved
+
+
+# (what was done to the values, how)
+ROUNDINGS: tuple[tuple[str, Take], ...] = (
+    ("rounded to BF16", _stored_as("BF16")),
+    ("rounded to F16", _stored_as("F16")),
+    ("cut to BF16 instead of rounded", lambda x: _cut(x, 16)),
+    ("cut to F16 instead of rounded", _f16_cut),
+    ("rounded to F16 with subnormals flushed to zero", _f16_flushed),
+    ("rounded to F16 with subnormals read at half their size", _f16_halved),
+    ("rounded to F8_E4M3", lambda x: _cast(x, "float8_e4m3fn")),
+    ("rounded to F8_E5M2", lambda x: _cast(x, "float8_e5m2")),
+)
+
+
+def rounding(case: Unequal) -> Iterator[Guess | Explanation]:
+    """Guess that A (or B) was rounded or cut to fewer bits; else that all are within one unit."""
+    a, b = case.a, case.b
+    if not (_float(a.encoding) and _float(b.encoding)):
+        return
+    if any(not step.permutes for side in (a, b) for step in side.side.layout):
+        # 1 was added in float32 before it was stored, and taken away again when it was read
+        yield Guess(
+            "rounding",
+            ("equal once 1 is added, as one of the files stores it: small values were rounded so",),
+            lambda rows: (wide(a.take(rows)) + 1).astype(np.float32),
+            lambda rows: (wide(b.take(rows)) + 1).astype(np.float32),
+            slack=case.slack(moved=False),
+        )
+    for label, fine, told in (("A", a, "B's values are A's"), ("B", b, "A's values are B's")):
+        for text, apply in ROUNDINGS if fine.encoding != "F64" else ():
+            yield case.guess("rounding", (f"{told}, {text}",), label, _after(fine.take, apply), 0.0)
+    yield from _held(case)
+    if _all_within(case, largest=False):
+        yield _last_place(case, "")
+
+
+# Type -> its largest value, at which a cast that saturates holds larger ones.
+LARGEST = {"F16": 65504.0, "F8_E4M3": 448.0, "F8_E5M2": 57344.0}
+_STORED: Mapping[str, Take] = {
+    "F16": _stored_as("F16"), "F8_E4M3": lambda x: _cast(x, "float8_e4m3fn"),
+    "F8_E5M2": lambda x: _cast(x, "float8_e5m2"),
+}  # fmt: skip
+
+
+def _held(case: Unequal) -> Iterator[Guess]:
+    """Guess that a side's values went through a type that holds them at its largest."""
+    for label, fine in (("A", case.a), ("B", case.b)):
+        for name, most in LARGEST.items() if fine.encoding != "F64" else ():
+
+            def through(x: "Array", name: str = name, most: float = most) -> "Array":
+                return _STORED[name](np.clip(wide(x), -most, most))
+
+            other = "B" if label == "A" else "A"
+            says = (
+                f"{other}'s values are {label}'s, rounded to {name}: larger ones are held at its "
+                f"largest, {most:g}"
+            )
+            yield case.guess("function_of", (says,), label, _after(fine.take, through), 0.0)
+
+
+def summed_rounding(case: Unequal) -> Iterator[Explanation]:
+    """Find differences of one unit in the last place of the operands of a sum.
+
+    A value that is a sum of larger ones (a merged adapter, a mean of checkpoints) is rounded at the
+    size of these. They are not known. The largest value of its row, or of all of a vector, stands
+    for them: below one unit of it nothing is a bug.
+    """
+    floats = _float(case.a.encoding) and _float(case.b.encoding)
+    # A sum in another order changes many values, damage a few.
+    if floats and case.before.changed > FEW_SUMS and _all_within(case, largest=True):
+        yield _last_place(
+            case, " of its row's largest value: sums in another order, or by another library"
+        )
+
+
+def _all_within(case: Unequal, *, largest: bool) -> bool:
+    """Return whether no two values are further apart than a unit of the coarser type."""
+    a, b = case.a, case.b
+    unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
+    first, second = wide(case.sample_a), wide(case.sample_b)
+    return _within(first, second, unit, largest=largest) and all(
+        _within(wide(a.take(rows)), wide(b.take(rows)), unit, largest=largest)
+        for rows in case.windows(None)
+    )
+
+
+def _last_place(case: Unequal, of: str) -> Explanation:
+    coarser = max(case.a.encoding, case.b.encoding, key=lambda name: UNIT[name])
+    return Explanation(
+        "rounding",
+        (case.key,),
+        (
+            f"no two values are further apart than one unit in the last place of {coarser}{of}",
+            f"{case.before.changed} of {case.before.count} values differ, "
+            f"by at most {case.before.largest:.3g}",
+        ),
+        case.before.relative,
+        None,
+        True,
+    )
+
+
+def _within(x: "Array", y: "Array", unit: float, *, largest: bool = False) -> bool:
+    """Return whether all values are equal, or within `unit` relative to their size.
+
+    With `largest` relative to the largest finite value of each row, of a vector the largest of all.
+    """
+    finite = np.isfinite(x) & np.isfinite(y)
+    size = np.maximum(np.abs(x), np.abs(y))
+    if largest:
+        axis = 1 if x.ndim > 1 and x.shape[1] > 1 else None
+        size = np.where(finite, size, 0.0).max(axis=axis, keepdims=True, initial=0.0)
+    near = finite & (np.abs(x - y) <= unit * size)
+    return bool((near | (x == y) | (np.isnan(x) & np.isnan(y))).all())
+
+
+def _after(take: Take, apply: Take) -> Take:
+    return lambda rows: apply(take(rows))
+
+
+def _float(encoding: str) -> bool:
+    return encoding in UNIT
+
+
+# --- quantization ---------------------------------------------------------------------------
+
+
+def quantisation(case: Unequal) -> Iterator[Guess | Explanation]:
+    """Guess that one side is the other encoded again, or that both encode one source."""
+    a, b = case.a, case.b
+    if case.before.relative > 1.0:
+        return
+    step = max(1, a.rows * a.columns // REQUANTIZED)
+    rows = np.arange(0, a.rows, step)
+    for label, fine, coarse, told in (("A", a, b, "B's"), ("B", b, a, "A's")):
+        for name in _through_what(coarse.encoding):
+            if a.columns % max(1, encoding_row(name).block_size) or not _encodes(name):
+                continue
+            if case.before.relative > 2 * noise_of(name):
+                continue
+            through = "" if name == coarse.encoding else " and decoded again"
+            slack = 0.0 if coarse.encoding in ("F32", name) else 2 * noise_of(coarse.encoding)
+            if 2 * slack > case.before.relative:
+                continue  # the stored encoding hides earlier ones
+            checked = f"encoded {len(rows)} of {a.rows} rows again: equal"
+            says = f"{told} values are {label}'s, quantized to {name}{through}"
+            yield case.guess(
+                "quantisation", (says, checked), label, _again(fine.take, name), slack, rows=rows
+            )
+    if len(case.changed_rows) < 2:
+        return  # another quantizer leaves no tensor alone but for one row; damage does
+    off = steps_apart(case)
+    if off is not None and off <= 1.0:
+        yield Explanation(
+            "quantisation",
+            (case.key,),
+            (
+                f"both are {a.encoding} of one source: no two values are further apart than one "
+                "step of each (another quantizer, arithmetic or importance matrix)",
+                f"at most {off:.3g} of both steps apart",
+            ),
+            case.before.relative,
+            None,
+            True,
+            "explained",  # the steps are those of both, the accused one's too
+        )
+
+
+def _through_what(stored: str) -> list[str]:
+    """Return the encodings that such values may have gone through: the same, or coarser ones."""
+    own = [] if _float(stored) else [stored]
+    bits = encoding_row(stored.split("+")[0]).bits_per_weight or 32.0
+    return own + [name for name in THROUGH if encoding_row(name).bits_per_weight < bits]
+
+
+def _encodes(name: str) -> bool:
+    try:
+        found = codec(name)
+    except AprfmtError:
+        return False
+    return found.parts == ("",) and encoding_row(name).block_size > 1
+
+
+def _again(take: Take, name: str) -> Take:
+    def through(rows: "Array") -> "Array":
+        values = np.asarray(take(rows), np.float32)
+        return decode(name, {"": encode_rows(name, values)}, values.shape)
+
+    return through
+
+
+def steps_apart(case: Unequal) -> float | None:
+    """Return the largest |a-b| in steps of both encodings; None if steps are not known."""
+    if case.a.encoding != case.b.encoding or encoding_row(case.a.encoding).block_size == 1:
+        return None
+    return in_steps(case.a.side, case.b.side)
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("norm_offset",), norm_offset, 110, "one constant, before a factor or a function"
+    ),
+    PairHypothesis(
+        ("scale",), scale, 160, "a factor for each row fits more than what is above it", part=True
+    ),
+    PairHypothesis(("rounding",), rounding, 170, "a bound, which a constant factor would miss"),
+    PairHypothesis(
+        ("quantisation",), quantisation, 260, "a bound and no equality, after all that is exact"
+    ),
+    PairHypothesis(("rounding",), summed_rounding, 280, "a bound that grows with what was summed"),
+)

@@ -1,0 +1,146 @@
+"""Blocks of quantized types whose bytes stand in another order, or begin some bytes late.
+
+The stored bytes are read in the other way and decoded; the result must be the other side's values
+within what the type rounds off, so that files of different encodings can be compared too.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.codecs import CODECS
+from aprfmt.measure.row_reader import Reader
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+FIELDS = 5  # parts of a block whose orders are all tried
+ROWS = 6  # rows that every reading is tried on first
+LOOSE = 1.5  # times the rounding of the type, on so few rows
+
+
+def other_layout(case: Unequal) -> Iterator[Guess]:
+    """Guess that the parts of each block are stored in another order."""
+    for reader, other, whose in _blocked(case):
+        for says, cause, order in _orders(reader):
+
+            def read(rows: "Array", reader: Reader = reader, order: "Array" = order) -> "Array":
+                raw = reader.raw(rows)
+                size = len(order)
+                return reader.decoded(raw.reshape(-1, size)[:, order].reshape(raw.shape))
+
+            found = _guess(case, reader, other, read, cause, (f"{whose} {says}", reader.encoding))
+            if found is not None:
+                yield found
+                return
+
+
+def late_blocks(case: Unequal) -> Iterator[Guess]:
+    """Guess that blocks are read or written a part of a block too early or too late."""
+    for reader, other, whose in _blocked(case):
+        size = encoding_row(reader.encoding).type_size
+        inner = np.arange(1, reader.rows - 1)
+        for shift in sorted(range(1 - size, size), key=abs) if len(inner) else ():
+            if not shift:
+                continue
+
+            def read(rows: "Array", reader: Reader = reader, shift: int = shift) -> "Array":
+                return reader.decoded(_moved(reader, rows, shift))
+
+            way = "late" if shift > 0 else "early"
+            says = f"{whose} blocks begin {abs(shift)} bytes too {way}"
+            found = _guess(case, reader, other, read, "byte_offset", (says, reader.encoding), inner)
+            if found is not None:
+                yield found
+                return
+
+
+def _blocked(case: Unequal) -> Iterator[tuple[Reader, Reader, str]]:
+    """Yield the sides that are stored in blocks, each with the other and its own genitive."""
+    if case.numbers is not None or case.a.shape != case.b.shape:
+        return
+    for reader, other, whose in ((case.b, case.a, "B's"), (case.a, case.b, "A's")):
+        row = encoding_row(reader.encoding)
+        if row.block_size > 1 and not row.row_header and reader.by_row:
+            yield reader, other, whose
+
+
+def _guess(
+    case: Unequal, reader: Reader, other: Reader, read: Callable[["Array"], "Array"], cause: str,
+    says: tuple[str, ...], rows: "Array | None" = None,
+) -> Guess | None:  # fmt: skip
+    """Return the guess if a few rows agree with it."""
+    few = case.telling if rows is None else np.intersect1d(case.telling, rows)
+    few = few[np.linspace(0, len(few) - 1, min(ROWS, len(few))).astype(np.int64)]
+    if not len(few):
+        return None
+    x, y = (np.asarray(values, np.float64) for values in (other.take(few), read(few)))
+    away, norm = norms.norm(x - y), norms.norm(x)
+    if not away <= LOOSE * case.slack() * norm or not norm:
+        return None
+    return case.guess(cause, says, "B" if reader is case.b else "A", read, rows=rows)
+
+
+def _orders(reader: Reader) -> Iterator[tuple[str, str, "Array"]]:
+    """Yield other orders of a block's parts: in words, the cause, where each byte is found."""
+    codec = CODECS.get(reader.encoding)
+    fields = None if codec is None or codec.layout is None else codec.layout.fields
+    if codec is None or codec.layout is None or not fields or len(fields) > FIELDS:
+        return
+    names = sorted(fields, key=lambda name: fields[name][1])
+    spans = {
+        name: np.arange(fields[name][1], fields[name][1] + fields[name][0].itemsize)
+        for name in names
+    }
+    if sum(map(len, spans.values())) != codec.layout.itemsize:
+        return
+    for stored in permutations(names):
+        if list(stored) == names:
+            continue
+        order = np.zeros(codec.layout.itemsize, np.int64)
+        at = 0
+        for name in stored:
+            order[spans[name]] = np.arange(at, at + len(spans[name]))
+            at += len(spans[name])
+        moved = [x for x, y in zip(names, stored, strict=True) if x != y]
+        alike = {fields[name][0] for name in moved}
+        if len(moved) == 2 and len(alike) == 1:
+            yield f"{moved[0]} and {moved[1]} are exchanged", "quant_min", order
+        else:
+            text = f"blocks hold {', '.join(stored)} where {', '.join(names)} stand"
+            yield text, "packing_order", order
+
+
+def _moved(reader: Reader, index: "Array", shift: int) -> "Array":
+    """Return the bytes of rows (uint8 [n, row_bytes]), begun `shift` bytes later."""
+    size = reader.row_bytes
+    assert size is not None
+    made = np.empty((len(index), size), np.uint8)
+    breaks = np.flatnonzero(np.diff(index) != 1) + 1
+    at = 0
+    for run in np.split(np.asarray(index, np.int64), breaks):
+        start, stop = int(run[0]) * size + shift, (int(run[-1]) + 1) * size + shift
+        made[at : at + len(run)] = np.frombuffer(
+            reader.bytes.window(start, stop), np.uint8
+        ).reshape(len(run), size)
+        at += len(run)
+    return made
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("packing_order", "quant_min"),
+        other_layout,
+        100,
+        "other orders of bytes, before what fits a scale to them",
+    ),
+    PairHypothesis(
+        ("byte_offset",), late_blocks, 220, "blocks read late, once no whole value moved"
+    ),
+)

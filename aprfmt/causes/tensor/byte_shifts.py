@@ -1,0 +1,271 @@
+"""Hypotheses about data begun some bytes too early or too late, in whole or from some byte on."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.stored_bytes import ANCHOR, STORED, bytes_of, layouts
+from aprfmt.measure.records import Explanation
+from aprfmt.tensors import norms
+from aprfmt.tensors.runs import RunBytes
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "byte_offset", "tensor", "bug",
+        "The data is read or was written some bytes too early or too late.",
+        "Equal byte runs at another place of the tensor.",
+        "Shifting by the printed number of bytes makes the overlapping bytes equal.",
+    ),
+    Cause(
+        "row_offset", "tensor", "bug",
+        "Rows are stored some rows further down or up, as in an embedding read one token off.",
+        "Every row equals a row of the other side at one constant distance.",
+        "Moving the rows by the printed number makes them equal.",
+    ),
+)  # fmt: skip
+
+REACH = 1 << 16  # furthest shift looked for, in bytes
+
+
+def byte_offset(case: Unequal) -> Iterator[Explanation]:
+    """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
+    for a, b, name in layouts(case):
+        shift = _shift(a, b)
+        if shift is not None:
+            if not _heads_turned(case, a, b, shift):
+                yield _offset(case, shift, len(b), name)
+            return
+        late = _shift_inside(a, b)
+        if late is not None:
+            start, shift = late
+            found = _offset(case, shift, len(b), name)
+            line = f"from byte {start} on; everything before it is equal"
+            yield replace(found, evidence=(found.evidence[0], line))
+            return
+
+
+WRAPS = (1 << 32, 1 << 31)  # bytes that an offset of 32 bits, unsigned and signed, counts to
+READ = 1 << 20
+
+
+def wrapped_offset(case: Unequal) -> Iterator[Explanation]:
+    """Ask whether B's writer kept offsets in 32 bits: the data stand a multiple of 2^32 earlier.
+
+    Where the tensor should lie B holds zeros, as in any range of a file that nobody wrote.
+    """
+    data, wanted = case.b.bytes, case.a.bytes
+    if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data):
+        return
+    tensor, inside = data.locate(0)
+    stored = case.context.stored("b")
+    begin = min((each.info.offset for each in stored), default=0)
+    offset = tensor.info.offset + inside - begin
+    for wrap in WRAPS:
+        if offset < wrap or not _unwritten(data):
+            continue
+        at = begin + offset % wrap
+        holder = next(
+            (
+                each for each in stored
+                if each.path == tensor.path and each.info.offset <= at
+                and at + len(data) <= each.info.offset + each.info.nbytes
+            ), None,
+        )  # fmt: skip
+        if holder is None:
+            continue
+        place = at - holder.info.offset
+        if all(
+            bytes(holder.raw(place + start, place + min(len(data), start + READ)))
+            == bytes_of(wanted, start, min(len(data), start + READ))
+            for start in range(0, len(data), READ)
+        ):
+            power = wrap.bit_length() - 1
+            says = (
+                f"offsets were kept in {power} bits: the data stand a multiple of 2^{power} bytes "
+                "too early, and their own place was never written",
+                f"A's {len(data)} bytes stand in B's {holder.info.name} at +{place:#x} "
+                f"(byte {at} of the file); B is zero from byte {begin + offset} on",
+            )
+            yield Explanation("byte_offset", (case.key,), says, case.before.relative, 0.0, True)
+            return
+
+
+def _unwritten(data: RunBytes) -> bool:
+    """Return whether all bytes are zero."""
+    return not any(
+        np.frombuffer(data.window(start, min(len(data), start + READ)), np.uint8).any()
+        for start in range(0, len(data), READ)
+    )
+
+
+def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
+    """Return (first differing byte, k): B[i] == A[i+k] from there on; None where it is not so."""
+    size = len(b)
+    if len(a) != size or size < 4 * ANCHOR or size > STORED:
+        return None
+    x, y = (np.frombuffer(bytes_of(side, 0, size), np.uint8) for side in (a, b))
+    apart = np.flatnonzero(x != y)
+    if not apart.size or not 0 < apart[0] < size - 4 * ANCHOR:
+        return None
+    first = int(apart[0])
+    at = (first + size) // 2
+    anchor = y[at : at + ANCHOR].tobytes()
+    low = max(0, at - REACH)
+    found = x[low : at + ANCHOR + REACH].tobytes().find(anchor)
+    shift = low + found - at
+    if found < 0 or shift == 0 or len(set(anchor)) < 8 or abs(shift) > (size - first) // 2:
+        return None
+    start, stop = first + max(0, -shift), min(size, size - shift)
+    same = np.array_equal(y[start:stop], x[start + shift : stop + shift])
+    return (first, shift) if same else None
+
+
+def _heads_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
+    """Say whether whole heads or experts moved and came round at the end: an order (moves.py)."""
+    row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
+    parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
+    if len(case.shape) == 3:
+        parts = [int(case.shape[1])]
+    if not row or case.b.columns == 1 or all(far % (row * rows) for rows in parts):
+        return False
+    if shift > 0:
+        return bytes_of(a, 0, far) == bytes_of(b, size - far, size)
+    return bytes_of(a, size - far, size) == bytes_of(b, 0, far)
+
+
+def _offset(case: Unequal, shift: int, total: int, name: str) -> Explanation:
+    """Put a shift of `total` bytes into words: of whole rows, of values or of bytes."""
+    row = case.b.row_bytes or 0
+    rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
+    kept = total - abs(shift)
+    values = ""
+    size = encoding_row(case.b.encoding).type_size
+    if shift % size == 0 and encoding_row(case.b.encoding).block_size == 1:
+        values = f" ({abs(shift) // size} values)"
+    if rows:
+        text = f"row i of B is row i{rows:+d} of A"
+        more = f"{kept // row} of {case.b.rows} rows are equal there, byte for byte"
+        cause = "row_offset"
+    else:
+        way = "too late" if shift > 0 else "too early"
+        text = f"B's data begins {abs(shift)} bytes{values} {way}"
+        more = f"{kept} of {total} bytes of {name} are equal when shifted"
+        cause = "byte_offset"
+    return Explanation(cause, (case.key,), (text, more), case.before.relative, 0.0, True)
+
+
+def _shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
+    """Return k with B[i] == A[i+k] wherever both are, k not 0; None where there is none."""
+    size = len(b)
+    if len(a) != size or size < 4 * ANCHOR:
+        return None
+    for part in (2, 3, 5, 7):
+        at = size // part
+        if at + ANCHOR > size:
+            continue
+        anchor = bytes_of(b, at, at + ANCHOR)
+        if len(set(anchor)) < 8:
+            continue  # zeros are found everywhere
+        low, high = max(0, at - REACH), min(size, at + ANCHOR + REACH)
+        hay = bytes_of(a, low, high)
+        found = hay.find(anchor)
+        if found < 0:
+            return None
+        shift = low + found - at
+        if shift == 0 or abs(shift) > size // 2:
+            return None
+        return shift if _overlap_equal(a, b, shift) else None
+    return None
+
+
+def _overlap_equal(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
+    start, stop = max(0, -shift), min(len(b), len(b) - shift)
+    for at in range(start, stop, 1 << 20):
+        end = min(stop, at + (1 << 20))
+        if bytes_of(a, at + shift, end + shift) != bytes_of(b, at, end):
+            return False
+    return True
+
+
+# --- values, seen through other encodings ---------------------------------------------------------
+
+FLAT_REACH = 2048  # values, or two rows, up to which a shift over row ends is looked for
+ANCHORED = 256  # values that are looked for
+FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
+
+
+def flat_offset(case: Unequal) -> Iterator[Guess]:
+    """Guess that values stand some places late, over the ends of rows, from some row on or all."""
+    width, rows = case.a.columns, case.a.rows
+    if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
+        return
+    shift = _flat_shift(case)
+    if not shift or shift % width == 0:
+        return
+    down, rest = divmod(shift, width)
+    changed = case.changed_rows
+    inside = changed[(changed + down >= 0) & (changed + down + 1 < rows)]
+    if len(inside) < max(2, len(changed) // 2):
+        return
+
+    def moved(index: "Array") -> "Array":
+        first, second = case.a.take(index + down), case.a.take(index + down + 1)
+        return np.concatenate([first[:, rest:], second[:, :rest]], axis=1)
+
+    way = "late" if shift < 0 else "early"
+    says = f"B's values stand {abs(shift)} places too {way}, over the ends of rows"
+    start = f"in {len(inside)} of {rows} rows, from row {int(changed[0])} on"
+    yield case.guess("byte_offset", (says, start), "A", moved, rows=inside)
+
+
+def _flat_shift(case: Unequal) -> int:
+    """Return s so that value i of B is value i + s of A in the middle of what differs; or 0."""
+    width, rows = case.a.columns, case.a.rows
+    changed = case.telling
+    middle = int(changed[len(changed) // 2])
+    some = -(-ANCHORED // width)
+    reach = max(2, -(-FLAT_REACH // width))
+    middle = min(middle, rows - some)
+    first, last = max(0, middle - reach), min(rows, middle + some + reach)
+    anchor, hay = (
+        np.nan_to_num(np.asarray(side.take(np.arange(start, stop)), np.float64).reshape(-1))
+        for side, start, stop in ((case.b, middle, middle + some), (case.a, first, last))
+    )
+    anchor = anchor[:ANCHORED]
+    norm = norms.norm(anchor)
+    if not norm or hay.size < anchor.size:
+        return 0
+    sums = np.convolve(hay * hay, np.ones(anchor.size), "valid")
+    found = np.correlate(hay, anchor, "valid") / (norm * np.sqrt(np.maximum(sums, 1e-300)))
+    at = int(found.argmax())
+    return at + (first - middle) * width if found[at] >= FOUND_AGAIN else 0
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("byte_offset",),
+        wrapped_offset,
+        30,
+        "offsets that an integer of 32 bits wraps: bytes alone",
+        stored=True,
+    ),
+    PairHypothesis(
+        ("byte_offset", "row_offset"),
+        byte_offset,
+        80,
+        "runs of equal bytes elsewhere are exact",
+        stored=True,
+    ),
+    PairHypothesis(
+        ("byte_offset",), flat_offset, 210, "values moved across rows, once no order of rows fits"
+    ),
+)

@@ -1,0 +1,152 @@
+"""Damage seen through another encoding, in runs of values: zeros, flipped bits, other ranges."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.tensor.differing_pair import STRAY, Unequal
+from aprfmt.causes.tensor.outliers import FINE, flipped_bit
+from aprfmt.measure.byte_ranges import numbered
+from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.records import Explanation
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+GAP = 64  # equal bytes in a row that do not end a range
+SPANS = 32  # ranges beyond which a tensor is not damaged but another one
+LEAST = 16  # bytes below which a range proves nothing
+SHARE = 0.5  # of a tensor's bytes that may be overwritten
+SHOWN = 4
+
+
+def runs(case: Unequal) -> Iterator[Explanation]:
+    """Ask whether all but a few runs of values are equal up to rounding."""
+    found: list[list[int]] = []
+    slack, count = 4 * case.slack(), 0
+    usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
+    for rows in case.windows(None):
+        x, y = wide(case.a.take(rows)).reshape(-1), wide(case.b.take(rows)).reshape(-1)
+        largest = np.maximum(np.maximum(np.abs(x), np.abs(y)), usual)
+        at = np.flatnonzero(~(np.abs(x - y) <= slack * largest))
+        start, count = int(rows[0]) * case.a.columns, count + at.size
+        for one in at.tolist():
+            if found and start + one - found[-1][1] <= GAP:
+                found[-1][1] = start + one + 1
+            else:
+                found.append([start + one, start + one + 1])
+        if len(found) > SPANS or count > SHARE * case.before.count:
+            return
+    if not found or max(stop - start for start, stop in found) < LEAST:
+        return
+    flips = _flips(case, found)
+    if flips:
+        many = "one bit is" if len(flips) == 1 else f"{len(flips)} bits are"
+        text = f"all other values are within the rounding of the coarser encoding: {many} flipped"
+        lines = [f"flipping {flip} brings its block back within the bound" for flip in flips]
+        yield Explanation("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, True,
+                          "explained")  # fmt: skip
+        return
+    width = case.a.columns
+    lines, sure = [], True
+    for start, stop in found[:SHOWN]:
+        rows = np.arange(start // width, -(-stop // width))
+        part = wide(case.b.take(rows)).reshape(-1)[start - rows[0] * width :][: stop - start]
+        zero = not part.any()
+        sure = sure and zero
+        lines.append(
+            f"values {start} to {stop - 1}"
+            + (", all zero" if zero else "")
+            + f": in {numbered('row', int(rows[0]), int(rows[-1]) + 1)}"
+        )
+    size = case.shape[1] * width if len(case.shape) == 3 else 0
+    stale = (
+        size and sure and all(start % size < GAP and -stop % size < GAP for start, stop in found)
+    )
+    general = "all other values are within the rounding of the coarser encoding"
+    experts = ", ".join(
+        numbered("expert", start // size, -(-stop // size)) for start, stop in found if size
+    )
+    if stale:
+        general = f"{experts}: B holds 0 there, and was never filled"
+    yield Explanation(
+        "stale_tensor" if stale else "bit_rot", (case.key,),
+        (general, f"{count} values in {len(found)} runs are not", *lines), case.before.relative,
+        0.0, sure and len(found) <= SHOWN, "explained" if sure else "located",
+    )  # fmt: skip
+
+
+def _flips(case: Unequal, found: list[list[int]]) -> list[str]:
+    """Return the bits whose flips repair every run of wrong values, each of one block; or []."""
+    if len(found) > SHOWN:
+        return []
+    flips = []
+    for start, stop in found:
+        for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
+            bit = None
+            if noise_of(other.encoding) <= FINE:
+                bit = flipped_bit(side, other, [start, stop - 1])
+            if bit is not None:
+                flips.append(f"{bit} of {label}")
+                break
+        else:
+            return []
+    return flips
+
+
+def blanks(case: Unequal) -> Iterator[Explanation]:
+    """Ask whether A and B are equal up to rounding but for runs of zeros on one side.
+
+    Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a
+    run may differ.
+    """
+    slack = case.slack()
+    if case.numbers is not None or case.a.shape != case.b.shape or not slack:
+        return
+    lost = np.zeros((2, case.a.rows), np.int64)
+    square, away = np.zeros(case.a.rows), np.zeros(case.a.rows)
+    for rows in case.windows(None):
+        values = [wide(side.take(rows)) for side in (case.a, case.b)]
+        holes = [_holes(x, y) for x, y in (values, values[::-1])]
+        lost[:, rows] = [hole.sum(1) for hole in holes]
+        kept = ~(holes[0] | holes[1])
+        x, y = (np.where(kept, value, 0.0) for value in values)
+        square[rows], away[rows] = (x * x).sum(1), ((x - y) ** 2).sum(1)
+    held = np.flatnonzero(lost.any(0))
+    if not len(held):
+        return
+    beside = np.clip(np.concatenate([held - 1, held, held + 1]), 0, case.a.rows - 1)
+    far = ~(away <= (STRAY * slack) ** 2 * square)
+    far[np.unique(beside)] = False
+    sure = np.setdiff1d(np.arange(case.a.rows), beside)
+    total = float(square[sure].sum())
+    if far.any() or not total or not float(away[sure].sum()) <= slack**2 * total:
+        return
+    lines = []
+    for label, counts in zip("AB", lost, strict=True):
+        chosen = np.flatnonzero(counts)
+        if len(chosen):
+            name = numbered("row", int(chosen[0]), int(chosen[-1]) + 1)
+            whole = (counts[chosen[1:]] == case.a.columns).all()
+            tail = chosen[-1] == len(counts) - 1 and len(chosen) > 1 and whole
+            end = ", to the end: the data was cut short" if tail else ""
+            lines.append(f"{label} holds zeros in {int(counts.sum())} values, in {name}{end}")
+    text = "zeros stand where values should; all others are within the rounding of the coarser one"
+    yield Explanation("bit_rot", (case.key,), (text, *lines), case.before.relative, 0.0, True,
+                      "explained")  # fmt: skip
+
+
+def _holes(x: "Array", y: "Array") -> "Array":
+    """Return where x holds runs of GAP zeros or whole rows of them, and y does not (bool)."""
+    zero = x == 0
+    run = min(GAP, x.shape[1])
+    cut = x.shape[1] // run * run
+    found = np.zeros(x.shape, bool)
+    blocks = [part.reshape(len(x), -1, run) for part in (zero[:, :cut], y[:, :cut] != 0)]
+    whole = blocks[0].all(2) & (blocks[1].mean(2) > SHARE)
+    found[:, :cut] = np.repeat(whole, run, axis=1)
+    rest = found[:, cut - 1 : cut] & zero[:, cut:]
+    found[:, cut:] = rest
+    return found

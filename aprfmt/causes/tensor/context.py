@@ -1,0 +1,173 @@
+"""The context of a pair: the other tensors of both files, sizes, the base, the other verdicts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.base.protocols import LazyTensor, Value
+from aprfmt.errors import AprfmtError, ArchError
+from aprfmt.measure.alignment import TensorPair, align
+from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.records import TensorDiff
+from aprfmt.measure.row_reader import KEPT, Reader
+from aprfmt.model import Model
+from aprfmt.tensors import norms
+from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.causes.tensor.row_sources import JoinedRows
+    from aprfmt.codecs.base import Array
+
+SPOTS = 4  # rows of every tensor in the index
+WIDTH = 64  # values read of each such row
+
+
+@dataclass(frozen=True)
+class ShapeIndex:
+    """Tensors of one shape in one file: their keys, and a line of sample values for each."""
+
+    keys: tuple[str, ...]
+    encodings: tuple[str, ...]
+    values: "Array"  # float64 [tensors, samples]
+
+
+@dataclass
+class Schemes:
+    """Schemes of copies that were found in this comparison, and searches that found none."""
+
+    found: list[Any] = field(default_factory=list)  # (code, grouping)
+    fruitless: int = 0
+
+
+class PairContext:
+    """Both models, and an optional third one (the base); gives tensors by key.
+
+    `results` are the known records of pairs by key: they save passes and tell whether other
+    tensors are equal. Everything is read on first use; the index reads SPOTS rows of every tensor,
+    once.
+    """
+
+    def __init__(
+        self,
+        a: Model,
+        b: Model,
+        base: Model | None = None,
+        results: Mapping[str, TensorDiff] | None = None,
+    ) -> None:
+        self.models: dict[str, Model] = {"a": a, "b": b}
+        if base is not None:
+            self.models["base"] = base
+        self.schemes = Schemes()
+        self.results: Mapping[str, TensorDiff] = results or {}
+        self._readers: dict[tuple[str, str], Reader] = {}
+        self._indexes: dict[str, dict[tuple[int, ...], ShapeIndex]] = {}
+        self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
+
+    @cached_property
+    def pairs(self) -> Mapping[str, TensorPair]:
+        """Every pair of both files by key."""
+        return {pair.key: pair for pair in align(self.models["a"], self.models["b"]).pairs}
+
+    @cached_property
+    def hyper(self) -> list[Mapping[str, Value]]:
+        """The hyperparameters of both models, as far as they can be read."""
+        found: list[Mapping[str, Value]] = []
+        for label in ("a", "b"):
+            try:
+                rows = self.models[label].hyper
+                found.append({name: rows[name] for name in rows})
+            except AprfmtError:
+                continue
+        return found
+
+    def sides(self, label: str) -> Mapping[str, View]:
+        """Return the tensors of a model by the keys of the pairs."""
+        if label in ("a", "b"):
+            picked = {key: pair.a if label == "a" else pair.b for key, pair in self.pairs.items()}
+            return {key: side for key, side in picked.items() if side is not None}
+        model = self.models[label]
+        try:
+            return dict(model.roles)
+        except ArchError:
+            return dict(model)
+
+    def stored(self, label: str) -> list[LazyTensor]:
+        """Return a model's stored tensors, the parts of packed ones too, each once."""
+        found: dict[str, LazyTensor] = {}
+        for view in self.models[label].values():
+            for tensor in view.stored:
+                for part in tensor.parts.values() or (tensor,):
+                    found[part.info.name] = part
+        return list(found.values())
+
+    def reader(self, label: str, key: str) -> Reader | None:
+        """Return a model's tensor; None if it has no tensor of that key."""
+        if label not in self.models:
+            return None
+        if (label, key) not in self._readers:
+            side = self.sides(label).get(key)
+            if side is None:
+                return None
+            self._readers[label, key] = Reader(side)
+        return self._readers[label, key]
+
+    def shape_index(self, label: str, shape: tuple[int, ...]) -> ShapeIndex | None:
+        """Return the samples of all tensors of a shape; None if there are none."""
+        if label not in self._indexes:
+            self._indexes[label] = self._read_indexes(label)
+        return self._indexes[label].get(shape)
+
+    def _read_indexes(self, label: str) -> dict[tuple[int, ...], ShapeIndex]:
+        found: dict[tuple[int, ...], list[tuple[str, str, Array]]] = {}
+        for key in self.sides(label):
+            reader = self.reader(label, key)
+            if reader is None or not reader.size:
+                continue
+            if not reader.by_row and reader.size > 16 * KEPT:
+                continue  # four rows cannot be read without decoding all of it
+            try:
+                line = sample_line(reader)
+            except AprfmtError:
+                continue
+            found.setdefault(reader.shape, []).append((key, reader.encoding, line))
+            reader.drop()
+        return {
+            shape: ShapeIndex(
+                tuple(row[0] for row in rows),
+                tuple(row[1] for row in rows),
+                np.stack([row[2] for row in rows]),
+            )
+            for shape, rows in found.items()
+        }
+
+    def alike(self, label: str, reader: Reader) -> list[str]:
+        """Return the keys of a model's tensors whose samples equal this tensor's, nearest first.
+
+        Empty if all values of the sample are equal, because constant tensors prove nothing.
+        """
+        index = self.shape_index(label, reader.shape)
+        if index is None:
+            return []
+        line = sample_line(reader)
+        if not np.isfinite(line).all() or np.ptp(line) == 0:
+            return []
+        values = np.where(np.isfinite(index.values), index.values, 0.0)
+        norm = np.maximum(np.linalg.norm(values, axis=1), norms.norm(line))
+        away = np.linalg.norm(values - line, axis=1) / np.where(norm > 0, norm, 1.0)
+        limits = np.array([1.5 * noise(reader.encoding, name) for name in index.encodings])
+        near = np.flatnonzero(away <= limits)
+        return [index.keys[i] for i in near[np.argsort(away[near], kind="stable")]]
+
+
+def sample_line(reader: Reader) -> "Array":
+    """Return the same few values of every tensor of a shape (float64, 1-D)."""
+    if reader.columns == 1:
+        at = np.unique(np.linspace(0, reader.rows - 1, SPOTS * WIDTH).astype(np.int64))
+        return wide(reader.take(at)).reshape(-1)
+    rows = np.unique(np.linspace(0, reader.rows - 1, SPOTS).astype(np.int64))
+    columns = np.unique(np.linspace(0, reader.columns - 1, WIDTH).astype(np.int64))
+    return wide(reader.take(rows)[:, columns]).reshape(-1)

@@ -1,0 +1,391 @@
+"""Other weights of the same model: trained further, or with an adapter merged.
+
+A damaged copy differs in few tensors. If nearly all matrices differ a little or a lot, and are
+related to the other side's, the file is derived from it. So it is if these are a part that people
+train: all matrices of some kinds in some layers (the MLP, the experts, the last layers), or the
+head or the table of tokens alone. An adapter adds a product of few columns:
+the difference has a low rank in all matrices it was made for, in all layers. If it was merged into
+one shard only, the ranks are low there and nothing differs elsewhere.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.encoding_noise import UNIT, noise, noise_of
+from aprfmt.measure.named_causes import named
+from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "lora_merge", "identity", "not_comparable",
+        "An adapter of low rank was merged into one side, or once more than into the other: other "
+        "weights, derived from the same ones.",
+        "The differences of an adapter's targets have a low rank, in all layers; nothing else "
+        "differs.",
+        "The rank of every difference. Which side is meant, or whether it was merged twice, the "
+        "weights do not say.",
+        next="distances",
+    ),
+    Cause(
+        "partial_merge", "tensor", "bug",
+        "An adapter was merged into some shards, or some layers, only.",
+        "Differences of low rank in one shard's matrices, none in the others'.",
+        "The rank of every difference, and the shards that hold the tensors.",
+    ),
+    Cause(
+        "derived", "identity", "not_comparable",
+        "One side was trained further: other weights, not a damaged copy.",
+        "Nearly all matrices differ and are related to the other side's.",
+        "Most matrices differ, by the printed distances, and correlate with the other side's.",
+        next="distances",
+    ),
+)  # fmt: skip
+
+MOST_RANK = 256  # the largest rank looked for
+FIRST = 24  # rank that is looked for first
+FULL = 0.9  # share of a difference outside such a sketch from which its rank is not low
+PROBES = 16  # columns more than the rank that a sketch has
+SHARE = 0.25  # of a matrix's smaller side that a low rank has at most
+FEW = 3  # differing matrices that are a fault rather than a training
+PAIR = 2  # differing matrices whose low rank says that a merge is the fault
+NEARLY_ALL = 0.5  # share of all matrices from which it need not be asked which a training changed
+TABLES = frozenset({"token_embd.weight", "output.weight"})  # which may be trained alone
+RELATED = 0.2  # correlation of the values from which two tensors belong together
+AKIN = 0.5  # the same of vectors, once their mean is taken away
+MOVED = 0.7  # share of a vector's change from which it follows the values, or is one number
+LEAST = 16  # values of a vector below which its change says nothing
+FINE = 0.03  # rounding of the coarser encoding up to which a rank shows
+SMALL = 64 << 20  # elements of a matrix up to which its difference is looked at
+EVERY_ROW = 0.5  # share of the rows and columns that a merge or a training changes at least
+
+
+@dataclass(frozen=True)
+class MatrixChange:
+    """How a matrix differs: rank of the difference (0: not low), its size, the correlation."""
+
+    key: str
+    rank: int
+    size: float
+    related: float
+    plain: bool  # both sides are stored as floats
+    experts: tuple[int, ...] = ()  # of a stack, those that differ, where not all do
+
+
+def with_derived(
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+) -> list[TensorDiff]:
+    """Return the records; the tensors of a training or a merge get that as explanation."""
+    by_key = {pair.key: pair for pair in pairs}
+    matrices = [row for row in rows if row.shape_a is not None and len(row.shape_a) > 1
+                and row.shape_a == row.shape_b]  # fmt: skip
+    open_ = [row for row in matrices if _open(row)]
+    few = len(open_) < min(PAIR, len(matrices))
+    if not open_:
+        return _with_vectors(by_key, rows)
+    if few and open_[0].key not in TABLES:
+        return list(rows)
+    changes: list[MatrixChange] = []
+    for row in open_:
+        try:
+            found = _change(by_key[row.key])
+        except AprfmtError:
+            continue
+        finally:
+            by_key[row.key].drop()
+        if found is not None:
+            changes.append(found)
+    made = _explained(context, by_key, matrices, changes)
+    if made and next(iter(made.values())).cause == "derived":
+        made |= _vectors(rows, next(iter(made.values())))
+    return [
+        replace(row, explanation=made[row.key], cause=made[row.key].cause if made[row.key].confirmed
+                else row.cause) if row.key in made else row
+        for row in rows
+    ]  # fmt: skip
+
+
+def _open(row: TensorDiff) -> bool:
+    """Say whether a tensor of floats, or nearly so, differs, and nothing explains it."""
+    return row.unexplained() and max(map(noise_of, (row.encoding_a, row.encoding_b))) <= FINE
+
+
+def _change(pair: TensorPair) -> MatrixChange | None:
+    """Measure how a pair of matrices differs; None where it is too large, or only in a part."""
+    assert pair.a is not None and pair.b is not None
+    if np.prod(pair.a.shape) > SMALL:
+        return None
+    x, y = pair.a.numpy(), pair.b.numpy()
+    if x.dtype.kind in "biuc" or y.dtype.kind in "biuc":
+        return None  # codes and indices are not trained
+    x, y = (np.asarray(values, np.float32) for values in (x, y))
+    experts: tuple[int, ...] = ()
+    if x.ndim == 3 and len(x) > 1:
+        own = np.any(x != y, axis=(1, 2))
+        if own.any() and not own.all():
+            experts = tuple(np.flatnonzero(own).tolist())
+            x, y = x[own], y[own]
+    x, y = (values.reshape(-1, values.shape[-1]) for values in (x, y))
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return None
+    delta = y - x
+    norm = norms.norm(x) or 1.0
+    if min(np.any(delta, axis=axis).mean() for axis in (0, 1)) < EVERY_ROW:
+        return None  # a few rows or columns have a low rank, too
+    plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
+    unit = noise(pair.a.encoding, pair.b.encoding, moved=False)
+    return MatrixChange(pair.key, _rank(delta, unit * norm), norms.norm(delta) / norm,
+                        _correlation(x, y), plain, experts)  # fmt: skip
+
+
+def _correlation(x: "Array", y: "Array") -> float:
+    norm = norms.norm(x) * norms.norm(y)
+    return norms.dot(x, y) / norm if norm else 0.0
+
+
+def _rank(delta: "Array", rounding: float) -> int:
+    """Return the rank of a difference up to its rounding (`rounding` of ||delta||); 0: not low."""
+    size = norms.norm(delta)
+    limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
+    if limit < 1 or not size > 0:
+        return 0
+    allowed = max(2 * rounding, 1e-5 * size)
+    if allowed > 0.2 * size:
+        return 0  # rounding hides the rank
+    for tried in dict.fromkeys((min(FIRST, limit), limit)):
+        rng = np.random.default_rng(12)
+        probes = rng.standard_normal((delta.shape[1], tried + PROBES)).astype(np.float32)
+        basis, _ = np.linalg.qr(delta @ probes)
+        inside = basis.T @ delta
+        missed = norms.norm(delta - basis @ inside)
+        if missed <= allowed or missed > FULL * size:
+            break
+    if missed > allowed:
+        return 0
+    values = np.linalg.svd(inside, compute_uv=False).astype(np.float64)
+    tails = np.sqrt(np.cumsum(values[::-1] ** 2)[::-1])
+    left = np.hypot(np.append(tails[1:], 0.0), missed)
+    enough = np.flatnonzero(left <= allowed)
+    rank = int(enough[0]) + 1 if enough.size else 0
+    return rank if rank <= limit else 0
+
+
+def _explained(
+    context: PairContext,
+    pairs: Mapping[str, TensorPair],
+    matrices: Sequence[TensorDiff],
+    changes: Sequence[MatrixChange],
+) -> dict[str, Explanation]:
+    low = [change for change in changes if change.rank]
+    if low and len(low) == len(changes) and len(low) > 1:
+        found = _merged(pairs, matrices, low)
+        if found:
+            return found
+    if not all(change.plain for change in changes):
+        return {}  # a faulty quantization of all tensors looks like a training
+    related = [change for change in changes if change.related > RELATED]
+    if len(related) < 0.9 * len(changes):
+        return {}
+    keys = [change.key for change in changes]
+    if len(changes) >= max(FEW, NEARLY_ALL * len(matrices)):
+        where = ""
+    elif _whole_part({row.key for row in matrices}, keys):
+        where = f": {named(keys)} alone"
+    else:
+        return {}
+    sizes = sorted(change.size for change in changes)
+    if any(change.experts for change in changes):
+        where += f"{',' if where else ':'} {_experts(changes)} alone"
+    text = (
+        f"{len(changes)} of {len(matrices)} matrices differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} "
+        "of their norm, and belong to those of the other side (correlation "
+        f"{min(change.related for change in related):.2g} and more): trained further{where}"
+    )
+    return {change.key: _derived(change, text) for change in changes}
+
+
+def _experts(changes: Sequence[MatrixChange]) -> str:
+    """Say which experts of each layer differ."""
+    found: dict[int | None, set[int]] = {}
+    for change in changes:
+        found.setdefault(split_key(change.key)[0], set()).update(change.experts)
+    same = len({tuple(sorted(experts)) for experts in found.values()}) == 1
+    said = {
+        layer: f"expert{'s' if len(experts) > 1 else ''} {', '.join(map(str, sorted(experts)))}"
+        for layer, experts in found.items()
+    }
+    if same:
+        return next(iter(said.values()))
+    return "; ".join(f"{words} of layer {layer}" for layer, words in said.items())
+
+
+def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
+    """Return whether matrices are what a training of a part of the model changes.
+
+    That is some kinds of matrices in some layers, all of them, or a table of tokens or a head
+    alone. FEW matrices of layers at least: one or two are a fault rather.
+    """
+    placed = [split_key(key) for key in keys]
+    layers = {layer for layer, _ in placed if layer is not None}
+    roles = {role for layer, role in placed if layer is not None}
+    tables = {role for layer, role in placed if layer is None}
+    if not tables <= TABLES:
+        return False
+    if not layers:
+        return bool(tables)
+    whole = {key for key in every if split_key(key)[0] in layers and split_key(key)[1] in roles}
+    own = {key for key in keys if split_key(key)[0] is not None}
+    return own == whole and len(own) >= FEW
+
+
+def _derived(change: MatrixChange, text: str, cause: str = "derived") -> Explanation:
+    rank = f"rank {change.rank}, " if change.rank else ""
+    line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
+    return Explanation(cause, (change.key,), (text, line), change.size, None, True, "located")
+
+
+def _merged(
+    pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[MatrixChange]
+) -> dict[str, Explanation]:
+    """Return the explanation of differences of low rank: of all targets, or of some only."""
+    keys, in_order = {change.key for change in low}, [change.key for change in low]
+    roles = {split_key(key)[1] for key in keys}
+    targets = {row.key for row in matrices if split_key(row.key)[1] in roles}
+    ranks = sorted({change.rank for change in low})
+    rank = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    sizes = sorted(change.size for change in low)
+    size = f"{sizes[0]:.2g} to {sizes[-1]:.2g} of the norm"
+    if keys == targets:
+        text = (
+            f"B - A has {rank} in every {named(in_order)}, {size}, and nothing else of the kind "
+            "differs: an adapter was merged into one side (or once more than into the other)"
+        )
+        return {change.key: _derived(change, text, "lora_merge") for change in low}
+    for label in ("b", "a"):
+        shards = _shards(pairs, targets, label)
+        own = {shard for key in keys for shard in shards[key]}
+        others = {shard for found in shards.values() for shard in found} - own
+        if own and others and {key for key in targets if shards[key] <= own} == keys:
+            text = (
+                f"B - A has {rank}, {size}, in all {len(keys)} of {', '.join(sorted(roles))} in "
+                f"{', '.join(sorted(own))}, and is zero in {', '.join(sorted(others))}: an adapter "
+                "was merged into one side's shard only"
+            )
+            return {change.key: _partly(change, text, True) for change in low}
+    left = sorted(targets - keys)
+    sure = _run_of_layers(targets, keys)
+    text = (
+        f"B - A has {rank}, {size}, in {named(sorted(keys))}, and is zero in {named(left)}: an "
+        "adapter merged into some of its targets, or made for these alone"
+    )
+    return {change.key: _partly(change, text, sure) for change in low}
+
+
+def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
+    """Say whether the merge took all targets of the first or the last layers, as one shard has."""
+    layers: dict[int, set[str]] = {}
+    for key in targets:
+        layer, _ = split_key(key)
+        if layer is None:
+            return False
+        layers.setdefault(layer, set()).add(key)
+    whole = sorted(layer for layer, own in layers.items() if own <= keys)
+    touched = sorted(layer for layer, own in layers.items() if own & keys)
+    every = sorted(layers)
+    return whole == touched and whole in (every[: len(whole)], every[-len(whole) :])
+
+
+def _partly(change: MatrixChange, text: str, sure: bool) -> Explanation:
+    line = f"rank {change.rank}, {change.size:.3g} of the norm"
+    return Explanation(
+        "partial_merge", (change.key,), (text, line), change.size, 0.0, sure, "located"
+    )
+
+
+def _shards(
+    pairs: Mapping[str, TensorPair], keys: Iterable[str], label: str
+) -> dict[str, set[str]]:
+    """Return the names of the files that hold each tensor."""
+    found: dict[str, set[str]] = {}
+    for key in keys:
+        side = pairs[key].a if label == "a" else pairs[key].b
+        stored = () if side is None else side.stored
+        found[key] = {tensor.path.name for tensor in stored if tensor.path is not None}
+    return found
+
+
+def _with_vectors(by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]) -> list[TensorDiff]:
+    """Return the records where vectors alone differ: a training of norms or biases only.
+
+    All of some kinds in some layers differ, by what is no function of their own values, and their
+    values are related once the mean that norms share is taken away.
+    """
+    vectors = [row for row in rows if row.shape_a is not None and len(row.shape_a) == 1
+               and row.shape_a == row.shape_b]  # fmt: skip
+    open_ = [row for row in vectors if _open(row)]
+    keys = [row.key for row in open_]
+    every = {row.key for row in vectors}
+    whole = _whole_part(every, [key for key in keys if split_key(key)[0] is not None])
+    if len(open_) < FEW or not whole or any(row.unexplained() for row in rows if row not in open_):
+        return list(rows)
+    found = [_vector_change(by_key[key]) for key in keys]
+    changes = [change for change in found if change is not None]
+    if len(changes) < len(open_):
+        return list(rows)
+    sizes = sorted(change.size for change in changes)
+    text = (
+        f"{len(changes)} vectors differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} of their norm, and "
+        f"belong to those of the other side (correlation {min(c.related for c in changes):.2g} and "
+        f"more): trained further: {named(keys)} alone"
+    )
+    made = {change.key: _derived(change, text) for change in changes}
+    return [
+        replace(row, explanation=made[row.key], cause=made[row.key].cause) if row.key in made
+        else row for row in rows
+    ]  # fmt: skip
+
+
+def _vector_change(pair: TensorPair) -> MatrixChange | None:
+    """Measure how a pair of vectors differs; None where it is no training."""
+    assert pair.a is not None and pair.b is not None
+    plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
+    x, y = (np.asarray(side.numpy()).reshape(-1) for side in (pair.a, pair.b))
+    pair.drop()
+    if not plain or x.size < LEAST or x.dtype.kind != "f" or y.dtype.kind != "f":
+        return None
+    x, y = (values.astype(np.float64) for values in (x, y))
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return None
+    delta = y - x
+    if np.mean(delta != 0) < EVERY_ROW:
+        return None
+    apart = [values - values.mean() for values in (x, y, delta)]
+    related, follows = _correlation(apart[0], apart[1]), _correlation(apart[0], apart[2])
+    lifted = abs(float(delta.mean())) > MOVED * float(np.abs(delta).mean())
+    if related < AKIN or abs(follows) > MOVED or lifted:
+        return None  # of another checkpoint; or a function of the values, or a number added
+    size = norms.norm(delta) / (norms.norm(x) or 1.0)
+    return MatrixChange(pair.key, 0, size, related, plain)
+
+
+def _vectors(rows: Sequence[TensorDiff], like: Explanation) -> dict[str, Explanation]:
+    """Return the same explanation for the vectors that differ and that nothing explains."""
+    return {
+        row.key: replace(
+            like, where=(row.key,), evidence=like.evidence[:1],
+            residual_before=None if row.stats is None else row.stats.rel_l2,
+        )
+        for row in rows
+        if row.shape_a is not None and len(row.shape_a) == 1 and _open(row)
+    }  # fmt: skip

@@ -1,0 +1,249 @@
+"""One differing pair, as the hypotheses use it: samples, distances, names of sizes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.tensor.guess import Guess, Take
+from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.nonfinite import Census, NonFinite
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.row_reader import Reader
+
+if TYPE_CHECKING:
+    from aprfmt.causes.tensor.context import PairContext
+    from aprfmt.codecs.base import Array
+
+SAMPLE_ROWS = 24  # rows that every guess is tried on first
+STRAY = 4.0  # a row further apart than this many slacks is not equal
+STRAY_COLUMNS = 16  # with fewer columns, single values decide
+WINDOW = 1 << 20  # elements compared at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """||l-r|| / max(||l||, ||r||), how many values differ and of how many, the largest |l-r|.
+
+    `stray` counts rows far beyond the slack, so that a few large rows do not hide them. `norms` are
+    ||l|| and ||r||. All numbers are over values finite on both sides; but if a value is not finite
+    on one side only, `relative` and `largest` are infinite, `rest` is the distance of the other
+    values, and `nonfinite` has the places.
+    """
+
+    relative: float
+    changed: int
+    count: int
+    largest: float
+    norms: tuple[float, float] = (0.0, 0.0)
+    stray: int = 0
+    rest: float = 0.0
+    nonfinite: NonFinite | None = None
+    constant: bool = False
+
+    def equal(self, slack: float) -> bool:
+        """Say whether nothing differs, or all of it is within `slack`, row by row."""
+        return not self.changed or (slack > 0 and self.relative <= slack and not self.stray)
+
+
+class Extent:
+    """The smallest and the largest of values that come in pieces."""
+
+    def __init__(self) -> None:
+        self.low, self.high = np.inf, -np.inf
+
+    def add(self, values: "Array") -> None:
+        """Take in finite values."""
+        self.low = min(self.low, float(values.min(initial=np.inf)))
+        self.high = max(self.high, float(values.max(initial=-np.inf)))
+
+    @property
+    def constant(self) -> bool:
+        """True where all values are one, or there were none."""
+        return self.low >= self.high
+
+
+class Unequal:
+    """Two tensors of one role and shape, with their context."""
+
+    def __init__(
+        self, key: str, a: Reader, b: Reader, context: "PairContext", shape: tuple[int, ...] = ()
+    ) -> None:
+        self.key, self.a, self.b, self.context = key, a, b, context
+        self.shape = shape or a.shape
+        self.known = True  # the comparison's numbers are those of these two
+        self.copies: list[Any] | None = None  # sides on a lattice, once looked for
+        self.numbers: Array | None = None  # the rows' own numbers, where only some are looked at
+        self.role = split_key(key)[1]
+
+    @cached_property
+    def sample(self) -> "Array":
+        """Row numbers (int64): evenly spread ones, and for each an irregularly spaced neighbour."""
+        rows = self.a.rows
+        if self.a.columns == 1:
+            return np.arange(min(rows, 4096))
+        even = np.linspace(0, rows - 1, SAMPLE_ROWS // 2).astype(np.int64)
+        other = (even * 7 + 3) % max(rows, 1)
+        return np.unique(np.concatenate([even, other]))
+
+    @cached_property
+    def sample_a(self) -> "Array":
+        """The sample's rows of A."""
+        return self.a.take(self.sample)
+
+    @cached_property
+    def sample_b(self) -> "Array":
+        """The sample's rows of B."""
+        return self.b.take(self.sample)
+
+    @cached_property
+    def telling(self) -> "Array":
+        """The sample, or rows that differ (evenly spread) if none of the sample's does."""
+        if self.a.rows != self.b.rows or self.a.columns != self.b.columns:
+            return self.sample
+        near = row_distances(self.sample_a, self.sample_b) <= self.slack()
+        if not near.all() or not len(self.changed_rows):
+            return self.sample
+        few = np.linspace(0, len(self.changed_rows) - 1, SAMPLE_ROWS).astype(np.int64)
+        return np.unique(self.changed_rows[few])
+
+    @cached_property
+    def before(self) -> Distance:
+        """The distance over all values; from the comparison's record if that has it."""
+        known = self.context.results.get(self.key)
+        if known is not None and known.stats is not None and self.known:
+            stats = known.stats
+            norms = stats.norm_a, stats.norm_b
+            away = rest = stats.rel_l2 * stats.norm_a / max(norms) if max(norms) else 0.0
+            if stats.max_abs_diff == float("inf"):
+                away = stats.max_abs_diff
+            return Distance(away, stats.changed, stats.count, stats.max_abs_diff, norms, 0, rest,
+                            stats.nonfinite)  # fmt: skip
+        return self.distance(self.a.take, self.b.take, None)
+
+    @cached_property
+    def changed_rows(self) -> "Array":
+        """Numbers of the rows that differ by more than rounding (int64), in order."""
+        found = []
+        for index in self.windows(None):
+            x, y = self.a.take(index), self.b.take(index)
+            found.append(index[row_distances(x, y) > self.slack()])
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def slack(self, *, moved: bool = True) -> float:
+        """Return the relative distance up to which values of this pair count as equal."""
+        return noise(self.a.encoding, self.b.encoding, moved=moved)
+
+    def windows(self, rows: "Array | None") -> "Iterator[Array]":
+        """Yield row numbers in windows of WINDOW elements; mapped pages are then released."""
+        step = max(1, WINDOW // max(1, self.a.columns))
+        total = self.a.rows if rows is None else len(rows)
+        for start in range(0, total, step):
+            stop = min(total, start + step)
+            try:
+                yield np.arange(start, stop) if rows is None else rows[start:stop]
+            finally:  # also where the pass is given up
+                self.a.side.drop()
+                self.b.side.drop()
+
+    def distance(
+        self, left: Take, right: Take, rows: "Array | None", slack: float = 0.0
+    ) -> Distance:
+        """Return the distance over all of `rows` (None: of the tensor), window by window."""
+        dd = ll = rr = 0.0
+        changed = count = stray = 0
+        largest = 0.0
+        broken = False
+        odd = Census()
+        extent = Extent(), Extent()
+        for index in self.windows(rows):
+            x, y = wide(left(index)), wide(right(index))
+            odd.add(x.reshape(-1), y.reshape(-1))
+            differs = (x != y) & ~(np.isnan(x) & np.isnan(y))
+            finite = np.isfinite(x) & np.isfinite(y)
+            broken = broken or bool((differs & ~finite).any())
+            x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
+            extent[0].add(x)
+            extent[1].add(y)
+            with np.errstate(over="ignore"):
+                delta = x - y
+                dd, ll, rr = (
+                    total + float(np.einsum("ij,ij->", part, part))
+                    for total, part in ((dd, delta), (ll, x), (rr, y))
+                )
+            if slack and delta.shape[1] >= STRAY_COLUMNS:
+                stray += _stray(delta, x, y, slack)
+            changed, count = changed + int(differs.sum()), count + differs.size
+            largest = max(largest, float(np.abs(delta).max(initial=0.0)))
+        norm = max(ll, rr)
+        relative = rest = (dd / norm) ** 0.5 if dd else 0.0
+        if broken or not np.isfinite(relative):
+            relative = largest = float(np.inf)
+        shape = self.shape if rows is None and prod(self.shape) == count else (count,)
+        return Distance(
+            relative, changed, count, largest, (ll**0.5, rr**0.5), stray, rest, odd.result(shape),
+            any(side.constant for side in extent),
+        )  # fmt: skip
+
+    def guess(
+        self, cause: str, says: tuple[str, ...], label: str, take: Take, slack: float | None = None,
+        *, rows: "Array | None" = None, where: tuple[str, ...] = (), constant: bool = False,
+    ) -> Guess:  # fmt: skip
+        """Return the guess that `take`, in the place of the side `label`, equals the other side.
+
+        `slack` None is that of the pair; `constant` as in Guess.
+        """
+        left, right = (take, self.b.take) if label == "A" else (self.a.take, take)
+        near = self.slack() if slack is None else slack
+        return Guess(cause, says, left, right, where, rows, near, constant)
+
+    def holds_on_sample(self, guess: Guess) -> bool:
+        """Say whether a guess makes the sample's rows equal."""
+        rows = self.telling
+        if guess.rows is not None:
+            both = np.intersect1d(rows, guess.rows)
+            rows = both if both.size else guess.rows[: len(rows)]
+        found = self.distance(guess.left, guess.right, rows)
+        return found.relative <= 1.5 * guess.slack if guess.slack else not found.changed
+
+    def row_name(self, row: int) -> str:
+        """Return a row's number in the tensor."""
+        return str(row if self.numbers is None else int(self.numbers[row]))
+
+    # --- names of sizes ----------------------------------------------------------------------
+
+    def sizes(self, *names: str) -> list[int]:
+        """Return the positive whole numbers among these hyperparameters of both models."""
+        found: dict[int, None] = {}
+        for hyper in self.context.hyper:
+            for name in names:
+                value = hyper.get(name)
+                for one in value if isinstance(value, tuple | list) else (value,):
+                    if isinstance(one, int) and not isinstance(one, bool) and one > 0:
+                        found[one] = None
+        return list(found)
+
+
+def _stray(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
+    """Count rows further apart than STRAY slacks of their norm (or of 1/100 of the whole norm)."""
+    away = np.einsum("ij,ij->i", delta, delta)
+    own = np.maximum(np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->i", y, y))
+    least = 1e-4 * float(np.median(own)) if own.size else 0.0
+    return int((away > (STRAY * slack) ** 2 * np.maximum(own, least)).sum())
+
+
+def row_distances(x: "Array", y: "Array") -> "Array":
+    """Return ||x-y|| / max(||x||, ||y||) of every row (float64); infinite if it is not finite."""
+    x, y = wide(x), wide(y)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore", over="ignore"):
+        delta = np.where(same, 0.0, x - y)
+        dd = np.einsum("ij,ij->i", delta, delta)
+        norm = np.maximum(np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->i", y, y))
+        found = np.sqrt(dd / np.where(norm > 0, norm, 1.0))
+    found = np.where(dd == 0, 0.0, found)
+    return np.where(np.isnan(found), np.inf, found)

@@ -1,0 +1,314 @@
+"""Why two tensors of one role differ: hypotheses that need no forward pass, tried in one order.
+
+The cost is bounded. A pair takes one pass over both tensors for the distance, and samples of
+SAMPLE_ROWS rows for every hypothesis; each guess that fits the sample takes one more pass. The
+index of all other tensors reads four rows of each, once per comparison.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.base.registry import offered
+from aprfmt.causes import CAUSES
+from aprfmt.causes.tensor.compound import remainder, rereadings
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.derived_weights import with_derived
+from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
+from aprfmt.causes.tensor.folded_factors import with_folds
+from aprfmt.causes.tensor.fused_rows import with_joined
+from aprfmt.causes.tensor.guess import Guess
+from aprfmt.causes.tensor.other_tensors import renamed
+from aprfmt.causes.tensor.symmetry import with_symmetries
+from aprfmt.causes.tensor.vocabulary_padding import with_padding
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.row_reader import Reader, SomeRows
+from aprfmt.measure.verdicts import Certainty
+from aprfmt.model import Model
+from aprfmt.tensors.view import View
+
+__all__ = ["Explanation", "PairContext", "explain_pair", "explained"]
+
+MOST = 0.5  # of the values a change has to give to be called explained
+TRIED = 6  # guesses applied to whole tensors, per pair
+PART = 0.5  # at most this share of rows differs: then they are also examined alone
+PART_ROWS = 1 << 12
+LONG = 1 << 26  # values of a vector from which only its bytes are looked at
+ALONE = 2  # pairs of a role that are tried alone before all layers are looked at together
+MANY = 6  # pairs of a role that differ, from which this is done
+DENSE = 0.3  # at a smaller distance not all values were misread
+REREAD = ("dtype_mislabel", "endianness", "rounding", "quantisation")  # not combined
+
+
+def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Explanation | None:
+    """Return the first hypothesis that makes two differing tensors equal, or the likeliest one.
+
+    `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
+    do not differ. Raises AprfmtError for a tensor that cannot be read.
+    """
+    with np.errstate(all="ignore"):  # misread values may overflow
+        return _explain(a, b, context, key)
+
+
+def _explain(a: View, b: View, context: PairContext, key: str) -> Explanation | None:
+    first, second = Reader(a), Reader(b)
+    if not first.size or not second.size:
+        return None
+    case = Unequal(key or a.name, first, second, context)
+    if a.shape != b.shape:
+        shaped = _tried(case, shapes=True)
+        return None if shaped is None else shaped[0]
+    if not case.before.changed:
+        return None
+    return _with_numbers(case, _of_values(case))
+
+
+def _with_numbers(case: Unequal, found: Explanation | None) -> Explanation | None:
+    """Add the places where only one side is not finite to an explanation.
+
+    NaN and infinities are explained only by a transformation that gives exactly the same bits or
+    values; rounding, or an equal function, is then not confirmed.
+    """
+    odd = case.before.nonfinite
+    if odd is None or not odd.alone:
+        return found
+    if found is not None and found.confirmed and CAUSES[found.cause].verdict == "bug":
+        return replace(found, evidence=(*found.evidence, odd.says()))
+    if found is not None and found.confirmed and found.residual_after == 0:
+        # Made on all values, it gives the same NaN and infinities and the same other values.
+        count = f"{odd.alone} value{' is' if odd.alone == 1 else 's are'} not finite then"
+        evidence = (f"{found.evidence[0]}: {count}", *found.evidence[1:], odd.says())
+        return replace(found, cause="nonfinite", evidence=evidence)
+    says: tuple[str, ...]
+    says = (
+        f"{odd.side} is not finite where the other side is, or holds another such value",
+        odd.says(),
+    )
+    others = case.before.changed - odd.alone
+    equal = others == 0 or (case.slack() > 0 and case.before.rest <= case.slack())
+    if equal:
+        within = " within the rounding of the coarser encoding" if others else ""
+        says = (*says, f"all other values are equal{within}")
+    if found is not None and found.cause != "stale_tensor":
+        says = (*says, f"{found.cause}, which is not confirmed:", *found.evidence)
+    after = case.before.rest if equal else None
+    return Explanation(
+        "nonfinite", (case.key,), says, case.before.relative, after, equal, "located"
+    )
+
+
+def _of_values(case: Unequal) -> Explanation | None:
+    found = _tried(case)
+    if found is None or not found[0].confirmed:
+        part = _of_part(case)
+        vague = found is None or found[0].cause == "stale_tensor"
+        found = part if part is not None and (vague or part[0].confirmed) else found
+    if found is not None and found[0].confirmed:
+        return found[0]
+    return _compound(case, found) or _reread(case) or (None if found is None else found[0])
+
+
+Tried = tuple[Explanation, Guess | None]
+
+
+def _tried(case: Unequal, *, shapes: bool = False, part: bool = False) -> Tried | None:
+    """Try all rows of the table; return the first confirmed guess, else the first likely one."""
+    likely: Tried | None = None
+    budget = TRIED
+    for guess in _guesses(case, shapes, part):
+        if isinstance(guess, Explanation):
+            if guess.confirmed:
+                return guess, None
+            likely = likely or (guess, None)
+            continue
+        if not case.holds_on_sample(guess):
+            continue
+        if not budget:
+            continue  # no more passes; what was found without one may still be said
+        budget -= 1
+        found = _confirmed(case, guess, shapes)
+        if found is not None and found.confirmed:
+            return found, guess
+        if found is not None and (likely is None or likely[1] is None):
+            likely = found, guess
+    return likely
+
+
+def _guesses(case: Unequal, shapes: bool, part: bool) -> Iterator[Guess | Explanation]:
+    from aprfmt.causes.tensor.table import TABLE
+
+    long = case.a.columns == 1 and case.a.rows > LONG
+    for row in (*TABLE, *offered("explanations")):
+        if long and not getattr(row, "stored", False):
+            continue
+        if (row.shapes or not shapes) and (row.part or not part):
+            yield from row.find(case)
+
+
+def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
+    """Apply a guess to the whole tensors (or its rows); None if the distance hardly improves."""
+    after = case.distance(guess.left, guess.right, guess.rows, guess.slack)
+    before = None if shapes else case.before.relative
+    equal = after.equal(guess.slack)
+    if not math.isfinite(after.relative):
+        return None  # the remaining values have no bound to compare with
+    if after.constant and after.count > 1 and not guess.constant:
+        return None  # any function gives one number: that it is equal proves nothing
+    if before is not None and after.relative > 0.5 * before and after.changed:
+        return None
+    says = guess.says
+    if not equal:
+        says = (
+            *says,
+            f"then {after.changed} of {after.count} values still differ, by {after.relative:.3g} "
+            "of the norm",
+        )
+    elif after.changed:
+        says = (*says, "equal within the rounding of the coarser encoding")
+    where = guess.where or (case.key,)
+    # Of values that were equal as stored nothing is shown.
+    spoken = after.count if before is None else min(after.count, case.before.changed)
+    share = 1.0 if equal else max(0.0, 1.0 - after.changed / max(1, spoken))
+    return Explanation(
+        guess.cause, where, says, before, after.relative, equal,
+        None if equal else "explained" if share >= MOST else "located", share,
+    )  # fmt: skip
+
+
+def _of_part(case: Unequal) -> Tried | None:
+    """Explain only the rows that differ, if they are few."""
+    if case.a.columns == 1:
+        return None
+    near = row_distances(case.sample_a, case.sample_b) <= case.slack()
+    if near.mean() < PART / 2:
+        return None
+    rows = case.changed_rows
+    if not 0 < len(rows) <= min(PART * case.a.rows, PART_ROWS):
+        return None
+    part = Unequal(case.key, SomeRows(case.a, rows), SomeRows(case.b, rows), case.context)
+    part.numbers, part.known = rows, False
+    found = _tried(part, part=True)
+    if found is None:
+        return None
+    shown = ", ".join(str(i) for i in rows[:6].tolist()) + (" ..." if len(rows) > 6 else "")
+    evidence = (*found[0].evidence, f"in {len(rows)} of {case.a.rows} rows: {shown}")
+    return replace(found[0], evidence=evidence, residual_before=case.before.relative), None
+
+
+def _compound(case: Unequal, found: Tried | None) -> Explanation | None:
+    """Explain the rest that a helpful guess leaves; the evidence then has both causes."""
+    if found is None or found[1] is None:
+        return None
+    rest = remainder(case, found[1])
+    if rest is None or not rest.before.changed:
+        return None
+    second = _tried(rest) or _of_part(rest)
+    if second is None or not second[0].confirmed:
+        return None
+    said = (*found[0].evidence, f"then {second[0].cause}:", *second[0].evidence)
+    reached: Certainty | None = None if second[0].certainty == "confirmed" else "explained"
+    return replace(
+        found[0], evidence=said, residual_after=second[0].residual_after, confirmed=True,
+        reached=reached, share=1.0,
+    )  # fmt: skip
+
+
+def _reread(case: Unequal) -> Explanation | None:
+    """Explain a side's bytes read as another type, together with moved elements."""
+    if case.before.relative < DENSE:
+        return None
+    for cause, text, reread in rereadings(case):
+        found = _tried(reread)
+        if found is not None and found[0].confirmed and found[0].cause not in REREAD:
+            return replace(
+                found[0],
+                cause=cause,
+                evidence=(text, f"then {found[0].cause}:", *found[0].evidence),
+                residual_before=case.before.relative,
+            )
+    return None
+
+
+def explained(
+    a: Model,
+    b: Model,
+    base: Model | None,
+    pairs: Sequence[TensorPair],
+    results: Sequence[TensorDiff],
+) -> list[TensorDiff]:
+    """Return the records, with an explanation for every pair that differs and can be read.
+
+    Of a role that differs in many layers a few pairs are tried alone. If nothing is found for them
+    that is theirs alone, all layers are looked at together first.
+    """
+    context = PairContext(a, b, base, {row.key: row for row in results})
+    made = list(results)
+    late: list[int] = []
+    with np.errstate(all="ignore"):  # misread values may overflow
+        tried = FailedAttempts(results)
+        for i, (pair, row) in enumerate(zip(pairs, results, strict=True)):
+            if tried.enough(row):
+                late.append(i)
+                continue
+            made[i] = _alone(context, pair, row)
+            tried.add(made[i])
+        made = _together(context, pairs, made)
+        left = [i for i in late if made[i].explanation is None]
+        for i in left:
+            made[i] = _alone(context, pairs[i], made[i])
+        return _together(context, pairs, made) if left else made
+
+
+class FailedAttempts:
+    """Counts, by role, the pairs that were tried alone and in vain."""
+
+    def __init__(self, rows: Sequence[TensorDiff]) -> None:
+        self.many = Counter(split_key(row.key)[1] for row in rows if row.verdict == "DIFFERENT")
+        self.vain: Counter[str] = Counter()
+
+    def enough(self, row: TensorDiff) -> bool:
+        """Say whether enough pairs of this role were tried."""
+        role = split_key(row.key)[1]
+        vain = self.vain[role] >= ALONE and self.many[role] >= MANY
+        return vain and row.verdict == "DIFFERENT"
+
+    def add(self, row: TensorDiff) -> None:
+        """Count a pair that was tried."""
+        found = row.explanation
+        if row.verdict == "DIFFERENT" and (
+            found is None or not found.confirmed or found.cause == "scale"
+        ):
+            self.vain[split_key(row.key)[1]] += 1
+
+
+def _alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> TensorDiff:
+    """Return a record with what explains its pair alone."""
+    found = None
+    try:
+        if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and pair.a and pair.b:
+            found = explain_pair(pair.a, pair.b, context, row.key)
+        elif row.verdict in ("ONLY_IN_A", "ONLY_IN_B"):
+            found = renamed(row.key, row.verdict[-1].lower(), context)
+    except AprfmtError:
+        found = None  # no longer readable: the record stays as it was
+    pair.drop()
+    if found is None:
+        return row
+    cause = found.cause if found.confirmed and not row.cause else row.cause
+    return replace(row, explanation=found, cause=cause)
+
+
+def _together(
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+) -> list[TensorDiff]:
+    """Return the records with what explains several tensors at once."""
+    made = list(rows)
+    for step in (with_symmetries, with_joined, with_folds, with_padding, with_derived):
+        made = step(context, pairs, made)
+    return made

@@ -1,0 +1,347 @@
+"""Factors that were moved from one tensor into the next: norms folded, scales of activations.
+
+A norm's weights may stand in the columns of every product that reads it; the rows of v (or up) may
+be divided by factors that the columns of the output product (or down) bring back. All tensors of a
+layer are put right together, because one tensor can take part in two folds. If each then equals
+the other side's, the function is equal. If the partner does not undo the factors, that is a bug.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.encoding_noise import UNIT, noise
+from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "norm_folded", "tensor", "same",
+        "The weights of norms were multiplied into the products that read them, and set to one; "
+        "the function is equal.",
+        "Columns of products are multiplied by the norm's weights, and the norm is one everywhere.",
+        "Every product that reads the norm equals the other side's times the norm's weights.",
+    ),
+    Cause(
+        "scales_folded", "tensor", "same",
+        "Factors were moved from one tensor into the next (activation-aware scaling): the function "
+        "is equal.",
+        "Rows or norms are divided by factors, and columns of what reads them multiplied by them.",
+        "Every tensor that reads the factors undoes them.",
+    ),
+    Cause(
+        "partial_fold", "tensor", "bug",
+        "Factors were folded into products and not taken out where they came from, or only into "
+        "some of what reads them.",
+        "The columns of products are multiplied by the norm's own weights, or by factors that "
+        "undo a change of the norm in some products only.",
+        "Undoing the fold makes the named products equal; the partner does not undo it.",
+    ),
+)  # fmt: skip
+
+MLP = ("ffn_gate", "ffn_up", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_shexp",
+       "ffn_up_shexp", "ffn_gate_inp_shexp")  # fmt: skip
+# What reads a norm of a layer. Without a norm of its own the MLP reads attention's.
+READERS: Mapping[str, tuple[str, ...]] = {
+    "attn_norm": ("attn_q", "attn_k", "attn_v", "attn_q_a", "attn_kv_a_mqa"),
+    "ffn_norm": MLP,
+    "attn_q_a_norm": ("attn_q_b",),
+    "attn_kv_a_norm": ("attn_kv_b",),
+    "output_norm": ("output",),
+}
+# (rows, what reads them): linear in between, where the MLP is gated
+LINEAR = (("attn_v", "attn_output"), ("ffn_up", "ffn_down"), ("ffn_up_exps", "ffn_down_exps"),
+          ("ffn_up_shexp", "ffn_down_shexp"))  # fmt: skip
+# Explanations of a single tensor that give way to a fold.
+ALONE = ("scale", "stale_tensor", "function_of", "norm_offset", "bit_rot", "quantisation")
+LEAST = 1e-6  # relative distance that float32 arithmetic makes
+BETTER = 0.9  # of the distance at most is left: a coarse copy is within its rounding of much
+STRAY = 4.0  # a column so many roundings away was not undone
+NORMS = (
+    "the weights of norms stand in the products that read them, and the norms are one: the "
+    "function is equal"
+)
+SCALES = (
+    "factors were moved from one tensor into the next, which undoes them: the function is equal"
+)
+
+
+@dataclass
+class Layer:
+    """The tensors of a layer: values of both sides by role, and A's with the folds made."""
+
+    context: PairContext
+    start: str
+    pairs: Mapping[str, TensorPair]
+    a: "dict[str, Array]" = field(default_factory=dict)
+    b: "dict[str, Array]" = field(default_factory=dict)
+    folded: "dict[str, Array]" = field(default_factory=dict)
+
+    def has(self, role: str) -> bool:
+        """Say whether both sides have a tensor of this role and of one shape; read it if so."""
+        if role in self.a:
+            return True
+        pair = self.pairs.get(self.start + role)
+        if pair is None or pair.a is None or pair.b is None or pair.a.shape != pair.b.shape:
+            return False
+
+        self.a[role], self.b[role] = (
+            np.asarray(side.numpy(), np.float32) for side in (pair.a, pair.b)
+        )
+        self.folded[role] = self.a[role]
+        return bool(np.isfinite(self.a[role]).all() and np.isfinite(self.b[role]).all())
+
+    def slack(self, role: str) -> float:
+        """Return the relative distance that counts as equal, after two roundings."""
+        pair = self.pairs[self.start + role]
+        assert pair.a is not None and pair.b is not None
+        return 2 * noise(pair.a.encoding, pair.b.encoding, moved=False) + LEAST
+
+    def blocked(self, role: str) -> bool:
+        """Say whether either side is stored in another encoding than plain floats."""
+        pair = self.pairs[self.start + role]
+        sides = (pair.a, pair.b)
+        return any(name not in UNIT for side in sides if side for name in side.encodings)
+
+    def apart(self, role: str, value: "Array") -> float:
+        """Return how far B is from `value`, in roundings: the whole, or its worst column."""
+        y = self.b[role].reshape(-1, self.b[role].shape[-1]).astype(np.float64)
+        x = value.reshape(y.shape).astype(np.float64)
+        delta, norm = x - y, np.maximum(norms.norm(x), norms.norm(y))
+        if not norm or not np.isfinite(delta).all():
+            return 0.0 if not np.any(delta) else float("inf")
+        slack = self.slack(role)
+        whole = float(norms.norm(delta) / norm) / slack
+        # The error of a block is that of its largest value, whatever the column's own size.
+        least = 1.0 if self.blocked(role) else 0.01
+        own = np.maximum(np.linalg.norm(y, axis=0), least * float(norm) / y.shape[1] ** 0.5)
+        return max(whole, float((np.linalg.norm(delta, axis=0) / own).max()) / (slack * STRAY))
+
+    def near(self, role: str, factor: "Array") -> bool:
+        """Say whether a few rows of B are A's times a factor of every column."""
+        x, y = (v[role].reshape(-1, v[role].shape[-1]) for v in (self.a, self.b))
+        rows = np.linspace(0, len(x) - 1, min(8, len(x))).astype(np.int64)
+        away = norms.norm(x[rows] * factor - y[rows])
+        return bool(away <= STRAY * self.slack(role) * norms.norm(y[rows]))
+
+    def nearer(self, role: str, value: "Array") -> bool:
+        """Say whether a value is nearer to B than A is: more than a coarse encoding leaves open."""
+        return self.distance(role, value) <= BETTER * self.distance(role, self.a[role])
+
+    def distance(self, role: str, value: "Array") -> float:
+        """Return ||value - B|| / ||B||."""
+        norm = norms.norm(self.b[role])
+        return norms.norm(value - self.b[role]) / norm if norm else 0.0
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Factors taken out of `sources` (by role) and brought back by the columns of `readers`."""
+
+    sources: tuple[str, ...]
+    readers: tuple[str, ...]
+    cause: str
+    kept: tuple[str, ...] = ()  # readers that are equal as they are: they undo nothing
+
+
+def with_folds(
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+) -> list[TensorDiff]:
+    """Return the records; tensors whose factors were moved get that as explanation."""
+    made = {row.key: row for row in rows}
+    by_key = {pair.key: pair for pair in pairs}
+    if not context.hyper:
+        return list(rows)
+    starts = {"": None} | {
+        f"L{layer}.": None for key in made for layer, _ in [split_key(key)] if layer is not None
+    }
+    for start in starts:
+        if not any(row.unexplained(ALONE) for key, row in made.items() if _home(key) == start):
+            continue
+        try:
+            found = _of_layer(Layer(context, start, by_key))
+        except AprfmtError:
+            continue  # the records already say that a tensor cannot be read
+        for key, explanation in found.items():
+            if made[key].unexplained(ALONE):
+                made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
+    return [made[row.key] for row in rows]
+
+
+def _home(key: str) -> str:
+    layer, _ = split_key(key)
+    return "" if layer is None else f"L{layer}."
+
+
+def _of_layer(layer: Layer) -> dict[str, Explanation]:
+    folds = [*_norms(layer), *_rows(layer)]
+    found: dict[str, Explanation] = {}
+    for fold in folds:
+        roles = (*fold.sources, *fold.readers)
+        good = bool(fold.readers) and all(
+            layer.apart(role, layer.folded[role]) <= 1 for role in roles
+        )
+        if good:
+            found |= _partial(layer, fold) if fold.kept else _equal(layer, fold, roles)
+    found |= _kept(layer, {role for fold in folds for role in fold.sources}) if not found else {}
+    return found
+
+
+def _norms(layer: Layer) -> Iterator[Fold]:
+    """Divide what reads a norm by the change of the norm, and yield the folds."""
+    for norm, readers in _readers(layer):
+        weight = f"{norm}.weight"
+        if not layer.has(weight):
+            continue
+        a, b = _gains(layer, weight)
+        factor = np.where((a == 0) & (b == 0), 1.0, b / np.where(a == 0, 1.0, a))
+        if not factor.all() or not _moved(layer, weight, factor):
+            continue
+        sources = [weight]
+        if layer.has(f"{norm}.bias"):
+            layer.folded[f"{norm}.bias"] = layer.a[f"{norm}.bias"] * factor
+            sources.append(f"{norm}.bias")
+        layer.folded[weight] = layer.b[weight]
+        chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
+        kept = tuple(role for role in chosen if layer.near(role, np.ones(1))
+                     and layer.apart(role, layer.a[role]) <= 1)  # fmt: skip
+        for role in chosen:
+            if role not in kept:
+                layer.folded[role] = layer.folded[role] / factor
+        one = max(_away(a), 0.0) < 1e-3 or max(_away(b), 0.0) < 1e-3
+        cause = "norm_folded" if one else "scales_folded"
+        yield Fold(tuple(sources), tuple(r for r in chosen if r not in kept), cause, kept)
+
+
+def _away(gain: "Array") -> float:
+    return float(np.abs(gain - 1).max(initial=0.0))
+
+
+def _readers(layer: Layer) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (norm, what reads it) of this layer, or of what stands behind all layers."""
+    model = layer.context.models["a"]
+    if not layer.start:
+        if layer.pairs.get("output.weight") is not None and not model.hyper["tied_embeddings"]:
+            yield "output_norm", READERS["output_norm"]
+        return
+    if model.spec.block.placement == "post":
+        return
+    for norm, readers in READERS.items():
+        own = layer.pairs.get(f"{layer.start}ffn_norm.weight") is not None
+        yield norm, readers if own or norm != "attn_norm" else (*readers, *MLP)
+
+
+def _gains(layer: Layer, weight: str) -> "tuple[Array, Array]":
+    """Return both sides' factors of a norm: 1 + w where the block adds one."""
+    plus = layer.context.models["a"].spec.block.norm_offset
+    return (layer.a[weight].astype(np.float64) + plus, layer.b[weight].astype(np.float64) + plus)
+
+
+def _moved(layer: Layer, role: str, factor: "Array") -> bool:
+    return bool(np.abs(factor - 1).max(initial=0.0) > STRAY * layer.slack(role))
+
+
+def _rows(layer: Layer) -> Iterator[Fold]:
+    """Multiply rows by what they changed by, the reader's columns by the inverse; yield these."""
+    hyper, block = layer.context.hyper[0], layer.context.models["a"].spec.block
+    for first, second in LINEAR:
+        attention = first == "attn_v"
+        if attention and block.attention != "gqa":
+            continue
+        if not attention and (block.mlp != "gated" or hyper.get("swiglu_limit") is not None):
+            continue
+        rows, reader = f"{first}.weight", f"{second}.weight"
+        if not (layer.has(rows) and layer.has(reader)):
+            continue
+        x, y = layer.folded[rows].astype(np.float64), layer.b[rows].astype(np.float64)
+        square = (x * x).sum(-1)
+        factor = np.where(square > 0, (x * y).sum(-1) / np.where(square > 0, square, 1), 1.0)
+        if not factor.all() or not _moved(layer, rows, factor):
+            continue
+        back = _spread(layer, factor, reader) if attention else factor
+        if back is None or back.shape[-1] != layer.a[reader].shape[-1]:
+            continue
+        sources = [rows]
+        layer.folded[rows] = x * factor[..., None]
+        if layer.has(f"{first}.bias"):
+            layer.folded[f"{first}.bias"] = layer.a[f"{first}.bias"] * factor
+            sources.append(f"{first}.bias")
+        layer.folded[reader] = layer.folded[reader] / back[..., None, :]
+        yield Fold(tuple(sources), (reader,), "scales_folded")
+
+
+def _spread(layer: Layer, factor: "Array", reader: str) -> "Array | None":
+    """Return v's factors at the columns of the output product: every query head's of its group."""
+    hyper = layer.context.hyper[0]
+    heads, kv = int(hyper["n_heads"]), int(hyper["n_kv_heads"])
+    if heads % kv or len(factor) % kv:
+        return None
+    return np.repeat(factor.reshape(kv, -1), heads // kv, 0).reshape(-1)
+
+
+def _equal(layer: Layer, fold: Fold, roles: Sequence[str]) -> dict[str, Explanation]:
+    """Return the explanation of every tensor of a fold that is undone everywhere."""
+    text = NORMS if fold.cause == "norm_folded" else SCALES
+    source, readers = fold.sources[0], ", ".join(fold.readers)
+    line = f"{source} is divided by factors, and the columns of {readers} multiplied by them"
+    return {
+        layer.start + role: Explanation(
+            fold.cause, (layer.start + role,), (text, line),
+            layer.distance(role, layer.a[role]), layer.distance(role, layer.folded[role]), True,
+        )
+        for role in roles if layer.apart(role, layer.a[role]) > 1
+    }  # fmt: skip
+
+
+def _partial(layer: Layer, fold: Fold) -> dict[str, Explanation]:
+    """Return the explanation of a fold that some readers undo and others do not."""
+    text = (
+        f"factors were moved out of {fold.sources[0]} into {', '.join(fold.readers)}, but not into "
+        f"{', '.join(fold.kept)}, which reads it too"
+    )
+    return {
+        layer.start + role: Explanation(
+            "partial_fold", (layer.start + role,), (text,), layer.distance(role, layer.a[role]),
+            layer.distance(role, layer.folded[role]), True,
+        )
+        for role in (*fold.sources, *fold.readers)
+    }  # fmt: skip
+
+
+def _kept(layer: Layer, changed: set[str]) -> dict[str, Explanation]:
+    """Return the explanation of products that hold a norm's weights, while the norm kept them."""
+    found: dict[str, Explanation] = {}
+    for norm, readers in _readers(layer):
+        weight = f"{norm}.weight"
+        if weight in changed or not layer.has(weight) or layer.apart(weight, layer.a[weight]) > 1:
+            continue
+        gain, _ = _gains(layer, weight)
+        if not gain.all() or not _moved(layer, weight, gain):
+            continue
+        for label, factor in (("B", gain), ("A", 1 / gain)):
+            chosen = [f"{role}.weight" for role in readers if layer.has(f"{role}.weight")]
+            held = [role for role in chosen if layer.near(role, factor)
+                    and layer.apart(role, layer.a[role] * factor) <= 1
+                    and layer.nearer(role, layer.a[role] * factor)]  # fmt: skip
+            text = (
+                f"{label}'s products hold the weights of the norms that they read, which were not "
+                "set to one there"
+            )
+            for role in held:
+                key = layer.start + role
+                found[key] = Explanation(
+                    "partial_fold", (key,), (text, f"the weights of {norm}"),
+                    layer.distance(role, layer.a[role]),
+                    layer.distance(role, layer.a[role] * factor), True,
+                )  # fmt: skip
+    return found

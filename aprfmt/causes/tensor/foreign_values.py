@@ -1,0 +1,186 @@
+"""Evidence that a tensor is a different one, not a damaged copy of the right one.
+
+That replacing a tensor removes the difference proves nothing: this is so for any damage. A tensor
+from another checkpoint or from initialisation has values of the same size and spread as the right
+one, but no relation to it: neither the values nor their magnitudes correlate, and it is not a
+rearrangement. A damaged copy is related to the right one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.row_reader import Reader
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+LEAST = 1024  # values below which nothing can be told
+MOST = 1 << 22  # values that are looked at
+MOST_SORTED = 1 << 16  # values whose distribution is looked at
+WINDOW = 1 << 20
+SIZES = (0.5, 2.0)  # allowed ratio of the root mean squares, as in the screens of thresholds.py
+SPREADS = (0.6, 1.7)  # ratio of quantiles of |x|/rms; normal to uniform: 0.86 to 1.49
+QUANTILES = (0.5, 0.9, 0.99)
+# Distance of the sorted values in units of the encodings' error: BF16 gives 0.44, blocks under 0.3.
+SORTED = 0.5
+RELATED = 0.1  # two trainings have a lower correlation of values, and of magnitudes
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Whether a tensor is a different one, and the reason for or against it."""
+
+    sure: bool
+    says: str
+
+
+def foreign(first: Reader, second: Reader) -> Foreign:
+    """Compare two tensors of one role. Raises AprfmtError if one cannot be read."""
+    if first.shape != second.shape or not first.size:
+        return Foreign(False, "the shapes differ")
+    for label, side, other in (("B", second, first), ("A", first, second)):
+        value = _constant(side)
+        if value is not None and _constant(other) is None:
+            return Foreign(True, f"{label} holds {value + 0.0:g} everywhere: it was never filled")
+    x, y = _values(first), _values(second)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return Foreign(False, "values are not finite: damage")
+    if x.size < LEAST:
+        return Foreign(False, f"{x.size} values are too few to tell another tensor from damage")
+    drawn = _drawn(y)
+    sizes = [float(np.sqrt(np.mean(values**2))) for values in (x, y)]
+    ratio = sizes[1] / sizes[0] if sizes[0] else float("inf")
+    if not SIZES[0] <= ratio <= SIZES[1] and not (drawn and ratio < 1):
+        return Foreign(False, f"B's values are {ratio:.3g} times as large as A's: damage as well")
+    spreads = [np.quantile(np.abs(v), QUANTILES) / s for v, s in zip((x, y), sizes, strict=True)]
+    apart = spreads[1] / np.maximum(spreads[0], 1e-30)
+    if not drawn and not bool(((apart >= SPREADS[0]) & (apart <= SPREADS[1])).all()):
+        return Foreign(False, "B's values are spread unlike A's: damage as well")
+    limit = RELATED + 4 / x.size**0.5
+    values, magnitudes = _correlation(x, y), _correlation(*(_sizes(v) for v in (x, y)))
+    if abs(values) > limit or abs(magnitudes) > limit:
+        return Foreign(
+            False,
+            f"B's values are related to A's (correlation {values:.2g}, of their sizes "
+            f"{magnitudes:.2g}): an earlier state of it, or damage",
+        )
+    if _rearranged(first, second, x, y):
+        if first.encoding == second.encoding:
+            return Foreign(False, "B holds A's values in an order that nothing explains: damage")
+        return Foreign(
+            False,
+            f"through {first.encoding} and {second.encoding}, B's values cannot be told from A's "
+            "in another order: damage as well",
+        )
+    if drawn and ratio < SIZES[0]:
+        return Foreign(
+            True,
+            f"B's values are {drawn}, {ratio:.3g} times the size of A's and not related to them "
+            f"(correlation {values:.2g} over {x.size} values): an initialisation that was never "
+            "replaced",
+        )
+    return Foreign(
+        True,
+        "B's values have the size and spread of A's, but no relation to them "
+        f"(correlation {values:.2g} over {x.size} values, of their sizes {magnitudes:.2g}; no "
+        "rearrangement): "
+        "another tensor, not a damaged copy",
+    )
+
+
+def _drawn(values: "Array") -> str:
+    """Return what distribution values were drawn from, as an initialisation does; "" if none."""
+    y = np.sort(values, axis=None)
+    if y.size > MOST_SORTED:
+        y = y[:: y.size // MOST_SORTED]
+    size = float(y.std())
+    if not size or abs(float(y.mean())) > 5 * size / y.size**0.5 or len(np.unique(y)) < y.size / 2:
+        return ""
+    rank = (np.arange(y.size) + 0.5) / y.size
+    limit = 1.5 / y.size**0.5  # of the Kolmogorov-Smirnov distance
+    z = y / size
+    normal = 0.5 * (1 + _erf(z / 2**0.5))
+    if float(np.abs(normal - rank).max()) < limit:
+        return f"normal numbers of deviation {size:.3g}"
+    even = np.clip(0.5 + z / (2 * 3**0.5), 0, 1)
+    if float(np.abs(even - rank).max()) < limit:
+        return f"even numbers up to {size * 3**0.5:.3g}"
+    return ""
+
+
+def _erf(x: "Array") -> "Array":
+    """Return the error function, to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
+    t = 1 / (1 + 0.3275911 * np.abs(x))
+    terms = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+    total = sum(c * t ** (i + 1) for i, c in enumerate(terms))
+    found: Array = np.sign(x) * (1 - total * np.exp(-x * x))
+    return found
+
+
+def _windows(reader: Reader, most: int | None = None) -> "Iterator[Array]":
+    """Yield row numbers: all, or evenly spread ones of about `most` values together."""
+    rows = np.arange(reader.rows)
+    if most is not None and reader.size > most:
+        rows = np.linspace(0, reader.rows - 1, max(1, most // reader.columns)).astype(np.int64)
+    step = max(1, WINDOW // max(1, reader.columns))
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
+
+
+def _constant(reader: Reader) -> float | None:
+    """Return the value of a constant tensor; None if it is not constant."""
+    value: float | None = None
+    for rows in _windows(reader):
+        found = wide(reader.take(rows))
+        value = float(found.flat[0]) if value is None else value
+        if not bool((found == value).all()):
+            return None
+    return None if value is None or not np.isfinite(value) else value
+
+
+def _values(reader: Reader) -> "Array":
+    """Return values of evenly spread rows (float64 [rows, columns])."""
+    return np.concatenate([wide(reader.take(rows)) for rows in _windows(reader, MOST)])
+
+
+def _sizes(values: "Array") -> "Array":
+    """Return magnitudes without row and column means, as checkpoints share large dimensions."""
+    found = np.abs(values)
+    if min(found.shape) < 2:
+        return found
+    less: Array = found - found.mean(axis=1, keepdims=True) - found.mean(axis=0) + found.mean()
+    return less
+
+
+def _correlation(x: "Array", y: "Array") -> float:
+    x, y = (v - v.mean() for v in (x, y))
+    norm = float(norms.norm(x) * norms.norm(y))
+    return norms.dot(x, y) / norm if norm else 0.0
+
+
+def _rearranged(a: Reader, b: Reader, x: "Array", y: "Array") -> bool:
+    """Say whether both have the same values in some order, up to their encodings' error."""
+    if a.encoding == b.encoding:
+        return _fingerprint(a) == _fingerprint(b)
+    x, y = np.sort(x, axis=None), np.sort(y, axis=None)
+    limit = SORTED * noise(a.encoding, b.encoding)
+    return bool(norms.norm(x - y) <= limit * norms.norm(x))
+
+
+def _fingerprint(reader: Reader) -> int:
+    """Return a hash of all values that does not depend on their order."""
+    total = 0
+    for rows in _windows(reader):
+        bits = np.ascontiguousarray(reader.take(rows), np.float32).view(np.uint32)
+        mixed = bits.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+        total += int(mixed.sum(dtype=np.uint64))
+    return total % (1 << 64)

@@ -1,0 +1,112 @@
+"""The orders in which writers lay fused tensors: by part, by head, by group, row by row, by shard.
+
+An order has, for each place, the number of the canonical row that stands there: canonical is all of
+the first part, then all of the second, and so on.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from math import gcd
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.tensor.permutation import inverse
+from aprfmt.causes.tensor.row_sources import runs
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+SHARDS = (2, 4, 8, 16, 3, 5, 6, 7)  # devices that tensor parallelism cuts a matrix for
+
+
+def described(at: "Array", parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1) -> str:
+    """Return in words how rows `at` (numbers of A, at each place of B) stand; "" if not known.
+
+    `parts` are names and rows of what was fused; `outer` stacks (experts) repeat them. `kv_heads`
+    groups q, k and v, 0 for other parts.
+    """
+    names = " ".join(name for name, _ in parts)
+    whole = f"all {', then all '.join(name for name, _ in parts)}"
+    if outer == 1:
+        for text, order in orders(parts, kv_heads):
+            if np.array_equal(at, order):
+                return f"[{names}]: {whole} in A became {text} in B"
+            if np.array_equal(at, inverse(order)):
+                return f"[{names}]: {text} in A became {whole} in B"
+    else:
+        for text, order in _stacked(parts, kv_heads, outer):
+            for one, first, second in ((order, whole, text), (inverse(order), text, whole)):
+                if np.array_equal(at, one):
+                    return f"[{names}] of each expert: {first} in A became {second} in B"
+    return _turned(at, names) or _in_blocks(at, names)
+
+
+def orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[tuple[str, Array]]":
+    """Yield (words, order) of every layout but the canonical one."""
+    sizes = [size for _, size in parts]
+    starts = np.cumsum([0, *sizes]).tolist()
+    every = [np.arange(starts[i], starts[i + 1]) for i in range(len(parts))]
+    for chosen in permutations(range(len(parts))):
+        if list(chosen) != sorted(chosen):
+            words = ", then ".join(f"all {parts[i][0]}" for i in chosen)
+            yield words, np.concatenate([every[i] for i in chosen])
+    if len(set(sizes)) == 1:
+        names = " ".join(name for name, _ in parts)
+        yield f"[{names}] row by row", np.stack(every, 1).reshape(-1)
+    units = [(kv_heads, "per KV group", "per head")] if kv_heads > 1 else []
+    units += [(count, f"per part of {count} (tensor parallel)", "") for count in SHARDS]
+    for count, grouped, single in units:
+        if any(size % count for size in sizes):
+            continue
+        even = len(set(sizes)) == 1 and single
+        for chosen in permutations(range(len(parts))):
+            names = " ".join(parts[i][0] for i in chosen)
+            cut = [every[i].reshape(count, -1) for i in chosen]
+            yield f"[{names}] {single if even else grouped}", np.concatenate(cut, 1).reshape(-1)
+
+
+def _stacked(
+    parts: Sequence[tuple[str, int]], kv_heads: int, outer: int
+) -> "Iterator[tuple[str, Array]]":
+    """Yield layouts inside every one of `outer` stacked tensors; rows are numbered part by part."""
+    inner = [(name, size // outer) for name, size in parts]
+    count = sum(size for _, size in inner)
+    # canonical number of row r of the fused expert e
+    starts = np.cumsum([0, *(size for _, size in parts)]).tolist()
+    rows = np.concatenate(
+        [starts[i] + np.arange(outer)[:, None] * size + np.arange(size)
+         for i, (_, size) in enumerate(inner)], axis=1,
+    )  # fmt: skip
+    places = inverse(rows.reshape(-1))
+    for text, order in orders(inner, kv_heads):
+        moved = rows[:, order].reshape(outer * count)
+        yield text, moved[places]
+
+
+def _turned(at: "Array", names: str) -> str:
+    """Return the rotation in words; "" if nothing is rotated."""
+    n = len(at)
+    by = int(at[0])
+    if by and np.array_equal(at, (np.arange(n) + by) % n):
+        return f"[{names}]: {rotation(by, n)}"
+    return ""
+
+
+def rotation(by: int, count: int, one: str = "row") -> str:
+    """Return a rotation in words; `by` is the number of the first row."""
+    by = by if by <= count // 2 else by - count
+    half = "; the halves are exchanged" if 2 * abs(by) == count else ""
+    return f"rotated by {by}: {one} i of B is {one} i{by:+d} of A, {abs(by)} come round{half}"
+
+
+def _in_blocks(at: "Array", names: str) -> str:
+    """Return an order of whole blocks, "" if single rows are scattered."""
+    size = 0
+    for first, source, length in runs(at):
+        size = gcd(size, gcd(gcd(first, source), length))
+    if size < 2:
+        return ""
+    order = (at[::size] // size).tolist()
+    shown = ", ".join(map(str, order[:24])) + (" ..." if len(order) > 24 else "")
+    return f"[{names}]: blocks of {size} rows in another order, by numbers of A: {shown}"

@@ -1,0 +1,256 @@
+"""Fused tensors whose rows stand in another order: looked for in all rows together, with biases.
+
+q, k and v (or gate and up) of a file that fuses them are split before they are compared. Rows that
+a writer laid otherwise then end up in other parts, and each part alone looks like a tensor of
+another checkpoint. So the rows of all parts are matched together. One order for the weights and,
+where they moved too, the biases is one finding.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor import fused_layouts
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.permutation import FOUND
+from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.row_reader import Reader
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "fused_order", "tensor", "bug",
+        "The rows of what is stored as one tensor (q, k and v; gate and up) stand in another "
+        "order: per head, per KV group, row by row, by shard, parts exchanged.",
+        "Every row of the parts together equals a row of the other side's, in another part.",
+        "One order of all rows makes the parts equal, biases included where they moved.",
+    ),
+)  # fmt: skip
+
+SHOWN = 6  # runs of rows named
+
+
+@dataclass(frozen=True)
+class FusedRoles:
+    """Roles that writers fuse: name of each part, and whether query heads are grouped."""
+
+    roles: tuple[tuple[str, str], ...]  # (role, short name)
+    heads: bool = False
+
+    def of(self, part: str) -> tuple[tuple[str, str], ...]:
+        """Return (role, short name) with this ending."""
+        return tuple((f"{role}.{part}", name) for role, name in self.roles)
+
+
+FAMILIES = (
+    FusedRoles((("attn_q", "q"), ("attn_k", "k"), ("attn_v", "v")), True),
+    FusedRoles((("ffn_gate", "gate"), ("ffn_up", "up"))),
+    FusedRoles((("ffn_gate_exps", "gate"), ("ffn_up_exps", "up"))),
+)
+# Explanations of a single tensor that give way to an order of all rows.
+WEAK = ("row_offset", "stale_tensor", "byte_offset", "bit_rot", "head_order", "wrong_rows")
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """An order of a family's rows: the cause, the words, and the rows of A at B's places."""
+
+    cause: str
+    says: str
+    at: "Array"
+    more: tuple[str, ...] = ()
+
+
+def with_joined(
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+) -> list[TensorDiff]:
+    """Return the records; fused tensors in another order get that as explanation."""
+    made = {row.key: row for row in rows}
+    by_key = {pair.key: pair for pair in pairs}
+    layers = sorted({layer for key in made for layer, _ in [split_key(key)] if layer is not None})
+    for family in FAMILIES:
+        for layer in layers:
+            try:
+                found = _of_layer(context, by_key, made, family, layer)
+            except AprfmtError:
+                continue  # the records already say that a tensor cannot be read
+            for key, explanation in found.items():
+                made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
+    return [made[row.key] for row in rows]
+
+
+def _of_layer(
+    context: PairContext,
+    pairs: Mapping[str, TensorPair],
+    rows: Mapping[str, TensorDiff],
+    family: FusedRoles,
+    layer: int,
+) -> dict[str, Explanation]:
+    weights = _case(context, pairs, family.of("weight"), layer)
+    biases = _case(context, pairs, family.of("bias"), layer)
+    order = _order(context, rows, family, weights)
+    if order is not None and weights is not None:
+        found = _explained(weights, order, ())
+        apart = biases is not None and any(
+            rows[key].verdict == "DIFFERENT" for key in _keys(biases)
+        )
+        if biases is None:
+            return found
+        if not apart:
+            note = ("the biases stand as in A",)
+            return {
+                key: replace(row, evidence=(*row.evidence, *note)) for key, row in found.items()
+            }
+        alike = _explained(biases, order, ("the biases moved with the weights",))
+        return found | alike
+    order = _order(context, rows, family, biases)
+    if order is None or biases is None:
+        return {}
+    return _explained(biases, order, ("only the biases moved: the weights do not show it",))
+
+
+def _case(
+    context: PairContext,
+    pairs: Mapping[str, TensorPair],
+    roles: Sequence[tuple[str, str]],
+    layer: int,
+) -> Unequal | None:
+    """Return the pair of both sides' joined rows; None unless all parts fit together."""
+    keys = [f"L{layer}.{role}" for role, _ in roles]
+    chosen = [pairs.get(key) for key in keys]
+    readers: list[tuple[Reader, Reader]] = []
+    for pair in chosen:
+        if pair is None or pair.a is None or pair.b is None or pair.a.shape != pair.b.shape:
+            return None
+        readers.append((Reader(pair.a), Reader(pair.b)))
+    if len({(row.columns, len(row.shape)) for row, _ in readers}) != 1:
+        return None
+    first, second = (JoinedRows(keys, [pair[side] for pair in readers]) for side in (0, 1))
+    case = Unequal(keys[0], first, second, context)
+    case.known = False
+    return case
+
+
+def _keys(case: Unequal) -> tuple[str, ...]:
+    assert isinstance(case.a, JoinedRows)
+    return case.a.keys
+
+
+def _order(
+    context: PairContext, rows: Mapping[str, TensorDiff], family: FusedRoles, case: Unequal | None
+) -> RowOrder | None:
+    """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
+    if case is None or not any(rows[key].unexplained(WEAK) for key in _keys(case)):
+        return None
+    assert isinstance(case.a, JoinedRows)
+    at = sources(case.a, case.b, 0, case.slack())
+    if at is None or (at < 0).mean() > 1 - FOUND:
+        return None
+    own = np.arange(len(at))
+    if (at < 0).any():  # rows of zeros, or a few damaged ones: they keep their places if free
+        return None
+    if np.array_equal(at, own):
+        return None
+    after = case.distance(lambda index: case.a.take(at[index]), case.b.take, None, case.slack())
+    if not after.equal(case.slack()):
+        return None
+    return _named(context, family, case, at)
+
+
+def _named(context: PairContext, family: FusedRoles, case: Unequal, at: "Array") -> RowOrder | None:
+    assert isinstance(case.a, JoinedRows)
+    parts = [(name, reader.rows) for (_, name), reader in
+             zip(family.of("weight"), case.a.readers, strict=True)]  # fmt: skip
+    shape = case.a.readers[0].shape
+    outer = shape[0] if len(shape) == 3 else 1
+    kv = next(iter(case.sizes("n_kv_heads")), 0) if family.heads else 0
+    whole = len(set(at.tolist())) == len(at)
+    if whole:
+        if len(set(_crossing(case.a, at))) < 2 and all(
+            _inside(case.a, i, at) for i in range(len(parts))
+        ):
+            return None  # every part keeps its rows: an order of each alone
+        text = fused_layouts.described(at, parts, kv, outer)
+        if text:
+            cause = "row_offset" if ": rotated by" in text else "fused_order"
+            return RowOrder(cause, f"the rows of {text}", at)
+        text = f"[{' '.join(name for name, _ in parts)}]: the rows stand in another order"
+        return RowOrder("fused_order", text, at, (segments(case.a, at),))
+    by = _slid(case.a, at) if outer == 1 else 0
+    if by:
+        text = f"cut {abs(by)} row{'s' if abs(by) > 1 else ''} too {'late' if by > 0 else 'early'}"
+        return RowOrder(
+            "row_offset", f"[{' '.join(name for name, _ in parts)}]: {text}", at,
+            (segments(case.a, at),),
+        )  # fmt: skip
+    return None
+
+
+def _slid(pool: JoinedRows, at: "Array") -> int:
+    """Return k if every part that moved is cut k rows further on; 0 if not."""
+    away = at - np.arange(len(at))
+    parts = [np.unique(away[start:stop]) for start, stop in zip(pool.starts, pool.starts[1:],
+                                                                strict=False)]  # fmt: skip
+    if any(len(part) > 1 for part in parts):
+        return 0
+    moved = {int(part[0]) for part in parts} - {0}
+    return moved.pop() if len(moved) == 1 else 0
+
+
+def _crossing(pool: JoinedRows, at: "Array") -> list[tuple[int, int]]:
+    """Return the (part of the place, part of the row) pairs where they are not the same."""
+    places = np.searchsorted(pool.starts, np.arange(len(at)), side="right")
+    owners = np.searchsorted(pool.starts, at, side="right")
+    apart = places != owners
+    return sorted(set(zip(places[apart].tolist(), owners[apart].tolist(), strict=True)))
+
+
+def _inside(pool: JoinedRows, part: int, at: "Array") -> bool:
+    start, stop = pool.starts[part], pool.starts[part + 1]
+    here = at[start:stop]
+    return bool(((here >= start) & (here < stop)).all())
+
+
+def segments(pool: JoinedRows, at: "Array") -> str:
+    """Return which rows stand where, run by run; runs at their own place are left out."""
+    said = []
+    moved = [run for run in runs(at) if run[0] != run[1]]
+    for first, source, length in moved[:SHOWN]:
+        key, row = pool.owner(source)
+        there, place = pool.owner(first)
+        until = f"-{place + length - 1}" if length > 1 else ""
+        source_until = f"-{row + length - 1}" if length > 1 else ""
+        said.append(f"{there} {place}{until} is {key} {row}{source_until}")
+    more = f" and {len(moved) - SHOWN} more runs" if len(moved) > SHOWN else ""
+    return "rows of B, by those of A: " + "; ".join(said) + more
+
+
+def _explained(case: Unequal, order: RowOrder, more: tuple[str, ...]) -> dict[str, Explanation]:
+    """Return an explanation for every part that the order changes; {} if it does not fit."""
+    assert isinstance(case.a, JoinedRows) and isinstance(case.b, JoinedRows)
+    found: dict[str, Explanation] = {}
+    if len(order.at) != case.a.rows:
+        return {}
+    for i, key in enumerate(case.a.keys):
+        rows = np.arange(case.a.starts[i], case.a.starts[i + 1])
+        before = case.distance(case.a.take, case.b.take, rows)
+        slack = case.slack()
+        after = case.distance(lambda index: case.a.take(order.at[index]), case.b.take, rows, slack)
+        if not after.equal(slack):
+            return {}
+        if before.changed and before.relative > slack:
+            found[key] = Explanation(
+                order.cause, (key,), (order.says, *order.more, *more), before.relative,
+                after.relative, True,
+            )  # fmt: skip
+    return found

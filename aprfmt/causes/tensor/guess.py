@@ -1,0 +1,57 @@
+"""A row of the hypotheses about a pair of tensors, and the guess that it makes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aprfmt.causes.row import LAST
+from aprfmt.measure.records import Explanation
+
+if TYPE_CHECKING:
+    from aprfmt.causes.tensor.differing_pair import Unequal
+    from aprfmt.codecs.base import Array
+
+__all__ = ["Explanation", "Guess", "PairHypothesis", "Take"]
+
+# Arrays made of arrays: values [n, columns] of row numbers, or other values of values.
+Take = Callable[["Array"], "Array"]
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A hypothesis with its values filled in: both sides with the defect removed or applied.
+
+    `left` and `right` take row numbers (int array) of the tensor seen as [rows, last axis] and
+    return values [n, columns]; they are equal if the guess is right. `rows` are the rows the guess
+    concerns, None for all. `slack` is the relative L2 distance that counts as equal. `constant`
+    says that the statement itself is that one value stands everywhere: any other guess that gives
+    a single value explains nothing.
+    """
+
+    cause: str
+    says: tuple[str, ...]
+    left: Take
+    right: Take
+    where: tuple[str, ...] = ()
+    rows: "Array | None" = None
+    slack: float = 0.0
+    constant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PairHypothesis:
+    """One row: the causes it can find, its function, and the pairs it is for.
+
+    Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
+    packages come after ours. `shapes` rows are for tensors of different shapes. `part` rows are
+    also tried on only the rows that differ. `stored` rows compare bytes in pieces, and are all
+    that is tried on a vector of gigabytes.
+    """
+
+    causes: tuple[str, ...]
+    find: Callable[["Unequal"], "Iterator[Guess | Explanation]"]
+    rank: int = LAST
+    because: str = "offered by another package"
+    shapes: bool = False
+    part: bool = False
+    stored: bool = False

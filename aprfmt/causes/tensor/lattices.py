@@ -1,0 +1,349 @@
+"""The scheme of values that were packed and decoded: few values a group, evenly spaced.
+
+A packed weight decoded to floats keeps its lattice: in every group of neighbours all values are
+one number times an entry of the scheme's code. Each code of CODES is tried with each grouping: the
+group's largest value is held to be one entry after the other, and all others must then be entries,
+within the rounding of the type they are stored in. A value tests this the better the coarser the
+entries lie around it; `Found.bits` is how improbable all of it is by chance.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from aprfmt.codecs import f4, fp4, fp8, iq4_nl, nf4
+from aprfmt.codecs.lattice import Lattice
+from aprfmt.measure.encoding_noise import UNIT
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+ROUNDINGS = 1.2  # of value and scale: units that a value may be off its entry
+TELLING = 0.2  # share of the distance between entries: a value that is less sure tells nothing
+ALL = 0.97  # share of the groups that must fit; the rest may hold a fault
+ENOUGH = 40.0  # bits of improbability beyond that of the choices made
+TOLD = 4.0  # such bits of a usual cell: many cells that each fit by accident prove nothing
+CELLS, OF_CELL = 2, 64  # cells, and values of each, that a scheme is looked for in
+FEW = 8  # rows that are then fitted first
+SOURCE_CELLS = 24  # cells of the source, which must not fit the same scheme
+SMALL, SMALLEST = 4, 16  # bits of a code, and entries that a cell's smallest value is held to be
+FIRST = 12  # values of a cell that are tried first
+MOST = 0.98  # share of values at one code from which on a lattice says nothing about them
+NARROWEST = 16  # values that a group has at least
+
+
+class Code(NamedTuple):
+    """The entries (ascending) of a code.
+
+    `offset` says that a group's smallest value is the entry 0; `full` that groups usually hold the
+    largest entry, which is then tried first, and else last: multiples of a scheme fit it too.
+    """
+
+    name: str
+    entries: "Array"
+    offset: bool = False
+    full: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Bits of codes that are integers, else 0."""
+        words = self.name.split()
+        return int(words[2]) if words[1] == "of" else 0
+
+
+class Unit(NamedTuple):
+    """How much storing may change a value: a share of it, and an absolute least."""
+
+    relative: float
+    least: float
+
+    @classmethod
+    def of(cls, encoding: str) -> "Unit":
+        """Return that of a plain type; decoded blocks are float32."""
+        unit = max(UNIT.get(encoding, 0.0), UNIT["F32"])
+        return cls(ROUNDINGS * unit, 2.0**-24 if encoding == "F16" else 0.0)
+
+
+class Grouping(NamedTuple):
+    """`rows` by `columns` elements under one scale; 0 is all of them."""
+
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        """Name it."""
+        if not self.rows and not self.columns:
+            return "the whole tensor"
+        if not self.columns:
+            return "every row"
+        return (
+            f"every {self.columns}" if self.rows == 1 else f"tiles of {self.rows} by {self.columns}"
+        )
+
+
+@dataclass(frozen=True)
+class FoundScheme:
+    """The scheme of a decoded tensor and its lattice; `scales` [cells of rows, of columns]."""
+
+    code: Code
+    grouping: Grouping
+    lattice: Lattice
+    scales: "Array"
+    share: float
+    bits: float
+
+    @property
+    def name(self) -> str:
+        """Say the scheme in a few words."""
+        return f"{self.code.name}, one scale for {self.grouping}"
+
+
+@cache
+def codes() -> tuple[Code, ...]:
+    """Return every code that is looked for, the smallest first."""
+
+    def whole(bits: int) -> "Array":
+        return np.arange(-(2**bits) + 1, 2**bits, dtype=np.float64)
+
+    def of(values: "Array") -> "Array":
+        values = np.asarray(values, np.float64)
+        return np.unique(values[np.isfinite(values)])
+
+    return (
+        *(Code(f"codes of {bits} bits", whole(bits)) for bits in (2, 3)),
+        Code("E2M1 codes", of(f4.CODEC.values)),
+        Code("codes of 4 bits", whole(4)),
+        *(Code(f"codes of {bits} bits above a minimum", np.arange(2.0**bits), True)
+          for bits in (2, 4)),
+        Code("NF4 codes", of(nf4.CODEC.code), full=True),
+        Code("FP4 codes", of(fp4.CODEC.code), full=True),
+        Code("IQ4_NL codes", of(iq4_nl.VALUES), full=True),
+        Code("codes of 6 bits", whole(6)),
+        Code("codes of 5 bits above a minimum", np.arange(32.0), True),
+        Code("E5M2 codes", of(fp8.E5M2.values), full=True),
+        Code("E4M3 codes", of(fp8.E4M3.values), full=True),
+        Code("codes of 8 bits", whole(8)),
+    )  # fmt: skip
+
+
+def groupings(rows: int, columns: int) -> Iterator[Grouping]:
+    """Yield the groupings that a matrix of this size may have, the largest first."""
+    yield Grouping(0, 0)
+    yield Grouping(1, 0)
+    for size in (128, 64, 32):
+        if columns > size or rows > size:
+            yield Grouping(size, size)
+    for size in (256, 128, 64, 32, 16):
+        if columns % size == 0 and columns > size:
+            yield Grouping(1, size)
+
+
+def found(
+    values: "Array", encoding: str, known: Sequence[tuple[Code, Grouping]] = (), search: bool = True
+) -> FoundScheme | None:
+    """Return the scheme that values [rows, columns] were packed in, None where there is none.
+
+    `encoding` is the plain type they are stored in; "F32" for decoded blocks. `known` schemes are
+    tried first, all others only with `search`.
+    """
+    values = np.asarray(values, np.float64)
+    if values.shape[1] < NARROWEST or not np.isfinite(values).all() or not values.any():
+        return None
+    unit = Unit.of(encoding)
+    every = ((code, grouping) for code in codes() for grouping in groupings(*values.shape))
+    for tried in (known, every if search else ()):
+        for code, grouping in tried:
+            if any(_may_be(cell, code, unit) for cell in _sampled(split(values, grouping))):
+                few = min(len(values), max(grouping.rows, FEW))
+                if few < len(values) and fitted(values[:few], code, grouping, unit) is None:
+                    continue
+                made = fitted(values, code, grouping, unit)
+                if made is not None:
+                    return made
+    return None
+
+
+def _sampled(cells: "Array", count: int = CELLS) -> "Array":
+    """Return a few values of a few cells, the largest and the smallest of each among them."""
+    chosen = cells[np.unique(np.linspace(0, len(cells) - 1, count).astype(np.int64))]
+    if chosen.shape[1] <= OF_CELL:
+        return chosen
+    size = np.nan_to_num(np.abs(chosen))
+    places = size.argmax(1), np.nanargmin(chosen, 1), np.nanargmax(chosen, 1)
+    ends = [np.take_along_axis(chosen, at[:, None], 1) for at in places]
+    return np.concatenate([*ends, chosen[:, :: chosen.shape[1] // OF_CELL]], axis=1)
+
+
+def _may_be(cell: "Array", code: Code, unit: Unit) -> bool:
+    """Say whether one cell [elements] has a scale, by all entries at once."""
+    moved = cell - (np.nanmin(cell) if code.offset else 0.0)
+    size = np.nan_to_num(np.abs(moved))
+    most = moved[int(size.argmax())]
+    if not most:
+        return False
+    tops, turned = _tops(code)
+    scale = np.abs(most / tops) if turned else most / tops
+    loose = np.full(len(tops), unit.relative * np.nan_to_num(np.abs(cell)).max() * code.offset)
+    cells = np.broadcast_to(moved, (len(tops), moved.size))
+    return bool(np.isfinite(_improbable(cells, scale, code, unit, loose)).any())
+
+
+def share(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> float:
+    """Return the share of a few cells that fit a scheme too well for chance."""
+    chosen = _sampled(split(values, grouping), SOURCE_CELLS)
+    return float((_scales(chosen, code, unit)[1] >= TOLD).mean())
+
+
+def fitted(values: "Array", code: Code, grouping: Grouping, unit: Unit) -> FoundScheme | None:
+    """Return the scheme with its scales if nearly all cells of the values fit it."""
+    cells = split(values, grouping)
+    scales, bits = _scales(cells, code, unit)
+    fits = np.isfinite(bits)
+    told = bits[fits & (scales != 0)]
+    if fits.mean() < ALL or not told.size or np.median(told) < TOLD or told.sum() < ENOUGH:
+        return None
+    if _at_rest(cells, scales, code) > MOST:
+        return None
+    usual = float(np.median(np.abs(scales[fits & (scales != 0)])))
+    scales = np.where(fits & (scales != 0), scales, usual)
+    lattice = _lattice(values, cells, scales, code, grouping)
+    grid = _grid(scales, values.shape, grouping)
+    return FoundScheme(code, grouping, lattice, grid, float(fits.mean()), float(told.sum()))
+
+
+def _at_rest(cells: "Array", scales: "Array", code: Code) -> float:
+    """Return the share of values nearest to code 0, or to the minimum: one huge value moves all."""
+    moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
+    first = np.abs(code.entries[code.entries != 0]).min()
+    near = np.abs(moved) < first / 2 * np.abs(scales)[:, None]
+    return float(near.sum() / max(1, (~np.isnan(cells)).sum()))
+
+
+def _scales(cells: "Array", code: Code, unit: Unit) -> tuple["Array", "Array"]:
+    """Return the scale of every cell and how improbable its fit is in bits, -inf without a fit.
+
+    The entry that a cell's largest value is may be any; the first that all others fit counts.
+    """
+    moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
+    size = np.nan_to_num(np.abs(moved))
+    most = np.take_along_axis(moved, size.argmax(1)[:, None], 1)[:, 0]
+    loose = (
+        unit.relative * np.nan_to_num(np.abs(cells)).max(1) if code.offset else np.zeros(len(cells))
+    )
+    scales, told = np.zeros(len(cells)), np.where(most == 0, 0.0, -np.inf)
+    tops, turned = _tops(code)
+    if code.bits > SMALL and not code.offset:
+        # Of many codes a small one is met in nearly every cell: fewer tries than for the largest.
+        least = np.where(size > 0, size, np.inf).min(axis=1)
+        for entry in range(1, SMALLEST):
+            todo = np.flatnonzero(np.isneginf(told))
+            if not todo.size:
+                break
+            bits = _improbable(moved[todo], least[todo] / entry, code, unit, loose[todo])
+            good = np.isfinite(bits)
+            scales[todo[good]] = least[todo[good]] / entry
+            told[todo[good]] = bits[good] - np.log2(SMALLEST)
+    few = moved[:, :: max(1, moved.shape[1] // FIRST)]
+    for entry in tops:
+        todo = np.flatnonzero(np.isneginf(told))
+        if not todo.size:
+            break
+        scale = np.abs(most[todo] / entry) if turned else most[todo] / entry
+        first = np.isfinite(_improbable(few[todo], scale, code, unit, loose[todo]))
+        todo, scale = todo[first], scale[first]
+        if not todo.size:
+            continue
+        bits = _improbable(moved[todo], scale, code, unit, loose[todo]) - np.log2(len(tops))
+        good = np.isfinite(bits)
+        scales[todo[good]], told[todo[good]] = scale[good], bits[good]
+    todo = np.flatnonzero(np.isfinite(told) & (scales != 0) & code.full)
+    while todo.size:  # codes that are floats fit a scale of half as well: the largest counts
+        bits = _improbable(moved[todo], 2 * scales[todo], code, unit, loose[todo])
+        todo = todo[np.isfinite(bits)]
+        scales[todo] *= 2
+    return scales, told
+
+
+def _tops(code: Code) -> tuple["Array", bool]:
+    """Return the entries that a largest value may be, the likeliest first.
+
+    The second value says if the code has every entry with both signs: then one is enough.
+    """
+    turned = np.array_equal(code.entries, -code.entries[::-1])
+    entries = code.entries[(code.entries > 0) | (not turned)]
+    entries = entries[entries != 0]
+    order = np.argsort(np.abs(entries), kind="stable")
+    return entries[order[::-1] if code.full else order], turned
+
+
+def _improbable(cells: "Array", scale: "Array", code: Code, unit: Unit, loose: "Array") -> "Array":
+    """Return for each cell how improbable its fit is, in bits; -inf where it does not fit."""
+    entries = code.entries
+    at = cells / scale[:, None]
+    near = np.clip(np.searchsorted((entries[:-1] + entries[1:]) / 2, at), 0, len(entries) - 1)
+    gaps = np.diff(entries)
+    gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
+    off = np.abs(at - entries[near])
+    # Zero is stored as it is: what is only small beside the scale is not zero.
+    may = (2 * unit.relative * np.abs(entries[near]) + 1e-9) * (entries[near] != 0) + 1e-30
+    may = may + ((2 * loose + unit.least) / np.abs(scale))[:, None]
+    # Zero is an entry of every code: what was pruned or clipped to it fits any scheme.
+    telling = ~np.isnan(cells) & (cells != 0) & (may < TELLING * gap)
+    bits = np.where(telling, np.log2(gap / (2 * may)), 0.0)
+    found: Array = np.where((telling & (off > may)).any(1), -np.inf, np.minimum(bits, 8).sum(1))
+    return found
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def split(values: "Array", grouping: Grouping) -> "Array":
+    """Return values [rows, columns] as cells [cells, elements], NaN where a cell sticks out."""
+    rows, columns = values.shape
+    tall, wide = grouping.rows or rows, grouping.columns or columns
+    down, across = -(-rows // tall), -(-columns // wide)
+    padded = values
+    if (down * tall, across * wide) != values.shape:
+        padded = np.full((down * tall, across * wide), np.nan)
+        padded[:rows, :columns] = values
+    return padded.reshape(down, tall, across, wide).swapaxes(1, 2).reshape(down * across, -1)
+
+
+def spread(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
+    """Return one number a cell [cells] as an array of the matrix's shape."""
+    rows, columns = shape
+    tall, wide = grouping.rows or rows, grouping.columns or columns
+    grid = _grid(cells, shape, grouping)
+    found: Array = grid.repeat(tall, 0)[:rows].repeat(wide, 1)[:, :columns]
+    return found
+
+
+def _grid(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
+    rows = -(-shape[0] // (grouping.rows or shape[0]))
+    found: Array = cells.reshape(rows, -1)
+    return found
+
+
+def _lattice(
+    values: "Array", cells: "Array", scales: "Array", code: Code, grouping: Grouping
+) -> Lattice:
+    """Return the lattice of a fit: ends are the values that are there."""
+    entries = code.entries
+    gaps = np.diff(entries)
+    low = np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0
+    with np.errstate(all="ignore"):
+        at = np.where(scales[:, None] != 0, (cells - low) / scales[:, None], 0.0)
+    near = np.clip(
+        np.searchsorted((entries[:-1] + entries[1:]) / 2, np.nan_to_num(at)), 0, len(gaps)
+    )
+    gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
+    step = np.abs(scales)[:, None] * gap
+    tall, wide = grouping.rows or values.shape[0], grouping.columns or values.shape[1]
+    down = -(-values.shape[0] // tall)
+    back = step.reshape(down, -1, tall, wide).swapaxes(1, 2)
+    steps = back.reshape(down * tall, -1)[: values.shape[0], : values.shape[1]]
+    ends = [spread(end(cells, axis=1), values.shape, grouping) for end in (np.nanmin, np.nanmax)]
+    return Lattice(steps, *ends)

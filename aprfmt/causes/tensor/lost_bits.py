@@ -1,0 +1,118 @@
+"""Bits of the codes of a block encoding that were never written: a whole member is one byte.
+
+Block types keep the low and the high bits of a code in members of their own (`ql` and `qh`, `qs`
+and `hmask`). A writer that leaves one out, or a kernel that does not fill it, gives values that are
+on the right scale and too coarse, which looks like other scales or another quantizer's work.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import members, numbers
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.codecs import CODECS
+from aprfmt.measure.bounds import steps
+from aprfmt.measure.numbers import steps_between, wide
+from aprfmt.measure.records import Explanation
+from aprfmt.measure.row_reader import Reader
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CODES = ("qs", "ql", "qh", "hmask")  # members that hold bits of codes and nothing else
+UNIFORM = {1: (0x00, 0xFF), 2: (0x00, 0x55, 0xAA, 0xFF), 4: tuple(17 * v for v in range(16))}
+
+
+def lost_bits(case: Unequal) -> Iterator[Explanation]:
+    """Find a member of codes that is one byte everywhere, all other members being sound.
+
+    With these bits chosen for each value, and nothing else changed, every value is within a step of
+    the other side's. Where the member holds all bits of the codes, that says little.
+    """
+    for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
+        if side.encoding == other.encoding or side.row_bytes is None or case.numbers is not None:
+            continue
+        row = encoding_row(side.encoding)
+        if side.encoding not in CODECS or row.block_size == 1 or row.row_layout or row.flat:
+            continue
+        places = _places(row.layout)
+        for name, (start, stop) in places.items():
+            bits = 8 * (stop - start) // row.block_size
+            value = _constant(case, side, start, stop, row.type_size)
+            if bits not in UNIFORM or value not in UNIFORM[bits]:
+                continue
+            alone = len(places) == 1
+            if not alone and not _restored(case, side, other, (start, stop), UNIFORM[bits]):
+                continue
+            says = [
+                f"member {name} of all {side.encoding} blocks of {label} is 0x{value:02x}: "
+                + (f"the codes ({bits} bits)" if alone else f"{bits} of the bits of its codes")
+                + " are lost"
+            ]
+            if not alone:
+                says.append(
+                    "with these bits chosen anew, every value is within a step of the other side's"
+                )
+            yield Explanation(
+                "bit_rot", (case.key,), tuple(says), case.before.relative, None, not alone,
+                None if not alone else "located",
+            )  # fmt: skip
+
+
+def _places(layout: str) -> dict[str, tuple[int, int]]:
+    """Return the bytes [start, stop) of a block that each member of codes takes."""
+    found, at = {}, 0
+    for name, count, kind in members(layout):
+        size = sum(width for _, width in numbers(f"{name}:{count or ''}{kind}"))
+        if name in CODES:
+            found[name] = (at, at + size)
+        at += size
+    return found
+
+
+def _constant(case: Unequal, side: Reader, start: int, stop: int, size: int) -> int | None:
+    """Return the byte that a member is in all blocks, None where it is not one."""
+    value: int | None = None
+    for index in case.windows(None):
+        held = side.raw(index).reshape(-1, size)[:, start:stop]
+        if value is None:
+            value = int(held[0, 0])
+        if (held != value).any():
+            return None
+    return value
+
+
+def _restored(
+    case: Unequal, side: Reader, other: Reader, place: tuple[int, int], patterns: tuple[int, ...]
+) -> bool:
+    """Return whether some choice of a member's bits brings every value within a step."""
+    size = encoding_row(side.encoding).type_size
+    for index in case.windows(None):
+        raw = side.raw(index).copy()
+        step = steps(side.encoding, {"": raw.tobytes()}, len(index) * side.columns)
+        if step is None:
+            return False
+        theirs = wide(other.take(index)).reshape(-1)
+        nearest: Array | None = None
+        for byte in patterns:
+            raw.reshape(-1, size)[:, place[0] : place[1]] = byte
+            values = wide(side.decoded(raw)).reshape(-1)
+            if nearest is None:
+                nearest = values
+            else:
+                nearer = np.abs(values - theirs) < np.abs(nearest - theirs)
+                nearest = np.where(nearer, values, nearest)
+        if nearest is None or (steps_between(theirs, nearest, step) > 1.0).any():
+            return False
+    return True
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("bit_rot",), lost_bits, 75, "members that are one byte, before other scales are tried"
+    ),
+)

@@ -1,0 +1,134 @@
+"""Rows that stand elsewhere in A: the neighbour's, another layer's, an expert's, or twice."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.causes.tensor.row_sources import JoinedRows, runs, sources
+from aprfmt.measure.byte_ranges import numbered
+from aprfmt.measure.records import Explanation
+from aprfmt.measure.row_reader import Reader
+
+if TYPE_CHECKING:
+    from aprfmt.causes.tensor.context import PairContext
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "wrong_rows", "tensor", "bug",
+        "Rows, heads or experts hold the values of other ones: of a neighbour, another layer, or "
+        "one of them twice.",
+        "The differing rows equal other rows of the other side, which stand there as well.",
+        "Every differing row is found, to the bit, at the printed place.",
+    ),
+)  # fmt: skip
+
+COLUMNS = 8  # below so many values a row is not known by them
+POOL = 1 << 31  # values of A looked through
+MOST = 0.5  # share of the differing rows that must be found for a word about it
+SHOWN = 6
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """`count` rows of B from row `at`, which are those of A's tensor `key` from row `there`."""
+
+    at: int
+    key: str
+    there: int
+    count: int
+
+
+def misplaced(case: Unequal) -> Iterator[Guess | Explanation]:
+    """Ask whether the differing rows of B are other rows of A: of any tensor of as many columns."""
+    if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
+        return
+    pool = _pool(case.context, case.a, case.key)
+    if pool is None:
+        return
+    own = pool.starts[pool.keys.index(case.key)]
+    at = sources(pool, case.b, own, 0.0 if case.a.encoding == case.b.encoding else case.slack())
+    if at is None:
+        return
+    moved = np.flatnonzero(at != own + np.arange(len(at)))
+    known = moved[at[moved] >= 0]
+    if not len(moved) or len(known) < MOST * len(moved) or not len(known):
+        return
+    found = [
+        RowRun(int(known[first]), *pool.owner(source), count)
+        for first, source, count in _runs(known, at[known])
+    ]
+    text = _told(case, found)
+    others = tuple(dict.fromkeys(run.key for run in found if run.key != case.key))
+    lines = tuple(_line(case, run) for run in found[:SHOWN])
+    lines += (f"{len(found) - SHOWN} more runs",) if len(found) > SHOWN else ()
+    if len(known) < len(moved):
+        part = f"{len(known)} of the {len(moved)} rows that differ; the others stand nowhere in A"
+        yield Explanation(
+            "wrong_rows", (case.key, *others), (text, part, *lines), case.before.relative, None,
+            False,
+        )  # fmt: skip
+        return
+    yield case.guess("wrong_rows", (text, *lines), "A", lambda rows: pool.take(at[rows]),
+                     where=(case.key, *others))  # fmt: skip
+
+
+def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
+    """Yield runs in which both the place and its source go on by one; first is an index."""
+    breaks = np.flatnonzero(np.diff(places) != 1) + 1
+    edges = [0, *breaks.tolist(), len(places)]
+    for start, stop in pairwise(edges):
+        yield from ((start + first, source, n) for first, source, n in runs(at[start:stop]))
+
+
+def _told(case: Unequal, found: list[RowRun]) -> str:
+    """Return a sentence that is the same for every tensor with the same defect."""
+    size = case.shape[1] if len(case.shape) == 3 else 0
+    whole = size and all(
+        not (run.at % size or run.there % size or run.count % size) for run in found
+    )
+    if whole and all(run.key == case.key for run in found):
+        pairs = [
+            f"expert {(run.at + i) // size} holds the bytes of expert {(run.there + i) // size}"
+            for run in found
+            for i in range(0, run.count, size)
+        ]
+        return "; ".join(pairs[:SHOWN])
+    if all(run.key == case.key for run in found):
+        return (
+            "rows of B are other rows of the same tensor of A, which stand at their own place too"
+        )
+    return "rows of B are rows of other tensors of A"
+
+
+def _line(case: Unequal, run: RowRun) -> str:
+    of = "" if run.key == case.key else f" of {run.key}"
+    name = numbered("row", run.at, run.at + run.count)
+    return f"{name}: A's {numbered('row', run.there, run.there + run.count)}{of}"
+
+
+def _pool(context: "PairContext", like: Reader, key: str) -> JoinedRows | None:
+    """Return all rows of A with so many columns, made once; None where they are too many."""
+    held = context.pools
+    if like.columns not in held:
+        chosen: dict[str, Reader] = {}
+        for name in context.sides("a"):
+            reader = context.reader("a", name)
+            if reader is not None and reader.columns == like.columns and reader.size:
+                chosen[name] = reader
+        total = sum(reader.size for reader in chosen.values())
+        small = 0 < total <= POOL
+        held[like.columns] = JoinedRows(list(chosen), list(chosen.values())) if small else None
+    pool = held[like.columns]
+    return pool if pool is not None and key in pool.keys else None
+
+
+HYPOTHESES = (
+    PairHypothesis(("wrong_rows",), misplaced, 230, "reads the rows of all other tensors"),
+)

@@ -1,0 +1,268 @@
+"""Hypotheses about other tensors: exchanged, of another layer, left from another checkpoint."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.context import sample_line
+from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
+from aprfmt.causes.tensor.foreign_values import foreign
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis
+from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.records import EQUAL, Explanation
+from aprfmt.measure.row_reader import Reader
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.causes.tensor.context import PairContext
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "missing_bias", "config", "bug",
+        "A bias that one side adds is dropped on the other.",
+        "The difference is the same vector in every row and equals the bias.",
+        "Dropping (or adding) the bias makes the difference vanish.",
+        keys=("attention_bias", "attention_out_bias", "mlp_bias", "head_bias", "conv_bias"),
+        next="stored",
+    ),
+    Cause(
+        "tied_embedding", "config", "bug",
+        "The head is the embedding on one side and a matrix of its own on the other.",
+        "Everything up to the final norm is equal and the logits differ; or a head is stored on "
+        "one side only and is no copy of the embedding.",
+        "Multiplying with the other matrix makes the logits equal.",
+        keys=("tied_embeddings",),
+        next="again",
+    ),
+    Cause(
+        "swapped_tensors", "tensor", "bug",
+        "Two tensors of one shape stand under each other's names, such as gate and up.",
+        "A tensor equals a differently named one of the other side.",
+        "Exchanging the names makes both equal.",
+    ),
+    Cause(
+        "layer_order", "tensor", "bug",
+        "Layers stand in another order, or each tensor of a layer belongs to another layer.",
+        "Tensors of a layer equal those of another layer of the other side.",
+        "Renumbering the layers makes them equal.",
+    ),
+    Cause(
+        "stale_tensor", "tensor", "bug",
+        "A tensor was left at other values: of an older checkpoint, of initialisation, or zero.",
+        "One tensor differs everywhere and relates to no tensor of the other side.",
+        "It is constant, or of the size and spread of the other side's and related to it in "
+        "nothing; in a pass, the values solved for it make every later difference vanish. That "
+        "the other side's tensor removes the difference is true of any damage.",
+    ),
+)  # fmt: skip
+
+KEPT_ROWS = 0.5  # share of equal rows from which a tensor is a damaged copy of the right one
+SHOWN = 3  # other tensors named
+TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embedding
+
+
+def other_tensor(case: Unequal) -> Iterator[Guess]:
+    """Guess that B has another tensor's values under this name: exchanged, renumbered or copied.
+
+    Not of a tensor most rows of which are right: then it is damaged, whatever else is equal to it.
+    """
+    context = case.context
+    if case.a.columns > 1 and (
+        (row_distances(case.sample_a, case.sample_b) <= case.slack()).mean() > KEPT_ROWS
+    ):
+        return
+    for label, mine, others in (("B", case.b, "a"), ("A", case.a, "b")):
+        for key in [key for key in context.alike(others, mine) if key != case.key][:SHOWN]:
+            other = context.reader(others, key)
+            if other is None or _moves_nothing(case, label, mine, key):
+                continue
+            yield _renamed(case, label, mine, key, other)
+
+
+def _moves_nothing(case: Unequal, label: str, mine: Reader, key: str) -> bool:
+    """Say whether this side has equal values under both names, so that exchanging changes nothing.
+
+    A head that is a copy of the embedding is a cause of its own.
+    """
+    twin = case.context.reader(label.lower(), key)
+    equal = twin is not None and twin.shape == mine.shape and _same_sample(twin, mine)
+    return equal and (case.key, key) != TIED and not _doubled(case, label, key)
+
+
+def _doubled(case: Unequal, label: str, key: str) -> bool:
+    """Say whether a tensor of B holds a copy of another one, from which A's own is apart."""
+    own = case.context.reader("a", key)
+    if label != "B" or own is None or own.shape != case.a.shape:
+        return False
+    varied = len(set(case.sample_b.reshape(-1).tolist())) > 1
+    return varied and not _same_sample(own, case.a)
+
+
+def _renamed(case: Unequal, label: str, mine: Reader, key: str, other: Reader) -> Guess:
+    """Return the guess that `label`'s tensor of this role is the other file's tensor `key`."""
+    layer, role = split_key(case.key)
+    layer_there, role_there = split_key(key)
+    told, there = ("B", "A") if label == "B" else ("A", "B")
+    back = "a" if label == "A" else "b"
+    returned = case.context.reader(back, key)
+    held = case.a if label == "B" else case.b
+    exchanged = (
+        returned is not None and returned.shape == held.shape and _same_sample(returned, held)
+    )
+    if not exchanged and (case.key, key) == TIED:
+        cause = "tied_embedding"
+        text = f"{told}'s head has the values of the embedding; {there} has a head of its own"
+    elif role == role_there and layer is not None and layer_there is not None:
+        cause = "layer_order"
+        text = f"{told}'s layer {layer} has the tensor of {there}'s layer {layer_there}"
+    else:
+        cause = "swapped_tensors"
+        text = f"{told}'s {role} has the values of {there}'s {role_there}"
+        if layer != layer_there:
+            text = f"{told}'s {case.key} has the values of {there}'s {key}"
+    more = (
+        f"and the other way round: {case.key} and {key} are exchanged"
+        if exchanged
+        else (f"{told}'s {case.key} equals {there}'s {key}")
+    )
+    return case.guess(cause, (text, more), there, other.take, noise(mine.encoding, other.encoding),
+                      where=(case.key, key))  # fmt: skip
+
+
+def _same_sample(x: Reader, y: Reader) -> bool:
+    a, b = sample_line(x), sample_line(y)
+    norm = max(norms.norm(a), norms.norm(b))
+    return norms.norm(a - b) <= 1.5 * noise(x.encoding, y.encoding) * norm
+
+
+def renamed(key: str, label: str, context: "PairContext") -> Explanation | None:
+    """Explain a tensor that only one file has: the other file may have it under another name.
+
+    `label` is the file that has the key, "a" or "b".
+    """
+    there = "b" if label == "a" else "a"
+    mine = context.reader(label, key)
+    if mine is None:
+        return None
+    for other in context.alike(there, mine):
+        row = context.results.get(other)
+        reader = context.reader(there, other)
+        if row is None or row.verdict != f"ONLY_IN_{there.upper()}" or reader is None:
+            continue
+        a, b = (mine, reader) if label == "a" else (reader, mine)
+        case = Unequal(key, a, b, context)
+        case.known = False
+        apart = case.before
+        if apart.relative <= case.slack() and (case.slack() or not apart.changed):
+            names = (key, other) if label == "a" else (other, key)
+            text = "the same tensor stands under another name in each file"
+            more = f"A's {names[0]} equals B's {names[1]}"
+            return Explanation(
+                "swapped_tensors", (key, other), (text, more), None, apart.relative, True
+            )
+    return None
+
+
+def zeroed_bias(case: Unequal) -> Iterator[Guess]:
+    """Guess that a bias is all zeros on one side, so that adding it does nothing."""
+    if not case.role.endswith(".bias") or case.numbers is not None:
+        return
+    for label, mine, sample in (("B", case.b, case.sample_b), ("A", case.a, case.sample_a)):
+        if sample.any():
+            continue
+        columns = mine.columns
+        zeros = lambda rows, n=columns: np.zeros((len(rows), n))  # noqa: E731
+        text = f"{label}'s bias is zero everywhere: it is not added"
+        missing = "A" if label == "B" else "B"
+        yield case.guess("missing_bias", (text,), missing, zeros, 0.0, constant=True)
+        return
+
+
+def one_value(case: Unequal) -> Iterator[Explanation]:
+    """Find a side that holds one value everywhere, where the other does not or holds another.
+
+    What value stands there is known; which operation made it is not, as any function of one number
+    gives one number.
+    """
+    for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
+        value = _constant(case, label, sample)
+        if value is not None:
+            text = f"{label} holds {value + 0.0:g} everywhere: it was never filled"
+            yield Explanation(
+                "stale_tensor", (case.key,), (text,), case.before.relative, None, False
+            )
+            return
+
+
+def stale_tensor(case: Unequal) -> Iterator[Guess | Explanation]:
+    """Guess that B's tensor is the base's, or unrelated while others are equal."""
+    context = case.context
+    for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
+        base = context.reader("base", case.key) if case.numbers is None else None
+        if base is not None and base.shape == mine.shape:
+            says = f"{label}'s tensor is the base's, {other}'s is not"
+            yield case.guess(
+                "stale_tensor", (says,), other, base.take, noise(base.encoding, mine.encoding)
+            )
+    if case.numbers is not None:
+        return  # siblings are compared for whole tensors only
+    verdicts = [row.verdict for key, row in context.results.items() if key != case.key]
+    equal = sum(verdict in EQUAL or verdict == "WITHIN" for verdict in verdicts)
+    apart = case.before
+    far = row_distances(case.sample_a, case.sample_b) > 2 * case.slack()
+    if not verdicts or equal < 0.5 * len(verdicts) or far.mean() < 0.5:
+        return
+    judged = foreign(case.a, case.b)
+    what = (
+        "looks taken from another checkpoint"
+        if judged.sure
+        else ("holds other values: of another checkpoint, or damaged")
+    )
+    yield Explanation(
+        "stale_tensor",
+        (case.key,),
+        (
+            f"this tensor {what}; a base (--base) could show which",
+            f"{equal} of {len(verdicts)} other tensors are equal, {apart.changed} of {apart.count} "
+            f"values of this one are not, by {apart.relative:.3g} of its norm",
+            judged.says,
+        ),
+        apart.relative,
+        None,
+        False,
+    )
+
+
+def _constant(case: Unequal, label: str, sample: "Array") -> float | None:
+    """Return the value of a constant side of at least two values; None if it is not constant."""
+    if sample.size < 2 or np.ptp(wide(sample)) != 0:
+        return None
+    value = float(sample.flat[0])
+    side = case.b if label == "B" else case.a
+    return value if all(bool((side.take(r) == value).all()) for r in case.windows(None)) else None
+
+
+HYPOTHESES = (
+    PairHypothesis(("missing_bias",), zeroed_bias, 40, "zeros fit every later hypothesis"),
+    PairHypothesis(
+        ("stale_tensor",),
+        one_value,
+        50,
+        "one value everywhere is a function of any other side",
+        part=True,
+    ),
+    PairHypothesis(
+        ("layer_order", "swapped_tensors", "tied_embedding"),
+        other_tensor,
+        120,
+        "equal to another tensor, before orders of this one",
+    ),
+    PairHypothesis(
+        ("stale_tensor",), stale_tensor, 310, "says only that nothing relates the two", part=True
+    ),
+)

@@ -1,0 +1,110 @@
+"""Damage seen through another encoding: a few values beyond the bound, all others within it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.codecs import decode
+from aprfmt.measure.encoding_noise import noise_of
+from aprfmt.measure.numbers import steps_between, wide
+from aprfmt.measure.records import Explanation
+from aprfmt.measure.row_reader import Reader
+from aprfmt.measure.tensors import chunks
+
+FEW = 64  # most values beyond the bound
+FINE = 0.02  # largest noise of the other encoding for which a restored value proves something
+
+
+def outliers(case: Unequal) -> Iterator[Explanation]:
+    """Guess that few values are damaged (beyond one step), and find the bit that was flipped."""
+    a, b = case.a, case.b
+    if a.encoding == b.encoding or case.numbers is not None:
+        return
+    found = _beyond(case)
+    if not found:
+        return
+    shape = case.shape or (1,)
+    places = [[int(i) for i in np.unravel_index(at, shape)] for at, _, _ in found]
+    shown = "; ".join(
+        f"{place}: {x:g} | {y:g}" for place, (_, x, y) in zip(places, found, strict=True)
+    )
+    shown = shown if len(found) <= 4 else f"{'; '.join(shown.split('; ')[:4])} ..."
+    many = f"{len(found)} value{'s' if len(found) > 1 else ''}"
+    says: tuple[str, ...] = (
+        "all other values are within one step of the encodings: damage or an edit, no "
+        "transformation",
+        f"{many} of {case.before.count} further apart: {shown}",
+    )
+    for label, side, other in (("B", b, a), ("A", a, b)):
+        bit = flipped_bit(side, other, [at for at, _, _ in found])
+        if bit is not None:
+            sure = noise_of(other.encoding) <= FINE
+            says = (*says, f"flipping {bit} of {label} brings it back within the bound")
+            yield Explanation(
+                "bit_rot", (case.key,), says, case.before.relative, None, sure, "explained"
+            )
+            return
+    yield Explanation("bit_rot", (case.key,), says, case.before.relative, None, False)
+
+
+def _beyond(case: Unequal) -> list[tuple[int, float, float]]:
+    """Return (flat index, value of A, of B) beyond one step; empty if there are too many."""
+    found: list[tuple[int, float, float]] = []
+    start = 0
+    for x, y, steps in chunks(case.a.side, case.b.side):
+        step = steps()
+        if step is None:
+            return []
+        at = np.flatnonzero(steps_between(x, y, step) > 1.0)
+        if len(found) + at.size > min(FEW, max(1, case.before.count // 100)):
+            return []
+        flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+        found += [(start + int(i), float(flat_x[i]), float(flat_y[i])) for i in at]
+        start += x.size
+    return found
+
+
+def flipped_bit(side: Reader, other: Reader, at: list[int]) -> str | None:
+    """Return, in words, the one bit whose flip repairs all these places, or None."""
+    row = encoding_row(side.encoding.split("+")[0])
+    if row.row_header or side.row_bytes is None or len({i // row.block_size for i in at}) != 1:
+        return None
+    flat = at[0] // row.block_size * row.block_size
+    line, column = divmod(flat, side.columns)
+    if side.columns > 1 and side.columns % row.block_size:
+        return None
+    index = np.array([line])
+    raw = side.raw(index).reshape(-1, row.type_size)[column // row.block_size]
+    whole = wide(other.take(index)).reshape(-1)
+    theirs = whole[column : column + row.block_size]
+    count = 8 * row.type_size
+    tried = np.repeat(raw[None, :], count, axis=0)
+    bits = np.arange(count)
+    tried[bits, bits // 8] ^= (1 << (bits % 8)).astype(np.uint8)
+
+    values = decode(side.encoding, {"": tried.tobytes()}, (count, row.block_size))
+    values = np.nan_to_num(wide(values), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    with np.errstate(invalid="ignore", over="ignore"):
+        away = np.abs(values - theirs[None, :]).max(axis=1)
+    best = int(np.argmin(away))
+    noise = noise_of(side.encoding) + noise_of(other.encoding)
+    if not away[best] <= 2.0 * noise * float(np.abs(whole).max(initial=0.0)):
+        return None
+    tensor, offset = side.bytes.locate(
+        line * side.row_bytes + column // row.block_size * row.type_size + best // 8
+    )
+    what = "value" if row.block_size == 1 else "block"
+    return (
+        f"bit {best % 8} of byte {best // 8} of the {side.encoding} {what} "
+        f"(byte {tensor.info.offset + offset} of {tensor.info.name})"
+    )
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("bit_rot",), outliers, 290, "single values beyond a bound that holds for the others"
+    ),
+)

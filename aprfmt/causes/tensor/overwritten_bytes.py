@@ -1,0 +1,320 @@
+"""Overwritten ranges of bytes: how far they reach, what they hold now, and where that came from.
+
+A page of zeros, a sector written twice, a block of another tensor: everything outside is equal to
+the byte. What stands inside is looked for in all stored tensors of both files.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.causes.tensor import coarse_damage
+from aprfmt.causes.tensor.coarse_damage import GAP, LEAST, SHARE, SHOWN, SPANS
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.foreign_values import foreign
+from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.causes.tensor.stored_bytes import ANCHOR, bytes_of, layouts
+from aprfmt.measure.byte_ranges import alignment, in_file, numbered, told
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.records import Explanation
+from aprfmt.measure.row_reader import SomeRows
+from aprfmt.tensors.runs import RunBytes
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CONTENT = 64  # bytes from which what stands in a range says where it came from
+SEARCHED = 2 << 30  # bytes looked through, of both files
+STEP = 8 << 20
+WILD = 30.0  # values so much larger than the largest of A's are no weights
+
+
+@dataclass(frozen=True)
+class ByteSpan:
+    """Bytes [start, stop) of B's tensor that differ, and what they hold ("": not known)."""
+
+    start: int
+    stop: int
+    holds: str = ""
+
+
+def ranges(case: Unequal) -> Iterator[Explanation]:
+    """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
+    best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
+    for a, b, _ in layouts(case):
+        found = _spans(a, b)
+        if found and (best is None or len(found) < len(best[0])):
+            best = found, b, a
+    if best is None:
+        yield from _columns(case)
+        if case.a.encoding != case.b.encoding:
+            yield from coarse_damage.runs(case)
+            yield from coarse_damage.blanks(case)
+        return
+    if max(span.stop - span.start for span in best[0]) < LEAST:
+        return
+    spans, b, _ = best
+    if b is case.b.bytes:
+        yield from _units(case, spans)
+    spans = _with_content(case, spans, b)
+    known = [span for span in spans if span.holds]
+    sure = all(span.holds or _no_weights(case, span, b) for span in spans)
+    total = sum(span.stop - span.start for span in spans)
+    lines = [_line(case, span, b) for span in spans[:SHOWN]]
+    more = (f"{len(spans) - SHOWN} more ranges",) if len(spans) > SHOWN else ()
+    text = (
+        f"{total} of {len(b)} bytes are overwritten, in {len(spans)} range{'s' * (len(spans) > 1)}"
+    )
+    if known and len(known) < len(spans):
+        text += f"; of {len(known)} it is known with what"
+    yield Explanation(
+        "bit_rot", (case.key,),
+        ("all other bytes are equal: damage or an edit, no transformation", text, *lines, *more),
+        case.before.relative, 0.0, sure, "explained" if len(known) == len(spans) else "located",
+    )  # fmt: skip
+
+
+def _units(case: Unequal, spans: list[ByteSpan]) -> Iterator[Explanation]:
+    """Ask for whole rows or experts that were never written, or left as they were once."""
+    size = case.b.row_bytes or 0
+    if case.a.columns == 1 or not size:
+        return
+    one = size * case.shape[1] if len(case.shape) == 3 else size
+    firsts = [span.start // one for span in spans]
+    lasts = [-(-span.stop // one) for span in spans]
+    units = np.concatenate([np.arange(a, b) for a, b in zip(firsts, lasts, strict=True)])
+    rows = (units[:, None] * (one // size) + np.arange(one // size)).reshape(-1)
+    if len(rows) > SHARE * case.a.rows:
+        return
+    name = "expert" if len(case.shape) == 3 else "row"
+    shown = ", ".join(numbered(name, a, b) for a, b in zip(firsts, lasts, strict=True))
+    values = case.b.take(rows)
+    text = ""
+    if values.size > 1 and np.ptp(wide(values)) == 0 and (name == "expert" or values.any()):
+        value = float(values.flat[0])
+        text = f"{shown}: B holds {value:g} everywhere there, and was never filled"
+    elif all(_whole(case, span, one) for span in spans):
+        judged = foreign(SomeRows(case.a, rows), SomeRows(case.b, rows))
+        if judged.sure:
+            text = f"{shown}: other values, as of another state of training: {judged.says}"
+    if text:
+        more = f"all {case.a.rows - len(rows)} other rows are equal to the byte"
+        yield Explanation(
+            "stale_tensor",
+            (case.key,),
+            (text, more),
+            case.before.relative,
+            0.0,
+            True,
+            "located" if values.any() else "explained",
+        )
+
+
+def _whole(case: Unequal, span: ByteSpan, one: int) -> bool:
+    """Say whether a range reaches from near the first to near the last byte of whole units."""
+    return span.start % one < GAP and -span.stop % one < GAP
+
+
+def _columns(case: Unequal) -> Iterator[Explanation]:
+    """Ask whether some columns alone differ, and were never filled."""
+    columns = case.a.columns
+    if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
+        return
+    apart = np.zeros(columns, bool)
+    held = np.zeros(columns, bool)
+    for rows in case.windows(None):
+        x, y = case.a.take(rows), case.b.take(rows)
+        apart |= (x != y).any(axis=0)
+        held |= (y != 0).any(axis=0)
+        if apart.mean() > SHARE:
+            return
+    if not apart.any() or held[apart].any():
+        return
+    chosen = np.flatnonzero(apart)
+    ends = np.flatnonzero(np.diff(chosen) != 1)
+    firsts, lasts = chosen[np.append(0, ends + 1)], chosen[np.append(ends, len(chosen) - 1)]
+    shown = ", ".join(
+        numbered("column", first, last + 1)
+        for first, last in zip(firsts.tolist()[:SHOWN], lasts.tolist()[:SHOWN], strict=True)
+    )
+    text = f"{shown}: B holds 0 there, in every row, and was never filled"
+    yield Explanation(
+        "stale_tensor", (case.key,), (text, f"the other {columns - len(chosen)} columns are equal"),
+        case.before.relative, 0.0, True, "explained",
+    )  # fmt: skip
+
+
+def _line(case: Unequal, span: ByteSpan, b: RunBytes) -> str:
+    logical = b is case.b.bytes or len(case.b.side.layout) == 0
+    where = told(case.b, span.start, span.stop) if logical else _stored_place(b, span)
+    return where + (f", {span.holds}" if span.holds else "")
+
+
+def _stored_place(b: RunBytes, span: ByteSpan) -> str:
+    tensor, at = b.locate(span.start)
+    begin = tensor.info.offset + at
+    even = alignment(begin, begin + span.stop - span.start)
+    return (
+        f"bytes {begin:#x} to {begin + span.stop - span.start - 1:#x} of the file, in "
+        f"{tensor.info.name} at +{at:#x}, {span.stop - span.start} bytes"
+        + (f", aligned to {even}" if even else "")
+    )
+
+
+def _spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
+    """Return the ranges of differing bytes; [] if they are too many or too much."""
+
+    def apart() -> "Iterator[Array]":
+        for start in range(0, len(b), STEP):
+            stop = min(len(b), start + STEP)
+            x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
+            y = np.frombuffer(b.window(start, stop), np.uint8)
+            at = np.flatnonzero(x != y) + start
+            del x, y
+            for side in (a, b):
+                if isinstance(side, RunBytes):
+                    side.drop(start, stop)
+            yield at
+
+    found = stretches(apart(), GAP, SPANS)
+    if not found:
+        return []
+    if sum(stop - start for start, stop in found) > SHARE * len(b):
+        return []
+    return [ByteSpan(start, stop) for start, stop in found]
+
+
+def stretches(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] | None:
+    """Join places that are at most `gap` apart to [start, stop); None if that makes over `most`.
+
+    `apart` are ascending arrays of places, window by window.
+    """
+    found: list[list[int]] = []
+    for at in apart:
+        if not at.size:
+            continue
+        breaks = np.flatnonzero(np.diff(at) > gap)
+        firsts = at[np.concatenate([[0], breaks + 1])]
+        lasts = at[np.concatenate([breaks, [at.size - 1]])]
+        if len(firsts) > most:
+            return None
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            if found and first - found[-1][1] <= gap:
+                found[-1][1] = last + 1
+            else:
+                found.append([first, last + 1])
+    return found if len(found) <= most else None
+
+
+def _with_content(case: Unequal, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
+    """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
+    made, unknown = [], []
+    for span in spans:
+        text = ""
+        if span.stop - span.start >= CONTENT:
+            text = _simple(bytes(b.window(span.start, span.stop)))
+        made.append(ByteSpan(span.start, span.stop, text))
+        if not text and span.stop - span.start >= CONTENT:
+            unknown.append(len(made) - 1)
+    if unknown:
+        searched = {i: bytes(b.window(made[i].start, made[i].stop)) for i in unknown[:8]}
+        for i, text in _elsewhere(case, searched, b, made).items():
+            made[i] = ByteSpan(made[i].start, made[i].stop, text)
+    return made
+
+
+def _simple(data: bytes) -> str:
+    """Return what a range holds: one byte everywhere, or a pattern that comes again."""
+    if set(data) == {0, 0x80}:
+        return "all zero, with signs"
+    if len(set(data)) == 1:
+        return "all zero" if not data[0] else f"all bytes {data[0]:#04x}"
+    for period in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
+        if len(data) >= 3 * period and data[period:] == data[:-period]:
+            return f"{period} bytes over and over"
+    return ""
+
+
+def _elsewhere(
+    case: Unequal, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
+) -> dict[int, str]:
+    """Return where in either file these bytes stand a second time."""
+    needles = {}
+    for i, data in searched.items():
+        at = len(data) // 2 - min(ANCHOR, len(data)) // 2
+        needle = data[at : at + ANCHOR]
+        if len(set(needle)) >= 8:
+            needles[i] = at, needle
+    found: dict[int, str] = {}
+    left = SEARCHED
+    for label in ("b", "a"):
+        for tensor in case.context.stored(label):
+            size = tensor.info.nbytes
+            if left < size or len(found) == len(needles):
+                return found
+            left -= size
+            for start in range(0, size, STEP):
+                window = bytes(tensor.raw(start, min(size, start + STEP + ANCHOR)))
+                for i, (at, needle) in needles.items():
+                    if i in found:
+                        continue
+                    own: tuple[LazyTensor | None, int] = (None, 0)
+                    if label == "b":
+                        own = b.locate(spans[i].start)
+                    text = _match(tensor, start, window, needle, at, searched[i], own)
+                    if text:
+                        found[i] = f"bytes of {label.upper()}'s {text}"
+            tensor.drop()
+    return found
+
+
+def _match(
+    tensor: LazyTensor,
+    start: int,
+    window: bytes,
+    needle: bytes,
+    at: int,
+    data: bytes,
+    own: tuple[LazyTensor | None, int],
+) -> str:
+    """Say where a tensor contains all of `data`, in words; "" if it does not."""
+    here = window.find(needle)
+    while here >= 0:
+        begin = start + here - at
+        inside = begin >= 0 and begin + len(data) <= tensor.info.nbytes
+        if inside and not (own[0] is tensor and own[1] == begin):
+            if bytes(tensor.raw(begin, begin + len(data))) == data:
+                return f"{tensor.info.name} at +{begin:#x}"
+        here = window.find(needle, here + 1)
+    return ""
+
+
+def _no_weights(case: Unequal, span: ByteSpan, b: RunBytes) -> bool:
+    """Say whether a range of unknown origin must be damage: disk pages, or values no weight has."""
+    if b is case.b.bytes:
+        place = in_file(case.b, span.start, span.stop)
+        even = alignment(place[1], place[2]) if place is not None else 0
+        size = case.b.row_bytes or 1
+        if even >= 512 and (span.start % size or span.stop % size):
+            return True
+        if case.b.columns > 1 and case.b.row_bytes:
+            rows = np.arange(span.start // size, -(-span.stop // size))
+            x, y = wide(case.a.take(rows)), wide(case.b.take(rows))
+            usual = float(np.abs(x).max(initial=0.0))
+            wild = ~np.isfinite(y) | (np.abs(y) > WILD * usual)
+            return bool(wild.any())
+    return False
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("bit_rot",),
+        ranges,
+        240,
+        "what holds where a part is overwritten, whatever it is",
+        stored=True,
+    ),
+)

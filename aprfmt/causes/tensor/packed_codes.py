@@ -1,0 +1,280 @@
+"""Faults of a packed copy's codes: zero points, signs, another 8-bit float, another order."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.packed_copies import Copy, cells, moved, ordered, scaled, spread
+from aprfmt.causes.tensor.packed_scales import affine, factors
+from aprfmt.codecs import fp8
+from aprfmt.codecs.lattice import Lattice
+from aprfmt.measure.bounds import fit
+from aprfmt.measure.records import Explanation
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "zero_point", "tensor", "bug",
+        "The zero points of a packed weight are off: by one (GPTQ's two formats), or by half the "
+        "codes (signed for unsigned).",
+        "The errors of every group are one whole number of its steps.",
+        "Moving the zero points by it leaves errors that are usual for the encoding.",
+    ),
+    Cause(
+        "packing_order", "tensor", "bug",
+        "The codes of a packed weight stand in another order in their words or blocks: AWQ's for "
+        "GPTQ's, the high nibble first, halves for neighbours.",
+        "Values of every word correlate with those of the other side in one fixed order.",
+        "In the named order the errors are usual for the encoding.",
+    ),
+    Cause(
+        "group_index", "tensor", "bug",
+        "Inputs are scaled by other groups than theirs: g_idx ignored or lost, or another size of "
+        "groups.",
+        "Columns, each as a whole, have the scales of another group.",
+        "With a group found for every input the errors are usual for the encoding.",
+    ),
+    Cause(
+        "fp8_variant", "tensor", "bug",
+        "The bytes of one 8-bit float are read as another: E4M3, E5M2, or one of their FNUZ kin.",
+        "Values of the other format's codes, or half or twice as large.",
+        "Read as the named format they have errors that are usual for it.",
+    ),
+)  # fmt: skip
+
+POWERS = 32  # of two: scales of floats are known up to them, as the largest that fit
+WORD = 8  # codes of four bits in a word
+ALIKE = 0.6  # correlation from which an order is worth a fit
+
+
+def _errors(copy: Copy) -> "Array":
+    """Return (y - x) in steps, 0 where there is no step."""
+    step = copy.lattice.step
+    return np.where(step > 0, (copy.y - copy.x) / np.where(step > 0, step, 1.0), 0.0)
+
+
+def zero_points(copy: Copy) -> Iterator[Explanation]:
+    """Find zero points that are off by one, or by another whole number, in all or some groups."""
+    if not copy.bits:
+        return
+    middle = np.nanmedian(cells(copy, _errors(copy)), axis=1)
+    whole = np.round(middle)
+    usual = int(np.median(whole[whole != 0])) if whole.any() else 0
+    if not usual or abs(usual) > 1 << copy.bits:
+        return
+    whole = np.where(np.abs(middle - usual) <= np.abs(middle), usual, 0)
+    off = spread(copy, whole) * copy.lattice.step
+    many, way = abs(usual), "low" if usual > 0 else "high"
+    said = "one" if many == 1 else str(many)
+    says = f"{copy.whose} zero points are {said} too {way}: every value is {said} step"
+    says += ("s" if many > 1 else "") + (" too large" if usual > 0 else " too small")
+    hint: tuple[str, ...] = ()
+    if many == 1:
+        hint = (
+            "GPTQ's first format stores a zero point less one, its second the zero point itself",
+        )
+    elif many == 1 << copy.bits - 1:
+        hint = ("the middle of the codes: those of signed integers were taken for unsigned ones",)
+    wrong = int((whole != 0).sum())
+    where = () if wrong == whole.size else (f"in {wrong} of {whole.size} groups",)
+    found = copy.explained(
+        "zero_point", (says, *where, *hint), copy.y - off, scaled(copy.lattice, 1.0, -off)
+    )
+    if found is not None:
+        yield found
+
+
+def own_zero_points(copy: Copy) -> Iterator[Explanation]:
+    """Find zero points that are off by a whole number of its own in every group."""
+    if not copy.bits:
+        return
+    whole = np.round(np.nanmedian(cells(copy, _errors(copy)), axis=1))
+    if not whole.any():
+        return
+    off = spread(copy, whole) * copy.lattice.step
+    says = f"{copy.whose} zero points are those of other groups, or other numbers"
+    numbers = f"off by {whole.min():+.0f} to {whole.max():+.0f} steps"
+    where = f"in {int((whole != 0).sum())} of {whole.size} groups"
+    found = copy.explained(
+        "zero_point", (says, numbers, where), copy.y - off, scaled(copy.lattice, 1.0, -off)
+    )
+    if found is not None:
+        yield found
+
+
+def signs(copy: Copy) -> Iterator[Explanation]:
+    """Find codes whose highest bit has the other meaning: signed ones read with an offset."""
+    if not copy.bits:
+        return
+    half = 1 << copy.bits - 1
+    errors = _errors(copy)
+    if np.mean(np.abs(np.abs(errors) - half) < 1.0) < 0.9:
+        return
+    off = np.sign(errors) * half * copy.lattice.step
+    # The lower half of the codes is too low, the upper too high, in every group, or the reverse.
+    split = cells(copy, copy.y), cells(copy, np.sign(errors))
+    for sign in (1, -1):
+        upper = np.nanmin(np.where(split[1] == sign, split[0], np.inf), axis=1)
+        lower = np.nanmax(np.where(split[1] == -sign, split[0], -np.inf), axis=1)
+        if (upper > lower).all():
+            wide = scaled(copy.lattice, 1.0)._replace(
+                low=-np.full(off.shape, np.inf), high=np.full(off.shape, np.inf)
+            )
+            says = f"{copy.whose} codes are signed where they have an offset of {half}, or reverse"
+            found = copy.explained("zero_point", (says,), copy.y - off, wide)
+            if found is not None:
+                yield found
+
+
+# --- other 8-bit floats ---------------------------------------------------------------------------
+
+
+def variants(copy: Copy) -> Iterator[Explanation]:
+    """Find bytes of one 8-bit float that were decoded as another, then scaled.
+
+    Not where a factor a cell explains the values as they were read: two tables may differ by a
+    factor alone (E4M3FNUZ is half of E4M3 but for one code), which a free scale takes up.
+    """
+    kinds = {kind.name: kind.values.astype(np.float64) for kind in fp8.OF_TWO_SIGNS}
+    read = next((name for name in kinds if name.removeprefix("F8_") in copy.scheme), "")
+    if not read or not copy.again:
+        return
+    factor = spread(copy, factors(copy, copy.y))
+    if copy.better(fit(copy.x, copy.y * factor, scaled(copy.lattice, factor))):
+        return
+    for name, other in kinds.items():
+        if name == read:
+            continue
+        y, lattice = _reread(copy, kinds[read], other)
+        says = f"{copy.whose} bytes are {name} and were read as {read}"
+        found = copy.explained("fp8_variant", (says,), y, lattice)
+        if found is not None:
+            yield found
+            return
+
+
+def _reread(copy: Copy, read: "Array", table: "Array") -> tuple["Array", Lattice]:
+    """Return a copy's values, and their lattice, with their codes' bytes read by another table.
+
+    The scale of a cell is known up to powers of two, and each gives other bytes: the one that comes
+    nearest to the source is taken, for each cell by itself. A cell without any is infinite.
+    """
+    finite = np.flatnonzero(np.isfinite(read))
+    order = finite[np.argsort(read[finite], kind="stable")]
+    levels = read[order]
+    best = np.full(copy.y.shape, np.inf)
+    step, least = np.ones(copy.y.shape), np.full(copy.scales.size, np.inf)
+    for power in range(-POWERS, POWERS // 8):
+        unit = spread(copy, np.where(copy.scales != 0, copy.scales * 2.0**power, 1.0))
+        near = np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit)
+        values = table[order[near]]
+        right = np.isclose(levels[near] * unit, copy.y, rtol=2.0**-6, atol=0)
+        values = np.where(right, values, np.nan)
+        valid = np.isfinite(np.where(np.isnan(cells(copy, copy.y)), 0, cells(copy, values))).all(1)
+        if not valid.any():
+            continue
+        values = np.nan_to_num(values)
+        factor = spread(copy, factors(copy, values))
+        apart = np.nansum((cells(copy, values * factor) - cells(copy, copy.x)) ** 2, axis=1)
+        nearer = valid & (apart < least)
+        least[nearer] = apart[nearer]
+        chosen = spread(copy, nearer)
+        best = np.where(chosen, values * factor, best)
+        step = np.where(chosen, _of_float(values, table, factor).step, step)
+    far = np.full(step.shape, np.inf)
+    return best, Lattice(step, -far, far)
+
+
+def _of_float(values: "Array", table: "Array", factor: "Array") -> Lattice:
+    """Return the lattice of values of an 8-bit float's table, times a factor."""
+    levels = np.unique(table[np.isfinite(table)])
+    near = np.searchsorted(levels, values)
+    gaps = np.diff(levels)
+    step = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near] * np.abs(factor)
+    far = np.full(step.shape, np.inf)
+    return Lattice(step, -far, far)
+
+
+# --- orders ---------------------------------------------------------------------------------------
+
+
+@cache
+def _patterns() -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the orders that codes of a word or a block are met in, by what they are."""
+    awq = (0, 2, 4, 6, 1, 3, 5, 7)
+    back = tuple(sorted(range(8), key=awq.__getitem__))
+    rows = [
+        ("AWQ's order of eight codes in a word was taken for GPTQ's, or reverse", awq),
+        ("AWQ's order of eight codes in a word was undone twice", back),
+        ("the two halves of each byte are exchanged", (1, 0)),
+        ("the codes of a word stand in reverse", tuple(range(7, -1, -1))),
+    ]
+    for width in (16, 32, 64, 128):
+        half = width // 2
+        mixed = tuple(i // 2 + half * (i % 2) for i in range(width))
+        rows += [
+            (f"the low halves of {half} bytes are one run, not every second value", mixed),
+            (
+                f"the low halves of {half} bytes are every second value, not one run",
+                tuple(sorted(range(width), key=mixed.__getitem__)),
+            ),
+        ]
+    return tuple(rows)
+
+
+def order_of_inputs(copy: Copy) -> Iterator[Explanation]:
+    """Find codes that stand in another order along the inputs, in words or in blocks."""
+    yield from _orders(copy, 1, _patterns())
+
+
+def order_of_outputs(copy: Copy) -> Iterator[Explanation]:
+    """Find codes that stand in another order along the outputs, in words."""
+    if copy.rows is None:
+        yield from _orders(copy, 0, [row for row in _patterns() if len(row[1]) <= WORD])
+
+
+def _orders(
+    copy: Copy, axis: int, patterns: Sequence[tuple[str, tuple[int, ...]]]
+) -> Iterator[Explanation]:
+    size = copy.y.shape[axis]
+    for text, pattern in patterns:
+        if size % len(pattern):
+            continue
+        order = (np.arange(size).reshape(-1, len(pattern))[:, list(pattern)]).reshape(-1)
+        rows, columns = (order, slice(None)) if axis == 0 else (slice(None), order)
+        y = copy.y[rows][:, columns]
+        if _alike(copy.x, y) < ALIKE:
+            continue
+        what = "inputs" if axis else "outputs"
+        says = f"{copy.whose} codes stand in another order along the {what}: {text}"
+        found = _in_order(moved(copy, y, ordered(copy.lattice, rows, columns)), says)
+        if found is not None:
+            yield found
+            return
+
+
+def _in_order(copy: Copy, says: str) -> Explanation | None:
+    """Confirm an order, with scales that moved with the codes, that did not, or as zero points."""
+    found = copy.explained("packing_order", (says,), copy.y, copy.lattice)
+    if found is None:
+        factor = spread(copy, factors(copy, copy.y))
+        said = says, "the scales did not move with them"
+        y, lattice = copy.y * factor, scaled(copy.lattice, factor)
+        found = copy.explained("packing_order", said, y, lattice)
+    if found is None:
+        factor, offset = (spread(copy, part) for part in affine(copy))
+        said = says, "scales and zero points did not move with them"
+        y, lattice = copy.y * factor + offset, scaled(copy.lattice, factor, offset)
+        found = copy.explained("packing_order", said, y, lattice)
+    return found
+
+
+def _alike(x: "Array", y: "Array") -> float:
+    """Return the correlation of a few rows."""
+    few = np.unique(np.linspace(0, len(x) - 1, 32).astype(np.int64))
+    return float(np.corrcoef(x[few].reshape(-1), y[few].reshape(-1))[0, 1])

@@ -1,0 +1,239 @@
+"""Copies in a packed encoding: whether they are right, and what is wrong with those that are not.
+
+A side is a copy of the other if its values lie on a lattice: its dialect says which
+(`codecs.lattice`), or the values show it (`lattices`), be they of a GGUF block or decoded again.
+Errors are then judged in the copy's own steps (`measure.bounds`). For a wrong copy every fault is
+made good in turn; the one after which the errors are usual is the cause.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.causes.tensor import lattices
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.lattices import Grouping
+from aprfmt.codecs.dialect import CodeTable
+from aprfmt.codecs.lattice import Lattice
+from aprfmt.measure.bounds import Fit, fit
+from aprfmt.measure.encoding_noise import UNIT
+from aprfmt.measure.records import Explanation
+from aprfmt.measure.row_reader import Reader
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+MOST = 1 << 21  # elements looked at; of larger tensors, that many in runs of TILE rows
+TILE = 128
+FLAT = 64  # elements of a block of bitsandbytes, which rows do not end
+FRUITLESS = 4  # searches for a scheme without result, after which no more are made
+GONE = 0.8  # of the distance at most is left when the cause is put right
+SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its groups
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A source `x` and its copy `y` (float64 [rows, columns]), the copy's lattice and cells.
+
+    `scheme` says in words what it is, `whose` the side; `again` that it was decoded again.
+    `rows` are the numbers of those looked at, None for all. `bits` are those of its codes, 0 for
+    codes that are no integers, `scales` one number a cell. A copy that is not `finite` has no
+    lattice that means anything: only its parts may be read in another way.
+    """
+
+    case: Unequal
+    source: Reader
+    reader: Reader
+    x: "Array"
+    y: "Array"
+    lattice: Lattice
+    grouping: Grouping
+    scheme: str
+    whose: str
+    again: bool
+    bits: int
+    rows: "Array | None"
+    scales: "Array"
+    finite: bool
+
+    @property
+    def other(self) -> str:
+        """The other side's genitive."""
+        return "A's" if self.whose == "B's" else "B's"
+
+    def explained(
+        self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice
+    ) -> Explanation | None:
+        """Return the explanation if values and lattice put right are as near as copies are."""
+        after = fit(self.x, y, lattice)
+        if not self.better(after):
+            return None
+        return explanation(self, cause, says, after)
+
+    def better(self, after: Fit) -> bool:
+        """Say whether errors are those of a right copy, and what they were before is less so."""
+        gone = after.relative <= GONE * fit(self.x, self.y, self.lattice).relative
+        return bool(after.how) and (gone or not self.finite)
+
+
+def explanation(copy: Copy, cause: str, says: tuple[str, ...], after: Fit) -> Explanation:
+    """Return the explanation whose remaining errors are those of a right copy.
+
+    Nothing is then left beyond the bound; the distance itself is in the evidence.
+    """
+    before = copy.case.before.relative
+    said = (
+        *says,
+        f"relative distance {before:.3g} as stored, {after.relative:.3g} with it put right: "
+        f"{after.how}",
+        after.says(),
+    )
+    if copy.rows is not None:
+        said = (*said, f"{len(copy.rows)} of {copy.reader.rows} rows looked at")
+    share = None if copy.rows is None else len(copy.rows) / copy.reader.rows
+    return Explanation(
+        cause, (copy.case.key,), said, before, 0.0, True, "explained" if share else None, share
+    )
+
+
+def copies(case: Unequal) -> Iterator[Copy]:
+    """Yield the sides that are copies on a lattice, B first; each is looked for once."""
+    if case.copies is None:
+        case.copies = list(_copies(case))
+    yield from case.copies
+
+
+def _copies(case: Unequal) -> Iterator[Copy]:
+    if case.a.columns < lattices.NARROWEST or case.numbers is not None:
+        return
+    rows = _rows(case.a)
+    for source, reader, whose in ((case.a, case.b, "B's"), (case.b, case.a, "A's")):
+        index = np.arange(reader.rows) if rows is None else rows
+        y = np.asarray(reader.take(index), np.float64)
+        x = np.asarray(source.take(index), np.float64)
+        known, finite = reader.side.lattice, bool(np.isfinite(y).all())
+        if not (np.isfinite(x).all() and x.any() and y.any()):
+            continue
+        if known is not None:
+            lattice = Lattice(
+                *(np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known)
+            )
+            grouping, codes = grouping_of(lattice), _codes(reader)
+            yield Copy(
+                case, source, reader, x, y, lattice, grouping, reader.encoding, whose, False,
+                _bits(codes), rows, _scales(lattice, grouping, codes), finite,
+            )  # fmt: skip
+            continue
+        made = _scheme_of_one_side(case, x, y, source, reader) if finite else None
+        if made is None and finite and reader.columns % FLAT and not x.size % FLAT:
+            x, y = x.reshape(-1, FLAT), y.reshape(-1, FLAT)  # blocks that run over row ends
+            made = _scheme_of_one_side(case, x, y, source, reader)
+        if made is not None:
+            name = made.name if plain(reader) else f"{reader.encoding}: {made.name}"
+            yield Copy(
+                case, source, reader, x, y, made.lattice, made.grouping, name, whose,
+                plain(reader), made.code.bits, rows, made.scales.reshape(-1), True,
+            )  # fmt: skip
+
+
+def plain(reader: Reader) -> bool:
+    """Say whether a tensor is stored as plain floats."""
+    return reader.encoding in UNIT
+
+
+def _rows(reader: Reader) -> "Array | None":
+    """Return row numbers of a large tensor in runs of TILE, None for all."""
+    if reader.size <= MOST or reader.rows <= TILE:
+        return None
+    runs = max(1, MOST // reader.columns // TILE)
+    starts = np.unique(np.linspace(0, reader.rows // TILE - 1, runs).astype(np.int64)) * TILE
+    found: Array = (starts[:, None] + np.arange(TILE)).reshape(-1)
+    return found
+
+
+def _scheme_of_one_side(
+    case: Unequal, x: "Array", y: "Array", source: Reader, reader: Reader
+) -> lattices.FoundScheme | None:
+    """Return the scheme that only one side was packed in, as its values show."""
+    seen = case.context.schemes
+    known = tuple(seen.found)
+    row = encoding_row(reader.encoding.split("+")[0])
+    # What bitsandbytes decodes was rounded to its quant state's dtype: to BF16 at worst.
+    stored = reader.encoding if plain(reader) else "BF16" if row.claim else "F32"
+    search = bool(known) or seen.fruitless < FRUITLESS or row.block_size > 1
+    made = lattices.found(y, stored, known, search)
+    if made is None:
+        seen.fruitless += 1
+        return None
+    unit = lattices.Unit.of(source.encoding if plain(source) else "F32")
+    if lattices.share(x, made.code, made.grouping, unit) > SAME_SCHEME:
+        return None
+    if (made.code, made.grouping) not in known:
+        seen.found.append((made.code, made.grouping))
+    return made
+
+
+def _codes(reader: Reader) -> CodeTable:
+    """Return what the codes of a packed weight count as."""
+    packed = reader.side.stored[0].packed
+    codes: CodeTable | None = None if packed is None else packed().codes()
+    assert codes is not None, "a lattice without codes"
+    return codes
+
+
+def _bits(codes: CodeTable) -> int:
+    """Return the bits of codes that are integers, else 0."""
+    return codes.bits if np.isin(np.diff(np.sort(codes.values)), 1.0).all() else 0
+
+
+def _scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Array":
+    """Return the scale of every cell [cells]: the distance of its ends over that of its codes'."""
+    wide = lattices.split(np.abs(lattice.high - lattice.low), grouping)
+    with np.errstate(all="ignore"):
+        found: Array = np.nan_to_num(np.nanmedian(wide, axis=1)) / np.ptp(
+            codes.values[np.isfinite(codes.values)]
+        )
+    return found
+
+
+def grouping_of(lattice: Lattice) -> Grouping:
+    """Return the cells in which a lattice has one low and one high end."""
+    across = np.flatnonzero(
+        ((np.diff(lattice.low, axis=1) != 0) | (np.diff(lattice.high, axis=1) != 0)).any(0)
+    )
+    down = np.flatnonzero(
+        ((np.diff(lattice.low, axis=0) != 0) | (np.diff(lattice.high, axis=0) != 0)).any(1)
+    )
+    wide = int(np.gcd.reduce(across + 1)) if across.size else 0
+    tall = int(np.gcd.reduce(down + 1)) if down.size else 0
+    return Grouping(tall, wide)
+
+
+def cells(copy: Copy, values: "Array") -> "Array":
+    """Return values of the copy's shape as cells [cells, elements], NaN outside."""
+    return lattices.split(values, copy.grouping)
+
+
+def spread(copy: Copy, numbers: "Array") -> "Array":
+    """Return one number a cell as an array of the copy's shape."""
+    return lattices.spread(numbers, copy.y.shape, copy.grouping)
+
+
+def scaled(lattice: Lattice, factor: "Array | float", offset: "Array | float" = 0.0) -> Lattice:
+    """Return a lattice whose values are multiplied and moved."""
+    return Lattice(
+        lattice.step * np.abs(factor), lattice.low * factor + offset, lattice.high * factor + offset
+    )
+
+
+def ordered(lattice: Lattice, rows: "Array | slice", columns: "Array | slice") -> Lattice:
+    """Return a lattice with rows and columns in another order."""
+    return Lattice(*(part[rows][:, columns] for part in lattice))
+
+
+def moved(copy: Copy, y: "Array", lattice: Lattice) -> Copy:
+    """Return the copy with other values and lattice."""
+    return replace(copy, y=y, lattice=lattice)

@@ -1,0 +1,104 @@
+"""Damage in the parts of a packed weight: a few bytes of its codes, scales or zero points.
+
+Both sides are packed alike, and every part is equal to the byte but for short runs. What such a run
+does to the values can look like another quantizer's rounding, or other scales; it is neither.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.causes.tensor.overwritten_bytes import stretches
+from aprfmt.measure.records import Explanation
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+RUNS = 3  # runs of differing bytes in all parts together
+GAP = 16  # equal bytes that end a run
+SHORT = 64  # bytes that a run may have where rows are shorter
+STEP = 8 << 20
+
+
+class DamagedRun(NamedTuple):
+    """Bytes [start, stop) of a stored tensor that differ; `bits` of them, `zero` in B."""
+
+    part: LazyTensor
+    start: int
+    stop: int
+    bits: int
+    zero: bool
+
+    def says(self) -> str:
+        """As evidence has it; bytes count from the file's start."""
+        name, at = self.part.info.name, self.part.info.offset + self.start
+        if self.stop - self.start == 1:
+            return f"byte {at} of {name}: {self.bits} bit{'s' if self.bits > 1 else ''} differ"
+        held = ", all zero in B" if self.zero else ""
+        return f"bytes {at} to {at + self.stop - self.start - 1} of {name}{held}"
+
+
+def damaged_parts(case: Unequal) -> Iterator[Explanation]:
+    """Ask whether all but a few short runs of the parts' bytes are equal."""
+    a, b = case.a.side, case.b.side
+    if len(a.stored) != 1 or len(b.stored) != 1 or a.encoding != b.encoding:
+        return
+    found: list[DamagedRun] = []
+    for suffix, part in b.parts.items():
+        other = a.parts.get(suffix)
+        if other is None or (other.info.encoding, other.info.shape) != (
+            part.info.encoding,
+            part.info.shape,
+        ):
+            return
+        runs = _runs(other, part)
+        if runs is None or len(found) + len(runs) > RUNS:
+            return
+        found += runs
+    if not found or len(a.parts) != len(b.parts):
+        return
+    yield Explanation(
+        "bit_rot", (case.key,),
+        ("all other bytes of its parts are equal: damage or an edit, no transformation",
+         *(run.says() for run in found)),
+        case.before.relative, 0.0, True, "located",
+    )  # fmt: skip
+
+
+def _runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
+    """Return the runs of a part that differ; None where they are too many or too long."""
+    info = b.info
+    size = info.nbytes
+    if a.info.nbytes != size:
+        return None
+    line = size // info.shape[0] if info.shape and info.shape[0] else size
+    longest = max(SHORT, line)
+
+    def apart() -> "Iterator[Array]":
+        for start in range(0, size, STEP):
+            stop = min(size, start + STEP)
+            x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
+            yield np.flatnonzero(x != y) + start
+
+    places = stretches(apart(), GAP, RUNS)
+    if places is None:
+        return None
+    found = []
+    for start, stop in places:
+        if stop - start > longest or (stop - start > 8 and 2 * (stop - start) > size):
+            return None
+        x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
+        bits = int(np.unpackbits(x ^ y).sum())
+        found.append(DamagedRun(b, start, stop, bits, not y.any()))
+    return found
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("bit_rot",), damaged_parts, 70, "damaged parts, before what decodes a packed weight"
+    ),
+)

@@ -1,0 +1,336 @@
+"""Faults of a packed copy that are made good by reading its stored parts in another way.
+
+Every row of READINGS is a way; the parts are changed, decoded by the same codec and compared with
+the source. So what the values have lost, as the place of a code in its word, is still there.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from operator import neg
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor import lattices
+from aprfmt.causes.tensor.packed_copies import Copy, explanation
+from aprfmt.codecs import CODECS, decode
+from aprfmt.codecs.dialect import Parts, StoredPart
+from aprfmt.codecs.lattice import Lattice, PackedWeight
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.bounds import fit
+from aprfmt.measure.records import Explanation
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "scales_missing", "tensor", "bug",
+        "A packed weight lacks one of its parts: its scales, zero points or index.",
+        "The weight cannot be decoded; the file has no tensor of that name.",
+        "With the other side's part it decodes to the other side's values.",
+    ),
+    Cause(
+        "scales_shape", "tensor", "bug",
+        "The scales of a packed weight are transposed, or of groups of another size than is "
+        "claimed.",
+        "The weight cannot be decoded; its scales have another shape than its codes ask for.",
+        "Turned back, or as the other side has them, it decodes to the other side's values.",
+    ),
+    Cause(
+        "scales_invalid", "tensor", "bug",
+        "Scales of a packed weight are NaN, infinite, negative or all zero.",
+        "The weight cannot be decoded; its scales hold what no quantizer writes.",
+        "With these scales replaced it decodes to the other side's values, or does so everywhere "
+        "else.",
+    ),
+    Cause(
+        "packing_claim", "tensor", "bug",
+        "config.json claims another packing than the bytes have: another method, group size or "
+        "format, or none at all.",
+        "The weights cannot be decoded as they are said to be packed.",
+        "Read as is named, they decode to the other side's values.",
+    ),
+)  # fmt: skip
+
+FEW_GROUPS = 1 << 25  # products tried to find the group of every input
+_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
+_BACK = (0, 4, 1, 5, 2, 6, 3, 7)  # its inverse
+
+
+_ORDERS = (
+    ("another order than AWQ's, or in it", _AWQ),
+    ("the order that AWQ's undoes", _BACK),
+    ("reverse", tuple(range(7, -1, -1))),
+)
+
+
+class Reread(NamedTuple):
+    """Another way to read a packed weight; `change` returns None where it means nothing."""
+
+    cause: str
+    says: str
+    change: Callable[[PackedWeight], PackedWeight | None]
+
+
+# --- changes of a dialect's parts -----------------------------------------------------------------
+
+
+def _changed(parts: Parts, suffix: str, change: "Callable[[Array], Array]") -> Parts:
+    part = parts[suffix]
+    raw = np.frombuffer(part.raw, np.uint8)
+    return {suffix: part._replace(raw=np.ascontiguousarray(change(raw)).tobytes())}
+
+
+def _nibbles(
+    order: tuple[int, ...], *suffixes: str, codes: bool = True
+) -> Callable[[PackedWeight], PackedWeight | None]:
+    """Return a change that puts the nibbles of every word of these parts in another order.
+
+    `codes`: those of the codes as well; without them a weight must have one of the parts.
+    """
+
+    def reordered(raw: "Array") -> "Array":
+        both = np.stack([raw & 15, raw >> 4], -1).reshape(-1, len(order))[:, list(order)]
+        pairs = both.reshape(-1, 2)
+        joined: Array = pairs[:, 0] | pairs[:, 1] << 4
+        return joined
+
+    def change(weight: PackedWeight) -> PackedWeight | None:
+        table = weight.codes()
+        if table is None or table.bits != 4:
+            return None
+        chosen = [weight.dialect.main] * codes + [s for s in suffixes if s in weight.parts]
+        if not chosen:
+            return None
+        parts: dict[str, object] = {}
+        for suffix in chosen:
+            if len(memoryview(weight.parts[suffix].raw).cast("B")) * 2 % len(order):
+                return None
+            parts |= _changed(weight.parts, suffix, reordered)
+        return weight.altered(parts)  # type: ignore[arg-type]
+
+    return change
+
+
+def _relabelled(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
+    """Return a change that reads 8-bit floats as those of another encoding."""
+
+    def change(weight: PackedWeight) -> PackedWeight | None:
+        main = weight.parts[weight.dialect.main]
+        if not main.encoding.startswith("F8_E") or main.encoding == name:
+            return None
+        return weight.altered({weight.dialect.main: main._replace(encoding=name)})
+
+    return change
+
+
+def _other_format(weight: PackedWeight) -> PackedWeight | None:
+    """Return a GPTQ weight read by the other rule of zero points."""
+    if weight.dialect.name != "gptq":
+        return None
+    now = weight.config.get("checkpoint_format", "gptq")
+    return weight.altered(checkpoint_format="gptq" if now == "gptq_v2" else "gptq_v2")
+
+
+def _in_order(weight: PackedWeight) -> PackedWeight | None:
+    """Return a weight with an order of activation read without it."""
+    for suffix in (".g_idx", ".weight_g_idx"):
+        if suffix in weight.parts:
+            return weight._replace(parts={k: v for k, v in weight.parts.items() if k != suffix})
+    return None
+
+
+READINGS: tuple[Reread, ...] = (
+    Reread("zero_point", "zero points follow the other rule of GPTQ (v1 stores them less one)",
+            _other_format),
+    *(Reread("fp8_variant", f"bytes are {name} under another label", _relabelled(name))
+      for name in ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ")),
+    Reread("packing_order", "bytes have the high nibble first", _nibbles((1, 0))),
+    *(Reread("packing_order", f"words hold their eight codes in {what}", _nibbles(order, *more))
+      for more in ((), (".qzeros",)) for what, order in _ORDERS),
+    *(Reread("packing_order", f"words hold their eight zero points in {what}, their codes not",
+              _nibbles(order, ".qzeros", codes=False)) for what, order in _ORDERS),
+    Reread("group_index", "g_idx belongs to no order of its inputs", _in_order),
+)  # fmt: skip
+
+
+def read_otherwise(copy: Copy) -> Iterator[Explanation]:
+    """Find a reading of the stored parts that gives the source."""
+    view = copy.reader.side
+    if view.lattice is not None:
+        weights = [t.packed() for t in view.stored if t.packed is not None]
+        for reading in READINGS:
+            changed = [reading.change(weight) for weight in weights]
+            if any(one is None for one in changed):
+                continue
+            found = _confirmed(copy, reading, [one for one in changed if one is not None])
+            if found is not None:
+                yield found
+                return
+        yield from _groups(copy, weights)
+        return
+    yield from _of_blocks(copy)
+
+
+def codes_alone(copy: Copy) -> Iterator[Explanation]:
+    """Find that the source holds the copy's codes as numbers: its scales were not applied.
+
+    All of them must be equal, to the bit.
+    """
+    view = copy.reader.side
+    weights = [tensor.packed() for tensor in view.stored if tensor.packed is not None]
+    laid = [weight.laid_out() for weight in weights]
+    if view.lattice is None or not laid or any(one is None or one.scale is None for one in laid):
+        return
+    bare = [
+        replace(one, scale=None, offset=None, factor=None).decode().reshape(weight.shape)
+        for one, weight in zip(laid, weights, strict=True) if one is not None
+    ]  # fmt: skip
+    codes = np.asarray(view.undone(list(bare)), np.float64).reshape(-1, copy.x.shape[-1])
+    rows = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
+    if not np.array_equal(codes[rows], copy.x) or np.ptp(copy.x) == 0:
+        return
+    other = "A" if copy.whose == "B's" else "B"
+    size = float(np.linalg.norm(copy.x) / (np.linalg.norm(copy.y) or 1.0))
+    says = (
+        f"{other} holds the codes of {copy.whose[0]} as numbers: their scales are ignored, as if "
+        "each were 1",
+        f"its values are about {size:.3g} times too large ({copy.scheme})",
+    )
+    yield Explanation("quant_scale", (copy.case.key,), says, copy.case.before.relative, 0.0, True)
+
+
+def _confirmed(copy: Copy, reading: Reread, weights: list[PackedWeight]) -> Explanation | None:
+    view = copy.reader.side
+    try:
+        values = [weight.decode() for weight in weights]
+        y = view.undone(list(values))
+        parts = [weight.lattice(v) for weight, v in zip(weights, values, strict=True)]
+    except AprfmtError:
+        return None
+    if not np.isfinite(y).all() or any(part is None for part in parts):
+        return None
+    index = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
+    wide = [view.undone(list(arrays)) for arrays in zip(*(p for p in parts if p), strict=True)]
+    lattice = Lattice(*(np.asarray(part).reshape(-1, y.shape[-1])[index] for part in wide))
+    after = fit(copy.x, np.asarray(y, np.float64).reshape(-1, y.shape[-1])[index], lattice)
+    if not copy.better(after):
+        return None
+    return explanation(copy, reading.cause, (f"{copy.whose} {reading.says}",), after)
+
+
+def _groups(copy: Copy, weights: list[PackedWeight]) -> Iterator[Explanation]:
+    """Find the group of every input of a GPTQ weight: an index that is missing or wrong."""
+    if len(weights) != 1 or weights[0].dialect.name != "gptq" or copy.rows is not None:
+        return
+    weight = weights[0]
+    groups, inputs = weight.parts[".scales"].shape[0], copy.x.shape[-1]
+    if groups < 2 or groups * copy.x.size > FEW_GROUPS:
+        return
+
+    def read(index: "Array") -> PackedWeight:
+        raw = np.ascontiguousarray(index, np.int32).tobytes()
+        return weight.altered({".g_idx": StoredPart(raw, "I32", (inputs,))})
+
+    best, least = np.zeros(inputs, np.int32), np.full(inputs, np.inf)
+    for group in range(groups):
+        y = copy.reader.side.undone([read(np.full(inputs, group)).decode()])
+        error = ((np.asarray(y, np.float64).reshape(copy.x.shape) - copy.x) ** 2).sum(0)
+        better = error < least
+        best[better], least[better] = group, error[better]
+    counts = np.bincount(best, minlength=groups)
+    runs = bool((np.diff(best) >= 0).all())
+    says = (
+        f"inputs stand in groups of {int(np.median(counts))}, not of the size that is said"
+        if runs
+        else "inputs have the scales of other groups: their g_idx is missing or another's"
+    )
+    found = _confirmed(copy, Reread("group_index", says, lambda w: w), [read(best)])
+    if found is not None:
+        yield found
+
+
+# --- blocks of GGUF -------------------------------------------------------------------------------
+
+
+def _of_blocks(copy: Copy) -> Iterator[Explanation]:
+    """Find fields of GGUF blocks that are exchanged or have the other sign."""
+    view = copy.reader.side
+    codec = CODECS[view.encoding] if view.encoding in CODECS else None
+    if codec is None or codec.layout is None or view.data is None or copy.rows is not None:
+        return
+    if codec.row.row_header:
+        return  # blocks do not follow one another
+    blocks = np.frombuffer(view.data.window(0, len(view.data)), codec.layout)
+    for cause, says, change in _FIELDS:
+        made = change(blocks)
+        if made is None:
+            continue
+        y = np.asarray(decode(view.encoding, made.tobytes(), view.shape), np.float64)
+        y = y.reshape(copy.x.shape)
+        if not np.isfinite(y).all():
+            continue
+        scheme = lattices.found(y, "F32", tuple(copy.case.context.schemes.found), True)
+        after = None if scheme is None else fit(copy.x, y, scheme.lattice)
+        if after is not None and copy.better(after):
+            yield explanation(copy, cause, (f"{copy.whose} {says}", copy.reader.encoding), after)
+            return
+
+
+def _exchanged(*pair: str) -> "Callable[[Array], Array | None]":
+    def change(blocks: "Array") -> "Array | None":
+        if not set(pair) <= set(blocks.dtype.names or ()):
+            return None
+        made = blocks.copy()
+        for one, other in (pair, pair[::-1]):
+            made[one] = blocks[other]
+        return made
+
+    return change
+
+
+def _members_changed(
+    change: "Callable[[Array], Array]", *names: str
+) -> "Callable[[Array], Array | None]":
+    """Return what gives blocks with the members `names` changed; None where they have none."""
+
+    def made(blocks: "Array") -> "Array | None":
+        chosen = [name for name in names if name in (blocks.dtype.names or ())]
+        if not chosen:
+            return None
+        other = blocks.copy()
+        for name in chosen:
+            other[name] = change(blocks[name])
+        return other
+
+    return made
+
+
+def _nibbles_turned(values: "Array") -> "Array":
+    return values >> 4 | values << 4
+
+
+def _unmixed(blocks: "Array") -> "Array | None":
+    """Return blocks whose nibbles were written as every second value, in two halves."""
+    if "qs" not in (blocks.dtype.names or ()) or blocks["qs"].ndim != 2:
+        return None
+    made, qs = blocks.copy(), blocks["qs"]
+    one = np.stack([qs & 15, qs >> 4], -1).reshape(len(qs), -1)
+    half = one.shape[1] // 2
+    made["qs"] = one[:, :half] | one[:, half:] << 4
+    return made
+
+
+_FIELDS: "tuple[tuple[str, str, Callable[[Array], Array | None]], ...]" = (
+    ("quant_min", "d and dmin are exchanged", _exchanged("d", "dmin")),
+    ("quant_min", "d and m are exchanged", _exchanged("d", "m")),
+    ("quant_min", "minima have the other sign", _members_changed(neg, "dmin", "m")),
+    (
+        "packing_order",
+        "bytes have the high nibble first",
+        _members_changed(_nibbles_turned, "qs", "ql"),
+    ),
+    ("packing_order", "nibbles of a byte are neighbours, where they are two halves", _unmixed),
+)

@@ -1,0 +1,300 @@
+"""Faults of a packed copy's scales and minima.
+
+The factor that every cell's values lack is the least-squares one. With it put right the errors must
+be usual; how the factors go with the stored scales then says what was done to these.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor import lattices
+from aprfmt.causes.tensor.lattices import Grouping
+from aprfmt.causes.tensor.packed_copies import Copy, cells, explanation, scaled, spread
+from aprfmt.codecs import fp8
+from aprfmt.measure.bounds import fit
+from aprfmt.measure.records import Explanation
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "quant_scale", "tensor", "bug",
+        "The scales of a packed weight are inverted, ignored, shared, shifted by a group, "
+        "transposed, or otherwise those of other groups.",
+        "Every group is a multiple of what it should be.",
+        "One factor for each group leaves errors that are usual for the encoding; the factors go "
+        "with the scales as is said.",
+    ),
+    Cause(
+        "quant_min", "tensor", "bug",
+        "What is added to each group's values has the other sign, is lost or another group's, or "
+        "d and dmin are exchanged.",
+        "Every group is moved by a number that goes with its minimum.",
+        "With the minima put right the errors are usual for the encoding.",
+    ),
+    Cause(
+        "nested_offset", "tensor", "bug",
+        "The offset of scales that are quantized themselves was not added (double quantization).",
+        "All scales are too small by one number.",
+        "Adding it leaves errors that are usual for the encoding.",
+    ),
+)  # fmt: skip
+
+NEAR = 0.05  # relative: a factor that is further from 1 is wrong
+OFF = 0.45  # steps, in the mean of a group: rounding gives 0.25
+LEAST = 0.01  # relative: how well a factor is known at best
+SURE = 4.0  # standard errors that it may be off
+FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
+
+
+def factors(copy: Copy, y: "Array") -> "Array":
+    """Return the least-squares factor of every cell [cells]; 1 for a cell of zeros."""
+    mine, source = (np.nan_to_num(lattices.split(v, copy.grouping)) for v in (y, copy.x))
+    square, product = (mine * mine).sum(1), (mine * source).sum(1)
+    return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
+
+
+def affine(copy: Copy) -> tuple["Array", "Array"]:
+    """Return the least-squares factor and offset of every cell [cells]."""
+    mine, source = (lattices.split(v, copy.grouping) for v in (copy.y, copy.x))
+    m, s = np.nanmean(mine, axis=1), np.nanmean(source, axis=1)
+    away = np.nan_to_num(mine - m[:, None])
+    square = (away * away).sum(1)
+    factor = (away * np.nan_to_num(source - s[:, None])).sum(1) / np.where(square > 0, square, 1.0)
+    factor = np.where(square > 0, factor, 1.0)
+    return factor, s - factor * m
+
+
+def scales(copy: Copy, *, related: bool = True) -> Iterator[Explanation]:
+    """Find scales that are wrong: a factor a cell makes the errors usual.
+
+    With `related` only those of which it can be said how they go with the right ones. Cells may be
+    smaller than those the stored scales show, which may be one number for all.
+    """
+    seen = []
+    for grouping in (copy.grouping, *lattices.groupings(*copy.y.shape)):
+        if grouping in seen or not _divides(grouping, copy):
+            continue
+        seen.append(grouping)
+        finer = replace(copy, grouping=grouping, scales=_of_cells(copy, grouping))
+        factor = factors(finer, finer.y)
+        if not (np.isfinite(factor).all() and factor.all()):
+            continue
+        wide = spread(finer, factor)
+        after = fit(copy.x, copy.y * wide, scaled(copy.lattice, wide))
+        if not copy.better(after):
+            continue
+        wrong = np.abs(factor - 1) > NEAR
+        relation = _relation(finer, finer.scales * factor, wrong, after.relative)
+        if bool(relation) != related or (
+            not relation and np.ptp(factor) <= NEAR * np.abs(factor).mean()
+        ):
+            return  # one factor for all is no fault of a packed encoding by itself
+        few = f"in {int(wrong.sum())} of {wrong.size} groups"
+        numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
+        says = f"{copy.whose} scales are wrong: {relation or 'other ones stand there'}"
+        cause = "nested_offset" if relation == NESTED else "quant_scale"
+        yield explanation(copy, cause, (says, few, numbers, copy.scheme), after)
+        return
+
+
+def _divides(grouping: Grouping, copy: Copy) -> bool:
+    """Say whether these cells fit inside the copy's own."""
+    own = copy.grouping
+    tall, wide = own.rows or copy.y.shape[0], own.columns or copy.y.shape[1]
+    rows, columns = grouping.rows or copy.y.shape[0], grouping.columns or copy.y.shape[1]
+    return rows <= tall and columns <= wide
+
+
+def _of_cells(copy: Copy, grouping: Grouping) -> "Array":
+    """Return the copy's scale in every cell of a finer grouping."""
+    return np.asarray(np.nanmax(lattices.split(spread(copy, copy.scales), grouping), axis=1))
+
+
+NESTED = "each is too small by one number: the offset of nested absmax was lost"
+
+
+def _relation(copy: Copy, right: "Array", wrong: "Array", relative: float) -> str:
+    """Say how stored scales go with the right ones [cells]; "" where they do in no known way.
+
+    A factor is known to about the copy's relative error over the root of a cell's elements.
+    """
+    if _plain_codes(copy):
+        return "they are ignored, as if each were 1"
+    stored = copy.scales
+    limit = max(LEAST, SURE * relative / (copy.y.size / stored.size) ** 0.5)
+    apart = float(np.median(np.abs(right / stored - 1)))
+
+    def near(x: "Array", y: "Array") -> bool:
+        off = float(np.median(np.abs(x / y - 1)))
+        return off < limit and off < 0.5 * apart
+
+    if np.ptp(stored) <= LEAST * stored.max() and near(stored, np.ones_like(stored)):
+        return "they are ignored, as if each were 1"
+    if np.abs(stored - 1).max() < LEAST:
+        return "they are ignored, as if each were 1"
+    if near(stored * right, np.ones_like(right)):
+        return "they are inverted: 1/s stands for s"
+    product = stored * right
+    if stored.size > 2 and near(product, np.full_like(right, np.median(product))):
+        return "they are inverted, up to one factor"
+    rows = -(-copy.y.shape[0] // (copy.grouping.rows or copy.y.shape[0]))
+    grid, true = stored.reshape(rows, -1), right.reshape(rows, -1)
+    moved = _moved(grid, true, near)
+    if moved:
+        return moved
+    if wrong.any() and wrong.sum() <= 0.5 * wrong.size:
+        return ""
+    # A code with both signs hides that of its scale, which the factor then has.
+    signed = stored * np.sign(right)
+    lost = float(np.median(np.abs(right) - signed))
+    if stored.size > 2 and lost > 0 and near(signed + lost, np.abs(right)):
+        return NESTED
+    if np.ptp(stored) <= LEAST * stored.max() and stored.size > 1:
+        return "one scale is shared by all"
+    for axis, what in ((0, "rows"), (1, "groups of a row")):
+        if grid.shape[axis] > 1 and (np.ptp(grid, axis=axis) <= LEAST * grid.max(axis)).all():
+            return f"one scale is shared by all {what}"
+    if 4 * np.unique(stored).size < stored.size:
+        return "several groups share one"
+    return ""
+
+
+def _plain_codes(copy: Copy) -> bool:
+    """Return whether all values are numbers of the 8-bit float that the copy's codes are of.
+
+    The scale of float codes shows in the values up to a power of two: where the finest codes do
+    not occur it is found to be 2, or 4, though it is 1.
+    """
+    tables = (kind for kind in fp8.OF_TWO_SIGNS if kind.name.removeprefix("F8_") in copy.scheme)
+    table = next(tables, None)
+    return table is not None and copy.again and bool(np.isin(copy.y, table.values).all())
+
+
+def _moved(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
+    """Say how scales stand elsewhere than they should: shifted, turned; "" where they do not."""
+    for shift in (1, -1):
+        for axis, what in ((1, "group"), (0, "row of groups"), (None, "group")):
+            size = grid.size if axis is None else grid.shape[axis]
+            if size > 2 and near(np.roll(true, shift, axis), grid):
+                return f"each is that of the {what} {'before' if shift > 0 else 'after'}"
+    if min(grid.shape) > 1:
+        if near(true.T.reshape(grid.shape), grid) or near(true.reshape(grid.shape[::-1]).T, grid):
+            return "they are transposed"
+    for axis, what in ((1, "groups"), (0, "rows")):
+        if grid.shape[axis] > 2 and near(np.flip(true, axis), grid):
+            return f"those of the {what} stand in reverse"
+    return ""
+
+
+# --- minima ---------------------------------------------------------------------------------------
+
+
+def minima(copy: Copy) -> Iterator[Explanation]:
+    """Find what is added to each group's values wrong: another sign, lost, or scales exchanged."""
+    factor, offset = affine(copy)
+    if not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
+        return
+    off_by = np.nanmean(cells(copy, np.abs(copy.x - copy.y) / copy.lattice.step), axis=1)
+    if not (off_by > OFF).mean() >= 0.5:
+        return  # damage of some groups, which no relation of all explains
+    only = np.nanmean(cells(copy, copy.x - copy.y), axis=1)
+    for k, h in ((np.ones_like(only), only), (factor, offset)):
+        wide, off = spread(copy, k), spread(copy, h)
+        y, lattice = copy.y * wide + off, scaled(copy.lattice, wide, off)
+        if not copy.better(fit(copy.x, y, lattice)):
+            continue
+        says = _of_minima(copy, k, h)
+        if says:
+            found = copy.explained("quant_min", (f"{copy.whose} {says}", copy.scheme), y, lattice)
+            if found is not None:
+                yield found
+        return
+
+
+def above_minima(copy: Copy) -> Iterator[Explanation]:
+    """Find scales that are wrong where minima are right: a factor on what stands above each."""
+    low = np.nanmin(cells(copy, copy.lattice.low), axis=1)
+    if not low.any() or not np.isfinite(low).all():
+        return
+    base = spread(copy, low)
+    mine, source = (np.nan_to_num(cells(copy, values - base)) for values in (copy.y, copy.x))
+    square = (mine * mine).sum(1)
+    factor = np.where(square > 0, (mine * source).sum(1) / np.where(square > 0, square, 1.0), 1.0)
+    if not (np.isfinite(factor).all() and factor.all()):
+        return
+    wide = spread(copy, factor)
+    off = base * (1 - wide)
+    after = fit(copy.x, copy.y * wide + off, scaled(copy.lattice, wide, off))
+    wrong = np.abs(factor - 1) > NEAR
+    if not copy.better(after) or wrong.mean() < 0.5:
+        return
+    relation = _relation(copy, copy.scales * factor, wrong, after.relative)
+    says = (
+        f"{copy.whose} scales are wrong, their minima right: {relation or 'other ones stand there'}"
+    )
+    numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
+    yield explanation(copy, "quant_scale", (says, numbers, copy.scheme), after)
+
+
+def _of_minima(copy: Copy, factor: "Array", offset: "Array") -> str:
+    """Say how factors and offsets of cells go with the minima that are stored."""
+    low = np.nanmin(cells(copy, copy.lattice.low), axis=1)
+    step = np.nanmedian(cells(copy, copy.lattice.step), axis=1)
+    wrong = (np.abs(factor - 1) > NEAR) | (np.abs(offset) > step / 2)
+    if wrong.mean() < 0.5:
+        return ""  # damage of some blocks: nothing that was done to all
+
+    def near(x: "Array", y: "Array") -> bool:
+        return bool(np.median(np.abs(x - y)) < 0.3 * np.median(step) * np.median(factor))
+
+    if near(factor, np.ones_like(factor)) and (factor == 1).all():
+        if near(offset, -2 * low):
+            return "minima have the other sign: added where they are taken away"
+        if near(low, np.zeros_like(low)):
+            return "minima are lost: each group starts at 0"
+        rows = -(-copy.y.shape[0] // (copy.grouping.rows or copy.y.shape[0]))
+        right = (low + offset).reshape(rows, -1)
+        for shift in (1, -1):
+            if near(np.roll(right, shift, 1).reshape(-1), low):
+                return f"minima are each that of the group {'before' if shift > 0 else 'after'}"
+        return ""
+    if near(offset, low * (1 / factor - factor)):
+        return "scales of the scales and of the minima (d and dmin) are exchanged"
+    return ""
+
+
+# --- groups of inputs -----------------------------------------------------------------------------
+
+
+def columns(copy: Copy) -> Iterator[Explanation]:
+    """Find inputs that have another group's scale: an order of activation that was ignored."""
+    rows, count = copy.y.shape
+    wide = copy.grouping.columns
+    if copy.grouping.rows != 1 or not wide or not copy.bits or count % wide:
+        return
+    groups = count // wide
+    if groups < 2 or rows * count * groups > FEW_COLUMNS:
+        return
+    stored = copy.scales.reshape(rows, groups)
+    own = np.arange(count) // wide
+    best, least = own.copy(), np.full(count, np.inf)
+    for group in range(groups):
+        ratio = stored[:, group, None] / stored[:, own]
+        error = ((copy.y * ratio - copy.x) ** 2).sum(0)
+        better = error < least
+        best[better], least[better] = group, error[better]
+    ratio = stored[:, best] / stored[:, own]
+    found = copy.explained(
+        "group_index",
+        (f"{copy.whose} inputs have the scales of other groups: g_idx was ignored",
+         f"{int((best != own).sum())} of {count} inputs"),
+        copy.y * ratio, scaled(copy.lattice, ratio),
+    )  # fmt: skip
+    if found is not None:
+        yield found

@@ -1,0 +1,202 @@
+"""Finds the row (or column) of B that equals each one of A, and the kind of rearrangement."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.row_sources import MATCHED, nearest
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.row_reader import Reader
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+PROJECTIONS = 16  # numbers a row is known by
+FOUND = 0.98  # share of rows that must be found
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLines:
+    """Line `at[i]` of B equals line `index[i]` of A, along `axis`; `count` is the axis's length."""
+
+    index: "Array"
+    at: "Array"
+    count: int
+    axis: int
+
+    @property
+    def full(self) -> bool:
+        """Say whether every line was found."""
+        return len(self.index) == self.count
+
+
+def find_rows(case: Unequal) -> FoundLines | None:
+    """Return the places of A's rows in B; of tensors with many rows, of the sample's only."""
+    slack = 2 * case.slack() + 1e-6
+    if case.a.columns == 1:
+        return _sorted(case)
+    if case.b.rows != case.a.rows:
+        return None
+    if case.a.rows > MATCHED and case.slack() == 0 and case.a.row_bytes == case.b.row_bytes:
+        return _hashed(case)
+    rng = np.random.default_rng(16)
+    onto = rng.standard_normal((case.a.columns, PROJECTIONS))
+    b = _projected(case.b, case, onto)
+    first = nearest(wide(case.sample_a) @ onto, b, slack, case.sample)
+    if (first >= 0).mean() < 0.5:
+        return None
+    if case.a.rows > MATCHED:
+        known = first >= 0
+        return FoundLines(case.sample[known], first[known], case.a.rows, 0)
+    every = np.arange(case.a.rows)
+    at = nearest(_projected(case.a, case, onto), b, slack, every)
+    return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
+
+
+def _hashed(case: Unequal) -> FoundLines | None:
+    """Match rows by their bytes; a row keeps its number if several rows are equal."""
+    if case.a.row_bytes is None:
+        return None
+    known: dict[bytes, int] = {}
+    for rows in case.windows(None):
+        for number, row in zip(rows.tolist(), case.b.raw(rows), strict=True):
+            known.setdefault(row.tobytes(), number)
+    at = np.full(case.a.rows, -1)
+    for rows in case.windows(None):
+        mine, theirs = case.a.raw(rows), case.b.raw(rows)
+        stays = (mine == theirs).all(axis=1)
+        at[rows] = [
+            number if same else known.get(row.tobytes(), -1)
+            for number, same, row in zip(rows.tolist(), stays.tolist(), mine, strict=True)
+        ]
+        if rows[0] == 0 and (at[rows] >= 0).mean() < 0.5:
+            return None
+    every = np.arange(case.a.rows)
+    return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
+
+
+def find_columns(case: Unequal) -> FoundLines | None:
+    """Return the places of A's columns in B, compared on the sample's rows."""
+    columns = case.a.columns
+    if not 1 < columns <= MATCHED or case.b.columns != columns:
+        return None
+    a, b = (np.nan_to_num(wide(side)).T for side in (case.sample_a, case.sample_b))
+    few = np.linspace(0, columns - 1, 16).astype(np.int64)
+    slack = 2 * case.slack() + 1e-6
+    if (nearest(a[few], b, slack, few) >= 0).mean() < 0.5:
+        return None
+    every = np.arange(columns)
+    at = nearest(a, b, slack, every)
+    return FoundLines(every[at >= 0], at[at >= 0], columns, 1)
+
+
+def _sorted(case: Unequal) -> FoundLines | None:
+    """Match the values of a vector by sorting; equal values keep their place if possible."""
+    if case.a.size > MATCHED or case.a.size != case.b.size:
+        return None
+    every = np.arange(case.a.rows)
+    a, b = (wide(side.take(every)).reshape(-1) for side in (case.a, case.b))
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return None
+    at = np.full(a.size, -1)
+    same = a == b
+    at[same] = every[same]
+    rest_a, rest_b = every[~same], every[~same]
+    rest_a, rest_b = rest_a[np.argsort(a[rest_a])], rest_b[np.argsort(b[rest_b])]
+    if not np.allclose(a[rest_a], b[rest_b], rtol=2 * case.slack() + 1e-12, atol=0):
+        return None
+    at[rest_a] = rest_b
+    return FoundLines(every, at, a.size, 0)
+
+
+def _projected(side: Reader, case: Unequal, onto: "Array") -> "Array":
+    return np.concatenate(
+        [np.nan_to_num(wide(side.take(rows))) @ onto for rows in case.windows(None)]
+    )
+
+
+# --- kinds of rearrangement -------------------------------------------------------------------
+
+
+def to_pairs(count: int, heads: int) -> "Array":
+    """Return p: split-half row i of each head is row p[i] in adjacent-pair order."""
+    size = count // heads
+    inside = np.arange(size).reshape(size // 2, 2).T.reshape(-1)
+    return (np.arange(heads)[:, None] * size + inside[None, :]).reshape(-1)
+
+
+def inverse(p: "Array") -> "Array":
+    """Return the permutation that undoes `p`."""
+    found = np.empty_like(p)
+    found[p] = np.arange(len(p))
+    return found
+
+
+def head_counts(case: Unequal, count: int) -> list[int]:
+    """Return possible numbers of heads in `count` rows, the model's own first."""
+    told = case.sizes("n_heads", "n_kv_heads")
+    sizes = [count // size for size in case.sizes("head_dim", "rope_dim") if count % size == 0]
+    every = [h for h in range(1, count // 2 + 1) if count % (2 * h) == 0][:256]
+    return [h for h in dict.fromkeys((*sizes, *told, *every)) if h and count % (2 * h) == 0]
+
+
+def fits(found: FoundLines, p: "Array") -> bool:
+    """Say whether a permutation agrees with every line found."""
+    return bool((p[found.index] == found.at).all())
+
+
+def pairings(case: Unequal, found: FoundLines) -> "Iterator[tuple[int, str, Array]]":
+    """Yield (heads, direction, p) of every pair order that fits."""
+    for heads in head_counts(case, found.count):
+        p = to_pairs(found.count, heads)
+        if fits(found, p):
+            yield heads, "split halves in A, adjacent pairs in B", p
+        elif fits(found, inverse(p)):
+            yield heads, "adjacent pairs in A, split halves in B", inverse(p)
+
+
+def regrouped(case: Unequal, found: FoundLines, right: int) -> "Iterator[tuple[int, str, Array]]":
+    """Yield (heads, words, p) of pairs made for one number of heads and undone for another."""
+    if found.count % (2 * right):
+        return
+    own = to_pairs(found.count, right)
+    for heads in head_counts(case, found.count):
+        if heads == right:
+            continue
+        other = to_pairs(found.count, heads)
+        for p, words in (
+            (inverse(own)[other], f"made for {heads} heads and undone for {right}"),
+            (inverse(other)[own], f"made for {right} heads and undone for {heads}"),
+        ):
+            if fits(found, p):
+                yield heads, words, p
+
+
+def blocks(found: FoundLines, size: int) -> "Array | None":
+    """Return q: block b of A is block q[b] of B; None if a block is not moved as a whole."""
+    if size < 1 or found.count % size or found.count == size:
+        return None
+    if not bool((found.at % size == found.index % size).all()):
+        return None
+    q = np.full(found.count // size, -1, np.int64)
+    q[found.index // size] = found.at // size
+    if (q < 0).any() or not bool((q[found.index // size] == found.at // size).all()):
+        return None
+    return q if len(set(q.tolist())) == len(q) else None
+
+
+def spread(q: "Array", size: int) -> "Array":
+    """Return the permutation of single rows that moves whole blocks."""
+    return (q[:, None] * size + np.arange(size)[None, :]).reshape(-1)
+
+
+def shift(found: FoundLines) -> int | None:
+    """Return k if every line found is k further down (k < 0: up), with wrap-around; else None."""
+    away = np.unique((found.at - found.index) % found.count)
+    if len(away) != 1 or away[0] == 0:
+        return None
+    k = int(away[0])
+    return k if k <= found.count // 2 else k - found.count

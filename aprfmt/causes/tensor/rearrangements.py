@@ -1,0 +1,364 @@
+"""Hypotheses that move elements: transposed, rows or columns rearranged, heads repeated."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor import permutation, row_sources
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
+from aprfmt.causes.tensor.permutation import FoundLines
+from aprfmt.causes.tensor.transposition import near, turned_inside
+from aprfmt.measure.row_reader import Reader
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "transpose", "tensor", "bug",
+        "A matrix stored or read with rows and columns exchanged.",
+        "Equal multiset of values; shapes exchanged, or a square matrix that differs off the "
+        "diagonal.",
+        "The transposed matrix equals the other side's.",
+    ),
+    Cause(
+        "head_order", "tensor", "bug",
+        "Whole attention heads stand in another order.",
+        "Equal multiset of blocks of head_dim rows.",
+        "Putting the heads in the printed order makes the tensors equal.",
+    ),
+    Cause(
+        "rope_pairing", "tensor", "bug",
+        "Rope turns adjacent elements where the weights are laid out for split halves, or the "
+        "other way round.",
+        "q and k are equal before rope and differ after it; position 0 is equal and the rotated "
+        "vectors have equal length. In tensors: rows permuted inside each head.",
+        "Rope with the other pairing, or the rows permuted back, makes the difference vanish.",
+        keys=("rope_style",),
+    ),
+    Cause(
+        "gqa_mapping", "forward", "bug",
+        "Query heads read the wrong key and value heads, or rows were permuted with the wrong "
+        "head count.",
+        "q, k and v are equal; scores of some heads differ while others are equal.",
+        "Attention with the named mapping of heads makes the difference vanish.",
+        keys=("n_heads", "n_kv_heads", "head_dim", "value_head_dim", "global_head_dim",
+              "global_kv_heads", "delta_key_heads",
+              "delta_value_heads"),
+    ),
+    Cause(
+        "expert_order", "tensor", "bug",
+        "The experts of a layer stand in another order than their router's rows.",
+        "Equal multiset of experts.",
+        "Putting the experts in the printed order makes the stack equal.",
+    ),
+)  # fmt: skip
+
+TRANSPOSED = 1 << 27  # elements up to which a matrix is decoded whole to be transposed
+ALONG = 16  # values along a row up to which a shift is looked for
+ROTATED = ("attn_q", "attn_k")  # roles whose rows rope turns
+BLOCKS = (16, 32, 64, 256)  # values a block of some encoding has
+NORMS = 1e-4  # relative difference of two norms that a rearrangement of floats never makes
+
+
+def transpose(case: Unequal) -> Iterator[Guess]:
+    """Guess that rows and columns are exchanged, in the data or only in the shape."""
+    a, b = case.a, case.b
+    if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.size > TRANSPOSED:
+        return
+    if a.shape[-2:] != b.shape[:-3:-1]:
+        if a.shape == b.shape:
+            yield from turned_inside(case)
+        return
+    few = min(8, *a.shape[-2:])
+    at_a = np.linspace(0, a.shape[-2] - 1, few).astype(np.int64)
+    at_b = np.linspace(0, b.shape[-2] - 1, few).astype(np.int64)
+    corner_a, corner_b = a.take(at_a)[:, at_b], b.take(at_b)[:, at_a]
+    slack = case.slack()
+    if near(corner_a, corner_b.T, slack):
+        yield case.guess(
+            "transpose",
+            ("B's matrix is A's with rows and columns exchanged",),
+            "B",
+            lambda rows: b.whole.reshape(b.shape).swapaxes(-1, -2).reshape(a.rows, a.columns)[rows],
+        )
+    if a.shape == b.shape:
+        yield from turned_inside(case)
+        return
+    width = min(a.columns, b.columns)
+    first = np.zeros(1, np.int64)
+    if near(a.take(first)[:, :width], b.take(first)[:, :width], slack):
+        says = (
+            "the values stand in the same order under the exchanged shape: only the shape, and "
+            "so the reading of it, differs"
+        )
+        yield case.guess(
+            "transpose", (says,), "B", lambda rows: b.whole.reshape(a.rows, a.columns)[rows]
+        )
+
+
+def rearranged(case: Unequal) -> Iterator[Guess]:
+    """Guess another order of rows, then columns: rope pairs, heads, experts, an offset, or any."""
+    if case.a.rows != case.b.rows or case.a.columns != case.b.columns:
+        return
+    ratio = case.before.norms
+    if abs(ratio[0] - ratio[1]) > (NORMS + 2 * case.slack()) * max(ratio):
+        return  # rearranging values does not change their norm
+    yield from _experts(case)
+    for find in (permutation.find_rows, permutation.find_columns):
+        found = find(case)
+        if found is not None and bool((found.index != found.at).any()):
+            yield from _named(case, found)
+
+
+def _named(case: Unequal, found: FoundLines) -> Iterator[Guess]:
+    enough = len(found.index) >= permutation.FOUND * found.count or found.count > len(found.index)
+    what = "rows" if found.axis == 0 else "columns"
+    if case.a.columns == 1:
+        what = "values"
+    whole = found.full and enough and len(set(found.at.tolist())) == found.count
+    if whole:
+        yield from _blocked(case, found, what)  # for two heads an exchange is also a shift by one
+    k = permutation.shift(found)
+    if k is not None and found.count > 2:
+        yield from _shifted(case, found, k, what)
+    rotated = case.role.startswith(ROTATED) or not case.context.hyper
+    for heads, way, p in permutation.pairings(case, found) if rotated else ():
+        yield _paired(case, found, heads, way, p, what)
+        break
+    right = right_heads(case, found.count)
+    for _, words, p in permutation.regrouped(case, found, right) if rotated and right else ():
+        text = f"{what} reordered with the wrong head count: adjacent pairs {words}"
+        yield _guess("gqa_mapping", (text,), case, found.axis, p)
+        break
+    if not whole:
+        return
+    yield from _in_blocks(case, found)
+    moved = found.index[found.index != found.at]
+    label = case.row_name if found.axis == 0 else str
+    pairs = ", ".join(
+        f"{label(i)} of A is {label(int(found.at[i]))} of B" for i in moved[:4].tolist()
+    )
+    more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
+    text = f"B has A's {what} in another order"
+    says = (text, f"{len(moved)} of {found.count} {what} moved: {pairs}{more}")
+    yield _guess("row_offset", says, case, found.axis, found.at)
+
+
+def _guess(cause: str, says: tuple[str, ...], case: Unequal, axis: int, p: "Array") -> Guess:
+    b = case.b
+    right = _at(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
+    return case.guess(cause, says, "B", right)
+
+
+def _at(reader: Reader, p: "Array") -> Take:
+    return lambda rows: reader.take(p[rows])
+
+
+def starting_at(reader: Reader, start: int) -> Take:
+    """Return how to take rows, counted from row `start`."""
+    return lambda rows: reader.take(rows + start)
+
+
+def _shifted(case: Unequal, found: FoundLines, k: int, what: str) -> Iterator[Guess]:
+    one = what.removesuffix("s")
+    around = (np.arange(found.count) + k) % found.count
+    text = f"{one} i of A is {one} i{k:+d} of B"
+    yield _guess("row_offset", (text, f"the last {abs(k)} come round"), case, found.axis, around)
+    if found.axis == 0:
+        rows = np.arange(max(0, -k), found.count - max(0, k))
+        says = text, f"{len(rows)} of {found.count} {what} are equal there"
+        yield case.guess("row_offset", says, "B", starting_at(case.b, k), rows=rows)
+
+
+def value_offset(case: Unequal) -> Iterator[Guess]:
+    """Guess that values are shifted along their rows (a shift seen through other encodings)."""
+    x, y = case.sample_a, case.sample_b
+    width = case.a.columns
+    if width < 4 * ALONG or x.shape != y.shape:
+        return
+    slack = case.slack() or 0.0
+    for k in (sign * step for step in range(1, ALONG + 1) for sign in (1, -1)):
+        if not near(_along(x, k)[:4], _along(y, -k)[:4], slack):
+            continue
+        yield Guess(
+            "byte_offset",
+            (
+                f"value i of B is value i{k:+d} of A, in every row",
+                f"{width - abs(k)} of {width} values of a row are compared there",
+            ),
+            _shifted_take(case.a, k),
+            _shifted_take(case.b, -k),
+            rows=np.arange(case.a.rows),
+            slack=slack,
+        )
+        return
+
+
+def _along(x: "Array", k: int) -> "Array":
+    """Return the columns of `x` without the first k (k > 0), or without the last -k (k < 0)."""
+    return x[:, max(0, k) : x.shape[1] + min(0, k)]
+
+
+def _shifted_take(reader: Reader, k: int) -> Take:
+    return lambda rows: _along(reader.take(rows), k)
+
+
+def right_heads(case: Unequal, count: int) -> int | None:
+    """Return the number of heads in `count` rows of this role; None if the sizes do not say."""
+    role = case.role
+    names = ("n_kv_heads",) if role.startswith(("attn_k", "attn_v")) else ("n_heads",)
+    told = case.sizes(*names)
+    return told[0] if role.startswith("attn_") and told and count % told[0] == 0 else None
+
+
+def _paired(case: Unequal, found: FoundLines, heads: int, way: str, p: "Array", what: str) -> Guess:
+    right = right_heads(case, found.count)
+    text = f"{what} of each head: {way}"
+    if right is None or right == heads:
+        says = (text, f"{heads} heads of {found.count // heads} {what}")
+        return _guess("rope_pairing", says, case, found.axis, p)
+    says = (
+        f"{what} of each head reordered with the wrong head count: {way}",
+        f"as if there were {heads} heads of {found.count // heads} {what}; there are {right} of "
+        f"{found.count // right}",
+    )
+    return _guess("gqa_mapping", says, case, found.axis, p)
+
+
+def _blocked(case: Unequal, found: FoundLines, what: str) -> Iterator[Guess]:
+    if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
+        yield _order(case, found, found.at, 1, "expert_order", "the router's experts")
+        return
+    if not case.role.startswith("attn_"):
+        return
+    for size in dict.fromkeys(
+        (*case.sizes("head_dim"), *(found.count // h for h in case.sizes("n_heads", "n_kv_heads")))
+    ):
+        q = permutation.blocks(found, size)
+        if q is None:
+            continue
+        for kv in case.sizes("n_kv_heads"):
+            if len(q) % kv or kv in (1, len(q)):
+                continue
+            grouped = np.arange(len(q)).reshape(kv, -1).T.reshape(-1)
+            for turned in (grouped, permutation.inverse(grouped)):
+                if np.array_equal(q, turned):
+                    says = (
+                        "query heads grouped the other way: head h belongs to key head h mod "
+                        f"{kv} on one side, to h div {len(q) // kv} on the other",
+                        f"{len(q)} heads of {size} {what}, {kv} key heads",
+                    )
+                    yield _guess("gqa_mapping", says, case, found.axis, permutation.spread(q, size))
+                    return
+        yield _order(case, found, q, size, "head_order", "heads")
+        return
+
+
+def _experts(case: Unequal) -> Iterator[Guess]:
+    """Guess another order of the experts in a stack, each recognised by its first row."""
+    if len(case.shape) != 3 or case.numbers is not None:
+        return
+    count, size = case.shape[0], case.shape[1]
+    first = np.arange(count) * size
+    found = row_sources.matched(case.a.take(first), case.b.take(first), case.slack())
+    if bool((found < 0).any()) or len(set(found.tolist())) != count:
+        return
+    if bool((found != np.arange(count)).any()):
+        whole = FoundLines(np.arange(case.a.rows), permutation.spread(found, size), case.a.rows, 0)
+        yield _order(case, whole, found, size, "expert_order", "experts")
+
+
+def _in_blocks(case: Unequal, found: FoundLines) -> Iterator[Guess]:
+    """Guess the same rearrangement inside every block: nibbles or bytes of blocks misread."""
+    if found.axis == 0:
+        return
+    for size in (size for size in BLOCKS if found.count % size == 0 and found.count > size):
+        inside = found.at.reshape(-1, size) - found.index.reshape(-1, size)
+        if not bool((inside == inside[0]).all()):
+            continue
+        order = (found.at[:size]).tolist()
+        shown = ", ".join(map(str, order[:8]))
+        says = (
+            f"the values of every block of {size} stand in another order, as where the nibbles of "
+            "a block were read the wrong way",
+            f"the first values of a block in A are these of B: {shown} ...",
+        )
+        yield _guess("endianness", says, case, found.axis, found.at)
+        return
+
+
+def _order(case: Unequal, found: FoundLines, q: "Array", size: int, cause: str, what: str) -> Guess:
+    shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
+    says = (f"{what} stand in another order", f"A's order, as numbers of B: {shown}")
+    return _guess(cause, says, case, found.axis, permutation.spread(q, size))
+
+
+def repeated(case: Unequal) -> Iterator[Guess]:
+    """Guess that one side repeats every key or value head (shapes differ)."""
+    a, b = case.a, case.b
+    if len(a.shape) > 2 or len(a.shape) != len(b.shape) or a.columns != b.columns:
+        return
+    if a.columns == 1 and len(a.shape) == 2:
+        return
+    small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
+    if small.rows == 0 or large.rows % small.rows or not case.role.startswith(("attn_k", "attn_v")):
+        return
+    times = large.rows // small.rows
+    for size in case.sizes("head_dim"):
+        if small.rows % size:
+            continue
+        heads = small.rows // size
+        every = np.arange(large.rows)
+        head, inside = every // size, every % size
+        for how, source in (("in a row", head // times), ("in turn", head % heads)):
+            says = f"{label} has each of the {heads} heads {times} times, {how}"
+            yield case.guess(
+                "gqa_mapping", (says,), other, _at(small, source * size + inside), rows=every
+            )
+        return
+
+
+def window(case: Unequal) -> Iterator[Guess]:
+    """Guess that one side is a range of the other's rows (shapes differ)."""
+    a, b = case.a, case.b
+    if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:
+        return
+    small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
+    probe = small.take(np.array([0, small.rows // 2, small.rows - 1]))
+    step = max(1, (1 << 20) // max(1, large.columns))
+    for start in range(0, large.rows - small.rows + 1, step):
+        rows = np.arange(start, min(large.rows - small.rows + 1, start + step))
+        near = np.abs(large.take(rows)[:, :8] - probe[0][None, :8]).max(axis=1)
+        limit = 2 * case.slack() * float(np.abs(probe[0]).max()) + 0.0
+        for at in rows[near <= limit].tolist():
+            says = (
+                f"{other}'s {small.rows} rows are rows {at} to {at + small.rows - 1} of "
+                f"{label}, which has {large.rows}"
+            )
+            yield case.guess(
+                "row_offset", (says,), label, starting_at(large, at), rows=np.arange(small.rows)
+            )
+            return
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("transpose",), transpose, 150, "one known order, before any order of rows", shapes=True
+    ),
+    PairHypothesis(
+        ("rope_pairing", "gqa_mapping", "head_order", "expert_order", "row_offset"),
+        rearranged,
+        190,
+        "any order of rows or columns, the known ones first",
+        part=True,
+    ),
+    PairHypothesis(("byte_offset",), value_offset, 250, "seen through an encoding: needs a bound"),
+    PairHypothesis(
+        ("gqa_mapping",), repeated, 320, "other shapes, a repeated part first", shapes=True
+    ),
+    PairHypothesis(("row_offset",), window, 330, "other shapes, a part that was cut", shapes=True),
+)

@@ -1,0 +1,109 @@
+"""Hypotheses about recurrent layers: the order of value heads, the direction of kernels."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from aprfmt.arch.grouped_rows import Tiled
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import Explanation, Guess, PairHypothesis
+from aprfmt.errors import ArchError
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "value_heads", "tensor", "bug",
+        "The value heads of a delta net stand key head by key head on one side, and with the key "
+        "heads running fastest on the other, as in a GGUF of qwen3_5.",
+        "Equal multiset of blocks of a value head's rows (of the output: columns).",
+        "Putting the value heads in the other order makes the tensors equal.",
+    ),
+    Cause(
+        "tap_order", "tensor", "bug",
+        "The kernels of a short convolution run the other way: the first tap is the last.",
+        "Every kernel holds the other side's values in reverse.",
+        "Reversing every kernel makes the tensors equal.",
+    ),
+)  # fmt: skip
+
+_KEYS = "2*delta_key_heads*delta_key_dim"
+_HEAD = Tiled("1")
+# Roles with an axis of value heads, and how a GGUF of qwen3_5 has them along it.
+TILED: Mapping[str, Tiled] = {
+    "attn_qkv.weight": Tiled("delta_value_dim", _KEYS),
+    "attn_gate.weight": Tiled("delta_value_dim"),
+    "ssm_conv1d.weight": Tiled("delta_value_dim", _KEYS),
+    "ssm_out.weight": Tiled("delta_value_dim", axis=1),
+    "ssm_beta.weight": _HEAD, "ssm_alpha.weight": _HEAD, "ssm_a.weight": _HEAD,
+    "ssm_dt.bias": _HEAD,
+}  # fmt: skip
+KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
+
+
+def initial(case: Unequal) -> Iterator[Explanation]:
+    """Find rates that stand as training begins: log(1), log(2), ... (Mamba's A_log)."""
+    if case.role != "ssm_a.weight" or case.numbers is not None or case.a.rows != case.b.rows:
+        return
+    import numpy as np
+
+    for label, side in (("B", case.b), ("A", case.a)):
+        values = side.take(np.arange(side.rows)).reshape(-1)
+        if len(values) > 2 and np.allclose(values, np.log(np.arange(1, len(values) + 1)), 1e-2):
+            text = f"{label} holds log(1), log(2), ...: what training begins with, never filled"
+            yield Explanation(
+                "stale_tensor", (case.key,), (text,), case.before.relative, None, False
+            )
+            return
+
+
+def value_heads(case: Unequal) -> Iterator[Guess]:
+    """Guess that one side has the value heads with the key heads running fastest."""
+    step, a, b = TILED.get(case.role), case.a, case.b
+    if step is None or not case.context.hyper or (a.rows, a.columns) != (b.rows, b.columns):
+        return
+    try:
+        orders = _orders(step, a.columns if step.axis else a.rows, case.context.hyper[0])
+    except ArchError:  # no delta nets, or of other sizes
+        return
+    for side, order in orders:
+        text = f"{side} has the value heads tiled, the key heads running fastest"
+
+        def moved(rows: "Array", order: "Array" = order) -> "Array":
+            return a.take(rows)[:, order] if step.axis else a.take(order[rows])
+
+        yield case.guess("value_heads", (text,), "A", moved)
+
+
+def _orders(step: Tiled, count: int, hp: Mapping[str, object]) -> Iterator[tuple[str, "Array"]]:
+    """Yield which side is tiled, and the places in A of B's rows or columns; none if both agree."""
+    import numpy as np
+
+    along = Tiled(step.size, step.before)
+    every = np.arange(count)
+    tiled, grouped = along.apply([every], hp)[0], along.undo([every], hp)[0]
+    if not np.array_equal(tiled, every):
+        yield "B", tiled
+        yield "A", grouped
+
+
+def taps(case: Unequal) -> Iterator[Guess]:
+    """Guess that every kernel of a convolution stands the other way round."""
+    a, b = case.a, case.b
+    if case.role not in KERNELS or (a.rows, a.columns) != (b.rows, b.columns) or a.columns < 2:
+        return
+    text = "every kernel of B is A's from the last tap to the first"
+    yield case.guess("tap_order", (text,), "A", lambda rows: a.take(rows)[:, ::-1])
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("stale_tensor",),
+        initial,
+        55,
+        "values that an initialisation gives, before what fits numbers",
+    ),
+    PairHypothesis(("value_heads",), value_heads, 130, "one known order, before any order of rows"),
+    PairHypothesis(("tap_order",), taps, 140, "one known order, before any order of columns"),
+)

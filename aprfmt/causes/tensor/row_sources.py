@@ -1,0 +1,180 @@
+"""Where rows come from: the rows of several tensors as one list, and which of them each equals.
+
+Equal values are found by a hash of their bits, at the cost of reading them; rows that were rounded
+or quantized on the way by the nearest of some thousand rows. Rows that say nothing (all zeros) have
+no source.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.row_reader import Computed, Reader
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+MATCHED = 1 << 14  # rows up to which each is looked for
+WINDOW = 1 << 20  # elements hashed at a time
+_ODD = 0x9E3779B97F4A7C15  # multipliers of a row's values are odd numbers of 64 bits
+
+
+class JoinedRows(Computed):
+    """The rows of several tensors of equal columns, one tensor after the other."""
+
+    def __init__(self, keys: Sequence[str], readers: Sequence[Reader]) -> None:
+        super().__init__(readers[0].side)
+        self.keys, self.readers = tuple(keys), tuple(readers)
+        self.starts = (0, *accumulate(reader.rows for reader in readers))
+        self.rows = self.starts[-1]
+        self.shape = (self.rows,) if self.columns == 1 else (self.rows, self.columns)
+        self.encoding = "+".join(dict.fromkeys(reader.encoding for reader in readers))
+
+    def take(self, index: "Array | list[int]") -> "Array":
+        """Return the rows of these numbers (int array, any order), decoded."""
+        index = np.asarray(index, np.int64)
+        found = np.zeros((len(index), self.columns), np.float32)
+        place = np.searchsorted(self.starts, index, side="right") - 1
+        for i in np.unique(place).tolist():
+            here = place == i
+            values = self.readers[i].take(index[here] - self.starts[i])
+            if values.dtype.itemsize > found.dtype.itemsize:
+                found = found.astype(values.dtype)
+            found[here] = values
+        return found
+
+    @cached_property
+    def hashes(self) -> "Array":
+        """The hash of every row's values (uint64 [rows])."""
+        return np.concatenate([hashes(reader) for reader in self.readers])
+
+    def owner(self, row: int) -> tuple[str, int]:
+        """Return the key of the tensor a row belongs to, and the row's number there."""
+        i = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return self.keys[i], row - self.starts[i]
+
+    def drop(self) -> None:
+        """Release what is kept, and the mapped pages."""
+        for reader in self.readers:
+            reader.drop()
+
+
+def hashes(reader: Reader) -> "Array":
+    """Return a hash of the values of every row (uint64 [rows]); 0 for a row of zeros."""
+    rng = np.random.default_rng(_ODD)
+    by = rng.integers(0, 1 << 63, reader.columns, np.uint64) * np.uint64(2) + np.uint64(1)
+    step = max(1, WINDOW // max(1, reader.columns))
+    found = np.zeros(reader.rows, np.uint64)
+    for start in range(0, reader.rows, step):
+        stop = min(reader.rows, start + step)
+        values = np.ascontiguousarray(reader.take(np.arange(start, stop)), np.float32)
+        bits = (values + np.float32(0)).view(np.uint32).astype(np.uint64)  # -0 is 0
+        bits ^= bits << np.uint64(29)
+        found[start:stop] = (bits * by).sum(axis=1, dtype=np.uint64)
+    reader.drop()
+    return found
+
+
+def sources(pool: Reader, rows: Reader, own: int, slack: float) -> "Array | None":
+    """Return for every row of `rows` the row of `pool` it equals (int64), -1 where there is none.
+
+    Row i is expected at `own` + i, and said to stand there if it does; among several equal rows the
+    one that goes on where the row before stood is taken. None where the rows were rounded, and are
+    too many to look for the nearest.
+    """
+    expected = own + np.arange(rows.rows)
+    if slack == 0:
+        theirs = pool.hashes if isinstance(pool, JoinedRows) else hashes(pool)
+        return _by_hash(hashes(rows), theirs, expected)
+    if max(pool.rows, rows.rows) > MATCHED:
+        return None
+    x, y = wide(rows.whole), wide(pool.whole)
+    rows.drop()
+    pool.drop()
+    if pool.columns == 1:
+        return _by_value(x.reshape(-1), y.reshape(-1), expected, 2 * slack + 1e-6)
+    if rows.columns > 64:  # as many random projections say as much, and cost less
+        onto = np.random.default_rng(16).standard_normal((rows.columns, 32))
+        x, y = np.nan_to_num(x) @ onto, np.nan_to_num(y) @ onto
+    found = matched(x, y, slack)
+    stays = (expected < pool.rows) & (found >= 0)
+    near = np.zeros(len(found), bool)
+    near[stays] = np.linalg.norm(x[stays] - y[expected[stays]], axis=1) <= (
+        2 * slack + 1e-6
+    ) * np.linalg.norm(x[stays], axis=1)
+    return np.where(near, expected, found)
+
+
+def _by_value(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array":
+    """Return the nearest value of `y` for every value of `x`, -1 where none is near enough."""
+    order = np.argsort(y, kind="stable")
+    at = np.clip(np.searchsorted(y[order], x), 1, len(y) - 1)
+    below, above = order[at - 1], order[at]
+    found = np.where(np.abs(y[below] - x) <= np.abs(y[above] - x), below, above)
+    limit = slack * np.abs(x)
+    found = np.where((np.abs(y[found] - x) <= limit) & (x != 0), found, -1)
+    inside = expected < len(y)
+    stays = inside & (np.abs(y[np.minimum(expected, len(y) - 1)] - x) <= limit)
+    return np.where(stays, expected, found)
+
+
+def _by_hash(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
+    order = np.argsort(theirs, kind="stable")
+    ordered = theirs[order]
+    at = np.searchsorted(ordered, mine)
+    there = at < len(ordered)
+    equal = np.zeros(len(mine), bool)
+    equal[there] = ordered[at[there]] == mine[there]
+    found = np.where(equal, order[np.minimum(at, len(order) - 1)], -1)
+    inside = expected < len(theirs)
+    stays = np.zeros(len(mine), bool)
+    stays[inside] = theirs[expected[inside]] == mine[inside]
+    found = np.where(stays, expected, np.where(mine == 0, -1, found))
+    for i in np.flatnonzero(~stays & (found >= 0)).tolist():
+        following = found[i - 1] + 1 if i else -1
+        if i and found[i - 1] >= 0 and following < len(theirs) and theirs[following] == mine[i]:
+            found[i] = following
+    return found.astype(np.int64)
+
+
+def runs(at: "Array") -> list[tuple[int, int, int]]:
+    """Return (first row, its source, length) of every run of rows that stand together.
+
+    A run of unknown rows has the source -1.
+    """
+    if not len(at):
+        return []
+    follows = np.where(at[:-1] < 0, at[1:] < 0, at[1:] == at[:-1] + 1)
+    starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(at)]
+    return [(first, int(at[first]), stop - first) for first, stop in pairwise(starts)]
+
+
+def matched(a: "Array", b: "Array", slack: float) -> "Array":
+    """Return for every row of `a` its row in `b` (both [n, columns]); -1 if there is none."""
+    a, b = np.nan_to_num(wide(a)), np.nan_to_num(wide(b))
+    return nearest(a, b, 2 * slack + 1e-6, np.arange(len(a)))
+
+
+def nearest(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
+    """Return for every line of `a` the nearest line of `b`, -1 where none is near enough.
+
+    `own` are the lines' own numbers in `b`, which are preferred if near enough.
+    """
+    found = np.full(len(a), -1, np.int64)
+    norm = np.einsum("ij,ij->i", b, b)
+    for start in range(0, len(a), 1024):
+        part = a[start : start + 1024]
+        mine = np.einsum("ij,ij->i", part, part)
+        away = mine[:, None] + norm[None, :] - 2.0 * (part @ b.T)
+        at = away.argmin(axis=1)
+        limit = np.maximum(slack**2, 1e-9) * mine
+        near = away[np.arange(len(part)), at] <= limit
+        found[start : start + 1024] = np.where(near, at, -1)
+        mine_at = own[start : start + 1024]
+        stays = away[np.arange(len(part)), mine_at] <= limit
+        found[start : start + 1024][stays] = mine_at[stays]
+    return found

@@ -1,0 +1,463 @@
+"""Hypotheses about stored bytes: another label, another byte order, a shift, damaged bits."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.arch.moves import to_stored
+from aprfmt.base.encodings import ENCODINGS, numbers
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
+from aprfmt.codecs import CODECS, decode, encode
+from aprfmt.measure.byte_ranges import told
+from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.records import Explanation
+from aprfmt.measure.row_reader import Reader
+from aprfmt.tensors.runs import RunBytes
+from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "dtype_mislabel", "tensor", "bug",
+        "The same bytes under the label of another 16-bit type, such as BF16 weights tagged F16.",
+        "Equal bytes and other encodings, or values that are finite and moderate but unrelated.",
+        "Reading the bytes as the other type gives the other side's values, bit for bit.",
+    ),
+    Cause(
+        "endianness", "tensor", "bug",
+        "Values stored in the other byte order.",
+        "Values of wild magnitude; the same multiset of bytes.",
+        "Swapping the bytes of every value gives the other side's values, bit for bit.",
+    ),
+    Cause(
+        "bit_rot", "tensor", "bug",
+        "Very few damaged bits in data that is otherwise equal to the byte.",
+        "One or a few differing bytes; the other blocks and tensors are equal.",
+        "Undoing the named bits makes the bytes equal.",
+    ),
+)  # fmt: skip
+
+
+SIXTEEN = ("BF16", "F16")
+NARROW = 16  # rows and columns from which a factor of one of them is looked for
+SIGNED = ("F64", "F32", "F16", "BF16")  # whose highest bit is the sign
+MOST = 0.5  # share of a tensor's values up to which single ones are damaged
+EXCHANGED = 0.25  # share of a tensor's values up to which single ones were exchanged
+FEW_BITS = 16  # damaged bits up to which they are named one by one
+FEW_BYTES = 64  # differing bytes beyond which a tensor is not damaged but another one
+ANCHOR = 48  # bytes that must be found again
+KEPT = 16  # a tensor this part of which was written is damaged, not left at zero
+STORED = 64 << 20  # bytes up to which A is laid out as B stores it
+
+
+def _halves(encoding: str) -> list[int]:
+    """Return where the 16-bit floats of a block stand, which a converter swaps."""
+    found, at = [], 0
+    for kind, width in numbers(encoding_row(encoding).layout):
+        found += [at] * (kind == "f2")
+        at += width
+    return found
+
+
+def dtype_mislabel(case: Unequal) -> Iterator[Guess]:
+    """Ask for the same bytes under another label, or values made by reading them so."""
+    a, b = case.a, case.b
+    if a.encoding != b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
+        says = f"B's bytes read as {a.encoding} instead of {b.encoding} are A's values"
+        read = lambda rows: b.decoded(b.raw(rows), a.encoding)  # noqa: E731
+        yield case.guess("dtype_mislabel", (says,), "B", read, 0.0)
+    for label, side, other, mine in (("A", a, b, case.sample_a), ("B", b, a, case.sample_b)):
+        told = "B" if label == "A" else "A"
+        for first in SIXTEEN:
+            if encoding_row(side.encoding).block_size != 1 or not _holds(mine, first):
+                continue
+            second = SIXTEEN[1 - SIXTEEN.index(first)]
+            says = f"{told}'s values are {label}'s {first} bits read as {second}"
+            yield case.guess("dtype_mislabel", (says,), label, _misread(side, first, second),
+                             noise(second, other.encoding))  # fmt: skip
+    for label, side, other in (("B", b, a), ("A", a, b)):
+        for name in _siblings(side):
+            if name == other.encoding and side.row_bytes == other.row_bytes:
+                continue  # asked above
+            whose = "A" if label == "B" else "B"
+            says = f"{label} holds {whose}'s values as {name}, under the label {side.encoding}"
+            read = _labelled(side, name)
+            left, right = (other.take, read) if label == "B" else (read, other.take)
+            slack = noise(name, other.encoding)
+            yield Guess("dtype_mislabel", (says,), left, right, slack=slack)
+
+
+def _siblings(side: Reader) -> Iterator[str]:
+    """Yield the encodings whose rows take the same bytes, so that a label can be taken for another.
+
+    Plain numbers of 16 bits, and blocks whose rows are decoded one by one.
+    """
+    own = encoding_row(side.encoding)
+    if side.row_bytes is None or len(side.shape) < 2:
+        return
+    for name in ENCODINGS:
+        row = ENCODINGS[name]
+        if name == own.name or not row.known or row.removed or row.flat or row.claim:
+            continue
+        if name not in SIXTEEN and not row.layout:
+            continue
+        if side.columns % row.block_size or row.row_bytes((side.columns,)) != side.row_bytes:
+            continue
+        if name in CODECS:
+            yield name
+
+
+def _labelled(side: Reader, name: str) -> Take:
+    return lambda rows: side.decoded(side.raw(rows), name)
+
+
+def _holds(values: "Array", encoding: str) -> bool:
+    """Say whether values are stored in a 16-bit type without loss."""
+    if values.dtype != np.float32:
+        return False
+    again = decode(encoding, encode(encoding, values), values.shape)
+    return bool(np.array_equal(again, values, equal_nan=True))
+
+
+def _misread(side: Reader, first: str, second: str) -> Take:
+    def take(rows: "Array") -> "Array":
+        if side.encoding == first and side.row_bytes is not None:
+            return side.decoded(side.raw(rows), second)
+        values = side.take(rows)
+        return decode(second, encode(first, values), values.shape)
+
+    return take
+
+
+def endianness(case: Unequal) -> Iterator[Guess]:
+    """Ask for every value, or every block's scales, in the other byte order."""
+    for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
+        row = encoding_row(side.encoding.split("+")[0])
+        whole = bool(row.numpy) or side.encoding in SIXTEEN
+        if side.row_bytes is None or (whole and row.type_size == 1):
+            continue
+        if not whole and not _halves(row.name):
+            continue
+        what = f"{row.type_size}-byte value" if whole else f"{side.encoding} block's 16-bit scales"
+        says = f"{label} has every {what} in the other byte order"
+        yield case.guess(
+            "endianness", (says,), label, swapped(side, whole), noise(side.encoding, other.encoding)
+        )
+        if side.encoding == other.encoding:
+            return  # swapping either side is the same test
+
+
+def swapped(side: Reader, whole: bool) -> Take:
+    """Return how to take rows with every value (or block's halves) in the other byte order."""
+    row = encoding_row(side.encoding)
+
+    def take(rows: "Array") -> "Array":
+        raw = side.raw(rows).copy()
+        blocks = raw.reshape(-1, row.type_size)
+        if whole:
+            blocks[:] = blocks[:, ::-1]
+        else:
+            for at in _halves(row.name):
+                blocks[:, [at, at + 1]] = blocks[:, [at + 1, at]]
+        return side.decoded(raw)
+
+    return take
+
+
+# --- damaged bits ---------------------------------------------------------------------------
+
+
+def bit_rot(case: Unequal) -> Iterator[Explanation]:
+    """Ask for a few damaged bits, or one run of lost bytes, all else being equal."""
+    a, b = case.a, case.b
+    if a.encoding == b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
+        found = None
+        for one, other, _ in layouts(case):
+            found = found or _bytes_apart(case, one, other)
+    else:
+        found = _patterns_apart(case)
+    if found is not None:
+        yield found
+
+
+def _bytes_apart(case: Unequal, a: RunBytes | bytes, b: RunBytes) -> Explanation | None:
+    """Compare the streams; None where more than FEW_BYTES differ, unless they are one lost run."""
+    first = last = -1
+    places: list[int] = []
+    lost = True  # all of B between the first and the last difference is zero
+    count = 0
+    for start in range(0, len(a), 1 << 20):
+        stop = min(len(a), start + (1 << 20))
+        x = np.frombuffer(bytes_of(a, start, stop), np.uint8)
+        y = np.frombuffer(b.window(start, stop), np.uint8)
+        at = np.flatnonzero(x != y)
+        if first >= 0 and last + 1 < start and at.size:
+            lost = lost and _zeros(b, last + 1, start + int(at[0]))
+        if at.size:
+            lost = lost and not y[at[0] : at[-1] + 1].any()
+            first = start + int(at[0]) if first < 0 else first
+            last = start + int(at[-1])
+        count += at.size
+        if count <= FEW_BYTES:
+            places += [start + int(i) for i in at]
+        elif not lost:
+            return None
+    if not count:
+        return None
+    if count > FEW_BYTES:
+        # All of it zero is a tensor never written; a run inside is damage.
+        if last - first + 1 > len(a) - len(a) // KEPT:
+            return None
+        if _never_filled(case, first, last + 1):
+            return None  # damage.py says so
+        where = (told(case.b, first, last + 1),) if a is case.a.bytes else ()
+        return _damage(
+            case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", where, True
+        )
+    if _is_exchanged(case, places):
+        text = f"values are exchanged, each is as it was: {_elements(case, places)}"
+        return _damage(case, text, (), True, named=True)
+    if len({_block(case, place)[0] for place in places}) > MOST * _blocks(case) > MOST:
+        return None  # most of a small tensor: another function of all its values, or other values
+    turned = _signs_turned(case, a, b, places)
+    if turned and _is_whole(case, places):
+        return None  # of a row or a column: the hypothesis of factors says which
+    if turned:
+        return _damage(case, turned, (), True, named=True)
+    flips = []
+    for place in places:
+        changed = bytes_of(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
+        flips += [(place, bit) for bit in range(8) if changed >> bit & 1]
+    lines = tuple(_flip_text(case, place, bit) for place, bit in flips[:FEW_BITS])
+    if len(flips) == 1:
+        return _damage(case, f"one bit differs: {lines[0]}", (), True)
+    if len(flips) <= FEW_BITS and len(flips) <= 2 * len(places):
+        text = f"{len(flips)} bits in {count} bytes differ"
+        return _damage(case, text, lines, True)
+    text = f"{count} bytes differ, in {_elements(case, places)}"
+    return _damage(case, text, (), False)
+
+
+def _blocks(case: Unequal) -> int:
+    """Return how many blocks, of plain types how many values, a tensor has."""
+    return max(1, case.before.count // encoding_row(case.b.encoding).block_size)
+
+
+def _is_whole(case: Unequal, places: list[int]) -> bool:
+    """Return whether the differing values are whole rows, or whole columns, of a matrix."""
+    rows, columns = case.a.rows, case.a.columns
+    at = np.array(places) // encoding_row(case.b.encoding).type_size
+    if min(rows, columns) < NARROW:
+        return False
+    lines, across = len(set((at // columns).tolist())), len(set((at % columns).tolist()))
+    return len(at) == lines * across and (across == columns or lines == rows)
+
+
+def _signs_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, places: list[int]) -> str:
+    """Return that the signs of some values are turned and nothing else differs, "" if it is not."""
+    row = encoding_row(case.b.encoding)
+    if case.b.encoding not in SIGNED or any(
+        at % row.type_size != row.type_size - 1 for at in places
+    ):
+        return ""
+    if any(bytes_of(a, at, at + 1)[0] ^ b.window(at, at + 1)[0] != 0x80 for at in places):
+        return ""
+    one = len(places) == 1
+    return (
+        f"the sign{'' if one else 's'} of {len(places)} value{'' if one else 's'} "
+        f"{'is' if one else 'are'} turned: {_elements(case, places)}"
+    )
+
+
+def _is_exchanged(case: Unequal, places: list[int]) -> bool:
+    """Return whether the elements at some differing bytes are the same ones in another order."""
+    row = encoding_row(case.b.encoding)
+    starts = sorted({at // row.type_size * row.type_size for at in places})
+    if row.block_size != 1 or len(starts) < 2 or case.a.bytes is None or case.b.bytes is None:
+        return False
+    if len(starts) > EXCHANGED * max(1, len(case.b.bytes) // row.type_size):
+        return False  # most of a small tensor in another order: an order of heads or rows says more
+    held = [
+        sorted(bytes(bytes_of(side, at, at + row.type_size)) for at in starts)
+        for side in (case.a.bytes, case.b.bytes)
+    ]
+    return held[0] == held[1]
+
+
+def _never_filled(case: Unequal, start: int, stop: int) -> bool:
+    """Say whether a range is whole experts of a stack."""
+    size = (case.b.row_bytes or 0) * case.shape[1] if len(case.shape) == 3 else 0
+    return bool(size) and start % size < size // 8 and -stop % size < size // 8
+
+
+def _zeros(data: RunBytes, start: int, stop: int) -> bool:
+    return not any(bytes(data.window(start, stop)))
+
+
+def _damage(
+    case: Unequal, text: str, more: tuple[str, ...], confirmed: bool, named: bool = False
+) -> Explanation:
+    """Return the finding of damage; `named`: what happened is known, and is said first."""
+    general = "all other bytes are equal: damage or an edit, no transformation"
+    first = (text, "all other bytes are equal") if named else (general, text)
+    return Explanation(
+        "bit_rot",
+        (case.key,),
+        (*first, *more),
+        case.before.relative,
+        0.0,
+        confirmed,
+        "explained" if confirmed else "located",
+    )
+
+
+def _element(case: Unequal, at: int) -> tuple[int, ...]:
+    """Return the index of the first element a byte of the logical tensor belongs to."""
+    element = _block(case, at)[0] * encoding_row(case.b.encoding).block_size
+    return tuple(int(i) for i in np.unravel_index(element, case.shape or (1,)))
+
+
+def _block(case: Unequal, at: int) -> tuple[int, int]:
+    """Return the block that a byte of the logical tensor is of, and its place there.
+
+    A place below 0 is in the header in front of the block's row.
+    """
+    row = encoding_row(case.b.encoding)
+    if not row.row_header:
+        return divmod(at, row.type_size)
+    line, inside = divmod(at, case.b.row_bytes or len(case.b.bytes))
+    number, place = divmod(max(inside - row.row_header, 0), row.type_size)
+    before = line * (case.b.columns // row.block_size)
+    return before + number, place if inside >= row.row_header else inside - row.row_header
+
+
+def _elements(case: Unequal, places: list[int]) -> str:
+    found = list(dict.fromkeys(_element(case, at) for at in places))
+    plain = encoding_row(case.b.encoding).block_size == 1
+    what = "value" if plain else "block"
+    shown = ", ".join(_shown(case, index, plain) for index in found[:3])
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"the {what}{'s' if len(found) > 1 else ''} at {shown}{more}"
+
+
+def _shown(case: Unequal, index: tuple[int, ...], plain: bool) -> str:
+    """Return the index of an element, and of a plain one both sides' values."""
+    if not plain:
+        return str(list(index))
+    flat = int(np.ravel_multi_index(index, case.shape or (1,)))
+    x, y = (_written(side, flat) for side in (case.a, case.b))
+    return f"{list(index)} ({x} | {y})"
+
+
+def _flip_text(case: Unequal, at: int, bit: int) -> str:
+    row = encoding_row(case.b.encoding)
+    inside = _block(case, at)[1]
+    place = list(_element(case, at))
+    if row.block_size == 1:
+        flat = at // row.type_size
+        x, y = (_written(side, int(flat)) for side in (case.a, case.b))
+        where = f"bit {8 * inside + bit} of the {row.name} value at {place}: {x} | {y}"
+    else:
+        of = f"byte {inside} of the {row.name} block at {place}"
+        if inside < 0:
+            of = f"byte {inside + row.row_header} of the {row.name} row's header at {place}"
+        where = f"bit {bit} of {of}"
+    tensor, offset = _locate(case.b, at)
+    return f"{where} (byte {offset} of {tensor})"
+
+
+def _written(reader: Reader, flat: int) -> str:
+    """Return the value of this number in row-major order as text: integers with all digits."""
+    if encoding_row(reader.encoding).numpy == "complex64":
+        return str(reader.side[np.unravel_index(flat, reader.shape)])
+    row, column = divmod(flat, reader.columns)
+    value = reader.take([row])[0, column]
+    return str(int(value)) if value.dtype.kind == "i" else f"{value:g}"
+
+
+def _locate(side: Reader, at: int) -> tuple[str, int]:
+    """Return the stored name and the offset in the file of a byte of the logical tensor."""
+    tensor, inside = side.bytes.locate(at)
+    return tensor.info.name, tensor.info.offset + inside
+
+
+def _patterns_apart(case: Unequal) -> Explanation | None:
+    """As `_bytes_apart` for values stored in two types: all equal but single bits of float32."""
+    a, b = case.a, case.b
+    if case.before.changed > FEW_BITS or not case.before.changed:
+        return None
+    flips = []
+    for rows in case.windows(None):
+        x, y = a.take(rows), b.take(rows)
+        if x.dtype != np.float32 or y.dtype != np.float32:
+            return None
+        at = np.argwhere((x != y) & ~(np.isnan(x) & np.isnan(y)))
+        for i, j in at:
+            changed = int(x[i, j].view(np.uint32) ^ y[i, j].view(np.uint32))
+            flat = int(rows[i]) * a.columns + int(j)
+            place = [int(k) for k in np.unravel_index(flat, case.shape or (1,))]
+            flips += [(place, bit, x[i, j], y[i, j]) for bit in range(32) if changed >> bit & 1]
+    lines = tuple(
+        f"bit {bit} (of float32) of the value at {place}: {x:g} | {y:g}"
+        for place, bit, x, y in flips[:FEW_BITS]
+    )
+    if len(flips) == 1:
+        return _damage(case, f"one bit differs: {lines[0]}", (), True)
+    few = len(flips) <= FEW_BITS and len(flips) <= 2 * case.before.changed
+    return _damage(
+        case, f"{len(flips)} bits in {case.before.changed} values differ", lines if few else (), few
+    )
+
+
+# --- bytes of both sides in one order ------------------------------------------------------
+
+
+def layouts(case: Unequal) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
+    """Yield (A's bytes, B's bytes, B's stored name): in logical order, then as B stores them."""
+    a, b = case.a, case.b
+    if a.encoding != b.encoding or a.row_bytes is None or a.row_bytes != b.row_bytes:
+        return
+    yield a.bytes, b.bytes, b.name
+    if b.side.whole is None:
+        laid = _as_stored(case, b.side)
+        if laid is not None:
+            yield laid, RunBytes.of(b.side.stored[0]), b.name
+
+
+def _as_stored(case: Unequal, side: View) -> bytes | None:
+    """Return A's bytes in the order B's file stores them, None where that decodes or is long."""
+    a = case.a
+    steps = side.layout
+    if len(side.stored) != 1 or len(side.roles) != 1 or len(a.bytes) > STORED:
+        return None
+    if not all(step.permutes for step in steps):
+        return None
+    row = encoding_row(a.encoding)
+    flat = np.frombuffer(a.bytes.window(0, len(a.bytes)), np.uint8)
+    shape = case.shape if row.block_size == 1 else case.shape[:-1]
+    cell = row.type_size if row.block_size == 1 else a.row_bytes or 0
+    cells = flat.view(np.dtype((np.void, cell))).reshape(shape)
+    arrays = to_stored(steps, [cells], case.context.models["b"].hyper)
+    return np.ascontiguousarray(arrays[0]).tobytes()
+
+
+def bytes_of(data: RunBytes | bytes, start: int, stop: int) -> bytes:
+    """Return bytes [start, stop), copied."""
+    return bytes(data.window(start, stop) if isinstance(data, RunBytes) else data[start:stop])
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("dtype_mislabel",), dtype_mislabel, 10, "equal bytes are seen without decoding a value"
+    ),
+    PairHypothesis(("endianness",), endianness, 20, "a sample of the bytes decides it"),
+    PairHypothesis(
+        ("bit_rot",), bit_rot, 60, "few differing bytes, before what fits numbers", stored=True
+    ),
+)

@@ -1,0 +1,136 @@
+"""Joins the explanations of many tensors: a swapped layer is one finding, not nine."""
+
+from collections.abc import Sequence, Set
+from dataclasses import asdict, replace
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes import CAUSES
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import named
+from aprfmt.measure.records import EQUAL, Explanation, TensorDiff
+from aprfmt.measure.verdicts import CERTAINTIES, Certainty, Verdict
+
+EXACT = 1e-6  # relative distance beyond which an equal function was rounded otherwise
+
+
+def findings(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
+    """Return the findings about differing tensors: confirmed first, then most tensors first."""
+    groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
+    for tensor in tensors:
+        found = tensor.explanation
+        if isinstance(found, Explanation):
+            groups.setdefault(_same(found), []).append(tensor)
+    equal = {tensor.key for tensor in tensors if tensor.verdict in EQUAL}
+    made = [_finding(*key, rows, equal) for key, rows in groups.items()]
+    return tuple(sorted(made, key=lambda row: (not row.confirmed, -len(row.keys))))
+
+
+def _same(found: Explanation) -> tuple[str, str, bool]:
+    """Return the key that explanations of one finding share."""
+    if found.cause == "layer_order":
+        return found.cause, "", found.confirmed
+    if found.cause == "swapped_tensors" and len(found.where) > 1:
+        (layer, role), (there, other) = map(split_key, found.where)
+        if layer == there and any(text.endswith("are exchanged") for text in found.evidence):
+            pair = " and ".join(sorted((role, other)))
+            return found.cause, f"{pair} are exchanged", found.confirmed
+    return found.cause, found.evidence[0], found.confirmed
+
+
+def _finding(
+    cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff], equal: Set[str]
+) -> Finding:
+    reached, share = _certainty(rows)
+    if cause == "layer_order":
+        says, detail = _layers(rows, equal), ""
+    else:
+        says, detail = f"{named(row.key for row in rows)} - {text}", _detail(rows)
+    made = Finding(
+        cause, says, "tensor", "bug", (), confirmed, of="stored values", reached=reached,
+        share=share, detail=detail,
+    )  # fmt: skip
+    return measured(made, rows)
+
+
+def measured(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
+    """Return a finding with the places, distances and evidence of these of its tensors."""
+    made = [row.explanation for row in rows if row.explanation is not None]
+    before = [row.residual_before for row in made if row.residual_before is not None]
+    after = [row.residual_after for row in made if row.residual_after is not None]
+    odd = {
+        row.key: asdict(row.stats.nonfinite)
+        for row in rows
+        if row.stats is not None and row.stats.nonfinite is not None
+    }
+    return replace(
+        finding, verdict=_verdict(finding.cause, after), keys=tuple(row.key for row in rows),
+        where=tuple(dict.fromkeys(key for row in made for key in row.where)),
+        residual_before=max(before, default=None), residual_after=max(after, default=None),
+        values={"evidence": [list(row.evidence) for row in made[:8]]}
+        | ({"nonfinite": odd} if odd else {}),
+    )  # fmt: skip
+
+
+def _verdict(cause: str, after: Sequence[float]) -> Verdict:
+    """Return a cause's verdict; an equal function with roundings of its own is precision."""
+    if cause not in CAUSES:
+        return "bug"  # a cause that another package's hypothesis names, and no row describes
+    verdict = CAUSES[cause].verdict
+    return "precision" if verdict == "same" and max(after, default=0.0) > EXACT else verdict
+
+
+def _detail(rows: Sequence[TensorDiff]) -> str:
+    """Return what the first tensor's explanation says of it alone, "" where it says no more."""
+    found = rows[0].explanation
+    more = () if found is None else found.evidence[1:2]
+    return "".join(more if len(rows) == 1 else (f"{rows[0].key}: {text}" for text in more))
+
+
+def _certainty(rows: Sequence[TensorDiff]) -> tuple[Certainty, float | None]:
+    """Return what holds for all of these tensors, and the share of their values it gives."""
+    found = [row.explanation for row in rows if row.explanation is not None]
+    least = min((one.certainty for one in found), key=list(CERTAINTIES).index)
+    if least == "located":
+        return least, None
+    sizes = [1 if row.stats is None else row.stats.count for row in rows if row.explanation]
+    shares = [1.0 if one.share is None else one.share for one in found]
+    given = sum(size * share for size, share in zip(sizes, shares, strict=True))
+    return least, given / max(1, sum(sizes))
+
+
+def _layers(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
+    """Return a sentence about which layers are exchanged, moved or copied.
+
+    A layer is a copy where the other one, which its tensors are of, is `equal` in both files.
+    """
+    copied: dict[tuple[str, int], int] = {}  # side and layer -> the layer it is a copy of
+    moved: dict[int, dict[int, int]] = {}  # layer -> other layer -> tensors
+    for row in rows:
+        assert isinstance(row.explanation, Explanation)
+        (layer, _), (there, _) = map(split_key, row.explanation.where)
+        if layer is not None and there is not None:
+            counts = moved.setdefault(layer, {})
+            counts[there] = counts.get(there, 0) + 1
+            if row.explanation.where[1] in equal:
+                copied[row.explanation.evidence[0][0], layer] = there
+    whole = {layer: max(counts, key=lambda k: counts[k]) for layer, counts in moved.items()}
+    tensors = {layer: sum(counts.values()) for layer, counts in moved.items()}
+    said: list[str] = []
+    done: set[int] = set()
+    for layer, there in sorted(whole.items()):
+        if layer not in done and whole.get(there) == layer:
+            many = tensors[layer]
+            each = f"{many} tensor{'s' if many > 1 else ''} each"
+            said.append(f"layers {layer} and {there} are exchanged ({each})")
+            done |= {layer, there}
+    for (side, layer), there in sorted(copied.items(), key=lambda item: item[0][1]):
+        if whole[layer] == there and layer not in done:
+            own = f"{tensors[layer]} tensor{'s' * (tensors[layer] > 1)}"
+            said.append(f"layer {layer} of {side} is a copy of layer {there} ({own})")
+            done.add(layer)
+    rest = {layer: there for layer, there in sorted(whole.items()) if layer not in done}
+    if rest:
+        shown = ", ".join(f"{layer} is {there}" for layer, there in list(rest.items())[:12])
+        more = " ..." if len(rest) > 12 else ""
+        said.append(f"layers stand elsewhere, by number in one file and the other: {shown}{more}")
+    return "; ".join(said)

@@ -1,0 +1,276 @@
+"""Rearrangements that do not change the function: neurons, heads or experts moved in all tensors.
+
+Each tensor alone looks misordered. Together they are the same model: an MLP's neurons reordered in
+gate, up and down; query heads together with the columns of the output product; experts together
+with the router's rows. It is tried only if a tensor was explained by a rearrangement, and confirmed
+only if one order makes every tensor of the group equal.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor import permutation, row_sources
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.row_reader import Reader
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "permuted_neurons", "tensor", "same",
+        "An MLP's neurons stand in another order, in gate, up and down alike; the function is "
+        "equal.",
+        "Each of the layer's MLP tensors has its rows (down: its columns) in another order.",
+        "One order makes all of them equal.",
+    ),
+    Cause(
+        "permuted_heads", "tensor", "same",
+        "Attention heads stand in another order, in all tensors of the layer alike and every "
+        "query head with its key head; the function is equal.",
+        "Blocks of head_dim rows of q, k or v and columns of the output product are in another "
+        "order.",
+        "One order of query heads and one of key heads make all of them equal.",
+    ),
+    Cause(
+        "permuted_experts", "tensor", "same",
+        "The experts of a layer stand in another order, their router's rows too; the function is "
+        "equal.",
+        "The router's rows and every stack of experts are in another order.",
+        "One order makes all of them equal.",
+    ),
+)  # fmt: skip
+
+# What a rearranged tensor is called while it is looked at alone.
+_ALONE = ("row_offset", "head_order", "gqa_mapping", "expert_order", "rope_pairing", "byte_offset")
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """One way to reorder a layer: which tensors move together, by what unit, along which axis.
+
+    `rows` and `columns` map a unit to the roles whose rows (columns) it orders; roles that a layer
+    lacks are left out. `known` are prefixes of the roles that a unit can affect: if the layer has
+    such a role that is in neither, the symmetry is not assumed.
+    """
+
+    cause: str
+    says: str
+    rows: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, tuple[str, ...]]
+    known: str
+    still: tuple[str, ...] = ()  # roles with such a prefix that no unit orders
+
+
+SYMMETRIES: tuple[Symmetry, ...] = (
+    Symmetry(
+        "permuted_neurons",
+        "the MLP's neurons stand in another order, in all its tensors alike: the function is equal",
+        {"neuron": ("ffn_up.weight", "ffn_gate.weight", "ffn_up.bias", "ffn_gate.bias")},
+        {"neuron": ("ffn_down.weight",)},
+        "ffn_",
+        ("ffn_down.bias", "ffn_norm.weight", "ffn_norm.bias"),
+    ),
+    Symmetry(
+        "permuted_heads",
+        "attention heads stand in another order, in all tensors alike and each query head with its "
+        "key head: the function is equal",
+        {
+            "query head": (
+                "attn_q.weight", "attn_q.bias", "attn_q_norm.weight", "attn_sinks.weight",
+            ),
+            "key head": (
+                "attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias",
+                "attn_k_norm.weight",
+            ),
+        },
+        {"query head": ("attn_output.weight",)},
+        "attn_",
+        ("attn_output.bias", "attn_norm.weight", "attn_norm.bias"),
+    ),
+    Symmetry(
+        "permuted_experts",
+        "the experts and their router's rows stand in another order alike: the function is equal",
+        {
+            "expert": (
+                "ffn_gate_inp.weight", "ffn_gate_inp.bias", "exp_probs_b.bias",
+                "ffn_up_exps.weight", "ffn_gate_exps.weight", "ffn_down_exps.weight",
+                "ffn_up_exps.bias", "ffn_gate_exps.bias", "ffn_down_exps.bias",
+            )
+        },
+        {},
+        "ffn_",
+        ("ffn_norm.weight", "ffn_norm.bias", "ffn_up_shexp.weight", "ffn_gate_shexp.weight",
+         "ffn_down_shexp.weight", "ffn_gate_inp_shexp.weight"),
+    ),
+)  # fmt: skip
+
+
+def with_symmetries(
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+) -> list[TensorDiff]:
+    """Return the records; groups that moved together get the symmetry as explanation."""
+    made = list(rows)
+    places = {row.key: i for i, row in enumerate(made)}
+    by_key = {pair.key: pair for pair in pairs}
+    suspects = {
+        (layer, role)
+        for row in made
+        if row.explanation is not None and row.explanation.cause in _ALONE
+        for layer, role in [split_key(row.key)]
+        if layer is not None
+    }
+    for symmetry in SYMMETRIES:
+        roles = [*sum(symmetry.rows.values(), ()), *sum(symmetry.columns.values(), ())]
+        for layer in sorted({layer for layer, role in suspects if role in roles}):
+            try:
+                found = _of_layer(context, by_key, symmetry, layer)
+            except AprfmtError:
+                continue  # the record already says that a tensor cannot be read
+            for key, explanation in found.items():
+                row = made[places[key]]
+                if row.verdict == "DIFFERENT":
+                    made[places[key]] = replace(row, explanation=explanation, cause=symmetry.cause)
+    return made
+
+
+def _of_layer(
+    context: PairContext, pairs: Mapping[str, TensorPair], symmetry: Symmetry, layer: int
+) -> dict[str, Explanation]:
+    """Return the explanations of a layer's tensors; {} unless all of them moved together."""
+    start = f"L{layer}."
+    here = {key.removeprefix(start): pair for key, pair in pairs.items() if key.startswith(start)}
+    members = list(_members(symmetry, here))
+    told = {role for _, role, _ in members} | set(symmetry.still)
+    if any(role.startswith(symmetry.known) and role not in told for role in here):
+        return {}
+    cases: dict[str, Unequal] = {}
+    for _, role, _ in members:
+        a, b = here[role].a, here[role].b
+        if a is None or b is None or a.shape != b.shape:
+            return {}
+        cases[role] = Unequal(start + role, Reader(a), Reader(b), context)
+    counts = _counts(context, symmetry, cases)
+    orders: dict[str, Array] = {}
+    for unit in symmetry.rows:
+        order = None if not counts.get(unit) else _order(unit, counts[unit], members, cases)
+        if order is None:
+            return {}
+        orders[unit] = order
+    if not _fit_together(orders):
+        return {}
+    found = {}
+    for unit, role, axis in members:
+        case = cases[role]
+        if _shared(case, context):
+            continue
+        size = case.a.rows if axis == 0 else case.a.columns
+        if size % counts[unit]:
+            return {}
+        p = permutation.spread(orders[unit], size // counts[unit])
+        explanation = _equal(case, symmetry, unit, orders[unit], p, axis)
+        if explanation is None:
+            return {}
+        found[case.key] = explanation
+    return found
+
+
+def _members(symmetry: Symmetry, here: Mapping[str, TensorPair]) -> Iterator[tuple[str, str, int]]:
+    """Yield (unit, role, axis) of the tensors a layer has."""
+    for axis, groups in ((0, symmetry.rows), (1, symmetry.columns)):
+        for unit, roles in groups.items():
+            yield from ((unit, role, axis) for role in roles if role in here)
+
+
+def _counts(
+    context: PairContext, symmetry: Symmetry, cases: Mapping[str, Unequal]
+) -> dict[str, int]:
+    """Return the number of each unit; {} if not known, or if units are not interchangeable."""
+    if not context.hyper:
+        return {}
+    hyper = context.hyper[0]
+    if symmetry.cause == "permuted_neurons":
+        return {"neuron": cases["ffn_up.weight"].a.rows} if "ffn_up.weight" in cases else {}
+    if symmetry.cause == "permuted_experts":
+        # Grouped experts are chosen by group: moving them between groups changes the function.
+        return (
+            {} if (hyper.get("n_expert_groups") or 1) > 1 else {"expert": int(hyper["n_experts"])}
+        )
+    needed = ("attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_output.weight")
+    if any(role not in cases for role in needed):
+        return {}
+    return {"query head": int(hyper["n_heads"]), "key head": int(hyper["n_kv_heads"])}
+
+
+def _order(
+    unit: str, count: int, members: Sequence[tuple[str, str, int]], cases: Mapping[str, Unequal]
+) -> "Array | None":
+    """Return the place in B of each unit of A (int64 [count]); None if not known."""
+    still = True
+    for own, role, axis in members:
+        case = cases[role]
+        if own != unit or axis != 0 or case.a.columns == 1 or case.a.rows % count:
+            continue
+        if not case.before.changed:
+            continue
+        still = False
+        size = case.a.rows // count
+        if size == 1:
+            rows = permutation.find_rows(case)
+            order: Array | None = rows.at if rows is not None and rows.full else None
+        else:
+            first = np.arange(count) * size
+            order = row_sources.matched(case.a.take(first), case.b.take(first), case.slack())
+        if order is not None and sorted(order.tolist()) == list(range(count)):
+            return order
+    return np.arange(count) if still else None
+
+
+def _shared(case: Unequal, context: PairContext) -> bool:
+    """Say whether a q/k-norm has one weight for all heads, so that their order does not matter."""
+    return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
+
+
+def _fit_together(orders: "Mapping[str, Array]") -> bool:
+    """Say whether something moved, and every query head still has its key head."""
+    if all(np.array_equal(order, np.arange(len(order))) for order in orders.values()):
+        return False
+    if "key head" not in orders:
+        return True
+    query, key = orders["query head"], orders["key head"]
+    each = len(query) // len(key)
+    own = np.arange(len(query)) // each
+    return bool(np.array_equal(query // each, key[own]))
+
+
+def _equal(
+    case: Unequal, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
+) -> Explanation | None:
+    """Return the explanation if the order makes the whole tensor equal."""
+    b = case.b
+
+    def right(rows: "Array") -> "Array":
+        return b.take(p[rows]) if axis == 0 else b.take(rows)[:, p]
+
+    slack = case.slack()
+    after = case.distance(case.a.take, right, None, slack)
+    if after.nonfinite is not None:
+        return None  # NaN and infinities cannot show an equal function
+    if after.changed and not (slack and after.relative <= slack and not after.stray):
+        return None
+    moved = np.flatnonzero(order != np.arange(len(order)))
+    shown = ", ".join(f"{unit} {i} of A is {int(order[i])} of B" for i in moved[:3].tolist())
+    more = f"{len(moved)} of {len(order)} {unit}s moved" + (f": {shown}" if shown else "")
+    return Explanation(
+        symmetry.cause, (case.key,), (symmetry.says, more), case.before.relative,
+        after.relative, True,
+    )  # fmt: skip

@@ -1,0 +1,144 @@
+"""Values that are a function of the other side's: reciprocals, logarithms, less a constant."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
+from aprfmt.causes.tensor.rearrangements import starting_at
+from aprfmt.measure.encoding_noise import UNIT
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.row_reader import Reader
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+CAUSE_ROWS = (
+    Cause(
+        "function_of", "tensor", "bug",
+        "Values are a function of the other side's: reciprocals, squares, absolute values, "
+        "logarithms, a constant taken away.",
+        "One function of one variable relates all values.",
+        "Applying the function makes the tensors equal.",
+    ),
+)  # fmt: skip
+
+PLAIN = 8.0  # the distance as stored must be so many times the rounding
+ONE = 0.05  # an offset so near 1 is a norm's (arithmetic.py)
+LEAST = 4  # values below which a function proves nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFunction:
+    """One function: what its values are called, and the function (float64 to float64)."""
+
+    says: str
+    of: Take
+
+
+def _softplus(x: "Array") -> "Array":
+    found: Array = np.logaddexp(0.0, x)
+    return found
+
+
+def _functions() -> tuple[ValueFunction, ...]:
+    return (
+        ValueFunction("the reciprocals of", lambda x: 1.0 / x),
+        ValueFunction("the absolute values of", np.abs),
+        ValueFunction("the squares of", np.square),
+        ValueFunction("the exponentials of", np.exp),
+        ValueFunction("the negated exponentials of", lambda x: -np.exp(x)),
+        ValueFunction("the negated exponentials, taken twice, of", lambda x: -np.exp(-np.exp(x))),
+        ValueFunction("softplus of", _softplus),
+        ValueFunction("the sigmoid of", lambda x: 1.0 / (1.0 + np.exp(-x))),
+        ValueFunction("the hyperbolic tangent of", np.tanh),
+        ValueFunction("1 minus", lambda x: 1.0 - x),
+    )
+
+
+def function_of(case: Unequal) -> Iterator[Guess]:
+    """Guess that one side's values are a function of the other's, one by one."""
+    a, b = case.a, case.b
+    x, y = wide(case.sample_a), wide(case.sample_b)
+    if a.encoding not in UNIT or b.encoding not in UNIT or x.size < LEAST:
+        return
+    slack = 4 * case.slack(moved=False) + 1e-6
+    if not case.before.relative > PLAIN * slack or not (
+        np.isfinite(x).all() and np.isfinite(y).all()
+    ):
+        return
+    for fine, coarse, one, other in ((x, y, "B", "A"), (y, x, "A", "B")):
+        for function in _functions():
+            if not _near(function.of(fine), coarse, slack):
+                continue
+            made = _applied(a if other == "A" else b, function.of)
+            says = f"{one}'s values are {function.says} {other}'s"
+            yield case.guess("function_of", (says,), other, made, slack)
+    yield from _offset(case, slack)
+
+
+def _applied(source: Reader, function: Take) -> Take:
+    return lambda rows: function(wide(source.take(rows)))
+
+
+def _near(made: "Array", wanted: "Array", slack: float) -> bool:
+    """Say whether two samples agree, in norm and value by value."""
+    if not np.isfinite(made).all():
+        return False
+    norm = max(norms.norm(made), norms.norm(wanted))
+    away = np.abs(made - wanted)
+    usual = norm / max(1, made.size) ** 0.5
+    return bool((away <= 4 * slack * np.maximum(np.abs(wanted), usual)).all())
+
+
+def _offset(case: Unequal, slack: float) -> Iterator[Guess]:
+    """Guess that one number was added to every value."""
+    x, y = wide(case.sample_a), wide(case.sample_b)
+    apart = y - x
+    usual = float(np.sqrt(np.mean(np.maximum(x * x, y * y))))
+    value = float(np.median(apart))
+    if abs(value) <= PLAIN * slack * usual or float(np.ptp(x)) <= PLAIN * slack * usual:
+        return
+    if float(np.abs(apart - value).max()) > 4 * slack * usual or abs(abs(value) - 1) < ONE:
+        return
+    told = f"plus {value:.6g}" if value > 0 else f"minus {-value:.6g}"
+    moved = _applied(case.a, lambda values: values + value)
+    yield case.guess("function_of", (f"B's values are A's {told}",), "A", moved, slack)
+
+
+def prefix(case: Unequal) -> Iterator[Guess]:
+    """Guess that one vector is the beginning, or another part, of the other (shapes differ)."""
+    a, b = case.a, case.b
+    if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):
+        return
+    small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
+    if small.rows < LEAST or large.rows > 1 << 22:
+        return
+    part = wide(small.whole).reshape(-1)
+    every = wide(large.whole).reshape(-1)
+    limit = 2 * case.slack() * np.abs(part[0])
+    for at in np.flatnonzero(
+        np.abs(every[: large.rows - small.rows + 1] - part[0]) <= limit
+    ).tolist():
+        what = "the first" if at == 0 else f"values {at} to {at + small.rows - 1}"
+        count = f" {small.rows}" if at == 0 else ""
+        says = f"{other}'s values are {what}{count} of {label}'s {large.rows}"
+        yield case.guess(
+            "row_offset", (says,), label, starting_at(large, at), rows=np.arange(small.rows)
+        )
+        return
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("function_of",), function_of, 180, "any function of one value fits more than a factor"
+    ),
+    PairHypothesis(
+        ("row_offset",), prefix, 340, "other shapes, rows that begin alike", shapes=True
+    ),
+)

@@ -1,0 +1,106 @@
+"""Rows behind the vocabulary: an embedding and a head that one side pads to a round number."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tensor.context import PairContext
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.encoding_noise import noise
+from aprfmt.measure.numbers import wide
+from aprfmt.measure.records import Explanation, TensorDiff
+from aprfmt.measure.row_reader import Reader
+from aprfmt.tensors import norms
+from aprfmt.tensors.view import View
+from aprfmt.tokenizer import facts
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+CAUSE_ROWS = (
+    Cause(
+        "padded_vocabulary", "tensor", "same",
+        "The embedding and the head have rows behind the vocabulary, which no token id reaches.",
+        "The first rows are equal, and the tokenizer has no ids for the others.",
+        "The rows of the shorter side are equal, and so are their logits.",
+    ),
+)  # fmt: skip
+
+ROLES = ("token_embd.weight", "output.weight", "output.bias")
+STEP = 1 << 20  # values compared at a time
+
+
+def with_padding(
+    context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
+) -> list[TensorDiff]:
+    """Return the records; a padded embedding and head get that as explanation, or neither does."""
+    made = {row.key: row for row in rows}
+    found: dict[str, Explanation] = {}
+    chosen = [pair for pair in pairs if pair.key in ROLES and pair.a and pair.b
+              and made[pair.key].verdict == "SHAPE_DIFFERS"]  # fmt: skip
+    for pair in chosen:
+        assert pair.a is not None and pair.b is not None
+        try:
+            explanation = _padded(context, pair.key, pair.a, pair.b)
+        except AprfmtError:
+            return list(rows)
+        finally:
+            pair.drop()
+        if explanation is None:
+            return list(rows)
+        found[pair.key] = explanation
+    for key, explanation in found.items():
+        made[key] = replace(made[key], explanation=explanation, cause=explanation.cause)
+    return [made[row.key] for row in rows]
+
+
+def _padded(context: PairContext, key: str, a: View, b: View) -> Explanation | None:
+    """Compare the rows that both have; None if they differ, or if ids reach the others."""
+    first, second = Reader(a), Reader(b)
+    if first.columns != second.columns or first.rows == second.rows:
+        return None
+    few, label = min((first.rows, "B"), (second.rows, "A"))
+    slack = noise(first.encoding, second.encoding)
+    step = max(1, STEP // first.columns)
+    worst = 0.0
+    for start in range(0, few, step):
+        rows = np.arange(start, min(few, start + step))
+        x, y = wide(first.take(rows)), wide(second.take(rows))
+        norm = float(max(norms.norm(x), norms.norm(y)))
+        apart = norms.norm(x - y) / norm if norm else 0.0
+        if apart > slack or (not slack and not np.array_equal(x, y)):
+            return None
+        worst = max(worst, apart)
+    known = [n for n in (_pieces(context.models[side]) for side in ("a", "b")) if n is not None]
+    if known and max(known) > few:
+        return None  # ids of the longer vocabulary reach the other rows
+    large = second if label == "B" else first
+    more = large.rows - few
+    says = f"{label} has {more} more rows behind the {few} that both have and that are equal"
+    ids = f"the tokenizer has {max(known)} ids" if known else "neither side has a tokenizer"
+    line = f"{ids}; the rows behind are {_filled(large, few)}"
+    return Explanation("padded_vocabulary", (key,), (says, line), None, worst, True)
+
+
+def _pieces(model: "Model") -> int | None:
+    """Return how many ids a model's tokenizer has; None where it has none, or it cannot be read."""
+    try:
+        found = facts(model)
+    except AprfmtError:
+        return None
+    size = found.get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
+def _filled(side: Reader, start: int) -> str:
+    """Return what the rows from `start` hold."""
+    values = wide(side.take(np.arange(start, side.rows)))
+    if not values.any():
+        return "zeros"
+    if bool((values == values[0]).all()):
+        return "one row again and again"
+    return "of their own values, which make logits of ids that stand for nothing"

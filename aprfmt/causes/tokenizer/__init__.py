@@ -1,0 +1,1 @@
+"""Causes that show in the tokenizers of two models, and on which texts."""

@@ -1,0 +1,204 @@
+"""What a tokenizer does to the probes: ids, renderings, ends; and which part makes it differ."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aprfmt.causes.tokenizer.part_exchange import (
+    SCORED,
+    TokenizerParts,
+    control_ids,
+    exchanged,
+    vocabulary_of,
+)
+from aprfmt.causes.tokenizer.special_ids import SAMPLING
+from aprfmt.errors import AprfmtError
+from aprfmt.tokenizer.base import Engine
+from aprfmt.tokenizer.conversations import rendered
+from aprfmt.tokenizer.hf_engine import HfEngine
+from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
+from aprfmt.tokenizer.keys import IDS
+from aprfmt.tokenizer.spm import SpmEngine
+from aprfmt.tokenizer.vocabulary import stop_ids
+
+ENGINE = ("pieces", "merges", "scores", "added", "normalizer", "pre_tokenizer", "options")
+SideLabel = tuple[str, str]
+Readings = dict[SideLabel, Any]
+_Encoded = tuple[Engine | None, Readings, TokenizerParts]
+
+
+@dataclass
+class Bench:
+    """Probe texts and conversations; every combination of parts is read once.
+
+    `also` are texts that are only encoded (the pieces' own texts), whose ids are one reading each.
+    `encodes` is False where the texts cannot be encoded at all.
+    """
+
+    texts: Sequence[str]
+    special: Sequence[str]
+    where: str
+    also: Sequence[str] = ()
+    encodes: bool = True
+    _engines: dict[tuple[int, ...], _Encoded] = field(default_factory=dict)
+    _rendered: dict[tuple[Any, ...], Mapping[str, tuple[str, str]]] = field(default_factory=dict)
+
+    def read(self, parts: TokenizerParts) -> Readings:
+        """Return every reading by its label."""
+        engine, found = self._encoded(parts)
+        found = found | _plain(parts)
+        texts = self.chats(parts)
+        for name, (status, text) in texts.items():
+            found["chat", name] = (status, text if status == "ok" else "")
+            if engine is not None and status == "ok":
+                found["chat ids", name] = tuple(engine.encode(text, False, True))
+        return found
+
+    def engine(self, parts: TokenizerParts) -> Engine | None:
+        """Return the engine made of parts; None where none can be made."""
+        return self._encoded(parts)[0]
+
+    def chats(self, parts: TokenizerParts) -> Mapping[str, tuple[str, str]]:
+        """Return the conversations as the template renders them; one error if it renders none."""
+        template = parts["template"]
+        if template is None:
+            return {}
+        variables = {
+            f"{role}_token": parts[f"role:{role}"][1]
+            for role in IDS
+            if parts[f"role:{role}"][1] is not None
+        }
+        key = (template, *sorted(variables.items()))
+        if key not in self._rendered:
+            try:
+                self._rendered[key] = rendered(template, variables, self.where)
+            except AprfmtError as error:
+                self._rendered[key] = {"every conversation": ("broken", str(error))}
+        return self._rendered[key]
+
+    def _encoded(self, parts: TokenizerParts) -> tuple[Engine | None, Readings]:
+        if not self.encodes:
+            return None, {}
+        key = tuple(id(parts[name]) for name in ENGINE)
+        if key not in self._engines:  # the parts are kept, so that ids stay those of these objects
+            try:
+                engine = made(parts, self.where)
+                self._engines[key] = (engine, self._split(engine), parts)
+            except AprfmtError as error:
+                self._engines[key] = (None, {("tokenizer", ""): str(error)}, parts)
+        return self._engines[key][:2]
+
+    def _split(self, engine: Engine) -> Readings:
+        found: Readings = {}
+        for text in (*self.texts, *self.also):
+            found["text", text] = tuple(engine.encode(text, False, True))
+        for text in self.special:
+            found["as text", text] = tuple(engine.encode(text, False, False))
+        return found
+
+
+def made(parts: TokenizerParts, where: str) -> Engine:
+    """Return the engine of parts. Raises FormatError if the library refuses them."""
+    if parts["options"]["type"] == SCORED:
+        return SpmEngine(vocabulary_of(parts), where)
+    normalizer, (pre, ignores) = parts["normalizer"], parts["pre_tokenizer"]
+    model = {**parts["options"], "vocab": parts["pieces"]}
+    if model["type"] == "BPE":
+        model |= {"merges": [tuple(row) for row in parts["merges"]], "ignore_merges": ignores}
+    data = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": parts["added"],
+        "normalizer": normalizer, "pre_tokenizer": pre, "post_processor": None, "decoder": None,
+        "model": model,
+    }  # fmt: skip
+    if model["type"] == "BPE":
+        return engine_of_data(data, where)
+    return engine_of_text(json.dumps(data), where)
+
+
+def _plain(parts: TokenizerParts) -> Readings:
+    """Return the readings that need no text: ids, ends, what is put around a text, settings."""
+    found: Readings = {
+        (role, ""): parts[f"role:{role}"][0] for role in IDS if role not in ("unk", "sep", "mask")
+    }
+    ids = {role: parts[f"role:{role}"][0] for role in ("eos", "eot", "eom")}
+    ids = {role: i for role, i in ids.items() if i is not None}
+    begin, end = parts["role:bos"][0], ids.get("eos")
+    found["begins", ""] = begin if parts["begins"] else None
+    found["ends behind", ""] = end if parts["ends"] else None
+    if parts["listed"]:
+        found["ends", ""] = tuple(sorted(stop_ids(ids, control_ids(parts).get, frozenset())))
+    else:
+        said = parts["generation"]["ends"] or parts["config:eos"] or [ids.get("eos")]
+        found["ends", ""] = tuple(sorted(set(said), key=str))
+    settings = dict(parts["generation"]["settings"])
+    if not settings["do_sample"]:
+        settings = {key: value for key, value in settings.items() if key not in SAMPLING}
+    found["hidden", ""] = tuple(sorted(control_ids(parts).values()))
+    found["settings", ""] = str(sorted(settings.items()))
+    found["generation ids", ""] = str(parts["generation"]["ids"])
+    return found
+
+
+def apart(mine: Readings, theirs: Readings) -> list[SideLabel]:
+    """Return the labels of readings that are not equal, in the order of `mine`."""
+    return [
+        label for label in dict.fromkeys((*mine, *theirs)) if mine.get(label) != theirs.get(label)
+    ]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one difference does to the readings.
+
+    `labels` are those that are not A's where this part alone is B's, `before` their share of all.
+    `after` is the share that is not A's where every listed part is A's and the rest B's.
+    """
+
+    labels: tuple[SideLabel, ...]
+    before: float
+    after: float
+
+    @property
+    def shown(self) -> bool:
+        """True if it changes a reading, and taking every listed difference away leaves none."""
+        return bool(self.labels) and self.after == 0.0
+
+
+def effects(
+    bench: Bench, a: TokenizerParts, b: TokenizerParts, groups: Sequence[Sequence[str]]
+) -> list[Effect]:
+    """Return the effect of each group of parts on the readings."""
+    reference = bench.read(a)
+    every = [name for group in groups for name in group]
+    rest = apart(reference, bench.read(exchanged(b, a, every)))
+    found = []
+    for group in groups:
+        labels = apart(reference, bench.read(exchanged(a, b, group)))
+        found.append(Effect(tuple(labels), _share(labels, reference), _share(rest, reference)))
+    return found
+
+
+def split_effect(
+    bench: Bench, a: TokenizerParts, b: TokenizerParts, group: Sequence[str]
+) -> Effect:
+    """Return the effect of a group on what texts are split into before merging.
+
+    With a vocabulary of short pieces another splitting may leave the ids of every probe as they
+    are; what the pre-tokenizer itself gives differs even then.
+    """
+    read = [words(bench, parts) for parts in (a, exchanged(a, b, group), exchanged(b, a, group))]
+    labels, rest = (apart(read[0], other) for other in read[1:])
+    return Effect(tuple(labels), _share(labels, read[0]), _share(rest, read[0]))
+
+
+def words(bench: Bench, parts: TokenizerParts) -> Readings:
+    """Return every probe text's words; none where the engine of these parts has no words."""
+    engine = bench.engine(parts)
+    if not isinstance(engine, HfEngine):
+        return {}
+    return {("words", text): tuple(engine.words(text)) for text in bench.texts}
+
+
+def _share(labels: Sequence[SideLabel], reference: Readings) -> float:
+    return len(labels) / max(1, len(reference))

@@ -1,0 +1,47 @@
+"""Where a part of a tokenizer stands, in the words of its format."""
+
+from collections.abc import Mapping
+
+from aprfmt.tokenizer.keys import CHAT_TEMPLATE, FLAGS, IDS, MERGES, PRE, SCORES, TOKENS, TYPES
+from aprfmt.tokenizer.stated import Stated
+
+# What confirms a cause of two tokenizers, whichever part it is.
+EXCHANGED = (
+    "Replacing this part of B's tokenizer by A's makes every probe equal: ids, chats and ends."
+)
+
+_LISTS: Mapping[str, str] = {
+    "tokens": TOKENS.gguf, "merges": MERGES.gguf, "scores": SCORES.gguf, "types": TYPES.gguf,
+    "pre": PRE.gguf, "normalizer": PRE.gguf, "added": TYPES.gguf, "options": "tokenizer.ggml.model",
+    "kind": "tokenizer.ggml.model", "prefix": FLAGS["add_space_prefix"].gguf,
+    "begins": FLAGS["add_bos_token"].gguf, "ends": FLAGS["add_eos_token"].gguf,
+    "template": CHAT_TEMPLATE, **{f"role:{role}": key.gguf for role, key in IDS.items()},
+}  # fmt: skip
+_JSON: Mapping[str, str] = {
+    "tokens": "tokenizer.json: model.vocab", "merges": "tokenizer.json: model.merges",
+    "scores": "tokenizer.json: model.vocab", "types": "tokenizer.json: added_tokens",
+    "pre": "tokenizer.json: pre_tokenizer", "normalizer": "tokenizer.json: normalizer",
+    "prefix": "tokenizer.json: normalizer", "added": "tokenizer.json: added_tokens",
+    "options": "tokenizer.json: model", "kind": "tokenizer.json: model.type",
+}  # fmt: skip
+
+
+def place(side: Stated, part: str) -> tuple[str, ...]:
+    """Return the key or `FILE: KEY` of a part, alone in a tuple."""
+    if side.lists:
+        return (_LISTS[part],)
+    config = side.carried.tokenizer_config
+    if part == "template":
+        _, where = side.carried.template_and_origin()
+        return (where.rpartition(": ")[2] or "chat_template.jinja",)
+    if part in ("begins", "ends"):
+        key = f"add_{'bos' if part == 'begins' else 'eos'}_token"
+        stated = isinstance(config.get(key), bool)
+        return (f"tokenizer_config.json: {key}" if stated else "tokenizer.json: post_processor",)
+    if part.startswith("role:"):
+        role = part.removeprefix("role:")
+        named = config.get(f"{role}_token") is not None
+        return (
+            f"tokenizer_config.json: {role}_token" if named else f"config.json: {role}_token_id",
+        )
+    return (_JSON[part],)

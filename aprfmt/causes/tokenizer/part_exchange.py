@@ -1,0 +1,252 @@
+"""The exchangeable parts of a tokenizer: one of B's can stand in A's tokenizer, and the reverse."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aprfmt.causes.tokenizer.pre_tokenizer import UNSAID
+from aprfmt.causes.tokenizer.vocabulary_lists import LOOKS_SPECIAL, spelled
+from aprfmt.tokenizer import pre
+from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
+from aprfmt.tokenizer.hf_json import FLAGS, id_list
+from aprfmt.tokenizer.keys import CONTROL, GENERATION, IDS, NORMAL, UNKNOWN, USER_DEFINED
+from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
+
+TokenizerParts = dict[str, Any]
+
+
+def parts_of(side: Stated, other: Stated, *, engine: bool = True) -> TokenizerParts:
+    """Return a side's parts; what lists beside a tokenizer.json cannot say is the other side's.
+
+    Without `engine`, those only that encoding does not need, and the added tokens. Raises
+    FormatError or UnsupportedError where the vocabulary cannot be built.
+    """
+    if not engine:
+        made: TokenizerParts = {
+            "pieces": side.vocabulary.tokens, "merges": None, "added": side.vocabulary.types,
+            "options": {"type": SCORED},
+        }  # fmt: skip
+    elif side.data is not None:
+        made = _from_json(side)
+    elif other.data is not None:
+        made = _beside(side, other)
+    else:
+        made = _from_lists(side)
+    return made | _ends(side, other)
+
+
+def _merge_pairs(merges: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Return merges as pairs, split at the first space that is not the first character."""
+    found = []
+    for merge in merges or ():
+        at = merge.find(" ", 1)
+        found.append((merge[:at], merge[at + 1 :]) if at > 0 else (merge, ""))
+    return found
+
+
+def _from_json(side: Stated) -> TokenizerParts:
+    assert side.data is not None
+    model = side.data["model"]
+    raw = model.get("merges")
+    pairs = [tuple(row) if isinstance(row, list) else tuple(row.split(" ", 1)) for row in raw or ()]
+    vocab = model["vocab"]
+    if isinstance(vocab, Mapping):
+        vocab = {token: i for i, token in enumerate(side.vocabulary.tokens)}
+    rest = {key: value for key, value in model.items()
+            if key not in ("vocab", "merges", "ignore_merges")}  # fmt: skip
+    rest.setdefault("type", {"bpe": "BPE", "spm": "BPE"}.get(side.vocabulary.kind, ""))
+    return {
+        "pieces": vocab, "merges": pairs, "scores": None, "added": side.added,
+        "normalizer": side.data.get("normalizer"),
+        "pre_tokenizer": (side.data.get("pre_tokenizer"), bool(model.get("ignore_merges"))),
+        "options": rest,
+    }  # fmt: skip
+
+
+def _from_lists(side: Stated) -> TokenizerParts:
+    """Return the parts of lists beside other lists, as llama.cpp reads them: not normalised."""
+    if side.vocabulary.kind == "spm" and side.vocabulary.merges is None:
+        return _scored(side)
+    data = tokenizer_json(side.vocabulary, side.carried.where)
+    model = data["model"]
+    rest = {key: value for key, value in model.items()
+            if key not in ("vocab", "merges", "ignore_merges")}  # fmt: skip
+    return {
+        "pieces": model["vocab"], "merges": model["merges"], "scores": None,
+        "added": data["added_tokens"],
+        "normalizer": data["normalizer"] if side.vocabulary.kind == "spm" else None,
+        "pre_tokenizer": (data["pre_tokenizer"], bool(model.get("ignore_merges"))),
+        "options": rest,
+    }  # fmt: skip
+
+
+SCORED = "scores"  # the type of a vocabulary that joins by scores; SpmEngine reads it as it is
+
+
+def _scored(side: Stated) -> TokenizerParts:
+    own = side.vocabulary
+    return {
+        "pieces": own.tokens, "merges": None, "scores": own.scores, "added": own.types,
+        "normalizer": own.add_space_prefix, "pre_tokenizer": None,
+        "options": {"type": SCORED, "unk": own.ids.get("unk"), "rstrip": own.rstrip},
+    }  # fmt: skip
+
+
+def vocabulary_of(parts: TokenizerParts) -> Vocabulary:
+    """Return the vocabulary of parts that join by scores; types are cut or filled to the pieces."""
+    count = len(parts["pieces"])
+    kinds = [*parts["added"][:count], *[NORMAL] * (count - len(parts["added"]))]
+    scores = parts["scores"]
+    if scores is not None:
+        scores = [*scores[:count], *[0.0] * (count - len(scores))]
+    unk = parts["options"]["unk"]
+    return Vocabulary(
+        "spm", parts["pieces"], kinds, None, scores, "", {} if unk is None else {"unk": unk},
+        add_space_prefix=parts["normalizer"], rstrip=parts["options"]["rstrip"],
+    )  # fmt: skip
+
+
+def control_ids(parts: TokenizerParts) -> dict[str, int]:
+    """Return the ids of control tokens by their text."""
+    if parts["options"]["type"] == SCORED:
+        rows = zip(parts["pieces"], parts["added"], strict=False)
+        return {token: i for i, (token, kind) in enumerate(rows) if kind == CONTROL}
+    return {row["content"]: row["id"] for row in parts["added"] if row["special"]}
+
+
+# --- lists beside a tokenizer.json ---------------------------------------------------------------
+
+
+def _beside(side: Stated, other: Stated) -> TokenizerParts:
+    like = _from_json(other)
+    vocabulary = side.vocabulary
+    made = dict(like)
+    tokens = _unspelled(side, other)
+    if isinstance(like["pieces"], Mapping):
+        made["pieces"] = {token: i for i, token in enumerate(tokens)}
+    elif tokens[: len(like["pieces"])] != [row[0] for row in like["pieces"]]:
+        scores = vocabulary.scores or [0.0] * len(tokens)
+        count = len(like["pieces"])
+        made["pieces"] = [list(row) for row in zip(tokens, scores, strict=True)][:count]
+    if vocabulary.merges is not None:
+        made["merges"] = _merge_pairs(vocabulary.merges)
+    elif vocabulary.scores is not None and like["merges"] and vocabulary.kind == "spm":
+        made["merges"] = merges_from_scores(vocabulary, side.carried.where)
+    elif like["merges"]:
+        made["merges"] = []
+    made["added"] = _added(side, like["added"])
+    made["normalizer"] = _normalizer(side, other, like["normalizer"])
+    if vocabulary.kind == "bpe" and other.data is not None:
+        if pre.splitting(other.data) != pre.row_splitting(vocabulary.pre):
+            row = pre.PRE_TOKENIZERS[vocabulary.pre]
+            made["pre_tokenizer"] = (pre.pre_tokenizer_json(row), row.ignore_merges)
+    elif vocabulary.add_space_prefix != other.vocabulary.add_space_prefix:
+        made["pre_tokenizer"] = (_prefixed(like["pre_tokenizer"][0], vocabulary.add_space_prefix),
+                                 like["pre_tokenizer"][1])  # fmt: skip
+    return made
+
+
+def _unspelled(side: Stated, other: Stated) -> list[str]:
+    """Return the lists' pieces as the tokenizer.json spells them, where both say one piece."""
+    own = other.vocabulary.tokens
+    return [
+        own[i] if i < len(own) and token == like else token
+        for i, (token, like) in enumerate(
+            zip(side.vocabulary.tokens, _padded(spelled(other, side), side), strict=True)
+        )
+    ]
+
+
+def _padded(tokens: Sequence[str], side: Stated) -> list[str]:
+    size = len(side.vocabulary.tokens)
+    return [*tokens[:size], *[""] * (size - len(tokens))]
+
+
+def _added(side: Stated, rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Return the tokens that lists split off whole; flags they cannot say are the other side's."""
+    known = {row["content"]: row for row in rows}
+    found = []
+    for i, (token, kind) in enumerate(
+        zip(side.vocabulary.tokens, side.vocabulary.types, strict=True)
+    ):
+        like = known.get(token)
+        if kind not in (UNKNOWN, CONTROL, USER_DEFINED) and not (like and is_blank_run(token)):
+            continue
+        if like is None and is_blank_run(token):
+            continue
+        flags = {flag: bool(like[flag]) if like else False for flag in FLAGS}
+        less = bool(like and like["special"]) and kind == USER_DEFINED
+        if like is None or less or not LOOKS_SPECIAL.fullmatch(token):
+            flags["special"] = kind != USER_DEFINED if not is_blank_run(token) else flags["special"]
+        found.append({"id": i, "content": token, **flags})
+    return found
+
+
+def _normalizer(side: Stated, other: Stated, node: object) -> object:
+    """Return the other side's normalizer, without steps that llama.cpp would not make."""
+    steps = [dict(step) for step in pre.flatten(node, "normalizers") if step.get("type") in UNSAID]
+    want = side.vocabulary.add_space_prefix
+    if want != other.vocabulary.add_space_prefix and side.vocabulary.kind == "spm":
+        steps = [step for step in steps if step.get("prepend") != BLANK]
+        spelled_there = any(step.get("content") == BLANK for step in steps)
+        if want and spelled_there:
+            steps.insert(0, {"type": "Prepend", "prepend": BLANK})
+    return {"type": "Sequence", "normalizers": steps} if steps else None
+
+
+def _prefixed(node: object, want: bool) -> object:
+    """Return a pre-tokenizer whose Metaspace puts a blank in front, or does not."""
+    steps = [dict(step) for step in pre.flatten(node, "pretokenizers")]
+    for step in steps:
+        if step.get("type") == "Metaspace":
+            step.pop("add_prefix_space", None)
+            step["prepend_scheme"] = "always" if want else "never"
+    return {"type": "Sequence", "pretokenizers": steps} if steps else node
+
+
+# --- ids, frame, template, generation -----------------------------------------------------------
+
+
+def _ends(side: Stated, other: Stated) -> TokenizerParts:
+    """Return special ids with texts, what is put around a text, the template, and settings."""
+    crossed = side.lists and not other.lists
+    made: TokenizerParts = {}
+    for role in IDS:
+        i = side.vocabulary.ids.get(role)
+        text = side.texts.get(f"{role}_token")
+        if side.lists != other.lists and i == other.vocabulary.ids.get(role):
+            text = (other if side.lists else side).texts.get(f"{role}_token")
+        made[f"role:{role}"] = (i, text)
+    made |= {"begins": side.begins, "ends": side.ends, "template": side.template}
+    source = other if crossed else side
+    said = source.carried.parse("generation_config.json") if not source.lists else {}
+    made["generation"] = {
+        "ends": id_list(said.get("eos_token_id")),
+        "settings": {key: said.get(key, default) for key, default in GENERATION.items()},
+        "ids": {key: id_list(said.get(f"{key}_token_id")) for key in ("bos", "pad")},
+    }
+    config = (source.carried.model.config or {}) if not source.lists else {}
+    for role in ("bos", "eos", "pad"):
+        made[f"config:{role}"] = id_list(config.get(f"{role}_token_id"))
+    made["listed"] = side.lists and other.lists
+    return made
+
+
+def exchanged(mine: TokenizerParts, theirs: TokenizerParts, names: Sequence[str]) -> TokenizerParts:
+    """Return `mine` with the named parts of `theirs`; merges of pieces it lacks are left out."""
+    made = mine | {name: theirs[name] for name in names if name in theirs}
+    vocab = made["pieces"]
+    alone = ("pieces" in names) != ("merges" in names)
+    if alone and isinstance(vocab, Mapping) and made["merges"]:
+        made["merges"] = [
+            (x, y) for x, y in made["merges"] if x in vocab and y in vocab and x + y in vocab
+        ]
+    return made
+
+
+def without_merges(side: Stated) -> Stated:
+    """Return lists that state no merges as ones with none, which can be built."""
+    if side.lists and side.vocabulary.kind == "bpe" and side.vocabulary.merges is None:
+        return replace(side, vocabulary=replace(side.vocabulary, merges=[]))
+    return side

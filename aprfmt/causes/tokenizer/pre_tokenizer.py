@@ -1,0 +1,201 @@
+"""Differences of what is done to a text before merging, and of the kind of model."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
+from aprfmt.causes.tokenizer.vocabulary_lists import Difference, across, said
+from aprfmt.tokenizer.keys import PRE
+from aprfmt.tokenizer.pre import (
+    PRE_TOKENIZERS,
+    Splitting,
+    flatten,
+    known_steps,
+    row_splitting,
+    splitting,
+)
+from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.vocabulary import BLANK
+
+CAUSE_ROWS = (
+    Cause(
+        "tokenizer_model", "identity", "bug",
+        "The vocabulary is read as another kind, or its model has other options (byte_fallback, "
+        "unk_token).",
+        "`tokenizer.ggml.model` or `model` of tokenizer.json.", EXCHANGED,
+    ),
+    Cause(
+        "pre_tokenizer", "identity", "bug",
+        "Texts are split otherwise before merging: another `tokenizer.ggml.pre`, none, another "
+        "regex, digits one by one or in threes.",
+        "Steps compared by effect; names that split alike are no difference.", EXCHANGED,
+    ),
+    Cause(
+        "space_prefix", "identity", "bug",
+        "A blank is put before a text on one side only (`add_space_prefix`, Prepend, Metaspace).",
+        "The key or its default, against the normalizer.", EXCHANGED,
+    ),
+    Cause(
+        "normalizer", "identity", "bug",
+        "Texts are normalised otherwise before splitting: lower case, accents, NFC.",
+        "`normalizer` of both tokenizer.json; what GGUF cannot say counts if a probe shows it.",
+        EXCHANGED,
+    ),
+)  # fmt: skip
+
+# Normalizers that GGUF has no key for and llama.cpp leaves out: no fault of a copy.
+UNSAID = ("NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Prepend", "Replace", "Strip")
+# Options of tokenizer.json's model, with their values where the key is absent.
+_OPTIONS: Mapping[str, Any] = {
+    "type": None, "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
+    "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False,
+}  # fmt: skip
+_IDLE = ("trim_offsets",)  # settings of a pre-tokenizer that move offsets and no id
+
+
+def kind(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the kind of vocabulary."""
+    x, y = a.vocabulary.kind, b.vocabulary.kind
+    if x == y or (across(a, b) and {x, y} == {"unigram", "spm"}):
+        return
+    yield Difference(
+        "kind", "tokenizer_model",
+        ("options", "pieces", "merges", "scores", "added", "pre_tokenizer", "normalizer"),
+        (*place(b, "kind"), *place(a, "kind")), f"A is read as {x}, B as {y}", x, y,
+    )  # fmt: skip
+
+
+def options(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield differing options of the models of two tokenizer.json (byte_fallback, unk_token)."""
+    if a.data is None or b.data is None:
+        return
+    left, right = a.data["model"], b.data["model"]
+    apart = [
+        key
+        for key, default in _OPTIONS.items()
+        if key != "type" and (left.get(key) or default) != (right.get(key) or default)
+    ]
+    if apart:
+        says = ", ".join(f"{key} {left.get(key)!r} in A, {right.get(key)!r} in B" for key in apart)
+        where = tuple(f"tokenizer.json: model.{key}" for key in apart)
+        yield Difference("model", "tokenizer_model", ("options",), where, says,
+                         str(left.get(apart[0])), str(right.get(apart[0])))  # fmt: skip
+
+
+def prefix(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the blank put before a text, of vocabularies that spell blanks."""
+    x, y = a.vocabulary.add_space_prefix, b.vocabulary.add_space_prefix
+    if x == y or not a.vocabulary.kind == b.vocabulary.kind == "spm":
+        return
+    stated = b.carried.flag("add_space_prefix") if b.lists else True
+    absent = " (the key is missing: true is the default)" if b.lists and stated is None else ""
+    yield Difference(
+        "add_space_prefix", "space_prefix", ("normalizer", "pre_tokenizer"),
+        (*place(b, "prefix"), *place(a, "prefix")),
+        f"a blank before the text: {x} in A, {y} in B{absent}", x, y,
+    )  # fmt: skip
+
+
+def pre_tokenizer(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of how texts are split, by effect; a name alone is no difference."""
+    left, right = _splitting(a), _splitting(b)
+    x, y = _named(a), _named(b)
+    where = (*place(b, "pre"), *place(a, "pre"))
+    if left == right and left is not None:
+        if x != y:
+            yield Difference("pre", "pre_tokenizer", ("pre_tokenizer",), where,
+                             f"{x} in A, {y} in B, which split alike", x, y,
+                             still=True)  # fmt: skip
+        return
+    if left is None and right is None and x == y:
+        return
+    known = all(side is not None and known_steps(side[0]) for side in (left, right))
+    if _merging(left, right):  # every piece's own text is a probe: none shows it, or it has effect
+        where, known = (where[0], "ignore_merges", *where[1:]), False
+    yield Difference(
+        "pre", "pre_tokenizer", ("pre_tokenizer",), where,
+        f"A splits by {x}, B by {y}{_missing(b)}", x, y,
+        sure=known or not (across(a, b) or _merging(left, right)),
+    )  # fmt: skip
+
+
+def _merging(left: Splitting | None, right: Splitting | None) -> bool:
+    """Say whether only ignore_merges differs."""
+    return left is not None and right is not None and left[0] == right[0]
+
+
+def _missing(side: Stated) -> str:
+    absent = side.lists and side.vocabulary.kind == "bpe" and side.carried.value(PRE) is None
+    return " (the key is missing; llama.cpp takes default)" if absent else ""
+
+
+def _splitting(side: Stated) -> Splitting | None:
+    """Return what can be compared of the splitting; None for a name that is not known."""
+    if side.vocabulary.kind != "bpe" and (side.lists or side.vocabulary.kind == "spm"):
+        return ((), False)
+    if side.data is None:
+        return row_splitting(side.vocabulary.pre)
+    steps, ignores = splitting(side.data)
+    if known_steps(steps):
+        return steps, ignores
+    return _cleaned(flatten(side.data.get("pre_tokenizer"), "pretokenizers")), ignores
+
+
+def _cleaned(nodes: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
+    rows = [{key: value for key, value in node.items() if key not in _IDLE} for node in nodes]
+    return tuple(("unknown", str(sorted(row.items(), key=str))) for row in rows)
+
+
+def _named(side: Stated) -> str:
+    """Return the name of the splitting in GGUF's words, or the steps of the tokenizer.json."""
+    if side.data is None:
+        return side.vocabulary.pre or side.vocabulary.kind
+    own = splitting(side.data)
+
+    names = (name for name in PRE_TOKENIZERS if row_splitting(name) == own)
+    steps = [f"{kind} {said(argument)}" for kind, argument in own[0]]
+    text = next(names, " + ".join(steps) or "nothing")
+    return text if len(text) <= 90 else text[:87] + "..."
+
+
+def metaspace(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of SentencePiece-like pre-tokenizers of two tokenizer.json."""
+    if a.data is None or b.data is None or a.vocabulary.kind != "spm" != b.vocabulary.kind:
+        return
+    left, right = (
+        _cleaned(flatten(side.data.get("pre_tokenizer"), "pretokenizers"))
+        for side in (a, b)
+        if side.data is not None
+    )
+    if left != right and a.vocabulary.add_space_prefix == b.vocabulary.add_space_prefix:
+        yield Difference("pre", "pre_tokenizer", ("pre_tokenizer", "normalizer"), place(b, "pre"),
+                         f"A splits by {said(left)}, B by {said(right)}", str(left),
+                         str(right))  # fmt: skip
+
+
+def normalizer(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the normalizers; llama.cpp has none but the blank in front."""
+    left, right = _normalizing(a, b), _normalizing(b, a)
+    if left == right:
+        return
+    shown = [", ".join(step for step, _ in side) or "none" for side in (left, right)]
+    yield Difference(
+        "normalizer", "normalizer", ("normalizer",), (*place(b, "normalizer"),
+        *place(a, "normalizer")), f"normalised by {shown[0]} in A, by {shown[1]} in B",
+        shown[0], shown[1], sure=not across(a, b),
+    )  # fmt: skip
+
+
+def _normalizing(side: Stated, other: Stated) -> tuple[tuple[str, str], ...]:
+    """Return the comparable steps of a normalizer, without those only one of the forms can say."""
+    if side.data is None:
+        return ()
+    skip = UNSAID if other.lists else ()
+    prefixed = side.vocabulary.add_space_prefix != other.vocabulary.add_space_prefix
+    found = []
+    for step in flatten(side.data.get("normalizer"), "normalizers"):
+        blank = step.get("type") == "Prepend" and step.get("prepend") == BLANK
+        if step.get("type") not in skip and not (blank and prefixed):
+            found.append((str(step.get("type")), str(sorted(step.items(), key=str))))
+    return tuple(found)

@@ -1,0 +1,194 @@
+"""Differences of special ids, of BOS and EOS, of the chat template and of how text is generated."""
+
+from collections.abc import Iterator
+
+from aprfmt.base.text import shorten
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
+from aprfmt.causes.tokenizer.vocabulary_lists import Difference, across, said
+from aprfmt.tokenizer.hf_json import id_list
+from aprfmt.tokenizer.keys import GENERATION, IDS
+from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.template import same_program
+
+CAUSE_ROWS = (
+    Cause(
+        "special_ids", "identity", "bug",
+        "BOS, EOS, PAD or another special id is another one: texts begin otherwise, or generation "
+        "ends elsewhere or not at all.",
+        "Ids by role, from the lists, tokenizer_config.json and config.json.", EXCHANGED,
+    ),
+    Cause(
+        "add_bos", "identity", "bug",
+        "BOS is put before a text on one side only; where the chat template writes it too, it "
+        "stands there twice.",
+        "`add_bos_token`, its default, or the post-processor.", EXCHANGED,
+    ),
+    Cause(
+        "add_eos", "identity", "bug",
+        "EOS is put behind a text on one side only.",
+        "`add_eos_token`, or the post-processor.", EXCHANGED,
+    ),
+    Cause(
+        "chat_template", "identity", "bug",
+        "The chat template is another one, cut, or missing.",
+        "Conversations rendered by both: with and without a system message, several turns, with "
+        "and without a prompt to answer.",
+        EXCHANGED,
+    ),
+    Cause(
+        "generation_config", "identity", "bug",
+        "generation_config.json states other end ids or other sampling.",
+        "Values in effect: a default written out is no difference.", EXCHANGED,
+    ),
+)  # fmt: skip
+
+# Those that a greedy generation does not read.
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+
+def roles(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield one difference for each special id that the sides state differently, or B lost."""
+    for role in IDS:
+        x, y = a.vocabulary.ids.get(role), b.vocabulary.ids.get(role)
+        if x == y:
+            continue
+        lost = x is None or y is None
+        if x is not None and y is not None and _moved(a, b, x, y):
+            continue
+        if lost and (role != "eos" or {x, y} & (a.stops | b.stops) <= a.stops & b.stops):
+            if not (role == "bos" and (a.begins or b.begins)):
+                continue
+        shown = [_told(side, i) for side, i in ((a, x), (b, y))]
+        yield Difference(
+            f"{role}_id", "special_ids", (f"role:{role}",),
+            (*place(b, f"role:{role}"), *place(a, f"role:{role}")),
+            f"{role} is {shown[0]} in A, {shown[1]} in B", x, y,
+        )  # fmt: skip
+
+
+def _moved(a: Stated, b: Stated, x: int, y: int) -> bool:
+    """Say whether a role names one text on both sides, which stands elsewhere among B's tokens.
+
+    Where roles are stated as texts, the text's place is a difference of the tokens, found there.
+    """
+    ours, theirs = a.vocabulary.tokens, b.vocabulary.tokens
+    if a.lists or b.lists or x >= len(ours) or y >= len(theirs) or ours[x] != theirs[y]:
+        return False
+    return ours[y : y + 1] != [ours[x]] and theirs[x : x + 1] != [ours[x]]
+
+
+def _told(side: Stated, i: int | None) -> str:
+    if i is None:
+        return "not stated"
+    tokens = side.vocabulary.tokens
+    return f"{i} ({shorten(tokens[i], 30)})" if i < len(tokens) else f"{i} (no token)"
+
+
+def configured(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield ids that differ between the config.json files, but for those `roles` has found."""
+    left, right = (side.carried.model.config or {} for side in (a, b))
+    if a.lists or b.lists:
+        return
+    for role in ("bos", "eos", "pad"):
+        key = f"{role}_token_id"
+        x, y = left.get(key), right.get(key)
+        found = a.vocabulary.ids.get(role) != b.vocabulary.ids.get(role)
+        if x is None or y is None or id_list(x) == id_list(y) or found:
+            continue
+        yield Difference(f"config.{key}", "special_ids", (f"config:{role}",),
+                         (f"config.json: {key}",), f"{key} of config.json is {x} in A, {y} in B",
+                         str(x), str(y))  # fmt: skip
+
+
+def framing(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the differences of BOS in front of and EOS behind a text."""
+    rows = (("begins", "add_bos", "bos", 0), ("ends", "add_eos", "eos", 1))
+    for part, cause, role, at in rows:
+        x, y = bool(getattr(a, part)), bool(getattr(b, part))
+        if x == y or _processed(a, b, role, at):
+            continue
+        says = f"{role} is {'put' if x else 'not put'} {'before' if at == 0 else 'behind'} a text "
+        says += f"in A, {'put' if y else 'not put'} in B"
+        for label, side, puts in (("A", a, x), ("B", b, y)):
+            if at == 0 and puts and "bos_token" in (side.template or ""):
+                says += f"; {label}'s chat template writes it too, so that it stands there twice"
+        ids = [side.vocabulary.ids.get(role) for side in (a, b)]
+        parts = (part, f"role:{role}") if None in ids else (part,)
+        unsaid = _unsaid(a, b, part)
+        says += ", where it is not stated and llama.cpp's default" * unsaid
+        yield Difference(
+            cause, cause, parts, (*place(b, part), *place(a, part)), says, x, y, still=unsaid
+        )
+
+
+def _unsaid(a: Stated, b: Stated, part: str) -> bool:
+    """Say whether lists put BOS by default alone, beside a tokenizer.json that does not.
+
+    gguf-py writes the flag only for a post-processor that puts it.
+    """
+    lists = a if a.lists else b
+    put = bool(getattr(lists, part))
+    return across(a, b) and part == "begins" and put and lists.carried.flag("add_bos_token") is None
+
+
+def _processed(a: Stated, b: Stated, role: str, at: int) -> bool:
+    """Say whether lists agree with the post-processor of a tokenizer.json that contradicts itself.
+
+    tokenizer_config.json's flag and the post-processor are read by different loaders.
+    """
+    if not across(a, b):
+        return False
+    files, lists = (b, a) if a.lists else (a, b)
+    put = files.vocabulary.ids.get(role) in files.processed[at]
+    return bool(getattr(lists, "begins" if at == 0 else "ends")) == put
+
+
+def template(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the chat templates."""
+    x, y = a.template, b.template
+    if x == y:
+        return
+    where = (*place(b, "template"), *place(a, "template"))
+    spelled = x is not None and y is not None and same_program(x, y)
+    if x is None or y is None:
+        has, lacks = ("A", "B") if y is None else ("B", "A")
+        says = f"{has} has a chat template, {lacks} none"
+    else:
+        at = next(
+            (i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), min(len(x), len(y))
+        )
+        cut = f": A's, cut to {len(y)} of {len(x)} characters" if x.startswith(y) else ""
+        says = (
+            f"another chat template{cut}; from character {at} on A has {said(x[at : at + 40])}, "
+            f"B {said(y[at : at + 40])}"
+        )
+        says += "; both are one program, spelled otherwise" * spelled
+    yield Difference("chat_template", "chat_template", ("template",), where, says,
+                     None if x is None else f"{len(x)} characters",
+                     None if y is None else f"{len(y)} characters", still=spelled)  # fmt: skip
+
+
+def generation(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of two generation_config.json: end ids, and what sampling reads."""
+    left, right = (side.carried.parse("generation_config.json") for side in (a, b))
+    if a.lists or b.lists or not left or not right:
+        return
+    apart = [
+        key
+        for key, default in GENERATION.items()
+        if left.get(key, default) != right.get(key, default)
+    ]
+    apart += [
+        key for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if left.get(key) is not None and right.get(key) is not None
+        and set(id_list(left[key])) != set(id_list(right[key]))
+    ]  # fmt: skip
+    if (left.get("eos_token_id") is None) != (right.get("eos_token_id") is None):
+        apart += ["eos_token_id"] if a.stops != b.stops else []
+    if apart:
+        says = ", ".join(f"{key} {left.get(key)} in A, {right.get(key)} in B" for key in apart)
+        yield Difference("generation_config", "generation_config", ("generation",),
+                         tuple(f"generation_config.json: {key}" for key in apart), says,
+                         str({key: left.get(key) for key in apart}),
+                         str({key: right.get(key) for key in apart}))  # fmt: skip

@@ -1,0 +1,366 @@
+"""Differences of two tokenizers, part by part, as their lists and files say them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from aprfmt.base.protocols import Value
+from aprfmt.base.text import shorten
+from aprfmt.causes.row import Cause
+from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
+from aprfmt.tokenizer.hf_json import stored_vocab
+from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.vocabulary import BLANK
+
+CAUSE_ROWS = (
+    Cause(
+        "tokenizer_pieces", "identity", "bug",
+        "Pieces stand at other ids: shifted, exchanged, cut, or those of another model.",
+        "Pieces compared id by id; fillers such as [PAD7] do not count.", EXCHANGED,
+    ),
+    Cause(
+        "added_tokens", "identity", "bug",
+        "Tokens split off whole are missing, stand at other ids or have other flags (lstrip, "
+        "rstrip, normalized, single_word, special).",
+        "`added_tokens` of both tokenizer.json, with those tokenizer_config.json adds.", EXCHANGED,
+    ),
+    Cause(
+        "token_types", "identity", "bug",
+        "Tokens have another type: control tokens marked normal are read as text, byte tokens "
+        "marked normal are lost.",
+        "`tokenizer.ggml.token_type` by token.", EXCHANGED,
+    ),
+    Cause(
+        "tokenizer_merges", "identity", "bug",
+        "Merges are missing, cut to the first n, or stand in another order.",
+        "The two lists; a prefix and a reordering are named as such.", EXCHANGED,
+    ),
+    Cause(
+        "tokenizer_scores", "identity", "bug",
+        "Scores of pieces differ, so that pieces are joined in another order.",
+        "Scores by piece; where only their order matters, the order.", EXCHANGED,
+    ),
+)  # fmt: skip
+
+AddedTokens = Mapping[str, Mapping[str, object]]  # added tokens by their text, with their flags
+_FILLER = re.compile(r"\[PAD\d+\]|<\|pad_\d+\|>|<dummy\d+>")
+_OTHER_SHARE = 0.5  # of the pieces: with more of them apart it is the tokenizer of another model
+_TYPE_NAMES = {NORMAL: "normal", UNKNOWN: "unknown", CONTROL: "control", BYTE: "byte",
+               USER_DEFINED: "user-defined", UNUSED: "unused"}  # fmt: skip
+# Added tokens that llama.cpp's converter takes for control tokens whatever their flag says.
+LOOKS_SPECIAL = re.compile(
+    r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference that the lists or files of two tokenizers show.
+
+    `name` is the fact's name in `diff`, `parts` are the parts (causes.tokenizer.part_exchange) that
+    taking it away replaces, `where` the places, B's first. `sure` says that it is a difference
+    whether a probe shows it or not; otherwise it counts only if one does: two formats spell one
+    thing apart.
+    `still` is a difference known to have no effect.
+    """
+
+    name: str
+    cause: str
+    parts: tuple[str, ...]
+    where: tuple[str, ...]
+    says: str
+    a: Value
+    b: Value
+    sure: bool = True
+    still: bool = False
+
+
+def said(value: object) -> str:
+    """Return a value as a report shows it."""
+    return shorten(repr(value), 60)
+
+
+def across(a: Stated, b: Stated) -> bool:
+    """Say whether one side is read by lists and the other by a tokenizer.json."""
+    return a.lists != b.lists
+
+
+# --- pieces ----------------------------------------------------------------------------------
+
+
+def spelled(side: Stated, other: Stated) -> list[str]:
+    """Return the pieces by id, in the spelling in which the two sides can be compared.
+
+    llama.cpp's converter writes WordPiece's `##ing` as `ing` and `walk` as U+2581 and `walk`.
+    """
+    tokens = list(side.vocabulary.tokens)
+    if side.vocabulary.kind != "wordpiece" or side.lists or not other.lists:
+        return tokens
+    return [
+        token[2:] if token.startswith("##")
+        else token if token.startswith("[") and token.endswith("]")
+        else BLANK + token
+        for token in tokens
+    ]  # fmt: skip
+
+
+def pieces(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the pieces by id; ids without a token are left out."""
+    mine, theirs = spelled(a, b), spelled(b, a)
+    skip = {row["content"] for row in (*a.added, *b.added)} if not across(a, b) else set()
+    size = max(len(mine), len(theirs))
+    mine += ["[PAD0]"] * (size - len(mine))
+    theirs += ["[PAD0]"] * (size - len(theirs))
+    apart = [
+        i for i, (x, y) in enumerate(zip(mine, theirs, strict=True))
+        if x != y and not (_FILLER.fullmatch(x) and _FILLER.fullmatch(y)) and x not in skip
+        and y not in skip
+    ]  # fmt: skip
+    if not apart:
+        return
+    first = apart[0]
+    shared = len(set(mine) & set(theirs))
+    if min(len(apart), size - shared) > _OTHER_SHARE * size:
+        what = f"B has the tokenizer of another model: {len(apart)} of {size} pieces differ"
+        parts: tuple[str, ...] = ("pieces", "merges", "scores", "added", "pre_tokenizer",
+                                  "normalizer", "options")  # fmt: skip
+    else:
+        kinds = [list(side.vocabulary.types) for side in (a, b)]
+        whole = (a.lists or b.lists) and kinds[0] == kinds[1]  # types stand by id, too
+        what, parts = _moved(mine, theirs, apart), ("pieces", "added") if whole else ("pieces",)
+    says = f"{what}; the first at id {first}: A {said(mine[first])}, B {said(theirs[first])}"
+    yield Difference(
+        "tokens", "tokenizer_pieces", parts,
+        (*place(b, "tokens"), f"id {first}", *place(a, "tokens")), says,
+        f"{first}: {mine[first]}", f"{first}: {theirs[first]}",
+    )  # fmt: skip
+
+
+def without_row(side: Stated) -> Mapping[int, str]:
+    """Return the tokens of a tokenizer.json for which the embedding has no row, by id.
+
+    Loaders that clip the vocabulary to the rows drop them; others fail when a text has one.
+    """
+    if side.data is None:
+        return {}
+    vocab, _ = stored_vocab(side.data["model"], side.carried.origin)
+    rows = len(side.vocabulary.tokens)
+    found = {i: token for token, i in vocab.items() if i >= rows}
+    found |= {row["id"]: row["content"] for row in side.added if row["id"] >= rows}
+    return dict(sorted(found.items()))
+
+
+def beyond(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the tokens without a row, of two tokenizer.json."""
+    if a.lists or b.lists:
+        return
+    stated = {row["content"] for row in (*a.added, *b.added)}  # `added` compares those
+    left, right = (
+        {i: token for i, token in without_row(side).items() if token not in stated}
+        for side in (a, b)
+    )
+    if left == right:
+        return
+    first = next(i for i in (*left, *right) if left.get(i) != right.get(i))
+    yield Difference(
+        "tokens_without_row", "tokenizer_pieces", ("pieces",),
+        (*place(b, "tokens"), f"id {first}", *place(a, "tokens")),
+        f"tokens without a row of the embedding differ: {len(left)} in A, {len(right)} in B; the "
+        f"first at id {first}: A {said(left.get(first))}, B {said(right.get(first))}",
+        len(left), len(right),
+    )  # fmt: skip
+
+
+def _moved(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
+    """Say how pieces at other ids relate: cut, shifted, exchanged, reordered, or other ones."""
+    first, size = apart[0], len(mine)
+    if all(_FILLER.fullmatch(theirs[i]) for i in apart):
+        return f"B lacks {len(apart)} of A's pieces"
+    if all(_FILLER.fullmatch(mine[i]) for i in apart):
+        return f"B has {len(apart)} pieces more than A"
+    if len(apart) == 2 and mine[apart[0]] == theirs[apart[1]] and mine[apart[1]] == theirs[first]:
+        return f"ids {apart[0]} and {apart[1]} are exchanged"
+    for by in (*range(1, 17), *range(-16, 0)):
+        near = [i for i in apart[:256] if 0 <= i + by < size]
+        if len(near) > 3 and sum(mine[i] == theirs[i + by] for i in near) > 0.9 * len(near):
+            return f"from id {first} on B's pieces stand {by:+d} ids away from A's"
+    if set(mine) == set(theirs):
+        return f"{len(apart)} of {size} pieces stand at other ids"
+    return f"{len(apart)} of {size} pieces differ"
+
+
+# --- merges and scores -----------------------------------------------------------------------
+
+
+def merges(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the merges; lists without merges are compared by their scores."""
+    mine, theirs = a.vocabulary.merges, b.vocabulary.merges
+    if mine == theirs:
+        return
+    if (mine is None or theirs is None) and "spm" in (a.vocabulary.kind, b.vocabulary.kind):
+        yield Difference(
+            "merges", "tokenizer_scores", ("merges",), (*place(b, "scores"), *place(a, "merges")),
+            "one side joins pieces by merges, the other by scores", mine and len(mine),
+            theirs and len(theirs), sure=False,
+        )  # fmt: skip
+        return
+    where = (*place(b, "merges"), *place(a, "merges"))
+    left, right = list(mine or ()), list(theirs or ())
+    first = next(
+        (i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y),
+        min(len(left), len(right)),
+    )
+    yield Difference(
+        "merges", "tokenizer_merges", ("merges",), (where[0], f"merge {first}", *where[1:]),
+        _merged(left, right, first), len(left), len(right),
+    )  # fmt: skip
+
+
+def _merged(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
+    if not theirs:
+        return f"B has no merges, A has {len(mine)}"
+    if first == len(theirs):
+        return f"the merges of A cut to the first {first} of {len(mine)}"
+    if first == len(mine):
+        return f"B has {len(theirs) - first} merges behind A's {first}"
+    at = f"merge {first} is {said(mine[first])} in A, {said(theirs[first])} in B"
+    if list(theirs) == list(reversed(mine)):
+        return f"the merges of A in reverse; {at}"
+    lost, new = Counter(mine) - Counter(theirs), Counter(theirs) - Counter(mine)
+    if not lost and not new:
+        return f"the same {len(mine)} merges in another order; {at}"
+    counts = f"{lost.total()} of A's {len(mine)} merges are missing, {new.total()} are others"
+    return f"{counts}; {at}"
+
+
+def scores(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the scores of normal pieces that both sides have."""
+    if a.vocabulary.scores is None or b.vocabulary.scores is None:
+        if a.vocabulary.scores is not None and b.lists and not b.vocabulary.merges:
+            yield Difference(
+                "scores", "tokenizer_scores", ("merges", "scores"), place(b, "scores"),
+                f"B has no scores, A has {len(a.vocabulary.scores)}", len(a.vocabulary.scores), 0,
+            )  # fmt: skip
+        return
+    left, right = _scored(a, b), _scored(b, a)
+    apart = [
+        token
+        for token, score in left.items()
+        if token in right and abs(right[token] - score) > 1e-6 * max(1.0, abs(score))
+    ]
+    if not apart:
+        return
+    first = apart[0]
+    both = [token for token in left if token in right]
+    still = a.vocabulary.kind == "spm" and _ranks(left, both) == _ranks(right, both)
+    flat = len({right[token] for token in apart}) == 1
+    what = f"{len(apart)} of {len(left)} scores differ" + ("; B's are one value" * flat)
+    yield Difference(
+        "scores", "tokenizer_scores", ("merges", "scores"),
+        (*place(b, "scores"), f"piece {first}", *place(a, "scores")),
+        f"{what}; of {said(first)} A has {left[first]:g}, B {right[first]:g}",
+        left[first], right[first], still=still,
+    )  # fmt: skip
+
+
+def _ranks(scored: Mapping[str, float], tokens: Sequence[str]) -> list[int]:
+    """Return each token's place among the different scores: joining asks for no more."""
+    places = {score: i for i, score in enumerate(sorted({scored[token] for token in tokens}))}
+    return [places[scored[token]] for token in tokens]
+
+
+def _scored(side: Stated, other: Stated) -> dict[str, float]:
+    rows = zip(
+        spelled(side, other), side.vocabulary.types, side.vocabulary.scores or (), strict=False
+    )
+    return {token: float(score) for token, kind, score in rows if kind == NORMAL}
+
+
+# --- types and added tokens --------------------------------------------------------------------
+
+
+def types(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of token types, where at least one side has lists."""
+    if not a.lists and not b.lists:
+        return
+    left = dict(zip(spelled(a, b), a.vocabulary.types, strict=True))
+    right = dict(zip(spelled(b, a), b.vocabulary.types, strict=True))
+    apart = [
+        token
+        for token, kind in left.items()
+        if token in right and not _alike(token, kind, right[token], a.lists, b.lists)
+    ]
+    if not apart or list(a.vocabulary.types) == list(b.vocabulary.types):
+        return  # equal by id: what differs are the pieces
+    counts = Counter((left[token], right[token]) for token in apart)
+    shown = ", ".join(
+        f"{count} {_TYPE_NAMES.get(x, x)} in A, {_TYPE_NAMES.get(y, y)} in B"
+        for (x, y), count in counts.most_common(3)
+    )
+    first = apart[0]
+    yield Difference(
+        "token_type", "token_types", ("added",),
+        (*place(b, "types"), f"token {first}", *place(a, "types")),
+        f"tokens of another type: {shown}; the first is {said(first)}",
+        f"{first}: {left[first]}", f"{first}: {right[first]}", sure=not across(a, b),
+    )  # fmt: skip
+
+
+def _alike(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
+    """Say whether two types say one thing; a tokenizer.json's special token is a control token.
+
+    A token that looks special may be a control token by the lists where a tokenizer.json makes it
+    one that a user added; the other way round the two differ.
+    """
+    if x == y or _FILLER.fullmatch(token):
+        return True
+    if lists_a == lists_b:
+        return False
+    listed, filed = (x, y) if lists_a else (y, x)
+    whole = (CONTROL, UNKNOWN)
+    if listed in whole and filed in whole:
+        return True
+    more = listed in whole and filed == USER_DEFINED
+    return more and bool(LOOKS_SPECIAL.fullmatch(token))
+
+
+def added(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the tokens split off whole, of two tokenizer.json."""
+    if a.lists or b.lists:
+        return
+    left, right = ({row["content"]: row for row in side.added} for side in (a, b))
+    if left == right:
+        return
+    where = (*place(b, "added"), *place(a, "added"))
+    lost = [text for text in left if text not in right]
+    new = [text for text in right if text not in left]
+    other = [text for text in left if text in right and left[text] != right[text]]
+    what = []
+    if lost:
+        what.append(f"B lacks {len(lost)} added tokens, the first {said(lost[0])}")
+    if new:
+        what.append(f"B adds {len(new)}, the first {said(new[0])}")
+    if other:
+        x, y = left[other[0]], right[other[0]]
+        flags = ", ".join(f"{key} {x[key]} in A, {y[key]} in B" for key in x if x[key] != y[key])
+        what.append(f"{len(other)} differ, the first {said(other[0])}: {flags}")
+    first = (lost or new or other)[0]
+    yield Difference(
+        "added_tokens", "added_tokens", ("added", "pieces"),
+        (where[0], f"token {first}", *where[1:]),
+        "; ".join(what), len(left), len(right),
+        still=not (lost or new) and _normalized_alone(a, b, left, right, other),
+    )  # fmt: skip
+
+
+def _normalized_alone(
+    a: Stated, b: Stated, left: AddedTokens, right: AddedTokens, other: Sequence[str]
+) -> bool:
+    """Say whether only the flag `normalized` differs, where nothing is normalised."""
+    if any(side.data and side.data.get("normalizer") for side in (a, b)):
+        return False
+    return all(
+        {**left[text], "normalized": 0} == {**right[text], "normalized": 0} for text in other
+    )

@@ -1,0 +1,109 @@
+"""An index of shards: which file holds which tensor. Its files are opened as one set.
+
+The layout is transformers': `weight_map` maps tensor names to file names, `metadata` is optional.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aprfmt.base.protocols import ByteSource, Note
+from aprfmt.errors import FormatError
+from aprfmt.formats.cursor import MAX_COUNT
+from aprfmt.formats.jsonio import loads
+from aprfmt.formats.mapped import Buffer, open_bytes
+from aprfmt.formats.shardset import MAX_INDEX, member, refuse_mixed, require
+from aprfmt.remote.paths import each
+
+Opened = TypeVar("Opened")
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """An index as read: file names by tensor, its metadata, and the path of each file."""
+
+    path: Path
+    weight_map: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    homes: Mapping[str, Path]
+
+
+def read_index(path: Path) -> ShardIndex:
+    """Return an index with the paths of its files, in the order of their names.
+
+    Raises FormatError for an index that breaks a rule, and for a set that an interrupted run left
+    partly old.
+    """
+    with closing(open_bytes(path)) as file:
+        weight_map, metadata = parse_index(file.view[: MAX_INDEX + 1], path)
+    homes = members(path, weight_map)
+    refuse_mixed(path, list(homes.values()))
+    return ShardIndex(path, weight_map, metadata, homes)
+
+
+def parse_index(buffer: Buffer, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the weight map (names not checked yet) and metadata of an index; or FormatError."""
+    index = loads(buffer, str(path), max_bytes=MAX_INDEX)
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(
+            f"{path}: has no weight_map; expected an index of safetensors shards, an object that "
+            "maps tensor names to file names"
+        )
+    metadata = index.get("metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise FormatError(f"{path}: metadata is {type(metadata).__name__}; expected an object")
+    return weight_map, metadata or {}
+
+
+def members(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the shards' paths by the name the index gives, sorted: the order of their numbers.
+
+    Raises FormatError for a name that leads out of the index's folder.
+    """
+    if len(weight_map) > MAX_COUNT:
+        raise FormatError(f"{path}: {len(weight_map)} tensors, the limit is {MAX_COUNT}")
+    homes: dict[str, Path] = {}
+    for name in weight_map.values():
+        if not isinstance(name, str) or name not in homes:
+            homes[name] = member(path.parent, name, str(path))
+    return dict(sorted(homes.items()))
+
+
+def files_there(
+    path: Path, homes: Mapping[str, Path], kind: str
+) -> tuple[dict[str, Path], list[Note]]:
+    """Return the files of an index that exist, and a note for each that does not.
+
+    `kind` is the plural that a message uses. Raises FormatError where none exists.
+    """
+    there = {name: home for name, home in homes.items() if home.exists()}
+    if not there:
+        raise FormatError(f"{path}: none of the {kind} it names is there; get them")
+    return there, [
+        Note("warning", str(path), f"{name} is missing", "missing_shard")
+        for name in homes
+        if name not in there
+    ]
+
+
+@contextmanager
+def open_files(
+    path: Path, homes: Mapping[str, Path], parse: Callable[[ByteSource], Opened]
+) -> Iterator[dict[str, Opened]]:
+    """Yield every file of a set as `parse` opens it, by name; all are closed if the body raises.
+
+    Raises FormatError for a file that is missing or no regular file.
+    """
+    require(homes.values(), str(path))
+    with ExitStack() as stack:
+
+        def read(home: Path) -> Opened:
+            file = open_bytes(home)
+            stack.callback(file.close)
+            return parse(file)
+
+        yield dict(zip(homes, each(list(homes.values()), read), strict=True))
+        stack.pop_all()

@@ -1,0 +1,1 @@
+"""Distances of tensors, capture points and texts, with their tolerances and reasons."""

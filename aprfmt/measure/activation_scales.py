@@ -1,0 +1,61 @@
+"""Scales of activations that stand beside packed weights: they change no value of a weight.
+
+So no verdict of a tensor depends on them, but what an engine computes does.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.codecs.credible import check_inputs
+from aprfmt.codecs.dialect import OF_INPUTS
+from aprfmt.errors import CodecError
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.model.ledger import NotCompared, State
+from aprfmt.tensors.view import View
+
+
+def input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
+    """Yield the scales of activations that differ beside packed weights, or are on one side."""
+    for pair in pairs:
+        if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
+            continue
+        a, b = _scales(pair.a), _scales(pair.b)
+        for name in dict.fromkeys((*a, *b)):
+            if a.get(name) == b.get(name):
+                continue
+            one_sided: State = "only in A" if name in a else "only in B"
+            state: State = "unequal" if name in a and name in b else one_sided
+            weight = (pair.b if state == "only in B" else pair.a).names[0]
+            yield NotCompared(
+                "scale of activations", f"{pair.key}: {name[1:]}", state,
+                f"beside {weight}; engines take 1.0 where there is none" * (state != "unequal"),
+            )  # fmt: skip
+
+
+def refuse_inputs(view: View) -> None:
+    """Raise CodecError, with the tensor, for a scale of activations that is no number for one."""
+    _each_named(view, lambda stored: check_inputs(stored.parts))
+
+
+def refuse_packed(view: View) -> None:
+    """Raise CodecError, with the tensor, for a packed weight whose parts do not fit its claim."""
+    _each_named(view, lambda stored: stored.packed and stored.packed().laid_out())
+
+
+def _each_named(view: View, check: Callable[[LazyTensor], object]) -> None:
+    """Check every stored tensor of a view; a CodecError then begins with its name."""
+    for stored in view.stored:
+        try:
+            check(stored)
+        except CodecError as error:
+            raise CodecError(f"{stored.info.name}: {error}") from error
+
+
+def _scales(view: View) -> dict[str, bytes]:
+    """Return the bytes of the scales of activations of all tensors that a view joins."""
+    return {
+        f"{number}{suffix.lstrip('._')}": bytes(part.raw())
+        for number, stored in enumerate(view.stored)
+        for suffix, part in stored.parts.items()
+        if OF_INPUTS.search(suffix)
+    }

@@ -1,0 +1,225 @@
+"""Pairing: the union of both files' tensors by role; the unmatched stay in the denominator."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from aprfmt.errors import ArchError
+from aprfmt.measure.records import SideRelation
+from aprfmt.model import Model
+from aprfmt.model.relations import between
+from aprfmt.model.renames import Rename, rule_between
+from aprfmt.model.towers import has_towers, tower_name
+from aprfmt.tensors.runs import published_equal
+from aprfmt.tensors.view import View
+
+AHEAD = 5  # pairs that are announced before they are read, and more while they are small:
+AHEAD_BYTES, AHEAD_TENSORS = 192 << 20, 32  # of each side
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPair:
+    """One role (or plain name) of either file, with whatever each side has for it."""
+
+    key: str
+    a: View | None
+    b: View | None
+    layout: tuple[str, ...] = ()
+
+    def expect(self) -> None:
+        """Say that both sides will be read soon, unless digests say that they are equal."""
+        if self.a is not None and self.b is not None:
+            if published_equal(self.a.stored_runs(), self.b.stored_runs()):
+                return
+        for side in (self.a, self.b):
+            for tensor in () if side is None else side.stored:
+                tensor.expect()
+
+    @property
+    def tensors(self) -> int:
+        """How many stored tensors the larger side is made of."""
+        return max(0 if side is None else len(side.stored) for side in (self.a, self.b))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the larger side is stored in, without companions."""
+        return max(
+            0 if side is None else sum(tensor.info.nbytes for tensor in side.stored)
+            for side in (self.a, self.b)
+        )
+
+    def drop(self) -> None:
+        """Release the mapped pages of both sides: mapped pages count as resident memory."""
+        for side in (self.a, self.b):
+            if side is not None:
+                side.drop()
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Every name a user may mean this pair by."""
+        names = [self.key]
+        for side in (self.a, self.b):
+            names += () if side is None else side.names
+        return tuple(dict.fromkeys(names))
+
+
+def in_turn(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPair]]:
+    """Yield every pair with its number from 1; the next ones are announced.
+
+    Each is announced when it comes near, and again when it is next: a read elsewhere made the file
+    forget it.
+    """
+    told, nbytes, tensors = 0, 0, 0
+    for number, pair in enumerate(pairs, 1):
+        for soon in pairs[number - 1 : min(told, number - 1 + AHEAD)]:
+            soon.expect()
+        while told < len(pairs) and (
+            told < number - 1 + AHEAD or (nbytes < AHEAD_BYTES and tensors < AHEAD_TENSORS)
+        ):
+            pairs[told].expect()
+            nbytes += pairs[told].nbytes
+            tensors += pairs[told].tensors
+            told += 1
+        yield number, pair
+        nbytes -= pair.nbytes
+        tensors -= pair.tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """The pairs, whether roles or plain names paired them, and remarks on the way."""
+
+    pairs: tuple[TensorPair, ...]
+    by_role: bool
+    notes: tuple[str, ...] = ()
+    relations: tuple[SideRelation, ...] = ()
+
+
+def align(a: Model, b: Model) -> Alignment:
+    """Pair two models by role where both architectures are known, else by stored name."""
+    try:
+        roles_a, roles_b = a.roles, b.roles
+    except ArchError as error:
+        pairs, between = _by_name(a, b, tuple(a), tuple(b))
+        related = (*_relations(a, b), *between)
+        return Alignment(tuple(pairs), False, (f"paired by stored name: {error}",), related)
+    pairs = []
+    for key in dict.fromkeys((*roles_a, *roles_b)):
+        pairs.append(TensorPair(key, roles_a.get(key), roles_b.get(key)))
+    pairs = [_tied(pair, a, b) for pair in pairs]
+    pairs, mislabelled = _as_stored(pairs, a, b)
+    more, between = _by_name(a, b, _unclaimed(a), _unclaimed(b))
+    related = tuple(
+        one
+        for one in _relations(a, b)
+        if one.relation.kind != "axes" or one.side not in mislabelled
+    )
+    return Alignment((*pairs, *more), True, (), (*related, *between))
+
+
+def _as_stored(
+    pairs: list[TensorPair], a: Model, b: Model
+) -> tuple[list[TensorPair], frozenset[str]]:
+    """Return the pairs with a side's turned weights as stored where only their shapes are turned.
+
+    The shapes of one file do not tell that from turned values: equal bytes on both sides do. The
+    second item are the sides, "a" or "b", of which this is so.
+    """
+    found: set[str] = set()
+    for side, model in (("a", a), ("b", b)):
+        names = {n for one in model.relations if one.kind == "axes" for n in one.where}
+        mine = [p for p in pairs if (v := getattr(p, side)) is not None and names & {*v.names}]
+        if not mine or not _same_bytes(mine[0]):
+            continue
+        found.add(side)
+        plain = {pair.key: model[getattr(pair, side).names[0]] for pair in mine}
+        pairs = [
+            _with_side(pair, side, plain[pair.key]) if pair.key in plain else pair for pair in pairs
+        ]
+    return pairs, frozenset(found)
+
+
+def _with_side(pair: TensorPair, side: str, view: View) -> TensorPair:
+    """Return a pair with another view of one side."""
+    return replace(pair, a=view) if side == "a" else replace(pair, b=view)
+
+
+def _same_bytes(pair: TensorPair) -> bool:
+    """Say whether both sides of a pair are one stored tensor of the same bytes."""
+    sides = [side for side in (pair.a, pair.b) if side is not None and len(side.stored) == 1]
+    if len(sides) != 2 or any(side.stored[0].parts for side in sides):
+        return False
+    one, other = (side.stored[0] for side in sides)
+    return one.info.nbytes == other.info.nbytes and one.raw() == other.raw()
+
+
+def _by_name(
+    a: Model, b: Model, names_a: Sequence[str], names_b: Sequence[str]
+) -> tuple[list[TensorPair], tuple[SideRelation, ...]]:
+    """Pair tensors by the names they are read under, a tower's in either of its two layouts.
+
+    Where nearly all names of both sides differ by one prefix, they are paired without it.
+    """
+    here, there = _read_names(a, names_a), _read_names(b, names_b)
+    alone = [name for name in there if name not in here]
+    rule = rule_between(alone, [name for name in here if name not in there])
+    found: tuple[SideRelation, ...] = ()
+    if rule is not None:
+        apply = rule.function
+        there = {apply(name) if name in alone else name: stored for name, stored in there.items()}
+        found = (SideRelation("b", between(b.path, alone, rule, len(b))),)
+    pairs = []
+    for name in dict.fromkeys((*here, *there)):
+        mine, other = here.get(name), there.get(name)
+        key = mine or other or name
+        pairs.append(
+            TensorPair(key, None if mine is None else a[mine], None if other is None else b[other])
+        )
+    return pairs, found
+
+
+def _read_names(model: Model, names: Sequence[str]) -> dict[str, str]:
+    """Return the names that tensors of no role are paired by -> as stored."""
+    rules = [rule.function for rule in _rules(model)]
+    found: dict[str, str] = {}
+    for stored in names:
+        name = stored
+        for apply in rules:
+            name = apply(name)
+        if has_towers(model.config):
+            name = tower_name(name) or name
+        found[name if name not in found else stored] = stored
+    return found
+
+
+def _rules(model: Model) -> Sequence[Rename]:
+    return tuple(rule for relation in model.relations for rule in relation.rules)
+
+
+def _relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
+    """Return the relations under which one side is read and the other is not."""
+    same = {(one.kind, one.rules, one.where) for one in a.relations}
+    same &= {(one.kind, one.rules, one.where) for one in b.relations}
+    return tuple(
+        SideRelation(side, one)
+        for side, model in (("a", a), ("b", b))
+        for one in model.relations
+        if one.kind != "extension" and (one.kind, one.rules, one.where) not in same
+    )
+
+
+def _tied(pair: TensorPair, a: Model, b: Model) -> TensorPair:
+    """Pair a head stored on one side only with the other side's tied embedding."""
+    if pair.key != "output.weight" or (pair.a is None) == (pair.b is None):
+        return pair
+    embedding_a, embedding_b = a.roles.get("token_embd.weight"), b.roles.get("token_embd.weight")
+    if pair.a is None and embedding_a is not None and a.hyper["tied_embeddings"]:
+        return TensorPair(pair.key, embedding_a, pair.b, ("tied head stored as a copy in B",))
+    if pair.b is None and embedding_b is not None and b.hyper["tied_embeddings"]:
+        return TensorPair(pair.key, pair.a, embedding_b, ("tied head stored as a copy in A",))
+    return pair
+
+
+def _unclaimed(model: Model) -> Sequence[str]:
+    """Return stored tensors of no role, less those that only restate hyperparameters."""
+    derived = {row.name(model.style or "") for row in model.spec.derived}
+    return [name for name in model.resolution.unbound if name not in derived]

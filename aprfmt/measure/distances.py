@@ -1,0 +1,84 @@
+"""How far two values of one capture point are apart, and which of them are NaN or infinite."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from aprfmt.measure.nonfinite import Census, NonFinite, alike
+from aprfmt.tensors import norms
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Distances of two values of a point: over what is finite, infinite where one side is not.
+
+    `finite` is the relative distance of all that is finite on both sides.
+    """
+
+    rel: float
+    finite: float
+    largest: float
+    at: tuple[int, ...] | None
+    rms: float
+    bits: bool
+    count: int
+    nonfinite: NonFinite | None
+
+
+def measure(
+    x: "Array", y: "Array", chosen: "Array", places: "Array", shape: tuple[int, ...]
+) -> Apart:
+    """Measure flat float64 values; y is the reference.
+
+    Those count that are `chosen` (bool, one each), which stand at `places`.
+    """
+    odd = Census()
+    with np.errstate(invalid="ignore", over="ignore"):
+        odd.add(np.where(chosen, x, 0.0), np.where(chosen, y, 0.0))
+        x, y = x[places], y[places]
+        same = alike(x, y)
+        finite = np.isfinite(x) & np.isfinite(y)
+        delta = np.where(same, 0.0, np.where(finite, np.abs(x - y), np.inf))
+        norm = float(np.sqrt(np.sum(np.where(finite, y, 0.0) ** 2)))
+        distance = float(np.sqrt(np.sum(delta**2)))
+        rest = float(np.sqrt(np.sum(np.where(finite, delta, 0.0) ** 2)))
+    at = int(np.argmax(delta)) if delta.size else 0
+    largest = float(delta[at]) if delta.size else 0.0
+    index = tuple(int(i) for i in np.unravel_index(int(places[at]), shape)) if x.size else None
+    return Apart(
+        share(distance, norm), share(rest, norm), largest, index,
+        norm / float(np.sqrt(max(y.size, 1))), bool(same.all()), int(x.size), odd.result(shape),
+    )  # fmt: skip
+
+
+def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
+    """Return ||actual - reference|| / ||reference|| in float64, of values of any equal sizes.
+
+    The only relative L2 of two arrays: the reference is the side that is right by agreement. Where
+    changes of a model are tried until it gives a recorded value, the recorded value is the
+    reference, so that all of them are measured by one norm.
+
+    Infinite where sizes differ, where one side alone is not finite, and where the reference is all
+    zero and the other side is not. NaN or infinities alike on both sides are no difference.
+    """
+    x, y = (np.asarray(values, np.float64).reshape(-1) for values in (actual, reference))
+    if x.size != y.size:
+        return math.inf
+    same = alike(x, y)
+    if not (same | (np.isfinite(x) & np.isfinite(y))).all():
+        return math.inf
+    norm = float(norms.norm(np.where(np.isfinite(y), y, 0.0)))
+    return share(norms.norm(np.where(same, 0.0, x) - np.where(same, 0.0, y)), norm)
+
+
+def share(distance: float, norm: float) -> float:
+    """Return distance / norm: 0 where nothing differs, infinite of nothing and beyond float64."""
+    if distance == 0:
+        return 0.0
+    return distance / norm if 0 < norm < math.inf else math.inf

@@ -1,0 +1,185 @@
+"""One record of a cause for the outside: what `diff` and `diagnose` print and give as JSON."""
+
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aprfmt.arch.vocabulary import split_key
+from aprfmt.measure.verdicts import CERTAINTIES, Certainty
+from aprfmt.model.hf_folder import WEIGHTS
+
+MENDS = ("aprfmt convert ", "aprfmt set ", "aprfmt repair ", "mv ")  # commands that write a model
+NAMED = 2  # places in a line; JSON has all
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """How far apart the two are: by relative L2, and by KL of the next token in nats.
+
+    Of logits where passes were made, else of stored values; None where it was not measured.
+    """
+
+    rel_l2: float | None = None
+    kl: float | None = None
+
+    @property
+    def says(self) -> str:
+        """The effect in words, "" where it was not measured."""
+        words = [] if self.rel_l2 is None else [f"{self.rel_l2:.3g} apart"]
+        return ", ".join([*words, *([] if self.kl is None else [f"KL {self.kl:.3g}"])])
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """The command that mends B, filled in."""
+
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCause:
+    """A cause with all its places in the file's own names.
+
+    `where` are stored names, keys of the file, or capture points, `roles` our names of the same
+    things. `share` is that of the elements which the stated change gives, None where none was
+    made. `remedy` is None where no command mends B.
+    """
+
+    cause: str
+    level: Certainty
+    share: float | None
+    says: str
+    where: tuple[str, ...]
+    roles: tuple[str, ...]
+    effect: Effect
+    remedy: Remedy | None
+
+    def place(self, most: int = NAMED) -> str:
+        """Return where it is: the first names, with our own behind them, and the count."""
+        shown = list(self.where[:most])
+        if shown and self.roles and self.roles[0] != shown[0]:
+            shown[0] += f" ({self.roles[0]})"
+        more = len(self.where) - len(shown)
+        return ", ".join(shown) + (f", ... {more} more" if more > 0 else "")
+
+    @property
+    def sure(self) -> str:
+        """How sure it is, in words, with the share where that is not all."""
+        return self.level + share_text(self.share)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+def share_text(share: float | None) -> str:
+    """Return the share of values that a change gives as the end of a phrase, "" where all or none.
+
+    Rounded down: only all of them are 100 %.
+    """
+    if share is None or share >= 1.0:
+        return ""
+    return f", {math.floor(1000 * share) / 10:g} % of the values come out"
+
+
+def name_cause(
+    cause: str, says: str, roles: Iterable[str], stored: Mapping[str, Sequence[str]], *,
+    level: Certainty, share: float | None = None, effect: Effect | None = None, command: str = "",
+    detail: str = "",
+) -> NamedCause:  # fmt: skip
+    """Return the record of a cause; `stored` are the file's own names of each of its `roles`.
+
+    A place without a stored name (an operation, a capture point) is its own. `command` is the
+    remedy if it writes a model; one that only looks closer is none.
+    """
+    assert level in CERTAINTIES
+    keys = tuple(dict.fromkeys(roles))
+    where = tuple(dict.fromkeys(name for key in keys for name in stored.get(key, (key,))))
+    if level == "located":
+        share = None
+    elif share is None:
+        share = 1.0
+    says = in_own_names(says, keys, stored)
+    says += f"; {detail}" if detail else ""
+    remedy = Remedy(command) if command.startswith(MENDS) else None
+    return NamedCause(cause, level, share, says, where, keys, effect or Effect(), remedy)
+
+
+def in_own_names(says: str, keys: Sequence[str], stored: Mapping[str, Sequence[str]]) -> str:
+    """Return a sentence with the file's name of each role it speaks of before our own.
+
+    A place of several tensors stays as it is: it says layers, not names.
+    """
+    if len(keys) == 1 and says.startswith(f"{named(keys)} - "):
+        says = keys[0] + says.removeprefix(named(keys))
+    for key in sorted(keys, key=len, reverse=True):
+        own = stored.get(key, ())
+        if len(own) == 1 and own[0] != key and own[0] not in says:
+            word = rf"(?<![\w.]){re.escape(key)}(?![\w.]*\w)"
+            both = f"{own[0]} ({key})".replace("\\", r"\\")
+            says = re.sub(word, both, says, count=1)
+    return says
+
+
+def named(keys: Iterable[str]) -> str:
+    """Return keys in short form: each role with its layers as ranges."""
+    roles: dict[str, list[int | None]] = {}
+    for key in keys:
+        layer, role = split_key(key)
+        roles.setdefault(role, []).append(layer)
+    said = []
+    for role, layers in roles.items():
+        numbers = sorted(layer for layer in layers if layer is not None)
+        at = f" in layer{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}" if numbers else ""
+        said.append(role + at)
+    shown = ", ".join(said[:4])
+    return shown if len(said) <= 4 else f"{shown} and {len(said) - 4} more roles"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def fixed_name(path: Path) -> str:
+    """Return the name of a mended copy, as a word of a command."""
+    stem = path.stem if path.suffix and not path.is_dir() else path.name
+    suffix = "" if path.is_dir() else path.suffix
+    return shlex.quote(f"{stem}-fixed{suffix}")
+
+
+# Causes of which only the source has the bytes: where they are is enough to write them anew.
+LOST = frozenset({"bit_rot"})
+
+
+def written_anew(cause: str, confirmed: bool) -> bool:
+    """Return whether a stored tensor with this cause is mended by writing B anew from A.
+
+    Of a cause that was only located nobody knows that, unless its bytes are damaged.
+    """
+    return confirmed or cause in LOST
+
+
+def convert_again(a: Path | str, b: Path | str) -> str:
+    """Return the command that writes B anew from A."""
+    return f"aprfmt convert {shlex.quote(str(a))} {fixed_name(Path(b))}"
+
+
+def write_without_surplus(file: Path | str, b: Path | str) -> str:
+    """Return the command that writes a file of B without the bytes that belong to nothing.
+
+    The file of a folder is replaced: the others of the folder belong to it.
+    """
+    there = Path(file)
+    alone = there == Path(b) and there.name != WEIGHTS
+    target = fixed_name(there) if alone else f"{shlex.quote(str(file))} --force"
+    return f"aprfmt repair {shlex.quote(str(file))} --partial -o {target}"

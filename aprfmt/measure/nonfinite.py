@@ -1,0 +1,128 @@
+"""NaN and infinities of two sides, counted and placed: numbers that no distance can judge.
+
+Where one side alone is not finite no bound holds and no hypothesis can be confirmed: that is a
+bug. Where both hold the same at the same place they do not differ there, and it is said.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """What is not finite in two arrays of one shape.
+
+    `alone` counts the elements where a side is not finite and the other holds something else, `at`
+    is the index of the first and `values` what the sides hold there, as text. `both` counts those
+    that are alike on both sides, `both_at` is the first. `a` and `b` are each side's own count.
+    """
+
+    count: int
+    a: int
+    b: int
+    alone: int
+    at: tuple[int, ...] | None
+    values: tuple[str, str]
+    both: int
+    both_at: tuple[int, ...] | None
+
+    @property
+    def side(self) -> str:
+        """The side that is not finite at the first element where they differ: A, B, or both."""
+        odd = [label for label, text in zip("AB", self.values, strict=True) if _odd(text)]
+        return odd[0] if len(odd) == 1 else "A and B" if odd else ""
+
+    @property
+    def exchanged(self) -> "NonFinite":
+        """The same with the sides exchanged: what was counted of the first is B's."""
+        return replace(self, a=self.b, b=self.a, values=self.values[::-1])
+
+    def says(self, a: str = "A", b: str = "B") -> str:
+        """Say it in a sentence, the sides under their names."""
+        said = []
+        if self.alone:
+            many = f"{self.alone} of {self.count} values"
+            at = f"the first at {list(self.at or ())}: {a} {self.values[0]}, {b} {self.values[1]}"
+            said.append(
+                f"NaN or infinity on one side at {many} ({a} has {self.a}, {b} {self.b}), {at}"
+            )
+        if self.both:
+            said.append(
+                f"NaN or infinity on both sides alike at {self.both} of {self.count} "
+                f"values, the first at {list(self.both_at or ())}"
+            )
+        return "; ".join(said)
+
+
+def _odd(text: str) -> bool:
+    return text in ("nan", "inf", "-inf")
+
+
+class Census:
+    """Counts over arrays that come in pieces, in order."""
+
+    def __init__(self) -> None:
+        self.count = self.a = self.b = self.alone = self.both = 0
+        self._at: int | None = None
+        self._both_at: int | None = None
+        self._values = ("", "")
+
+    def add(self, x: "Array", y: "Array") -> None:
+        """Take in two flat float arrays of one size."""
+        import numpy as np
+
+        base, self.count = self.count, self.count + x.size
+        bad_x, bad_y = ~np.isfinite(x), ~np.isfinite(y)
+        bad = bad_x | bad_y
+        if not bad.any():
+            return
+        self.a, self.b = self.a + int(bad_x.sum()), self.b + int(bad_y.sum())
+        same = bad & alike(x, y)
+        alone = np.flatnonzero(bad & ~same)
+        both = np.flatnonzero(same)
+        self.alone, self.both = self.alone + alone.size, self.both + both.size
+        if alone.size and self._at is None:
+            at = int(alone[0])
+            self._at, self._values = base + at, (f"{float(x[at]):.6g}", f"{float(y[at]):.6g}")
+        if both.size and self._both_at is None:
+            self._both_at = base + int(both[0])
+
+    def result(self, shape: tuple[int, ...]) -> NonFinite | None:
+        """Return what was found, indices in `shape`; None where every value is finite."""
+        if not self.alone and not self.both:
+            return None
+        return NonFinite(
+            self.count, self.a, self.b, self.alone, _index(self._at, shape), self._values,
+            self.both, _index(self._both_at, shape),
+        )  # fmt: skip
+
+
+def alike(x: "Array", y: "Array") -> "Array":
+    """Return where two arrays hold the same: equal numbers, or NaN and NaN."""
+    import numpy as np
+
+    same: Array = (x == y) | (np.isnan(x) & np.isnan(y))
+    return same
+
+
+def census(x: "Array", y: "Array") -> NonFinite | None:
+    """Return what is not finite in two arrays of one size, indices in the first one's shape."""
+    import numpy as np
+
+    x, y = np.asarray(x), np.asarray(y)
+    if x.dtype.kind not in "fc" and y.dtype.kind not in "fc":
+        return None
+    found = Census()
+    found.add(x.astype(np.float64).reshape(-1), y.astype(np.float64).reshape(-1))
+    return found.result(x.shape)
+
+
+def _index(at: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    import numpy as np
+
+    if at is None:
+        return None
+    return tuple(int(i) for i in np.unravel_index(at, shape or (1,)))

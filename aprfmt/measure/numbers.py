@@ -1,0 +1,287 @@
+"""Comparing numbers: element-wise measures of two decoded tensors, in chunks of rows."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aprfmt.codecs import native_kernels
+from aprfmt.measure.nonfinite import Census, alike
+from aprfmt.measure.records import ValueStats
+from aprfmt.tensors.norms import dot
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+    Step = Array | float  # of every element, or of all
+    Steps = Callable[[slice], Step | None]  # of a part of a chunk; None: not known
+
+PIECE = 1 << 15  # elements measured at a time: their float64 arrays stay in the cache
+CHUNK = 1 << 20  # elements compared at a time: a dozen float64 arrays of it are held
+
+
+def wide(values: "Array") -> "Array":
+    """Return values as float64; a signalling NaN becomes a quiet one without a warning."""
+    with np.errstate(invalid="ignore"):
+        return values.astype(np.float64)
+
+
+def difference(x: "Array", y: "Array") -> "Array":
+    """Return x - y as float64, zero exactly where the values are equal.
+
+    64-bit integers that float64 cannot tell apart keep their exact difference. Of complex values it
+    is |x - y|.
+    """
+    if x.dtype.kind == "c" or y.dtype.kind == "c":
+        apart: Array = np.abs(x - y).astype(np.float64)
+        return apart
+    found: Array = wide(x) - wide(y)
+    if x.dtype == y.dtype and _long(x):
+        lost = (x != y) & (found == 0)  # closer than float64 tells apart
+        close = np.where(x > y, x - y, y - x).astype(np.float64)
+        found = np.where(lost, np.where(x > y, close, -close), found)
+    return found
+
+
+def _long(values: "Array") -> bool:
+    """Return whether values are integers of which float64 does not hold every one."""
+    return values.dtype.kind in "iu" and values.dtype.itemsize == 8
+
+
+def real(values: "Array") -> "Array":
+    """Return values as they are; of complex ones the absolute value."""
+    return np.abs(values) if values.dtype.kind == "c" else values
+
+
+class PairSums:
+    """Sums over chunks in float64, in order; chunk size matters by float64 rounding only.
+
+    `off` is the largest distance in the steps that were given, `beyond` how many elements are
+    further than one step apart; `known` is False where a step that was asked for is not known.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.count = self.changed = self.ulp = self.beyond = 0
+        self.max_abs = self.off = 0.0
+        self.known = True
+        self.max_index: int | None = None
+        self.dd = self.aa = self.bb = self.ab = 0.0
+        self.nan_a = self.nan_b = self.inf_a = self.inf_b = 0
+        self.odd = Census()
+        self._room: Array | None = None  # used again: fresh pages cost more than the arithmetic
+
+    def add(self, a: "Array", b: "Array", steps: "Steps | None" = None) -> None:
+        """Add one chunk, in pieces that stay in the cache; both arrays have the same shape.
+
+        `steps` returns the tolerance of every element of a part of the flat arrays, or of all. It
+        is asked for parts that differ, and for those after them.
+        """
+        x, y = a.reshape(-1), b.reshape(-1)
+        native = native_kernels()
+        kernel = None if native is None else native.distances
+        differs = False
+        for start in range(0, x.size, PIECE):
+            part = slice(start, min(start + PIECE, x.size))
+            of_part = None if steps is None else partial(self._step, steps, part)
+            if kernel is not None:
+                found = self._add_by(kernel, x[part], y[part], of_part, differs)
+                if found is not None:
+                    differs = found
+                    continue
+            if self._room is None or self._room.shape[1] < min(x.size, PIECE):
+                self._room = np.empty((4, min(x.size, PIECE)), np.float64)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                if not self._add_equal(x[part], y[part]):
+                    self._add(x[part], y[part], None if of_part is None else of_part())
+
+    def _step(self, steps: "Steps", part: slice) -> "Step | None":
+        """Return the tolerance of a part; where none is known, `known` ends."""
+        step = steps(part)
+        self.known = self.known and step is not None
+        return step if step is None or isinstance(step, np.ndarray) else float(step)
+
+    def _add_by(
+        self, kernel: "Callable[..., Any]", x: "Array", y: "Array",
+        step: "Callable[[], Step | None] | None", differs: bool,
+    ) -> bool | None:  # fmt: skip
+        """Add a piece of finite float32; None, and nothing is added, of others.
+
+        Returns whether the two differ; `differs` is what is expected. Sums apart, whose rounding is
+        another, the numbers are those of `_add`.
+        """
+        if x.dtype != np.float32 or y.dtype != np.float32:
+            return None
+        x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+        furthest = -1.0 if self.max_index is None else self.max_abs
+        found = kernel(x, y, step() if step is not None and differs else None, furthest)
+        if found is None:
+            return None
+        if found[0] and step is not None and not differs:
+            found = kernel(x, y, step(), furthest)
+        changed, ulp, dd, aa, bb, ab, most, at, off, beyond = found
+        base, self.count = self.count, self.count + x.size
+        self.odd.count += x.size
+        self.dd, self.aa, self.bb, self.ab = self.dd + dd, self.aa + aa, self.bb + bb, self.ab + ab
+        if changed:
+            self.changed, self.beyond = self.changed + changed, self.beyond + beyond
+            self.ulp, self.off = max(self.ulp, ulp), max(self.off, off)
+            if at >= 0:
+                self.max_abs, self.max_index = most, base + at
+        return bool(changed)
+
+    def _add_equal(self, x: "Array", y: "Array") -> bool:
+        """Add a piece of equal finite values; False, and nothing is added, for any other."""
+        assert self._room is not None
+        if x.dtype != y.dtype or not np.array_equal(x, y):
+            return False
+        wide_x = self._room[0, : x.size]
+        np.copyto(wide_x, real(x), casting="unsafe")
+        square = dot(wide_x, wide_x)
+        if not math.isfinite(square):  # where it is, every value is
+            return False
+        self.aa, self.bb, self.ab = self.aa + square, self.bb + square, self.ab + square
+        self.count, self.odd.count = self.count + x.size, self.odd.count + x.size
+        return True
+
+    def _add(self, x: "Array", y: "Array", step: "Step | None") -> None:
+        assert self._room is not None
+        base, self.count = self.count, self.count + x.size
+        wide_x, wide_y, error, delta = self._room[:, : x.size]
+        same = int(np.count_nonzero(x == y))
+        special = _long(x) or "c" in x.dtype.kind + y.dtype.kind
+        exact = difference(x, y) if special else None
+        x, y = real(x), real(y)
+        np.copyto(wide_x, x, casting="unsafe")
+        np.copyto(wide_y, y, casting="unsafe")
+        if exact is None:
+            np.subtract(wide_x, wide_y, out=error)
+        else:
+            error[:] = exact
+        squares = dot(error, error)
+        if not math.isfinite(squares) and not np.isfinite(error).all():
+            self._add_odd(x, y, wide_x, wide_y, base)
+            self._add_steps(steps_between(x, y, step) if step is not None else None)
+            return
+        # All are finite: nothing has to be left out.
+        self.odd.count += x.size
+        self._sum(squares, wide_x, wide_y)
+        if same == x.size:
+            return
+        self.changed += x.size - same
+        np.abs(error, out=delta)
+        self._largest(delta, base)
+        self.ulp = max(self.ulp, _ulp(x, y, wide_x, wide_y))
+        if step is None:
+            return
+        np.copyto(wide_x, step)
+        ratio = np.divide(delta, wide_x, out=error)
+        if math.isnan(float(ratio.max())):  # of a step that is zero or NaN
+            ratio = steps_between(x, y, step)
+        self._add_steps(ratio)
+
+    def _add_steps(self, ratio: "Array | None") -> None:
+        """Add the distances of a piece in steps; None where no step is known."""
+        if ratio is None or not ratio.size:
+            return
+        most = float(ratio.max())
+        self.off = max(self.off, most)
+        if most > 1.0:
+            self.beyond += int(np.count_nonzero(ratio > 1.0))
+
+    def _add_odd(self, x: "Array", y: "Array", wide_x: "Array", wide_y: "Array", base: int) -> None:
+        """Add a piece with NaN or infinities, or differences beyond float64."""
+        self.odd.add(wide_x, wide_y)
+        nan_x, nan_y = np.isnan(wide_x), np.isnan(wide_y)
+        inf_x, inf_y = np.isinf(wide_x), np.isinf(wide_y)
+        self.nan_a += int(nan_x.sum())
+        self.nan_b += int(nan_y.sum())
+        self.inf_a += int(inf_x.sum())
+        self.inf_b += int(inf_y.sum())
+        differs = (wide_x != wide_y) & ~(nan_x & nan_y)
+        self.changed += int(differs.sum())
+        finite = ~(nan_x | nan_y | inf_x | inf_y)
+        wide_x, wide_y = np.where(finite, wide_x, 0.0), np.where(finite, wide_y, 0.0)
+        delta = np.abs(wide_x - wide_y)
+        delta[differs & ~finite] = np.inf
+        if delta.size and differs.any():
+            self._largest(delta, base)
+            self.ulp = max(self.ulp, _ulp(x[differs & finite], y[differs & finite]))
+        error = wide_x - wide_y
+        self._sum(dot(error, error), wide_x, wide_y)
+
+    def _largest(self, delta: "Array", base: int) -> None:
+        """Keep the largest difference of a chunk that begins at `base`, if it is the largest."""
+        index = int(delta.argmax())
+        if delta[index] > self.max_abs or self.max_index is None:
+            self.max_abs, self.max_index = float(delta[index]), base + index
+
+    def _sum(self, squares: float, x: "Array", y: "Array") -> None:
+        """Add the squares of a chunk's difference, and the products of both sides."""
+        self.dd += squares
+        self.aa += dot(x, x)
+        self.bb += dot(y, y)
+        self.ab += dot(x, y)
+
+    def stats(self) -> ValueStats:
+        """Return the measures of everything added."""
+        if self.dd == 0:
+            rel_l2 = 0.0
+        elif math.isfinite(self.dd) and 0 < self.aa < math.inf:
+            rel_l2 = math.sqrt(self.dd / self.aa)
+        else:  # nothing to compare with, or squares beyond float64
+            rel_l2 = math.inf
+        norm = math.sqrt(self.aa) * math.sqrt(self.bb)
+        cosine = self.ab / norm if norm else (1.0 if self.aa == self.bb else 0.0)
+        at = None
+        if self.max_index is not None:
+            index = np.unravel_index(self.max_index, self.shape or (1,))
+            at = tuple(int(i) for i in index)
+        return ValueStats(
+            self.count, self.changed, self.max_abs, at, rel_l2,
+            min(1.0, cosine) if math.isfinite(cosine) else math.nan, self.ulp,
+            self.nan_a, self.nan_b, self.inf_a, self.inf_b, math.sqrt(self.aa), math.sqrt(self.bb),
+            self.odd.result(self.shape),
+        )  # fmt: skip
+
+
+def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":
+    """Return |x - y| in steps; infinite where the step is zero, or one side alone is not finite.
+
+    What is not finite and alike on both sides is no step apart.
+    """
+    x, y = x.reshape(-1), y.reshape(-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        delta = np.abs(difference(x, y))
+        ratio: Array = delta / step
+    ratio[np.isnan(ratio) | ~np.isfinite(delta)] = np.inf
+    ratio[alike(x, y)] = 0.0
+    return ratio
+
+
+def _ulp(x: "Array", y: "Array", *room: "Array") -> int:
+    """Return the largest distance of two arrays in float32 representations.
+
+    `room` is two arrays of as many float64, which are written over.
+    """
+    if not x.size:
+        return 0
+    first, second = room or (np.empty(x.size), np.empty(x.size))
+    one, other = _places(x, first), _places(y, second)
+    # Up to 2**32 - 1 apart: the difference of signed numbers is right when read as unsigned.
+    more = np.maximum(one, other, out=first.view(np.int32)[x.size :])
+    apart = np.subtract(more, np.minimum(one, other, out=one), out=more)
+    return int(apart.view(np.uint32).max())
+
+
+def _places(values: "Array", room: "Array") -> "Array":
+    """Return the place of every value among all float32 numbers (int32); both zeros have one."""
+    with np.errstate(over="ignore"):
+        bits = np.ascontiguousarray(values, np.float32).view(np.int32)
+    places, sign = room.view(np.int32)[: bits.size], room.view(np.int32)[bits.size :]
+    np.right_shift(bits, 31, out=sign)  # -1 of a negative number: it becomes minus its magnitude
+    np.bitwise_and(sign, np.int32(0x7FFFFFFF), out=places)
+    np.bitwise_xor(bits, places, out=places)
+    return np.subtract(places, sign, out=places)

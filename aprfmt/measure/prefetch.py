@@ -1,0 +1,184 @@
+"""Stored bytes of pairs compared on other threads, ahead of the verdicts that ask for them.
+
+Only bytes of mapped files: memcmp lets go of the interpreter, and any thread may read them.
+Bytes of remote files are fetched in the order in which they are asked for.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.errors import AprfmtError
+from aprfmt.formats.mapped import in_mapped_file
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.tensors.runs import ByteRun, RunBytes, differs, first_difference
+from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    First = Callable[[Sequence[ByteRun], Sequence[ByteRun]], int | None]
+
+LARGE = 1 << 20  # smaller tensors are compared when they are asked for: handing over costs as much
+SPAN = 32 << 20  # bytes of each side that a thread compares at a time, and has resident
+MOST = 4  # threads: memory gives no more
+
+
+@dataclass(slots=True)
+class _Pair:
+    """The bytes of one pair: `left` spans are not compared yet, `at` is the first that differs."""
+
+    a: RunBytes
+    b: RunBytes
+    left: int
+    at: int | None = None
+    error: BaseException | None = None
+
+
+class Beforehand:
+    """Compares the bytes of `pairs` in their order; a context manager, which gives up the rest."""
+
+    def __init__(self, pairs: Sequence[TensorPair], threads: int) -> None:
+        self._pairs = pairs
+        self._asked: dict[int, _Pair | None] = {}
+        self._spans = self._every()
+        self._over = False  # every pair was looked at
+        self._turn = threading.Lock()
+        self._done = threading.Condition(threading.RLock())
+        self._threads = [
+            threading.Thread(target=self._work, name="aprfmt-compare", daemon=True)
+            for _ in range(min(threads, MOST))
+        ]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._turn:
+            self._spans = iter(())
+        for thread in self._threads:
+            thread.join()
+
+    def of(self, number: int) -> "First":
+        """Return what compares the bytes of a pair, by its place: at hand, or done by the caller.
+
+        It is to be asked once, for what `compare_pair` compares first.
+        """
+
+        def first(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
+            while not self._settled(number) and self._one():
+                pass
+            with self._done:
+                self._done.wait_for(lambda: self._settled(number))
+                found = self._asked.get(number)
+            if found is None:
+                return first_difference(a, b)
+            if found.error is not None:
+                raise found.error
+            return found.at
+
+        return first
+
+    def _settled(self, number: int) -> bool:
+        """Say whether a pair was compared, or has to be compared by the caller."""
+        with self._done:
+            if number not in self._asked:
+                return self._over
+            found = self._asked[number]
+            return found is None or not found.left
+
+    def _work(self) -> None:
+        while self._one():
+            pass
+
+    def _one(self) -> bool:
+        """Compare the next span; False where none is left."""
+        with self._turn:
+            span = next(self._spans, None)
+            if span is None:
+                self._over = True
+                return False
+        pair, start, stop = span
+        at, error = None, None
+        try:
+            if pair.at is None or pair.at > start:
+                at = _differs(pair, start, stop)
+        except BaseException as raised:  # its, who asks for the pair
+            error = raised
+        with self._done:
+            if at is not None and (pair.at is None or at < pair.at):
+                pair.at = at
+            pair.error = pair.error or error
+            pair.left -= 1
+            self._done.notify_all()
+        return True
+
+    def _every(self) -> Iterator[tuple[_Pair, int, int]]:
+        """Yield every span of every pair; one thread at a time asks."""
+        for number, pair in enumerate(self._pairs):
+            sides = _sides(pair)
+            if sides is None:
+                self._asked[number] = None
+                continue
+            size = len(sides[0])
+            found = self._asked[number] = _Pair(*sides, -(-size // SPAN))
+            for start in range(0, size, SPAN):
+                yield found, start, min(start + SPAN, size)
+
+
+def _sides(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
+    """Return what `compare_pair` compares first of a pair; None where it is to do that itself."""
+    a, b = pair.a, pair.b
+    if a is None or b is None or a.shape != b.shape or a.damage or b.damage:
+        return None
+    if not all(in_mapped_file(part) for side in (a, b) for part in side.stored):
+        return None
+    runs: tuple[Sequence[ByteRun], Sequence[ByteRun]]
+    try:
+        if not pair.layout and a.steps == b.steps and same_meaning(a, b):
+            runs = a.stored_runs(), b.stored_runs()
+        elif a.runs is not None and b.runs is not None and as_long(a, b):
+            runs = a.runs, b.runs
+        else:
+            return None
+    except AprfmtError:  # said when the pair's turn comes
+        return None
+    sides = RunBytes(runs[0]), RunBytes(runs[1])
+    return sides if LARGE <= len(sides[0]) == len(sides[1]) else None
+
+
+def _differs(pair: _Pair, start: int, stop: int) -> int | None:
+    """Return the first byte of [start, stop) that differs; None: none does."""
+    at = differs(pair.a.window(start, stop), pair.b.window(start, stop))
+    for side in (pair.a, pair.b):
+        side.drop(start, stop)
+    return None if at is None else start + at
+
+
+def same_meaning(a: View, b: View) -> bool:
+    """Say whether equal bytes mean the same: by the encoding, and by what packed weights claim."""
+    return a.encoding == b.encoding and _packed_alike(a, b)
+
+
+def as_long(a: View, b: View) -> bool:
+    """Say whether both have as many bytes, by their blocks and by what is stored."""
+    x, y = encoding_row(a.encodings[0]), encoding_row(b.encodings[0])
+    blocks = x.type_size * y.block_size == y.type_size * x.block_size
+    return blocks and a.data is not None and b.data is not None and len(a.data) == len(b.data)
+
+
+def _packed_alike(a: View, b: View) -> bool:
+    if not (a.parts or b.parts):
+        return True
+    for x, y in zip(a.stored, b.stored, strict=False):
+        mine = [(s, p.info.encoding, p.info.shape) for s, p in x.parts.items()]
+        if mine != [(s, p.info.encoding, p.info.shape) for s, p in y.parts.items()]:
+            return False
+        if x.packed is not None and y.packed is not None:
+            if x.packed().config != y.packed().config:
+                return False
+    return True

@@ -1,0 +1,180 @@
+"""What comparing two tensors gives: frozen records with numbers, no sentences."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from aprfmt.base.protocols import Value
+from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.verdicts import Certainty, certainty_of
+from aprfmt.model.relations import Relation
+
+# Worst first: the order of human output.
+TensorVerdict = Literal[
+    "UNREADABLE",
+    "SHAPE_DIFFERS",
+    "DIFFERENT",
+    "ONLY_IN_A",
+    "ONLY_IN_B",
+    "WITHIN",
+    "SAME_VALUES",
+    "SAME_BYTES",
+]
+TENSOR_VERDICTS: tuple[TensorVerdict, ...] = get_args(TensorVerdict)
+EQUAL: frozenset[TensorVerdict] = frozenset({"SAME_BYTES", "SAME_VALUES"})
+
+
+@dataclass(frozen=True, slots=True)
+class ValueStats:
+    """Element-wise measures of two decoded tensors; a is the first file.
+
+    `rel_l2` is ||a-b|| / ||a||, over the elements finite on both sides; `max_abs_diff` with the
+    multi-index where it occurs; `norm_a` and `norm_b` are ||a|| and ||b||; `ulp` the largest
+    distance in float32 representations; `changed` counts elements whose values differ (NaN equals
+    NaN); `nan_*` and `inf_*` are each side's own census. A NaN or infinity on one side only counts
+    as changed and makes max_abs_diff infinite; `nonfinite` has the places, None where all values
+    are finite.
+    """
+
+    count: int
+    changed: int
+    max_abs_diff: float
+    max_at: tuple[int, ...] | None
+    rel_l2: float
+    cosine: float
+    ulp: int
+    nan_a: int = 0
+    nan_b: int = 0
+    inf_a: int = 0
+    inf_b: int = 0
+    norm_a: float = 0.0
+    norm_b: float = 0.0
+    nonfinite: NonFinite | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Say whether one side is not finite where the other holds something else."""
+        return self.nonfinite is not None and self.nonfinite.alone > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Whether one quantized side is what encoding the base's values again gives.
+
+    `derives` is None where that could not be decided; `mode` is how it was made, or nearly so.
+    `block` is the first that differs, in row `row`, beginning at `element` of the row.
+    """
+
+    derives: bool | None
+    mode: str
+    text: str
+    block: int | None = None
+    row: int | None = None
+    element: int | None = None
+    side: str = ""  # "a" or "b"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why two tensors of one role differ.
+
+    `cause` is a name of causes/. `where` is the role key, then the roles it was confused with,
+    if any. `evidence` are sentences: the first is the same for every tensor with the same
+    defect, the later ones have this tensor's own numbers. `residual_before` and `residual_after`
+    are ||a-b|| / max(||a||, ||b||) as stored and after the transformation (infinite where a NaN or
+    infinity stands on one side only); `residual_after` is None where nothing was transformed.
+    `confirmed` says that the transformation was applied to all the values it speaks of and made
+    them equal: to the bit, or within the rounding of the coarser encoding.
+    `reached` is how far that goes where it is less: `located` where nothing was transformed (damage
+    that was only measured), `explained` where `share` of the values came out. None: as `confirmed`.
+    """
+
+    cause: str
+    where: tuple[str, ...]
+    evidence: tuple[str, ...]
+    residual_before: float | None
+    residual_after: float | None
+    confirmed: bool
+    reached: Certainty | None = None
+    share: float | None = None
+
+    @property
+    def certainty(self) -> Certainty:
+        """How sure it is: located, explained or confirmed."""
+        return certainty_of(self.confirmed, self.reached)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDiff:
+    """One role of the union of both files, with one verdict.
+
+    `layout` names what the formats did to the same values (rows permuted, widened, ...);
+    `cause` names a defect that was confirmed or the bound that held; `explanation` is what the
+    hypotheses found; `first_byte` is the first
+    differing byte of the logical tensor's stored bytes, where both sides have comparable bytes.
+    """
+
+    key: str
+    verdict: TensorVerdict
+    name_a: str = ""
+    name_b: str = ""
+    encoding_a: str = ""
+    encoding_b: str = ""
+    shape_a: tuple[int, ...] | None = None
+    shape_b: tuple[int, ...] | None = None
+    layout: tuple[str, ...] = ()
+    cause: str = ""
+    first_byte: int | None = None
+    stats: ValueStats | None = None
+    steps_off: float | None = None  # largest |a-b| in steps of the coarser encoding
+    derivations: tuple[Derivation, ...] = ()  # of the quantized sides, where a base was given
+    explanation: Explanation | None = None
+
+    def unexplained(self, weak: Collection[str] = ()) -> bool:
+        """Say whether it differs and nothing certain explains that, or only one of these causes."""
+        found = self.explanation
+        certain = found is not None and found.confirmed and found.cause not in weak
+        return self.verdict == "DIFFERENT" and not certain
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Where a tensor differs: one number a cell of [height, width] elements.
+
+    `rows` and `columns` are those of the tensor seen as a matrix. A number is the root mean square
+    of a - b over that of all of a, infinite where one side alone is not finite. `a` and `b` have
+    the root mean square of each side's finite values in the same cells.
+    """
+
+    key: str
+    rows: int
+    columns: int
+    height: int
+    width: int
+    cells: tuple[tuple[float, ...], ...]
+    a: tuple[tuple[float, ...], ...]
+    b: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldDiff:
+    """One hyperparameter, tokenizer fact or metadata key that differs."""
+
+    name: str
+    a: Value
+    b: Value
+    origin_a: str = ""
+    origin_b: str = ""
+    decisive: bool = False  # changes the forward pass or the token ids
+
+
+@dataclass(frozen=True, slots=True)
+class SideRelation:
+    """A change under which one side ("a" or "b") is read, and the other is not."""
+
+    side: str
+    relation: Relation
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data."""
+        return {"side": self.side, **self.relation.to_json()}

@@ -1,0 +1,252 @@
+"""The re-quantization oracle: whether a quantized tensor is the float one, encoded again.
+
+Without an importance matrix an encoder is a function of the values and of how it rounds
+multiply-adds. So the base is encoded again in every way a file may have been made, and compared:
+one moved weight changes exactly one block.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.protocols import raw_parts
+from aprfmt.codecs import decode, encode, quant_state
+from aprfmt.codecs.base import Array
+from aprfmt.errors import AprfmtError, ArchError, CodecError
+from aprfmt.measure.bounds import fit
+from aprfmt.measure.numbers import CHUNK
+from aprfmt.measure.records import EQUAL, Derivation, TensorDiff
+from aprfmt.model import Model, open_model
+from aprfmt.quantizing.imatrix import ImportanceMatrix, read_imatrix
+from aprfmt.quantizing.mixture import quantized
+from aprfmt.quantizing.rows import encode_rows
+from aprfmt.tensors.view import View
+
+HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making is given up
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way a file may have been made: the arithmetic, and what the base was first stored as."""
+
+    fma: Literal["fused", "strict"]
+    through: str = ""
+
+    def __str__(self) -> str:
+        """Say it in a few words."""
+        return f"{self.fma}, through {self.through}" if self.through else self.fma
+
+
+# Tried in this order: llama.cpp's converter writes F16 by default, and quantizes from there.
+WAYS = tuple(Way(fma, through) for through in ("", "F16", "BF16") for fma in ("fused", "strict"))
+
+
+class Oracle:
+    """The float source, asked about tensors of other files by role or by stored name."""
+
+    def __init__(self, base: Model, imatrix: ImportanceMatrix | None = None) -> None:
+        self.base, self.imatrix = base, imatrix
+
+    def side(self, key: str) -> View | None:
+        """Return the base's tensor of a role or name; a tied head is the embedding."""
+        found = self.base.find(key)
+        if found is not None or key != "output.weight":
+            return found
+        try:
+            tied = self.base.hyper["tied_embeddings"]
+        except ArchError:
+            return None
+        return self.base.roles.get("token_embd.weight") if tied else None
+
+    def judged(
+        self, diff: TensorDiff, a: View | None, b: View | None,
+        metadata: tuple[Mapping[str, object], ...],
+    ) -> TensorDiff:  # fmt: skip
+        """Judge a pair that both sides have and could be read; any other one is as it was."""
+        if a is None or b is None or diff.verdict in ("UNREADABLE", "SHAPE_DIFFERS"):
+            return diff
+        try:
+            return self.judge(diff, a, b, metadata)
+        except AprfmtError as error:
+            return replace(diff, verdict="UNREADABLE", cause=f"base: {error}")
+
+    def judge(
+        self, diff: TensorDiff, a: View, b: View, metadata: tuple[Mapping[str, object], ...]
+    ) -> TensorDiff:
+        """Return `diff` with a derivation for every quantized side, and the verdict they give.
+
+        `metadata` are both files' own: they tell whether an importance matrix was used.
+        """
+        base = self.side(diff.key)
+        found: list[Derivation] = []
+        equal = True
+        for label, side, said in zip("ab", (a, b), metadata, strict=True):
+            if not quantized(side.encoding.split("+")[0]):
+                equal = equal and base is not None and self._same(side, base)
+                continue
+            found.append(replace(self._derive(diff.key, side, base, said), side=label))
+        if not found:
+            return diff
+        diff = replace(diff, derivations=tuple(found))
+        wrong = [one for one in found if one.derives is not True]
+        if any(one.derives is False for one in wrong):
+            verdict = diff.verdict if diff.verdict in EQUAL else "DIFFERENT"
+            return replace(diff, verdict=verdict, cause=wrong[0].text)
+        if wrong:
+            return replace(diff, cause="; ".join(filter(None, (diff.cause, wrong[0].text))))
+        if equal and diff.verdict in ("DIFFERENT", "WITHIN"):
+            texts = {one.text: one.side.upper() for one in found}
+            shown = [f"{side} {text}" for text, side in texts.items()]
+            cause = found[0].text if len(shown) == 1 else "; ".join(shown)
+            return replace(diff, verdict="WITHIN", cause=cause)
+        return diff
+
+    def _same(self, side: View, base: View) -> bool:
+        if side.shape != base.shape:
+            return False
+        pairs = zip(base.chunks(CHUNK), side.chunks(CHUNK), strict=True)
+        return all(np.array_equal(x, y, equal_nan=True) for (*_, x), (*_, y) in pairs)
+
+    def _derive(
+        self, key: str, side: View, base: View | None, metadata: Mapping[str, object]
+    ) -> Derivation:
+        name = side.encoding
+        if base is None or base.shape != side.shape:
+            shape = "has no such tensor" if base is None else f"has shape {list(base.shape)}"
+            return _unknown(f"the base {shape}")
+        if quantized(base.encoding.split("+")[0]):
+            return _unknown(f"the base is {base.encoding} itself")
+        importance = self.imatrix.of(key) if self.imatrix is not None else None
+        used = metadata.get("quantize.imatrix.file")
+        if used is not None and self.imatrix is None:
+            return _unknown(f"made with importance matrix {used}: name it with --imatrix")
+        try:
+            if side.lattice is not None:
+                return _derive_lattice(name, side, base)
+            if side.parts:
+                return _derive_packed(name, raw_parts(side.stored[0]), base)
+            return _derive_blocks(name, side, base, importance)
+        except CodecError as error:
+            return _unknown(str(error))
+
+
+def open_oracle(base: Path | str, imatrix: Path | str | None, arch: str | None) -> Oracle:
+    """Open the base and the importance matrix; the caller closes `oracle.base`."""
+    matrix = None if imatrix is None else read_imatrix(Path(imatrix))
+    return Oracle(open_model(base, arch=arch), matrix)
+
+
+def _unknown(why: str) -> Derivation:
+    return Derivation(None, "", f"whether it derives from the base is not known: {why}")
+
+
+def _derive_blocks(name: str, side: View, base: View, importance: Array | None) -> Derivation:
+    row, data, row_bytes = encoding_row(name), side.data, side.row_bytes
+    if data is None or row_bytes is None:
+        return _unknown(f"its {name} blocks cannot be read row by row")
+    best: tuple[int, int, Way] | None = None  # blocks that differ, the first of them, the way
+    blocks = row_bytes // row.type_size  # in a row
+    for way in WAYS:
+        differ, first, seen = 0, -1, 0
+        for start, stop, values in base.chunks(CHUNK):
+            stored = np.frombuffer(data.window(start * row_bytes, stop * row_bytes), np.uint8)
+            made = encode_rows(
+                name, through(values, way), fma=way.fma, importance=importance, first=start,
+                expert_rows=side.shape[-2] if len(side.shape) > 2 else 0,
+            )  # fmt: skip
+            again = np.frombuffer(made, np.uint8)
+            wrong = (stored != again).reshape(-1, row.type_size).any(axis=1)
+            if first < 0 and wrong.any():
+                first = start * blocks + int(np.argmax(wrong))
+            differ, seen = differ + int(wrong.sum()), seen + wrong.size
+            if differ > HOPELESS * seen:
+                break
+        if not differ:
+            weighed = ", with its importance matrix" if importance is not None else ""
+            return Derivation(True, str(way), f"requantized from base, {way}{weighed}")
+        if best is None or differ < best[0]:
+            best = differ, first, way
+    assert best is not None
+    differ, block, way = best
+    at, element = block // blocks, block % blocks * row.block_size
+    last = element + row.block_size - 1
+    return Derivation(
+        False, str(way),
+        f"block {block} (row {at}, elements {element}-{last}) does not derive from the base; "
+        f"at least {differ} blocks do not ({way})",
+        block, at, element,
+    )  # fmt: skip
+
+
+def through(values: Array, way: Way) -> Array:
+    """Return float32 values as they are after being stored in the way's float type."""
+    values = np.asarray(values, np.float32)
+    if not way.through:
+        return values
+    return decode(way.through, encode(way.through, values), values.shape)
+
+
+def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Derivation:
+    """Pack the base with the options of a weight of bitsandbytes, and compare every part."""
+    state = quant_state.state_of(name, raw)
+    options = {
+        "blocksize": state.blocksize,
+        "double_quantization": bool(state.nested_blocksize),
+        "dtype": state.dtype,
+    }
+    made = encode(name, np.asarray(base.numpy(), np.float32), options=options)
+    block: int | None = None
+    for suffix, per in ((quant_state.ABSMAX, 1 if state.nested_blocksize else 4), ("", 0)):
+        mine, other = np.frombuffer(raw[suffix], np.uint8), np.frombuffer(made[suffix], np.uint8)
+        if mine.size != other.size or np.array_equal(mine, other):
+            continue
+        at = int(np.argmax(mine != other))
+        found = at // per if per else 2 * at // state.blocksize
+        block = found if block is None else min(block, found)
+    if block is None and all(bytes(raw[suffix]) == made[suffix] for suffix in made):
+        return Derivation(True, state.dtype, f"requantized from base, as {state.dtype}")
+    if block is None:
+        return Derivation(False, state.dtype, "its quant state does not derive from the base")
+    first, columns = block * state.blocksize, max(base.shape[-1], 1)
+    return Derivation(
+        False, state.dtype,
+        f"block {block} (row {first // columns}, elements {first % columns}-"
+        f"{first % columns + state.blocksize - 1}) does not derive from the base",
+        block, first // columns, first % columns,
+    )  # fmt: skip
+
+
+def _derive_lattice(name: str, side: View, base: View) -> Derivation:
+    """Hold the base to the lattice of a packed weight: its codes and its scales, requantized.
+
+    Where a scheme leaves the choice of scales open, the copy's own are used; the codes are then
+    those of the base's values, or near them where errors were made up for.
+    """
+    lattice = side.lattice
+    assert lattice is not None
+    columns = max(base.shape[-1], 1)
+    x, y = (np.asarray(v.numpy(), np.float64).reshape(-1, columns) for v in (base, side))
+    step, low, high = (np.asarray(part, np.float64).reshape(x.shape) for part in lattice)
+    found = fit(x, y, lattice)
+    same = 100 * found.near
+    if found.how:
+        return Derivation(
+            True,
+            name,
+            f"requantized from base: {found.how}; {same:.4g} % of its codes are the base's under "
+            f"its own scales, which are off by {100 * abs(found.slope):.2g} % together",
+        )
+    away = np.where(step > 0, np.abs(x - y) / np.where(step > 0, step, 1.0), 0.0)
+    inside = (x >= np.minimum(low, high)) & (x <= np.maximum(low, high))
+    far = np.flatnonzero((away > 1.0) & inside)
+    at = int(far[0]) if far.size else int(np.argmax(away))
+    return Derivation(
+        False, name,
+        f"row {at // columns}, element {at % columns} does not derive from the base under its own "
+        f"scales: {same:.4g} % of its codes are the base's ({found.says()})",
+        None, at // columns, at % columns,
+    )  # fmt: skip

@@ -1,0 +1,242 @@
+"""`diff --sample`: random ranges of two models; they can show a difference, never that none is."""
+
+import random
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aprfmt.base.protocols import ByteSource
+from aprfmt.measure.alignment import TensorPair, align
+from aprfmt.model import open_model
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
+from aprfmt.tensors.runs import RunBytes, published_equal
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+    from aprfmt.tensors.view import View
+
+RANGE = 64 << 10  # bytes of one range, aligned to itself within its tensor
+BATCH = 256  # ranges read at a time: 16 MiB a side
+SURE = 0.95
+_WORDS = Words("equal", "different", "not shown to be equal")
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingRange:
+    """A range that differs: bytes [start, stop) of a tensor, and the first byte that does."""
+
+    tensor: str
+    start: int
+    stop: int
+    byte: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unsampled:
+    """A tensor of which no bytes can be compared, and why."""
+
+    tensor: str
+    why: str
+
+
+@dataclass(frozen=True)
+class SampleReport:
+    """What was looked at, and what was found.
+
+    `ranges` of `of_ranges` were drawn with `seed`; `bytes` of `of_bytes` a side. `settled` tensors
+    are equal by the digests that are published of their files. `share` is what a clean sample
+    shows: with 95 % confidence fewer than this share of the ranges differ.
+    """
+
+    a: str
+    b: str
+    seed: int
+    ranges: int
+    of_ranges: int
+    bytes: int
+    of_bytes: int
+    settled: int
+    differing: tuple[DifferingRange, ...]
+    unlike: tuple[Unsampled, ...]
+    unsampled: tuple[Unsampled, ...]
+
+    @property
+    def share(self) -> float | None:
+        """See the class; None where nothing was drawn, or something differs."""
+        if self.different or not self.ranges:
+            return None
+        return float(1 - (1 - SURE) ** (1 / self.ranges))
+
+    @property
+    def different(self) -> bool:
+        """True if the models differ for certain."""
+        return bool(self.differing or self.unlike)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where they differ; 2 otherwise: that they are equal cannot be shown so."""
+        return self.pronounced.exit
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict: ranges that were not drawn leave it open, whatever the others show."""
+        tensors = [*dict.fromkeys(one.tensor for one in self.differing)]
+        said = [f"{len(self.differing)} ranges of {len(tensors)} tensors"] if tensors else []
+        said += [f"{len(self.unlike)} tensors that are no bytes of each other"] * bool(self.unlike)
+        undrawn = self.of_ranges - self.ranges
+        left = [
+            NotCompared("range", f"not drawn: {undrawn} of {self.of_ranges}", "unreadable"),
+            *(NotCompared("tensor", one.tensor, "unreadable", one.why) for one in self.unsampled),
+            NotCompared("section", "of keys and texts", "unreadable", "ranges are of tensors"),
+        ][not undrawn :]
+        counts = {"ranges": (self.ranges, self.of_ranges), "tensors": (self.settled, self.settled)}
+        return pronounce(_WORDS, Compared(self.different, counts, tuple(left), "; ".join(said)))
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data for `--json`."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            **self.pronounced.to_json(),
+            "sample": {
+                "different": self.different, "seed": self.seed, "range_bytes": RANGE,
+                "ranges": self.ranges, "of_ranges": self.of_ranges,
+                "bytes": self.bytes, "of_bytes": self.of_bytes, "settled": self.settled,
+                "share_below": self.share, "confidence": SURE,
+                "differing": [asdict(each) for each in self.differing],
+                "unlike": [asdict(each) for each in self.unlike],
+                "unsampled": [asdict(each) for each in self.unsampled],
+            },
+        }  # fmt: skip
+
+
+def sample(
+    a: "Path | str",
+    b: "Path | str",
+    nbytes: int,
+    *,
+    seed: int | None = None,
+    tensors: Sequence[str] = (),
+    arch: str | None = None,
+) -> SampleReport:
+    """Compare `nbytes` of two models in random ranges; see SampleReport.
+
+    `tensors` are PATTERNs in any spelling, as `diff` takes them.
+    """
+    with open_model(a, arch=arch) as first, open_model(b, arch=arch) as second:
+        return sample_models(first, second, nbytes, seed=seed, tensors=tensors)
+
+
+def sample_models(
+    a: "Model", b: "Model", nbytes: int, *, seed: int | None = None, tensors: Sequence[str] = ()
+) -> SampleReport:
+    """Compare two open models; see `sample`."""
+    from aprfmt.model.patterns import select
+
+    pairs = list(align(a, b).pairs)
+    if tensors:
+        names = [pair.spellings for pair in pairs]
+        pairs = [pairs[i] for i in select(names, tensors, f"{a.path} and {b.path}")]
+    seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    sides: list[tuple[str, RunBytes, RunBytes]] = []
+    unlike: list[Unsampled] = []
+    unsampled: list[Unsampled] = []
+    settled = 0
+    for pair in pairs:
+        why, differs = _objection(pair)
+        if why:
+            (unlike if differs else unsampled).append(Unsampled(pair.key, why))
+            continue
+        assert pair.a is not None and pair.b is not None
+        if published_equal(pair.a.stored_runs(), pair.b.stored_runs()):
+            settled += 1
+            continue
+        left, right = _bytes(pair.a), _bytes(pair.b)
+        assert left is not None and right is not None
+        sides.append((pair.key, left, right))
+    counts = [-(-len(left) // RANGE) for _, left, _ in sides]
+    ends = list(accumulate(counts))
+    total = ends[-1] if ends else 0
+    drawn = sorted(random.Random(seed).sample(range(total), min(total, max(1, nbytes // RANGE))))
+    places = list(_places(drawn, ends, counts, sides))
+    found = tuple(_compared(places, sides))
+    return SampleReport(
+        str(a.path), str(b.path), seed, len(drawn), total,
+        sum(stop - start for _, start, stop in places), sum(len(left) for _, left, _ in sides),
+        settled, found, tuple(unlike), tuple(unsampled),
+    )  # fmt: skip
+
+
+def _objection(pair: TensorPair) -> tuple[str, bool]:
+    """Return why a pair is not compared by bytes, and whether that is a difference; "" if it is."""
+    if pair.a is None or pair.b is None:
+        return f"only in {'B' if pair.a is None else 'A'}", True
+    if pair.a.shape != pair.b.shape:
+        return f"shape {list(pair.a.shape)} in A, {list(pair.b.shape)} in B", True
+    if pair.a.encoding != pair.b.encoding:
+        return f"{pair.a.encoding} in A, {pair.b.encoding} in B: values must be compared", False
+    left, right = _bytes(pair.a), _bytes(pair.b)
+    if left is None or right is None or len(left) != len(right):
+        return "the layouts have no bytes in common: values must be compared", False
+    return "", False
+
+
+def _bytes(view: "View") -> RunBytes | None:
+    """Return a tensor's stored bytes in its own order; None where there are none."""
+    if view.data is not None or view.layout:
+        return view.data
+    return RunBytes(view.stored_runs())
+
+
+def _places(
+    drawn: Sequence[int],
+    ends: Sequence[int],
+    counts: Sequence[int],
+    sides: Sequence[tuple[str, RunBytes, RunBytes]],
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (number of the tensor, start, stop) of every drawn range."""
+    for number in drawn:
+        at = bisect_right(ends, number)
+        start = (number - ends[at] + counts[at]) * RANGE
+        yield at, start, min(start + RANGE, len(sides[at][1]))
+
+
+def _compared(
+    places: Sequence[tuple[int, int, int]], sides: Sequence[tuple[str, RunBytes, RunBytes]]
+) -> Iterator[DifferingRange]:
+    for first in range(0, len(places), BATCH):
+        batch = places[first : first + BATCH]
+        left = _read([(sides[at][1], start, stop) for at, start, stop in batch])
+        right = _read([(sides[at][2], start, stop) for at, start, stop in batch])
+        for (at, start, stop), one, other in zip(batch, left, right, strict=True):
+            if one != other:
+                byte = next(i for i, (x, y) in enumerate(zip(one, other, strict=True)) if x != y)
+                yield DifferingRange(sides[at][0], start, stop, start + byte)
+
+
+def _read(wanted: Sequence[tuple[RunBytes, int, int]]) -> list[bytes]:
+    """Return the bytes of ranges; of one file all are asked for together."""
+    files: dict[int, tuple[ByteSource, list[tuple[int, int]]]] = {}
+    parts: list[list[bytes | tuple[int, int]]] = []
+    for data, start, stop in wanted:
+        row: list[bytes | tuple[int, int]] = []
+        for run in data.runs(start, stop):
+            place = run.tensor.lies(run.start)
+            if place is None:  # made in memory
+                row.append(bytes(run.tensor.raw(run.start, run.start + run.nbytes)))
+                continue
+            file, offset = place
+            asked = files.setdefault(id(file), (file, []))[1]
+            row.append((id(file), len(asked)))
+            asked.append((offset, offset + run.nbytes))
+        parts.append(row)
+    read: Mapping[int, list[memoryview]] = {
+        key: file.read(asked) for key, (file, asked) in files.items()
+    }
+    return [
+        b"".join(each if isinstance(each, bytes) else read[each[0]][each[1]] for each in row)
+        for row in parts
+    ]

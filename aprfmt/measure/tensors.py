@@ -1,0 +1,297 @@
+"""One pair, one verdict: bytes first, then elements, then the bound of the coarser encoding."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.shapes import matrix
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.activation_scales import refuse_inputs, refuse_packed
+from aprfmt.measure.alignment import TensorPair
+from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit
+from aprfmt.measure.bounds import steps as codec_steps
+from aprfmt.measure.numbers import CHUNK, PairSums, steps_between, wide
+from aprfmt.measure.prefetch import as_long, same_meaning
+from aprfmt.measure.records import TensorDiff
+from aprfmt.tensors.runs import first_difference
+from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+    from aprfmt.formats.mapped import Buffer
+    from aprfmt.measure.numbers import Step
+    from aprfmt.measure.prefetch import First
+
+
+def compare_pair(
+    pair: TensorPair, imatrix: bool = False, first: "First" = first_difference
+) -> TensorDiff:
+    """Compare one pair; never raises for a tensor that cannot be read: that is UNREADABLE.
+
+    `imatrix` says that either file was quantized with an importance matrix, which makes the
+    one-step bound statistical. `first` finds the first differing byte of the runs compared first.
+    """
+    a, b = pair.a, pair.b
+    diff = TensorDiff(
+        pair.key,
+        "DIFFERENT",
+        name_a=_named(a),
+        name_b=_named(b),
+        encoding_a="" if a is None else a.encoding,
+        encoding_b="" if b is None else b.encoding,
+        shape_a=None if a is None else a.shape,
+        shape_b=None if b is None else b.shape,
+        layout=pair.layout,
+    )
+    damage = next((side.damage for side in (a, b) if side is not None and side.damage), "")
+    if damage:
+        return replace(diff, verdict="UNREADABLE", cause=damage)
+    if a is None or b is None:
+        return replace(diff, verdict="ONLY_IN_B" if a is None else "ONLY_IN_A")
+    try:
+        if a.shape != b.shape:
+            for side in (a, b):
+                refuse_packed(side)  # its shape may be that of a wrong claim
+            return replace(diff, verdict="SHAPE_DIFFERS")
+        return _compare(diff, a, b, imatrix, first)
+    except AprfmtError as error:
+        return replace(diff, verdict="UNREADABLE", cause=str(error))
+
+
+def _named(side: View | None) -> str:
+    return "" if side is None else ", ".join(side.names[:2])
+
+
+def _layout(a: View, b: View) -> tuple[str, ...]:
+    """Name the steps only one side has: what the formats did to the same values."""
+    if a.steps == b.steps:
+        return ()
+    return (
+        *(f"{step} in A" for step in a.steps if step not in b.steps),
+        *(f"{step} in B" for step in b.steps if step not in a.steps),
+    )
+
+
+def _compare(diff: TensorDiff, a: View, b: View, imatrix: bool, first: "First") -> TensorDiff:
+    layout = (*diff.layout, *_layout(a, b))
+    diff = replace(diff, layout=layout)
+    same, stored = same_meaning(a, b), False
+    if not layout and same:
+        if first(a.stored_runs(), b.stored_runs()) is None:
+            return replace(diff, verdict="SAME_BYTES")
+        stored = True
+    at: int | None = None
+    if a.runs is not None and b.runs is not None and as_long(a, b):
+        at = (first_difference if stored else first)(a.runs, b.runs)
+        if at is None and same:
+            return replace(diff, verdict="SAME_VALUES" if layout else "SAME_BYTES")
+        if at is None:
+            return _mislabelled(diff, a, b)
+    return _by_values(replace(diff, first_byte=at), a, b, imatrix)
+
+
+def _mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
+    """Equal bytes under two encodings: the same values (all zero) or a wrong label."""
+    result = _by_values(diff, a, b, False)
+    if result.verdict == "SAME_VALUES":
+        return result
+    return replace(result, verdict="DIFFERENT", cause="dtype_mislabel", steps_off=None)
+
+
+def _by_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
+    for side in (a, b):
+        refuse_inputs(side)
+    accumulator = PairSums(a.shape)
+    with np.errstate(all="ignore"):  # damaged scales make wild steps, and are judged by them
+        for x, y, steps in chunks(a, b):
+            accumulator.add(x, y, steps)
+    off, beyond = accumulator.off if accumulator.known else None, accumulator.beyond
+    stats = accumulator.stats()
+    diff = replace(diff, stats=stats)
+    if not stats.changed:
+        if a.encoding == b.encoding and not diff.layout:
+            return replace(diff, verdict="SAME_VALUES", layout=("other bytes, same values",))
+        widened = () if a.encoding == b.encoding else (f"{a.encoding} and {b.encoding}",)
+        return replace(diff, verdict="SAME_VALUES", layout=(*diff.layout, *widened))
+    if a.encoding == b.encoding:
+        return diff
+    if stats.alone:  # no bound holds for what is no number
+        return replace(diff, steps_off=None if off is None else math.inf)
+    found = _of_lattice(a, b)
+    if found is not None and found.how:
+        coarser = coarser_of(a.encoding, b.encoding)
+        return replace(diff, steps_off=found.largest, verdict="WITHIN",
+                       cause=f"{coarser}: {found.how}")  # fmt: skip
+    if off is not None:
+        diff = replace(diff, steps_off=off)
+        if off <= 1.0 and found is None:
+            coarser = coarser_of(a.encoding, b.encoding)
+            return replace(diff, verdict="WITHIN", cause=f"one step of {coarser}")
+    if imatrix or off is None:
+        return _statistical(diff, stats.rel_l2, beyond / max(1, stats.count), imatrix)
+    return diff
+
+
+def _of_lattice(a: View, b: View) -> Fit | None:
+    """Return the errors of the one side that is packed in its own steps; None for other pairs."""
+    packed = [side for side in (a, b) if side.lattice is not None]
+    if len(packed) != 1:
+        return None
+    copied, lattice = packed[0], packed[0].lattice
+    assert lattice is not None
+    return fit((b if copied is a else a).numpy(), copied.numpy(), lattice)
+
+
+def _statistical(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
+    coarser = coarser_of(diff.encoding_a, diff.encoding_b)
+    limit = NMSE.get(coarser)
+    near = limit is not None and rel_l2**2 <= limit * NMSE_SLACK
+    if not near or (imatrix and share > BEYOND_SHARE):
+        return diff
+    return replace(diff, verdict="WITHIN", cause=f"mean square error usual for {coarser}")
+
+
+def coarser_of(a: str, b: str) -> str:
+    """Return the encoding with fewer bits a weight; a dialect's, whose size is not known, first."""
+    return min((a, b), key=lambda name: encoding_row(name.split("+")[0]).bits_per_weight)
+
+
+def in_steps(a: View, b: View) -> float | None:
+    """Return the largest |a-b| of two tensors in steps of both encodings, None where unknown."""
+    off = 0.0
+    for x, y, steps in chunks(a, b):
+        step = steps()
+        if step is None:
+            return None
+        off = max(off, float(steps_between(x, y, step).max(initial=0.0)))
+    return off
+
+
+def chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]":
+    """Yield (values of a, values of b, what returns the steps), in chunks of rows.
+
+    The steps are to be asked for before the next chunk.
+    """
+    rows, columns = matrix(a.shape)
+    if len(a.shape) == 1 and all(_by_rows(side) and _plain(side) for side in (a, b)):
+        for start in range(0, columns, CHUNK):  # a vector of gigabytes is not decoded whole
+            x, y = a[start : start + CHUNK], b[start : start + CHUNK]
+            yield x, y, ChunkSteps(a, b, x, y, (0, rows))
+            a.drop()
+            b.drop()
+        return
+    if not (_by_rows(a) and _by_rows(b)) or len(a.shape) < 2 or not columns:
+        x, y = a.numpy(), b.numpy()
+        yield x, y, ChunkSteps(a, b, x, y, (0, rows))
+        return
+    per_chunk = max(1, CHUNK // columns)
+    for start in range(0, rows, per_chunk):
+        stop = min(rows, start + per_chunk)
+        x, y = a.rows(start, stop), b.rows(start, stop)
+        yield x, y, ChunkSteps(a, b, x, y, (start, stop))
+        a.drop()
+        b.drop()
+
+
+def _by_rows(side: View) -> bool:
+    """Say whether single rows of a side can be decoded from the stored bytes."""
+    return side.row_bytes is not None and not side.restored
+
+
+def _plain(side: View) -> bool:
+    """Return whether a side is an array of numbers, without blocks or a lattice."""
+    return bool(encoding_row(side.encodings[0]).numpy) and side.lattice is None
+
+
+class ChunkSteps:
+    """The tolerance of the elements of a chunk: the sum of both sides' steps.
+
+    `x` and `y` are the values of these rows. A plain float type's step is the spacing of its
+    numbers at the other side's value.
+    """
+
+    def __init__(self, a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> None:
+        self._sides = (a, y.reshape(-1)), (b, x.reshape(-1))
+        self._rows = rows
+
+    def __call__(self, part: slice = slice(None)) -> "Step | None":
+        """Return the steps of all elements in a row, or of a part; None where they are not known.
+
+        One number where all have the same.
+        """
+        total: Step | None = None
+        for (side, other), raw in zip(self._sides, self._raw, strict=True):
+            name = side.encodings[0]
+            found: Step | None
+            if encoding_row(name).numpy:
+                found = _float_step(name, other[part])
+            elif side.lattice is not None:
+                found = side.lattice.step.reshape(-1)[part]
+            elif raw is not None:
+                columns = side.shape[-1] if side.shape else 1
+                found = codec_steps(
+                    name, raw, other.size, part, columns=columns, row_bytes=side.stored_row_bytes
+                )
+            else:
+                found = None
+            if found is None:
+                return None
+            total = found if total is None else _sum_of_steps(total, found)
+        return total
+
+    @cached_property
+    def _raw(self) -> "tuple[Mapping[str, Buffer] | None, ...]":
+        """The stored bytes of each side in blocks, None of other sides."""
+        return tuple(
+            None if encoding_row(side.encodings[0]).numpy or side.lattice is not None
+            else side.raw_rows(*self._rows)
+            for side, _ in self._sides
+        )  # fmt: skip
+
+
+def _sum_of_steps(one: "Step", other: "Step") -> "Step":
+    """Return the sum; a side that is held to be exact adds nothing, and costs nothing."""
+    if isinstance(one, float) and one == 0.0:
+        return other
+    return one if isinstance(other, float) and other == 0.0 else one + other
+
+
+# Significand bits after the leading one, and the smallest normal exponent, of plain float types.
+_FLOATS = {
+    "F64": (52, -1022), "F32": (23, -126), "F16": (10, -14), "BF16": (7, -126),
+    "F8_E4M3": (3, -6), "F8_E5M2": (2, -14), "F8_E4M3FNUZ": (3, -7), "F8_E5M2FNUZ": (2, -15),
+}  # fmt: skip
+
+
+def _float_step(name: str, other: "Array") -> "Step":
+    """Return half the spacing of a type's numbers at the other side's values: round to nearest.
+
+    Integers, booleans, F32 and F64 have no step: what is stored in them is held to be exact.
+    """
+    if name not in _FLOATS:
+        return 0.0
+    bits, smallest = _FLOATS[name]
+    if name in ("F64", "F32"):
+        return 0.0
+    if other.dtype.kind == "f" and other.dtype.itemsize <= 4:
+        exponents = np.ascontiguousarray(other, np.float32).view(np.uint32) >> 23 & 0xFF
+        near: Array = _half_spacings(bits, smallest)[exponents.reshape(-1)]
+        return near
+    size = np.abs(wide(other)).reshape(-1)
+    _, exponent = np.frexp(size)
+    exponent[size == 0] = smallest  # frexp gives 0, the exponent of a number below 1
+    half: Array = 0.5 * np.ldexp(1.0, np.maximum(exponent - 1, smallest) - bits)
+    return half
+
+
+@cache
+def _half_spacings(bits: int, smallest: int) -> "Array":
+    """Return half the spacing at a float32 number, by the eight bits of its exponent (float64)."""
+    exponent = np.arange(256) - 127
+    half: Array = 0.5 * np.ldexp(1.0, np.maximum(exponent, smallest) - bits)
+    return half

@@ -1,0 +1,217 @@
+"""What goes with a model as text: its chat template, line by line, and its generation config."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aprfmt.errors import AprfmtError
+from aprfmt.model.ledger import NotCompared, State
+from aprfmt.model.readings import FILES, pattern_of
+
+if TYPE_CHECKING:
+    from aprfmt.causes.tokenizer.comparison import TokensReport
+    from aprfmt.model import Model
+
+_FILE = "generation_config.json"
+_AROUND = 2  # equal lines shown before and after
+# What a key does to a generation; others are listed without words.
+EFFECTS: Mapping[str, str] = {
+    "temperature": "how evenly tokens are drawn",
+    "top_k": "of how many tokens one is drawn",
+    "top_p": "of what share of probability one is drawn",
+    "min_p": "how improbable a token may be",
+    "do_sample": "whether tokens are drawn, or the best one taken",
+    "repetition_penalty": "how much tokens that were there are avoided",
+    "max_new_tokens": "after how many tokens it ends",
+    "max_length": "at what length it ends",
+    "bos_token_id": "what it begins with",
+    "eos_token_id": "what ends it",
+    "pad_token_id": "what fills shorter rows of a batch",
+}
+ALIKE = ("equal", "none")  # verdicts that no line has to be said about
+APART = ("different", "only in A", "only in B")
+_OTHERS = ("chat_template", "generation_config")  # rows of the tokenizers' report, judged apart
+_OF_THE_WRITER = ("transformers_version", "_from_model_config")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDiff:
+    """A key of the generation config that differs; None is an absent one."""
+
+    name: str
+    a: object
+    b: object
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SideVerdicts:
+    """A verdict on each of what two models have beside their tensors, and how much of it differs.
+
+    Verdicts: equal, different, only in A, only in B, none, not compared.
+    """
+
+    tokenizer: str
+    template: str
+    generation: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The names of the parts that differ, or that one side alone has."""
+        verdicts = {
+            "tokenizer": self.tokenizer,
+            "template": self.template,
+            "generation": self.generation,
+        }
+        return tuple(name for name, verdict in verdicts.items() if verdict in APART)
+
+    @property
+    def says(self) -> str:
+        """The verdicts on what is not alike on both sides, with the counts; "" where all is."""
+        parts = [
+            f"{name} {verdict}{self._counted(begins)}"
+            for name, verdict, begins in (
+                ("tokenizer", self.tokenizer, ("tokens", "merges")),
+                ("chat template", self.template, ("lines",)),
+                ("generation config", self.generation, ("keys",)),
+            )
+            if verdict not in ALIKE
+        ]
+        return "; ".join(parts)
+
+    def _counted(self, begins: tuple[str, ...]) -> str:
+        rows = [
+            f"{count} {name.replace('_', ' ').replace('in a', 'in A').replace('in b', 'in B')}"
+            for name, count in self.counts.items()
+            if name.startswith(begins)
+        ]
+        return f" ({', '.join(rows)})" if rows else ""
+
+
+def beside(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
+    """Return the verdicts on tokenizer, chat template and generation config of two models."""
+    lines, keys = template_lines(a, b)[2:], generation(a, b)
+    counts = {
+        **tokens.counts,
+        "lines_only_in_a": sum(line.startswith("-") for line in lines),
+        "lines_only_in_b": sum(line.startswith("+") for line in lines),
+        "keys_changed": len(keys),
+    }
+    own = [row for row in tokens.findings if row.difference.name not in _OTHERS]
+    judged = "different" if own or tokens.counts else "equal"
+    if tokens.carried != "AB":
+        judged = _one_sided("A" in tokens.carried, "B" in tokens.carried)
+    elif not tokens.checked:
+        judged = "not compared"
+    x, y = _template(a), _template(b)
+    texts = "different" if x != y else "equal"
+    mine, theirs = bool(_generation(a)), bool(_generation(b))
+    return SideVerdicts(
+        judged,
+        texts if x is not None and y is not None else _one_sided(x is not None, y is not None),
+        ("different" if keys else "equal") if mine and theirs else _one_sided(mine, theirs),
+        {name: count for name, count in counts.items() if count},
+    )
+
+
+def lacking_tokenizer(a: "Model", b: "Model", tokens: "TokensReport") -> tuple[NotCompared, ...]:
+    """Return what of the tokenizers was not compared: all, where one cannot be read or is lacking.
+
+    One of a kind that is not read here is held together by its bytes. The generation config is
+    named where one side alone has it.
+    """
+    settings = tuple(_lacking_generation(a, b))
+    if tokens.checked or not tokens.carried:
+        return (*tokens.left, *settings)
+    if len(tokens.carried) == 1:
+        state: State = "only in A" if tokens.carried == "A" else "only in B"
+        return (NotCompared("part", "tokenizer", state), *settings)
+    why = "; ".join(tokens.not_checked).removeprefix("tokenizer: ")
+    x, y = _stored_tokenizer(a), _stored_tokenizer(b)
+    return (NotCompared("part", "tokenizer", "equal" if x and x == y else "unreadable", why),)
+
+
+def _lacking_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
+    """Yield the generation config that one side alone has.
+
+    Only a folder has a place for it: writers of single files leave it out.
+    """
+    mine, theirs = _has_generation(a), _has_generation(b)
+    if mine == theirs:
+        return
+    lacks = b if mine else a
+    state: State = "only in A" if mine else "only in B"
+    if lacks.folder is not None:
+        yield NotCompared("part", "generation config", state)
+        return
+    why = f"writers of {lacks.format} have no keys for it"
+    yield NotCompared("part", "generation config", "no counterpart", why, state[-1])
+
+
+def _stored_tokenizer(model: "Model") -> Mapping[str, object]:
+    """Return what a model stores of its tokenizer, file by file and key by key."""
+    try:
+        files = {name: model.carried.files[name] for name in model.carried.files
+                 if "token" in name or name.startswith(("vocab", "merges"))}  # fmt: skip
+    except AprfmtError:
+        return {}
+    keys = {
+        key: getattr(value, "tolist", lambda value=value: value)()
+        for key, value in model.metadata.items()
+        if key.startswith("tokenizer.")
+    }
+    return {**files, **keys}
+
+
+def _one_sided(a: bool, b: bool) -> str:
+    return "only in A" if a else "only in B" if b else "none"
+
+
+def template_lines(a: "Model", b: "Model") -> tuple[str, ...]:
+    """Return the unified diff of both chat templates; empty for equal ones, or without both."""
+    x, y = _template(a), _template(b)
+    if x is None or y is None or x == y:
+        return ()
+    from difflib import unified_diff
+
+    lines = unified_diff(x.splitlines(), y.splitlines(), "A", "B", lineterm="", n=_AROUND)
+    return tuple(lines)
+
+
+def generation(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
+    """List the keys of both generation configs that differ; none where a side has no such file."""
+    x, y = _generation(a), _generation(b)
+    if not x or not y:
+        return ()
+    return tuple(
+        KeyDiff(key, x.get(key), y.get(key), EFFECTS.get(key, ""))
+        for key in dict.fromkeys((*x, *y))
+        if key not in _OF_THE_WRITER and x.get(key) != y.get(key)
+    )
+
+
+def _template(model: "Model") -> str | None:
+    try:
+        return model.carried.chat_template()
+    except AprfmtError:
+        return None  # the tokenizers' comparison says what is wrong with it
+
+
+def _has_generation(model: "Model") -> bool:
+    """Return whether a model has a generation config, be it one that cannot be read.
+
+    One of which no key is known is none: its keys are unread items of the ledger.
+    """
+    try:
+        found = model.carried.parse(_FILE)
+    except AprfmtError:
+        return True
+    return any(pattern_of(FILES[_FILE], key) is not None for key in found)
+
+
+def _generation(model: "Model") -> Mapping[str, object]:
+    try:
+        return model.carried.parse(_FILE)
+    except AprfmtError:
+        return {}

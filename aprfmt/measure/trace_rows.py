@@ -1,0 +1,80 @@
+"""Which token positions the rows of two traces belong to: equal, shared, or another pass's.
+
+A pass computes logits for the rows that were asked for, so that two traces of the same tokens may
+hold others; these are compared on the rows both have. Any other point of other rows is a refusal.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aprfmt.codecs.base import Array
+from aprfmt.measure.trace_view import RecordLike, TraceLike, WrappedTrace
+from aprfmt.tensors.stats import Stats
+
+CHOSEN = ("logits", "logits_raw")  # points with rows that were asked for
+
+
+@dataclass(frozen=True)
+class CutRecord:
+    """A record on some of its positions."""
+
+    key: str
+    point: str
+    shape: tuple[int, ...]
+    positions: tuple[int, ...] | None
+    dtype: str
+    stats: Stats | None = None
+
+
+class Shared(WrappedTrace):
+    """A trace whose logits are cut to the positions that another trace has too."""
+
+    def __init__(self, trace: TraceLike, other: TraceLike) -> None:
+        super().__init__(trace)
+        self._other = other
+
+    def find(self, key: str) -> RecordLike | None:
+        """Return the record of a key, cut where it is to be."""
+        found, kept = self._trace.find(key), self._kept(key)
+        if found is None or kept is None:
+            return found
+        shape = (len(kept), *found.shape[1:])
+        return CutRecord(found.key, found.point, shape, kept, found.dtype)
+
+    def values(self, key: str) -> Array | None:
+        """Return the values of a key, cut where they are to be."""
+        return self._rows(key, self._trace.values(key))
+
+    def mask(self, key: str) -> Array | None:
+        """Return which of the values are there."""
+        return self._rows(key, self._trace.mask(key))
+
+    def _rows(self, key: str, values: Array | None) -> Array | None:
+        found, kept = self._trace.find(key), self._kept(key)
+        if values is None or found is None or kept is None:
+            return values
+        row = {position: at for at, position in enumerate(found.positions or ())}
+        return np.take(np.reshape(values, found.shape), [row[place] for place in kept], axis=0)
+
+    def _kept(self, key: str) -> tuple[int, ...] | None:
+        """Return the positions both have of a point with chosen rows; None: nothing is cut."""
+        mine, other = self._trace.find(key), self._other.find(key)
+        if mine is None or other is None or mine.point not in CHOSEN or not differ(mine, other):
+            return None
+        both = tuple(sorted(set(mine.positions or ()) & set(other.positions or ())))
+        sized = all(each.shape[:1] == (len(each.positions or ()),) for each in (mine, other))
+        return both if both and sized and mine.shape[1:] == other.shape[1:] else None
+
+
+def differ(a: RecordLike, b: RecordLike) -> bool:
+    """Say whether two records are known to be of other positions."""
+    return a.positions is not None and b.positions is not None and a.positions != b.positions
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return token positions as text, the first eight of many."""
+    if len(numbers) > 4 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

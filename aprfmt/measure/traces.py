@@ -1,0 +1,411 @@
+"""Comparing two traces point by point: equal tokens, positions and counts, or a refusal."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.codecs.base import Array
+from aprfmt.errors import UsageError
+from aprfmt.measure import log_softmax
+from aprfmt.measure.distances import Apart, measure
+from aprfmt.measure.nonfinite import NonFinite
+from aprfmt.measure.tolerances import DISCRETE, UNIT, Measured, Threshold, ratio_band, threshold
+from aprfmt.measure.trace_rows import Shared
+from aprfmt.measure.trace_view import (
+    RecordLike,
+    TraceLike,
+    arithmetic,
+    backend_name,
+    records_ids,
+    routed,
+    unread_arrays,
+    weights_between,
+)
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
+
+if TYPE_CHECKING:
+    from aprfmt.codecs.base import Array
+
+
+@dataclass(frozen=True, slots=True)
+class PointDiff:
+    """One point of both traces. `why` says what keeps it from being compared, else "".
+
+    `rel_l2` is ||a-b|| / ||b||, b being the reference, and `rel_l2_finite` the same over what is
+    finite on both sides; `max_abs_diff` stands with the index; `max_over_rms` is it over the root
+    mean square of the reference. `values` says how many were looked at, `rows` of which token
+    positions where the two hold others, or that rows are log-probabilities. `bits` says whether all
+    are equal. `tolerance` bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for
+    `reason`. `std_ratio` is a's deviation over b's on equal rows, `outside` whether it leaves its
+    band: a screen that says
+    where to look when only statistics were kept, and never a verdict. `nonfinite` places NaN and
+    infinities, indices in a's shape; one side alone having them is beyond every tolerance.
+    `by_position` is `rel_l2` of each token position's values alone, where that was asked for: None
+    of a position none of whose values are compared.
+    """
+
+    key: str
+    rel_l2: float | None
+    max_abs_diff: float | None
+    max_at: tuple[int, ...] | None
+    tolerance: float
+    beyond: bool
+    why: str = ""
+    max_over_rms: float | None = None
+    max_tolerance: float | None = None
+    bits: bool = False
+    values: int = 0
+    reason: str = ""
+    unit: str = UNIT
+    std_ratio: float | None = None
+    outside: bool = False
+    nonfinite: NonFinite | None = None
+    rel_l2_finite: float | None = None
+    rows: str = ""
+    by_position: tuple[float | None, ...] | None = None
+
+    @property
+    def with_sides_exchanged(self) -> "PointDiff":
+        """The same distances where B was measured against A: the counts of NaN keep their sides."""
+        odd = self.nonfinite
+        return self if odd is None else replace(self, nonfinite=odd.exchanged)
+
+    @property
+    def alone(self) -> bool:
+        """One side is not finite where the other holds something else."""
+        return self.nonfinite is not None and self.nonfinite.alone > 0
+
+
+_WORDS = Words("within tolerance", "beyond tolerance", "no verdict")
+
+
+@dataclass(frozen=True)
+class TraceDiff:
+    """All points in execution order, and the first one beyond its tolerance."""
+
+    points: tuple[PointDiff, ...]
+    first: str | None
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    not_checked: tuple[str, ...] = ()  # what neither side says, so that it was taken on trust
+    other_rows: tuple[str, ...] = ()  # points of other positions or counts: no verdict
+    left: tuple[NotCompared, ...] = ()  # arrays of both that are no point
+
+    @property
+    def compared(self) -> int:
+        """How many points had numbers on both sides."""
+        return sum(point.rel_l2 is not None for point in self.points)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all within, 1 one beyond, 2 nothing could be compared, or the tokens differ."""
+        return self.pronounced.exit
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over the points, and over the arrays of both that nothing reads."""
+        why = {point.key: point.why for point in self.points}
+        apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
+        counts = {"points": (self.compared, len(self.points))}
+        differs = self.first is not None and not apart
+        return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)))
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain data."""
+        return {
+            "first": self.first,
+            "compared": self.compared,
+            "only_in_a": list(self.only_in_a),
+            "only_in_b": list(self.only_in_b),
+            "not_checked": list(self.not_checked),
+            "other_rows": list(self.other_rows),
+            "points": [asdict(point) for point in self.points],
+        }
+
+
+def check_ids(a: TraceLike, b: TraceLike) -> None:
+    """Raise UsageError where two traces are known to be of other tokens."""
+    ids_a, ids_b = a.run.get("ids"), b.run.get("ids")
+    if ids_a is not None and ids_b is not None and list(ids_a) != list(ids_b):
+        at = next(
+            (i for i, pair in enumerate(zip(ids_a, ids_b, strict=False)) if pair[0] != pair[1]),
+            min(len(ids_a), len(ids_b)),
+        )
+        raise UsageError(
+            f"the traces are of other tokens: {len(ids_a)} against {len(ids_b)} ids, the first "
+            f"difference at {at}; give both the same --ids"
+        )
+
+
+def unchecked_tokens(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
+    """Say which side does not record its tokens: it may be a run of other tokens, unnoticed."""
+    return tuple(
+        f"token ids: {label} does not record them, so they were not checked"
+        for label, trace in (("this trace", a), ("the reference", b))
+        if not records_ids(trace)
+    )
+
+
+def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
+    """Return the keys that both traces have, in a's order.
+
+    A key that a has under other names (an alias, or the parts of a joined slot) stands behind
+    the last of them.
+    """
+    order = {key: place for place, key in enumerate(a.records)}
+    places = {key: (order[key], 0) for key in a.records if b.find(key) is not None}
+    for key in b.records:
+        if key not in order and a.find(key) is not None:
+            named = [found.key for part in a.parts(key) if (found := a.find(part)) is not None]
+            places[key] = (max((order[name] for name in named if name in order), default=-1), 1)
+    return sorted(places, key=places.__getitem__)
+
+
+@dataclass(frozen=True)
+class Between:
+    """Two runs, `a` and the reference `b`: all that a tolerance depends on besides the point.
+
+    Whatever compares values of two runs does it here, so that no two commands differ about a
+    point. `coarse` is half a unit of the last decimal of values that were printed.
+    """
+
+    backends: tuple[str, str]
+    weights: str = "exact"
+    moe: bool = False
+    calibrated: Sequence[Measured] = ()
+    coarse: float = 0.0
+
+    @classmethod
+    def of(
+        cls, a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = ()
+    ) -> "Between":
+        """Return the pair of two traces; `moe` where the model is known to choose experts."""
+        coarse = max(a.resolution, b.resolution)
+        names = backend_name(a), backend_name(b)
+        mixture = moe or routed(a) or routed(b)
+        return cls(names, weights_between(a, b), mixture, calibrated, coarse)
+
+    def bound(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
+        """Return what the two may differ by at a key, computed in these dtypes.
+
+        `point` is the one that was recorded, where the key is another name of it.
+        """
+        layer = key[1:].partition(".")[0]
+        return threshold(
+            point or key.rpartition(".")[2], self.backends, dtypes, self.weights, moe=self.moe,
+            depth=int(layer) if "." in key and layer.isdigit() else 0, calibrated=self.calibrated,
+        )  # fmt: skip
+
+    def compare(
+        self, key: str, dtypes: tuple[str, str], x: "Array", y: "Array",
+        chosen: "Array | None" = None, shape: tuple[int, ...] | None = None, point: str = "",
+    ) -> PointDiff:  # fmt: skip
+        """Say whether two values of a point agree: the one place where that is decided.
+
+        `x` and `y` have one size; those count that are `chosen` (bool, one each; None: all).
+        Indices are of `shape`, x's own if None; `point` is as in `bound`.
+        """
+        bound, shape = self.bound(key, dtypes, point), np.shape(x) if shape is None else shape
+        name, rows = point or key.rpartition(".")[2], ""
+        if name == log_softmax.POINT and len(shape) > 1:
+            sides = np.reshape(x, shape), np.reshape(y, shape)
+            given = [log_softmax.is_log_softmax(side) for side in sides]
+            if given[0] != given[1]:
+                if given[0]:
+                    y = log_softmax.moved_onto(sides[1], sides[0])
+                else:
+                    x = log_softmax.moved_onto(sides[0], sides[1])
+                rows = log_softmax.NOTE
+        x, y = np.asarray(x, np.float64).reshape(-1), np.asarray(y, np.float64).reshape(-1)
+        chosen = np.ones(x.size, np.bool_) if chosen is None else np.reshape(chosen, -1)
+        places = np.flatnonzero(chosen)
+        if x.size and not len(places):
+            return _without(key, bound, "no value is on both sides")
+        apart = measure(x, y, chosen, places, shape)
+        return replace(_judged(apart, key, name in DISCRETE, bound, self.coarse), rows=rows)
+
+
+def compare_traces(
+    a: TraceLike, b: TraceLike, *, moe: bool = False, calibrated: Sequence[Measured] = (),
+    before: Mapping[str, int] | None = None, positions: bool = False,
+) -> TraceDiff:  # fmt: skip
+    """Compare `a` with the reference `b`; UsageError where their tokens are not the same.
+
+    `before` are keys of which only rows of earlier token positions are looked at. `positions` asks
+    for each token position's own distance.
+    """
+    check_ids(a, b)
+    keys = common_keys(a, b)
+    mine, other = Shared(a, b), Shared(b, a)
+    between = Between.of(a, b, moe=moe, calibrated=calibrated)
+    points = [
+        compare_point(key, mine, other, between, (before or {}).get(key), positions) for key in keys
+    ]
+    first = next((point.key for point in points if point.beyond), None)
+    return TraceDiff(
+        tuple(points),
+        first,
+        tuple(key for key in a.records if b.find(key) is None),
+        tuple(key for key in b.records if a.find(key) is None),
+        unchecked_tokens(a, b),
+        tuple(key for key in keys if _apart(mine.find(key), other.find(key))),
+        unread_arrays(a, b),
+    )
+
+
+def compare_point(
+    key: str, a: TraceLike, b: TraceLike, between: Between, before: int | None = None,
+    positions: bool = False,
+) -> PointDiff:  # fmt: skip
+    """Compare one key of both; `before` looks only at rows of earlier token positions."""
+    mine, other = a.find(key), b.find(key)
+    assert mine is not None and other is not None
+    dtypes = dtypes_of(mine, other, a, b)
+    why = _unlike(mine, other)
+    ratio = None if why else _ratio(mine, other)
+    low, high = ratio_band(mine.point)
+    outside = ratio is not None and not low <= ratio <= high
+    x, y = (None, None) if why else (a.values(key), b.values(key))
+    if x is None or y is None:
+        why, beyond = (why, False) if why else _by_census(mine, other)
+        found = _without(key, between.bound(key, dtypes, mine.point), why, beyond)
+    else:
+        chosen = _chosen(a.mask(key), b.mask(key), np.size(x))
+        if before is not None:
+            chosen &= _earlier(mine, before)
+        shape = mine.shape or other.shape
+        found = between.compare(key, dtypes, x, y, chosen, shape, mine.point)
+        if positions:
+            found = replace(found, by_position=_by_position(mine, x, y, chosen))
+    return replace(found, std_ratio=ratio, outside=outside)
+
+
+def position_axis(point: str) -> int:
+    """Return which axis of a point's values is the token position."""
+    return 1 if point in ("scores", "probs") else 0  # [heads, tokens, keys]
+
+
+def _by_position(
+    record: RecordLike, x: Array, y: Array, chosen: Array
+) -> tuple[float | None, ...] | None:
+    """Return ||x-y|| / ||y|| of each token position; None where rows belong to no positions."""
+    axis = position_axis(record.point)
+    count = len(record.positions or ())
+    if len(record.shape) <= axis or not count or record.shape[axis] != count:
+        return None
+    rows = [
+        np.moveaxis(np.reshape(v, record.shape), axis, 0).reshape(count, -1) for v in (x, y, chosen)
+    ]
+    a, b, kept = np.float64(rows[0]), np.float64(rows[1]), rows[2].astype(np.bool_)
+    with np.errstate(all="ignore"):
+        apart = np.sqrt(np.where(kept & (a != b), (a - b) ** 2, 0.0).sum(axis=1))
+        size = np.sqrt(np.where(kept, b * b, 0.0).sum(axis=1))
+        found = np.where(apart == 0, 0.0, apart / size)
+    told = np.where(np.isnan(found), np.inf, found).tolist()
+    some = np.any(kept, axis=1).tolist()
+    return tuple(value if there else None for value, there in zip(told, some, strict=True))
+
+
+def dtypes_of(a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike) -> tuple[str, str]:
+    """Return the arithmetic of two records of these traces."""
+    return arithmetic(of_a, a.dtype), arithmetic(of_b, b.dtype)
+
+
+def _without(key: str, bound: Threshold, why: str, beyond: bool = False) -> PointDiff:
+    """Return a point without numbers, and why."""
+    return PointDiff(key, None, None, None, bound.rel_l2, beyond, why)
+
+
+def _judged(found: Apart, key: str, discrete: bool, bound: Threshold, coarse: float) -> PointDiff:
+    """Hold what was measured to the point's bound; printed values may be `coarse` off each."""
+    rms, odd = found.rms, found.nonfinite
+    if found.count and not rms and not found.largest and not discrete:
+        why = odd.says("this side", "the reference") if odd else "zero on both sides"
+        return replace(_without(key, bound, f"{why}: nothing was measured"), nonfinite=odd)
+    peak = found.largest / rms if rms else float("inf") if found.largest else 0.0
+    share = coarse / rms if rms else 0.0
+    limit, max_limit = bound.rel_l2 + share, bound.max_over_rms + share
+    if coarse and rms and found.largest <= coarse:
+        limit = max(limit, found.rel)
+    beyond = not (found.rel <= limit and peak <= max_limit) and not discrete
+    beyond = beyond or (odd is not None and odd.alone > 0)
+    return PointDiff(
+        key, found.rel, found.largest, found.at, limit, beyond, "", float(peak), max_limit,
+        found.bits, found.count, bound.reason, bound.unit, None, False, odd, found.finite,
+    )  # fmt: skip
+
+
+def _by_census(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
+    """Say what keeps values from being compared, and whether one side alone is not finite."""
+    why = "only statistics were kept; save the values"
+    if a.stats is None or b.stats is None:
+        return why, False
+    mine, other = a.stats.nan + a.stats.inf, b.stats.nan + b.stats.inf
+    if mine == other and a.stats.nan == b.stats.nan:
+        return why, False
+    return f"{mine} values are NaN or infinite, {other} of the reference's; {why}", True
+
+
+def _ratio(a: RecordLike, b: RecordLike) -> float | None:
+    """Return a's standard deviation over b's, None where either is not known or 0."""
+    if a.stats is None or b.stats is None or not a.stats.std or not b.stats.std:
+        return None
+    return float(a.stats.std / b.stats.std)
+
+
+def _chosen(a: "Array | None", b: "Array | None", size: int) -> "Array":
+    """Return which values of both are there."""
+    chosen = np.ones(size, np.bool_)
+    for mask in (a, b):
+        if mask is not None:
+            chosen &= np.asarray(mask).reshape(-1)
+    return chosen
+
+
+def _earlier(record: RecordLike, before: int) -> "Array":
+    """Return which values belong to token positions before a given one."""
+    size = int(np.prod(record.shape))
+    if record.positions is None:
+        return np.ones(size, np.bool_)
+    axis = position_axis(record.point)
+    by_key = axis == 1
+    rows = np.asarray(record.positions) < before
+    shape = [1] * len(record.shape)
+    shape[axis] = len(rows)
+    if record.shape[axis] != len(rows):
+        return np.ones(size, np.bool_)
+    chosen = np.broadcast_to(rows.reshape(shape), record.shape)
+    if by_key:  # scores are taken before the mask: an early row sees the keys of later tokens
+        chosen = chosen & (np.arange(record.shape[2]) < before)
+    return chosen.reshape(-1)
+
+
+def _other_rows(a: tuple[int, ...], b: tuple[int, ...]) -> str:
+    """Say how the token positions of two records' rows differ."""
+    if len(a) != len(b):
+        return f"rows of {len(a)} positions against {len(b)}"
+    row = next(i for i, (mine, other) in enumerate(zip(a, b, strict=True)) if mine != other)
+    if len(a) == 1:
+        return f"row of position {a[0]} against position {b[0]}"
+    return f"{len(a)} rows each, but row {row} is of position {a[row]} against {b[row]}"
+
+
+def _apart(a: RecordLike | None, b: RecordLike | None) -> bool:
+    """Say whether two records hold other rows, or another number of values."""
+    return a is not None and b is not None and bool(_unlike(a, b))
+
+
+def _unlike(a: RecordLike, b: RecordLike) -> str:
+    """Say why two records cannot be compared, "" if they can."""
+    if a.positions is not None and b.positions is not None and a.positions != b.positions:
+        return _other_rows(a.positions, b.positions)
+    count_a, count_b = 1, 1
+    for size in a.shape:
+        count_a *= size
+    for size in b.shape:
+        count_b *= size
+    if count_a != count_b:
+        return f"{count_a} values {list(a.shape)} against {count_b} {list(b.shape)}"
+    return ""

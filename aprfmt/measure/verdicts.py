@@ -1,0 +1,45 @@
+"""The verdicts on two sides, the levels of evidence, and how sure a cause is."""
+
+from typing import Literal
+
+Level = Literal["identity", "config", "tensor", "forward", "capture"]
+Verdict = Literal["same", "precision", "bug", "not_comparable"]
+Certainty = Literal["located", "explained", "confirmed"]
+
+# The order in which evidence is looked at; the first level that explains the later ones decides.
+LEVELS: dict[Level, str] = {
+    "identity": "the same checkpoint, tokenizer and token ids",
+    "config": "hyperparameters that change the forward pass, with their origin",
+    "tensor": "stored bytes, then values",
+    "forward": "the forward pass, point by point in execution order",
+    "capture": "where and on which rows the values were taken",
+}
+
+VERDICTS: dict[Verdict, str] = {
+    "same": "the same computation; nothing differs but how it is stored, or where or on which rows "
+    "it was looked at",
+    "precision": "the same computation in other rounding: another dtype, a quantized copy within "
+    "its bound, another order of summation, an expert flipped by a margin inside the rounding",
+    "bug": "another computation; the cause and the place are named",
+    "not_comparable": "the two do not answer the same question; the reason says why",
+}
+
+# How sure a cause is, the least first.
+CERTAINTIES: dict[Certainty, str] = {
+    "located": "with A's item in B's place the difference is gone, or it was only measured: where "
+    "it is and how large, not what happened",
+    "explained": "the stated change was made and gives the other side, but not in every element, "
+    "or only on the elements it was found on, or within a bound of the accused side",
+    "confirmed": "the stated change was made and gives the other side in every element it speaks "
+    "of, on elements that it was not found on",
+}
+
+
+def certainty_of(confirmed: bool, reached: Certainty | None) -> Certainty:
+    """Return how sure a cause is; `reached` is what was done, None where `confirmed` says it.
+
+    What is not confirmed is explained where the change was made in part, else located.
+    """
+    if confirmed:
+        return reached or "confirmed"
+    return "explained" if reached == "explained" else "located"

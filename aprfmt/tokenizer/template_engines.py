@@ -1,0 +1,119 @@
+"""Whether two engines make the same of a chat template: jinja2 here, and llama.cpp's own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from aprfmt.base.text import shorten
+from aprfmt.tokenizer.conversations import ENGINE_CONVERSATIONS
+from aprfmt.tokenizer.llama_server import render_by_llama_cpp
+from aprfmt.tokenizer.template import renderings
+
+CAUSE = "chat_template"  # of compare/causes
+_SHOWN = 40  # characters of each side
+
+
+def _given() -> dict[str, Any]:
+    """Return the variables that llama.cpp gives every template, and transformers none.
+
+    Source: llama.cpp, common/chat.cpp (2026-10).
+    """
+    return {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRendering:
+    """What both engines made of one conversation.
+
+    A text is None where an engine refused it, and its reason then stands in `jinja2_refuses` or
+    `llama_cpp_refuses`. `at` is the first character that differs, None where none does. `given` are
+    variables that llama.cpp alone gives the template, where jinja2 writes the same with them.
+    """
+
+    conversation: str
+    same: bool
+    at: int | None
+    jinja2: str | None
+    llama_cpp: str | None
+    jinja2_refuses: str = ""
+    llama_cpp_refuses: str = ""
+    given: tuple[str, ...] = ()
+
+    @property
+    def says(self) -> str:
+        """The difference in a sentence."""
+        if self.same:
+            return "rendered alike" if self.jinja2 is not None else "refused by both"
+        if self.jinja2 is None or self.llama_cpp is None:
+            name, why = ("jinja2", self.jinja2_refuses)
+            if self.jinja2 is not None:
+                name, why = "llama.cpp", self.llama_cpp_refuses
+            return f"{name} alone refuses it: {shorten(why, 200)}"
+        at = self.at or 0
+        one, other = (
+            repr(text[at : at + _SHOWN]) if at < len(text) else "its end"
+            for text in (self.jinja2, self.llama_cpp)
+        )
+        why = f": only llama.cpp sets {' and '.join(self.given)}" if self.given else ""
+        return f"from character {at} on jinja2 has {one}, llama.cpp {other}{why}"
+
+
+@dataclass(frozen=True)
+class TemplateEngines:
+    """What two engines made of every conversation; `engine` says which llama.cpp it was."""
+
+    engine: str
+    rows: tuple[EngineRendering, ...]
+
+    @property
+    def apart(self) -> tuple[EngineRendering, ...]:
+        """The conversations that they render otherwise."""
+        return tuple(row for row in self.rows if not row.same)
+
+    @property
+    def says(self) -> str:
+        """The answer in a sentence."""
+        count = len(self.rows)
+        if not self.apart:
+            return f"same: jinja2 and {self.engine} render {count} conversations alike"
+        return (
+            f"different: {CAUSE} - {self.engine} renders {len(self.apart)} of {count} "
+            "conversations otherwise than jinja2"
+        )
+
+
+def compare_engines(template: str, variables: Mapping[str, str], where: str) -> TemplateEngines:
+    """Render conversations with tools, reasoning and several turns by jinja2 and by llama.cpp.
+
+    `variables` are the special tokens that a template can write. Raises BackendUnavailableError
+    where no llama.cpp is here that renders templates, FormatError for what is no template.
+    """
+    asked: list[Mapping[str, Any]] = list(ENGINE_CONVERSATIONS.values())
+    ours = renderings(template, asked, variables, where)
+    engine, theirs = render_by_llama_cpp(template, variables, asked, where)
+    rows = [
+        _rendering(name, one, other)
+        for name, one, other in zip(ENGINE_CONVERSATIONS, ours, theirs, strict=True)
+    ]
+    apart = [at for at, row in enumerate(rows) if not row.same and row.llama_cpp is not None]
+    given = {name: value for name, value in _given().items() if name in template}
+    if apart and given:
+        again = renderings(template, [{**given, **asked[at]} for at in apart], variables, where)
+        for at, (status, text) in zip(apart, again, strict=True):
+            if status == "ok" and text == rows[at].llama_cpp:
+                names = tuple(name for name in given if name not in asked[at])
+                rows[at] = replace(rows[at], given=names)
+    return TemplateEngines(engine, tuple(rows))
+
+
+def _rendering(name: str, ours: tuple[str, str], theirs: tuple[str, str]) -> EngineRendering:
+    one, other = (text if status == "ok" else None for status, text in (ours, theirs))
+    at = None
+    if one is not None and other is not None and one != other:
+        pairs = enumerate(zip(one, other, strict=False))
+        at = next((i for i, (x, y) in pairs if x != y), min(len(one), len(other)))
+    return EngineRendering(
+        name, one == other, at, one, other,
+        "" if one is not None else ours[1], "" if other is not None else theirs[1],
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""`aprfmt attest`: whether a quantized model is what its base gives, byte for byte."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from aprfmt.cli import options, render
+from aprfmt.compare.short_answer import Line, short_answer
+
+if TYPE_CHECKING:
+    from aprfmt.attestation import Attestation
+
+_STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
+_TENSOR_STYLES = {"not reproduced": "bad", "not tried": "warn"}
+
+
+@click.command("attest")
+@options.model("quantized")
+@click.option("--from", "base", type=options.Place(), metavar="BASE", required=True,
+              help="The model that it is said to be made of.")  # fmt: skip
+@click.option("--type", "scheme", metavar="T",
+              help="The type it was quantized as, where nothing in the file says it.")  # fmt: skip
+@click.option("--imatrix", type=options.NamedPath(), metavar="FILE",
+              help="The importance matrix that was used.")  # fmt: skip
+@options.drop
+@click.option("-o", "--output", type=options.FILE, metavar="FILE",
+              help="Write what was found as an in-toto statement (JSON).")  # fmt: skip
+@click.option("--check", type=options.NamedPath(), metavar="STATEMENT",
+              help="Hold what is found to a statement of an earlier run.")  # fmt: skip
+@options.verbose("Every tensor with what became of it.")
+@options.arch
+@options.force
+@options.common
+def command(
+    quantized: Path, base: Path, scheme: str | None, imatrix: Path | None, drop: tuple[str, ...],
+    output: Path | None, check: Path | None, verbose: bool, arch: str | None, force: bool,
+) -> int:  # fmt: skip
+    """Make every tensor of QUANTIZED again from BASE, and compare the stored bytes.
+
+    The encodings are the file's own; its record and its tensors say how they were made. Exit 0:
+    every tensor was reproduced, and hyperparameters and tokenizer are the base's; 1: one was not,
+    or STATEMENT says otherwise; 2: none differs, and one could not be tried.
+    """
+    from aprfmt.attestation import attest
+    from aprfmt.attestation.statement import read_statement, write_statement
+
+    options.check_new(force, output)
+    statement = None if check is None else read_statement(check)
+    with render.ProgressLine("attest") as progress:
+        found = attest(
+            quantized, base, scheme=scheme, imatrix=imatrix, drop=drop, arch=arch,
+            check=statement, checked=None if check is None else str(check), progress=progress,
+        )  # fmt: skip
+    if output is not None:
+        write_statement(found.statement, output, force=force)
+    body = {**found.to_json(), "statement": None if output is None else str(output)}
+    return render.emit(body, found.exit_code, lambda: show(found, output, verbose))
+
+
+def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
+    """Print the verdict, what was not reproduced, and where the statement is."""
+    verdict = found.pronounced
+    headline = verdict.says, _STYLES[verdict.exit]
+    lines = list(_lines(found, verbose))
+    if written is not None:
+        lines.append((f"  statement written to {written}", ""))
+    commands = []
+    if verdict.exit == 1:
+        commands = [f"aprfmt diagnose {shlex.quote(found.base)} {shlex.quote(found.model)}"]
+    if verbose:
+        shown = [headline, *lines, *((f"next: {text}", "head") for text in commands)]
+    else:
+        shown = short_answer(headline, (), first_said=True, others=lines, commands=commands)
+    for text, style in shown:
+        render.say(text, style=style)
+
+
+def _lines(found: "Attestation", every: bool) -> "Iterator[Line]":
+    for row in found.tensors:
+        if row.state == "reproduced" and not every:
+            continue
+        name = row.tensor or ", ".join(row.names)
+        role = f" ({row.key})" if row.key != name else ""
+        text = f"  {row.state}: {name}{role}, {row.encoding}: {row.why or row.how}"
+        yield text, _TENSOR_STYLES.get(row.state, "")
+    for one in found.fields:
+        sides = " | ".join(render.field_text(one.name, value) for value in (one.a, one.b))
+        yield f"  differs: {one.name}: {sides}", "bad"
+    for text in found.faults:
+        yield f"  {found.checked}: {text}", "bad"

@@ -1,0 +1,147 @@
+"""State space scans, in numpy: what backends without their own code run.
+
+A mixer keeps for each of its heads a matrix S [head_dim, state]. A token with value x, time step t,
+input vector B and output vector C changes it to S' = exp(t a) S + t x B, and reads S' C + d x. The
+rate `a` is below zero: one number a head (Mamba 2), or one for each number of state (Mamba 1,
+whose heads are channels of one element). `recurrent` goes token by token; `chunked` gives the same
+numbers by products of CHUNK tokens at a time, where a head has one rate. Sources: Gu and Dao,
+"Mamba" (2023); Dao and Gu, "Transformers are SSMs" (2024); transformers' modeling_mamba2.
+"""
+
+from typing import Any
+
+import numpy as np
+
+Array = Any
+CHUNK = 64  # tokens that are worked out together
+
+
+def scanned(
+    x: Array,
+    step: Array,
+    rate: Array,
+    b: Array,
+    c: Array,
+    skip: Array,
+    state: Array | None,
+    *,
+    steps: bool,
+) -> tuple[Array, Array]:
+    """Return what is read [tokens, heads, head_dim], and the state after the last token.
+
+    x as the result, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c [tokens,
+    groups, state], `skip` [heads], `state` [heads, head_dim, state], None for zeros. Each group
+    serves as many heads in a row. `steps`: token by token.
+    """
+    if state is None:
+        state = np.zeros((*x.shape[1:], b.shape[2]), x.dtype)
+    if steps or len(x) == 1:
+        read, state = recurrent(x, step, rate, b, c, state)
+    elif rate.ndim == 2:
+        read, state = _by_number(x, step, rate, b, c, state)
+    else:
+        read, state = chunked(x, step, rate, b, c, state)
+    return read + skip[:, None] * x, state
+
+
+def recurrent(
+    x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
+) -> tuple[Array, Array]:
+    """Return reads, without the skip, and state, token by token."""
+    each = x.shape[1] // b.shape[1]
+    reads = []
+    for t in range(len(x)):
+        grown = step[t][:, None, None]  # (head, 1, 1)
+        kept = np.exp(grown * (rate[:, None, None] if rate.ndim == 1 else rate[:, None]))
+        into, out = (np.repeat(y[t], each, axis=0)[:, None] for y in (b, c))  # (head, 1, state)
+        state = kept * state + grown * into * x[t][:, :, None]
+        reads.append((state * out).sum(axis=-1))
+    return np.stack(reads), state
+
+
+def _by_number(
+    x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
+) -> tuple[Array, Array]:
+    """Return what `recurrent` does where every number of state has a rate.
+
+    What does not depend on the state is worked out for CHUNK tokens at once.
+    """
+    each = x.shape[1] // b.shape[1]
+    reads = []
+    for start in range(0, len(x), CHUNK):
+        y, t, i, o = (part[start : start + CHUNK] for part in (x, step, b, c))
+        kept = np.exp(t[..., None] * rate)[:, :, None]  # (token, head, 1, state)
+        i, o = (np.repeat(part, each, axis=1) for part in (i, o))
+        states = (t[..., None] * y)[..., None] * i[:, :, None]
+        for token in range(len(y)):
+            states[token] += kept[token] * state
+            state = states[token]
+        reads.append((states @ o[..., None])[..., 0])
+    return np.concatenate(reads), state.copy()
+
+
+def chunked(
+    x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
+) -> tuple[Array, Array]:
+    """Return what `recurrent` does where a head has one rate, CHUNK tokens at a time."""
+    groups = b.shape[1]
+    grouped = x.shape[1] // groups
+    state = state.reshape(groups, grouped, *state.shape[1:])
+    reads = []
+    for start in range(0, len(x), CHUNK):
+        y, t, i, o = (part[start : start + CHUNK].swapaxes(0, 1) for part in (x, step, b, c))
+        read, state = _chunk(
+            y.reshape(groups, grouped, *y.shape[1:]), t.reshape(groups, grouped, -1),
+            rate.reshape(groups, grouped), i[:, None], o[:, None], state,
+        )  # fmt: skip
+        reads.append(read.reshape(-1, *y.shape[1:]).swapaxes(0, 1))
+    return np.concatenate(reads), state.reshape(-1, *state.shape[2:])
+
+
+def _chunk(
+    x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
+) -> tuple[Array, Array]:
+    """Return the reads [groups, heads of each, tokens, head_dim] of one chunk, and the state.
+
+    Inputs have groups and heads first. The decay from token j to token i is the exponential of the
+    sum of t a over the tokens between; the sums are taken over those alone, as differences of two
+    long sums would cancel.
+    """
+    decay = step * rate[..., None]  # (group, head, token)
+    tokens = decay.shape[-1]
+    seen = np.tril(np.ones((tokens, tokens), bool))
+    between = np.where(np.tril(seen, -1), decay[..., None], 0)
+    between = np.where(seen, between.cumsum(axis=-2), -np.inf)
+    between = np.exp(between)  # (group, head, i, j), zero for later j
+    grown = np.exp(decay.cumsum(axis=-1))[..., None]
+    value = x * step[..., None]
+    read = (c @ b.swapaxes(-1, -2) * between) @ value
+    read += grown * (c @ state.swapaxes(-1, -2))
+    left = value * between[..., -1, :, None]
+    return read, state * grown[..., -1:, :] + left.swapaxes(-1, -2) @ b
+
+
+def time_steps(raw: Array, bias: Array | None, low: float, high: float) -> Array:
+    """Return softplus(raw + bias), clamped to [low, high]; softplus is that of recurrence.py."""
+    from aprfmt.inference.recurrence import LINEAR
+
+    x = raw if bias is None else raw + bias
+    soft = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+    return np.where(x > LINEAR, x, soft).clip(low, high)
+
+
+def gated(
+    x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
+) -> Array:
+    """Return x [tokens, width] times silu(gate), with RMSNorm by groups where there is a weight.
+
+    The norm is of each group's width by itself; `first`: it comes before the gate, else behind it.
+    """
+    with np.errstate(over="ignore"):
+        opened = gate / (1 + np.exp(-gate))
+    if weight is None:
+        return x * opened
+    y = (x if first else x * opened).reshape(len(x), groups, -1)
+    y = y / np.sqrt((y * y).mean(axis=-1, keepdims=True) + y.dtype.type(eps))
+    y = y.reshape(x.shape) * weight
+    return y * opened if first else y

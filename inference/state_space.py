@@ -1,0 +1,116 @@
+"""A layer that mixes tokens by a state space scan, in place of attention or at its side.
+
+Two kinds: mamba's mixer has a rate for each number of state and a compressed time step; mamba2's
+has heads with a rate each, and groups of heads that share B and C. Sources: transformers'
+modeling_mamba, modeling_mamba2 and modeling_falcon_h1.
+"""
+
+from collections.abc import Sequence
+
+from aprfmt.inference.backends.base import Array
+from aprfmt.inference.context import Context
+from aprfmt.inference.short_conv import window_of
+
+UNBOUNDED = float("inf")
+
+
+def mamba(c: Context, layer: int, x: Array) -> Array:
+    """Return a mixer's tokens [tokens, ssm_size], before the output product: `ssm_gated`."""
+    b, hp = c.backend, c.hp
+    width, rank, size = (int(hp[name]) for name in ("ssm_size", "ssm_rank", "ssm_state"))
+    joined = c.linear(layer, "ssm_in", x)
+    value, gate = joined[:, :width], c.tap("ssm_gate", layer, joined[:, width:])
+    window, value = _convolved(c, layer, c.tap("ssm_conv_in", layer, value))
+    low, into, out = _parts(
+        c.tap("ssm_x", layer, c.linear(layer, "ssm_x", value)), (rank, size, size)
+    )
+    if c.block.ssm_norms != "none":
+        low, into, out = (
+            _normed(c, layer, role, y) for role, y in (("dt", low), ("b", into), ("c", out))
+        )
+    raw = b.linear(low, c.weights.of(layer, "ssm_dt.weight"), None)
+    read = _scanned(c, layer, window, (value[:, :, None], raw, into[:, None], out[:, None]))
+    return _gated(c, layer, read, gate)
+
+
+def mamba2(c: Context, layer: int, x: Array) -> Array:
+    """Return a mixer's tokens [tokens, ssm_size], before the output product: `ssm_gated`."""
+    b, hp = c.backend, c.hp
+    heads, groups = int(hp["ssm_heads"]), int(hp["ssm_groups"])
+    width, shared = int(hp["ssm_size"]), groups * int(hp["ssm_state"])
+    if c.block.multipliers != "none":
+        x = b.scale(x, float(hp["ssm_in_scale"]))
+    joined = c.linear(layer, "ssm_in", x)
+    if c.block.multipliers != "none":
+        sizes = (width, width, shared, shared, heads)
+        parts = zip(_parts(joined, sizes), hp["ssm_scales"], strict=True)
+        joined = b.concat([b.scale(part, b.rounded(float(factor))) for part, factor in parts])
+    gate, rows, raw = _parts(joined, (width, width + 2 * shared, heads))
+    gate = c.tap("ssm_gate", layer, gate)
+    window, mixed = _convolved(c, layer, c.tap("ssm_conv_in", layer, rows))
+    value, into, out = (
+        part.reshape(len(x), count, -1)
+        for part, count in zip(
+            _parts(mixed, (width, shared, shared)), (heads, groups, groups), strict=True
+        )
+    )
+    return _gated(c, layer, _scanned(c, layer, window, (value, raw, into, out)), gate)
+
+
+def _parts(x: Array, sizes: Sequence[int]) -> list[Array]:
+    """Return neighbouring columns of these widths."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(x[:, start : start + size])
+        start += size
+    return parts
+
+
+def _convolved(c: Context, layer: int, rows: Array) -> tuple[Array, Array]:
+    """Return the rows that the next pass looks back on, and the activated convolution: `conv`."""
+    before = None if c.cache is None else c.cache.state(layer)[0]
+    window = window_of(c, before, rows)
+    mixed = c.backend.convolve(
+        window, c.vector(layer, "ssm_conv1d.weight"), c.bias(layer, "ssm_conv1d")
+    )
+    mixed = c.backend.activate(mixed, str(c.hp["ssm_activation"]), steps=False)
+    return window[len(rows) :], c.tap("conv", layer, mixed)
+
+
+def _normed(c: Context, layer: int, part: str, x: Array) -> Array:
+    """Return a time step, B or C behind its norm."""
+    b = c.backend
+    if c.block.ssm_norms == "plain":
+        weight, eps = b.shift(b.zeros((x.shape[-1],)), 1), float(c.hp["ssm_inner_eps"])
+    else:
+        weight, eps = c.vector(layer, f"ssm_{part}_norm.weight"), float(c.hp["norm_eps"])
+    return c.rms_norm(x, weight, eps)
+
+
+def _scanned(
+    c: Context, layer: int, window: Array, given: tuple[Array, Array, Array, Array]
+) -> Array:
+    """Return what a scan of values, time steps, B and C reads, heads joined, wide: `ssm_scan`."""
+    b, (value, raw, into, out) = c.backend, given
+    high = c.hp["ssm_step_high"]
+    step = b.time_step(
+        c.tap("ssm_dt", layer, raw), c.bias(layer, "ssm_dt"), float(c.hp["ssm_step_low"]),
+        UNBOUNDED if high is None else float(high),
+    )  # fmt: skip
+    step = c.tap("ssm_step", layer, step)
+    rate = b.rates(c.vector(layer, "ssm_a.weight"))
+    before = None if c.cache is None else c.cache.state(layer)[1]
+    skip = c.vector(layer, "ssm_d.weight")
+    read, state = b.scan(value, step, rate, into, out, skip, before)
+    if c.cache is not None:
+        c.cache.keep(layer, (b.stack([window]), state))  # a copy: no view of the pass
+    return c.tap("ssm_scan", layer, read.reshape(len(value), -1))
+
+
+def _gated(c: Context, layer: int, read: Array, gate: Array) -> Array:
+    normed = bool(c.hp["ssm_norm"])
+    return c.tap("ssm_gated", layer, c.backend.gated_scan(
+        read, gate, c.vector(layer, "ssm_norm.weight") if normed else None,
+        groups=int(c.hp["ssm_groups"]) if normed else 1, eps=float(c.hp["norm_eps"]),
+        first=bool(c.hp["ssm_norm_first"]),
+    ))  # fmt: skip

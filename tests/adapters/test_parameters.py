@@ -1,0 +1,138 @@
+"""Pairs for single parameters (PEFT's target_parameters): stacked experts, held to PEFT's merge."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import aprfmt
+from aprfmt.adapters import placed, read_adapter
+from aprfmt.adapters.parameters import OTHER_ORDERS, ExpertOrder
+from tests.adapters.golden import EXPERT_CASES, write_experts
+from tests.cli.run import aprfmt as command
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return dict(load_file(folder / "model.safetensors"))
+
+
+def merge(base: Path, out: Path, adapter: Path, to: str = "safetensors") -> Any:
+    done = command("convert", base, out, "--to", to, "--adapter", adapter)
+    assert done.code == 0, done.err
+    return done
+
+
+@pytest.mark.parametrize("case", EXPERT_CASES)
+def test_merged_as_peft_merges(case: str, tmp_path: Path) -> None:
+    base, adapter, expected = write_experts(tmp_path, case)
+    merge(base, tmp_path / "out", adapter)
+    before, found = weights(base), weights(tmp_path / "out")
+    assert {name for name in found if not np.array_equal(found[name], before[name])} == set(
+        expected
+    )
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=np.abs(values).max() * 2**-21)
+
+
+@pytest.mark.parametrize("case", EXPERT_CASES)
+def test_a_base_in_the_other_container_gets_the_same_weights(case: str, tmp_path: Path) -> None:
+    """GGUF has the experts stacked, gate and up apart, and other names."""
+    base, adapter, _ = write_experts(tmp_path, case)
+    merge(base, tmp_path / "out", adapter)
+    aprfmt.convert(base, tmp_path / "base.gguf")
+    made = command("convert", tmp_path / "base.gguf", tmp_path / "o.gguf", "--adapter", adapter)
+    if case == "biases_too":  # GGUF has them by another name, and apart
+        assert made.code == 2 and "gate_up_proj_bias" in made.err, made.err
+        return
+    assert made.code == 0, made.err
+    assert command("diff", tmp_path / "out", tmp_path / "o.gguf").code == 0
+
+
+@pytest.mark.parametrize("case", EXPERT_CASES)
+def test_what_peft_merged_is_once_and_the_base_not_at_all(case: str, tmp_path: Path) -> None:
+    base, adapter, expected = write_experts(tmp_path, case)
+    shutil.copytree(base, tmp_path / "b")
+    save_file({**weights(base), **expected}, tmp_path / "b" / "model.safetensors")
+    for copy, word, code in ((tmp_path / "b", "once", 0), (base, "not at all", 1)):
+        done = command("diff", base, copy, "--adapter", adapter, "--json")
+        assert (done.code, done.json["adapter"]["found"]) == (code, word)
+
+
+@pytest.mark.parametrize("order", OTHER_ORDERS, ids=lambda one: one.says.replace(" ", "-"))
+@pytest.mark.parametrize("case", ["apart", "other_module", "columns_first"])
+def test_ranks_read_in_another_order_are_named_and_merged_anew(
+    case: str, order: ExpertOrder, tmp_path: Path
+) -> None:
+    base, adapter, _ = write_experts(tmp_path, case)
+    wrong = tmp_path / "wrong"
+    shutil.copytree(base, wrong)
+    held = weights(base)
+    opened, found = read_adapter(adapter)
+    with opened, aprfmt.open(base) as model:
+        for name, pair in placed(found, model, order).items():
+            held[name] = (held[name] + pair.scale * (pair.b @ pair.a)).astype(np.float32)
+    save_file(held, wrong / "model.safetensors")
+    done = command("diff", base, wrong, "--adapter", adapter, "--json")
+    rows = done.json["adapter"]["weights"]
+    experts = [row for row in rows if "exps" in row["key"]]
+    assert done.code == 1 and experts
+    assert {row["found"] for row in experts} == {order.says}
+    assert {row["found"] for row in rows if row not in experts} <= {"once"}
+    shown = command("diff", base, wrong, "--adapter", adapter).out
+    again = shown.rpartition("next: aprfmt ")[2].split("\n")[0].split()
+    mended = command(*[str(tmp_path / "new") if word == "OUT" else word for word in again])
+    assert mended.code == 0, mended.err
+    assert command("diff", base, tmp_path / "new", "--adapter", adapter).code == 0
+
+
+def test_any_other_change_has_no_order(tmp_path: Path) -> None:
+    base, adapter, expected = write_experts(tmp_path, "apart")
+    held = {**weights(base), **expected}
+    name = "model.layers.0.mlp.experts.1.down_proj.weight"
+    held[name] = np.roll(held[name], 1, axis=0)
+    shutil.copytree(base, tmp_path / "b")
+    save_file(held, tmp_path / "b" / "model.safetensors")
+    done = command("diff", base, tmp_path / "b", "--adapter", adapter, "--json")
+    found = {row["key"]: row["found"] for row in done.json["adapter"]["weights"]}
+    assert done.code == 1 and found.pop("L0.ffn_down_exps.weight") == "otherwise"
+    assert set(found.values()) == {"once"}
+
+
+def _config(adapter: Path, **said: Any) -> None:
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no such module": ({"target_parameters": ["mlp.expert.gate_up_proj"]}, "names 0 of its"),
+    "one name for two pairs": (
+        {"target_parameters": ["mlp.experts.down_proj"]}, "names 1 of its parameters",
+    ),
+    "another rank": ({"rank_pattern": {"experts.*": 3}}, "its ranks are others"),
+    "another base": (
+        {"target_parameters": ["mlp.experts.a", "mlp.experts.b"]}, "has no parameter a, b",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_fits_no_parameter_is_refused(case: str, tmp_path: Path) -> None:
+    base, adapter, _ = write_experts(tmp_path, "apart")
+    said, words = REFUSED[case]
+    _config(adapter, **said)
+    done = command("convert", base, tmp_path / "o", "--to", "safetensors", "--adapter", adapter)
+    assert done.code == 2 and words in done.err, done.err
+    assert not (tmp_path / "o").exists()
+
+
+def test_inspect_says_the_rank_of_one_expert_and_promises_the_merge_alone(tmp_path: Path) -> None:
+    base, adapter, _ = write_experts(tmp_path, "apart")
+    shown = command("inspect", adapter, "--json").json["summary"]
+    assert "of rank 4," in shown["says"]
+    assert "--adapter" in shown["next"] and "--base" not in shown["next"]
+    done = command("convert", adapter, tmp_path / "a.gguf", "--base", base)
+    assert done.code == 2 and "merge it" in done.err

@@ -1,0 +1,333 @@
+"""`aprfmt attest`: what was made of a base is reproduced, and one changed block is found.
+
+The files are written by `quantize` and `convert`; that their bytes are the libraries' own is held
+by tests/quantize and tests/codecs. Seen red: a comparison that looks at the first block of a tensor
+only, a statement whose digests are not compared, an importance matrix that is taken without a look
+at its digest, a repack that is decoded.
+"""
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aprfmt as package
+from aprfmt.attestation import attest
+from aprfmt.attestation.statement import PREDICATE, TYPE
+from aprfmt.base.encodings import encoding
+from aprfmt.base.protocols import TensorInfo
+from aprfmt.formats import open_sink
+from aprfmt.model import open_model
+from aprfmt.quantizing.mixture import SCHEMES
+from tests.cli.run import aprfmt
+from tests.scope import SAMPLED, SCOPE
+
+# Every scheme that can be written of the demo model: gpt-oss's is of stacks of experts.
+KINDS = [name for name, row in SCHEMES.items() if not row.arch]
+CHANGED = 4 if os.environ.get(SCOPE) == SAMPLED else 143  # blocks of each file
+DEMO = Path(package.__file__).parent.parent / "fixtures" / "demo"
+
+
+def target(name: str) -> str:
+    """Return the file name of a model in a scheme: a folder where the type is no block's."""
+    row = encoding(SCHEMES[name].base)
+    return f"{name}.gguf" if row.ggml is not None else name
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """Return the demo model in every scheme."""
+    folder = tmp_path_factory.mktemp("attested")
+    found = {}
+    for name in KINDS:
+        found[name] = folder / target(name)
+        to = None if found[name].suffix == ".gguf" else "safetensors"
+        package.convert(DEMO, found[name], to=to, quantize=name)
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_scheme_is_reproduced(name: str, made: Mapping[str, Path]) -> None:
+    found = attest(made[name], DEMO)
+    assert found.exit_code == 0, found.pronounced.says
+    assert found.counts["reproduced"] == len(found.tensors) == 50
+    assert found.recipe.type == name
+    assert found.pronounced.says == "derived, 50 tensors: 50 reproduced"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_without_a_record_is_reproduced(
+    name: str, made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """As other writers leave it: what it was quantized as is seen from its tensors."""
+    copy = tmp_path / made[name].name
+    if made[name].suffix == ".gguf":
+        bare = ("aprfmt.quantize.type", "aprfmt.quantize.fma", "aprfmt.quantize.version")
+        package.convert(made[name], copy, remove=bare)
+    else:
+        shutil.copytree(made[name], copy)
+        strip_record(copy / "model.safetensors")
+    with open_model(copy) as model:
+        assert not [key for key in model.metadata if key.startswith("aprfmt.quantize")]
+    found = attest(copy, DEMO)
+    assert found.exit_code == 0, found.pronounced.says
+
+
+def strip_record(path: Path) -> None:
+    """Take the metadata of ours out of a safetensors file."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + size])
+    head["__metadata__"] = {"format": "pt"}
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
+
+
+@pytest.mark.parametrize(
+    ("base", "copy"),
+    [("GPTQ-g128", "GPTQ-g128.gguf"), ("AWQ-g32", "gptq"), ("GPTQ-g32", "int4"),
+     ("Q4_K_M", "q4.apr"), ("COMPRESSED-NVFP4", "nvfp4.gguf"), ("MODELOPT-NVFP4", "ct")],
+)  # fmt: skip
+def test_what_was_laid_out_anew_is_reproduced(
+    base: str, copy: str, made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    types = {"gptq": "GPTQ-g32", "int4": "COMPRESSED-INT4-g32", "ct": "COMPRESSED-NVFP4"}
+    path = tmp_path / copy
+    to = "safetensors" if copy in types else None
+    package.convert(made[base], path, to=to, quantize=types.get(copy), allow_inexact=True)
+    found = attest(path, made[base])
+    assert found.exit_code == 0, found.pronounced.says
+    # It is no rounding of that base's decoded values that gives these bytes.
+    assert {row.state for row in found.tensors} == {"reproduced"}
+
+
+def test_the_way_through_f16_is_found(made: Mapping[str, Path], tmp_path: Path) -> None:
+    """llama.cpp's converter writes F16, and quantizes from there."""
+    package.convert(DEMO, tmp_path / "f16.gguf", encoding="F16")
+    package.convert(tmp_path / "f16.gguf", tmp_path / "q4.gguf", quantize="Q4_K_M", fma="strict")
+    found = attest(tmp_path / "q4.gguf", DEMO)
+    assert found.exit_code == 0, found.pronounced.says
+    hows = {row.how for row in found.tensors if row.encoding in ("Q4_K", "Q6_K")}
+    assert hows == {"strict, through F16"} or hows <= {"strict", "strict, through F16"}
+    assert attest(tmp_path / "q4.gguf", tmp_path / "f16.gguf").exit_code == 0
+
+
+def test_an_importance_matrix_is_asked_for_and_held_to_its_digest(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("She had not expected so quick an answer, and read the letter twice. " * 8)
+    q4, matrix = tmp_path / "q4.gguf", tmp_path / "imatrix.gguf"
+    made = aprfmt("quantize", DEMO, q4, "--type", "Q4_K_M", "--calibrate", text,
+                  "--imatrix", matrix, "--quiet")  # fmt: skip
+    assert made.code == 0, made.err
+    without = attest(q4, DEMO)
+    assert without.exit_code == 2 and without.counts["not tried"] == 29
+    assert "imatrix.gguf: give it with --imatrix" in without.pronounced.says
+    assert attest(q4, DEMO, imatrix=matrix).exit_code == 0
+    other = tmp_path / "other.gguf"
+    text.write_text("An importance matrix of another text, which is as long as the first was. " * 8)
+    aprfmt("quantize", DEMO, tmp_path / "x.gguf", "--type", "Q4_K_M", "--calibrate", text,
+           "--imatrix", other, "--quiet")  # fmt: skip
+    done = aprfmt("attest", q4, "--from", DEMO, "--imatrix", other)
+    assert done.code == 2 and "is not the importance matrix" in done.err
+
+
+def blocks_of(path: Path) -> list[tuple[Path, str, int, int]]:
+    """Return (file, stored tensor, offset of its bytes in the file, bytes of a block)."""
+    rows = []
+    with open_model(path) as model:
+        for name, tensor in model.source.tensors.items():
+            file, at = tensor.path, tensor.info.offset
+            assert file is not None
+            row = encoding(tensor.info.encoding)
+            rows += [(file, name, at + i, row.type_size)
+                     for i in range(0, tensor.info.nbytes, row.type_size)]  # fmt: skip
+    return rows
+
+
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q4_0", "NF4-double", "COMPRESSED-INT4-g128",
+                                  "MLX-4bit-g64", "GPTQ-g128", "AWQ-g32"])  # fmt: skip
+def test_one_changed_block_is_found(name: str, made: Mapping[str, Path], tmp_path: Path) -> None:
+    """Any bit of any block, of weights, scales and vectors alike; and the tensor is named."""
+    copy = tmp_path / made[name].name
+    (shutil.copytree if made[name].is_dir() else shutil.copy)(made[name], copy)
+    draw = random.Random(f"attest {name}")
+    every = blocks_of(copy)
+    missed = []
+    for file, tensor, at, size in draw.sample(every, CHANGED):
+        byte, bit = at + draw.randrange(size), 1 << draw.randrange(8)
+        flip(file, byte, bit)
+        try:
+            found = attest(copy, DEMO)
+            named = [row.tensor for row in found.tensors if row.state != "reproduced"]
+            if found.exit_code != 1 or named != [tensor]:
+                missed.append((tensor, byte, found.pronounced.says))
+        except package.errors.AprfmtError:
+            pass  # a scale that cannot be: refused, with exit 2
+        finally:
+            flip(file, byte, bit)
+    assert not missed
+    assert attest(copy, DEMO).exit_code == 0
+
+
+def flip(path: Path, byte: int, bit: int) -> None:
+    """Change one bit of a file where it lies."""
+    with path.open("r+b") as file:
+        file.seek(byte)
+        old = file.read(1)[0]
+        file.seek(byte)
+        file.write(bytes([old ^ bit]))
+
+
+def test_the_place_of_a_changed_block_is_said(made: Mapping[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "bad.gguf"
+    shutil.copy(made["Q4_K_M"], copy)
+    with open_model(copy) as model:
+        info = model.source.tensors["blk.2.ffn_up.weight"].info
+    columns, size = info.shape[-1], encoding("Q4_K").type_size
+    block = 5 * (columns // 256)  # the first of row 5
+    flip(copy, info.offset + block * size + 17, 4)
+    (row,) = [one for one in attest(copy, DEMO).tensors if one.state != "reproduced"]
+    assert (row.key, row.tensor) == ("L2.ffn_up.weight", "blk.2.ffn_up.weight")
+    assert (row.block, row.row, row.blocks) == (block, 5, 1)
+    done = aprfmt("attest", copy, "--from", DEMO)
+    assert (
+        done.code == 1
+        and f"blk.2.ffn_up.weight (L2.ffn_up.weight), Q4_K: block {block}" in done.out
+    )
+
+
+def test_tensors_of_one_side_alone_are_no_derivation(
+    made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """A tensor more, a tensor less, and a base of another shape."""
+    less = tmp_path / "less.gguf"
+    package.convert(made["Q4_K_M"], less, drop=["blk.3.attn_k.bias"],
+                    allow_missing=["attn_k.bias"])  # fmt: skip
+    found = attest(less, DEMO)
+    assert found.exit_code == 1
+    (row,) = [one for one in found.tensors if one.state != "reproduced"]
+    assert row.key == "L3.attn_k.bias" and "there is no tensor" in row.why
+    more = attest(made["Q4_K_M"], less)
+    (row,) = [one for one in more.tensors if one.state != "reproduced"]
+    assert row.key == "blk.3.attn_k.bias" and "gives no such tensor" in row.why
+    other = attest(made["Q4_0"], made["Q4_K_M"])
+    assert other.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"),
+    [("qwen2.rope.freq_base=10000", "rope_theta"),
+     ("tokenizer.chat_template={{ messages[0].content }}", "chat_template"),
+     ("tokenizer.ggml.eos_token_id=5", "eos")],
+)  # fmt: skip
+def test_what_stands_beside_the_tensors_counts(
+    edit: str, name: str, made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Equal weights under another rope, template or end of text are not what the base gives."""
+    copy = tmp_path / "edited.gguf"
+    done = aprfmt("set", made["Q4_K_M"], edit, "-o", copy, "--quiet")
+    assert done.code == 0, done.err
+    found = attest(copy, DEMO)
+    assert found.counts["reproduced"] == 50 and found.exit_code == 1
+    assert any(name in one.name for one in found.fields), found.fields
+
+
+def test_a_statement_is_written_and_held_to(made: Mapping[str, Path], tmp_path: Path) -> None:
+    copy, statement = tmp_path / "q4.gguf", tmp_path / "q4.json"
+    shutil.copy(made["Q4_K_M"], copy)
+    done = aprfmt("attest", copy, "--from", DEMO, "-o", statement, "--json")
+    assert done.code == 0 and done.json["statement"] == str(statement)
+    said = json.loads(statement.read_text())
+    assert (said["_type"], said["predicateType"]) == (TYPE, PREDICATE)
+    assert [one["name"] for one in said["subject"]] == ["q4.gguf"]
+    digests = {row["key"]: row for row in aprfmt("hash", copy, "--json").json["tensors"]}
+    for key, row in said["predicate"]["tensors"].items():
+        assert row["sha256"] == digests[key]["raw"], key
+        assert row["state"] == "reproduced"
+    source = {row["key"]: row for row in aprfmt("hash", DEMO, "--json").json["tensors"]}
+    assert said["predicate"]["base"]["tensors"] == {k: r["decoded"] for k, r in source.items()}
+    again = aprfmt("attest", copy, "--from", DEMO, "--check", statement, "--json")
+    assert again.code == 0 and again.json["faults"] == []
+    # The base may lie in another format: its digests are of values.
+    package.convert(DEMO, tmp_path / "base.apr")
+    assert aprfmt("attest", copy, "--from", tmp_path / "base.apr", "--check", statement).code == 0
+
+
+EDITS: Mapping[str, tuple[Any, str]] = {
+    "subject": (lambda s: s["subject"][0]["digest"].update(sha256="0" * 64), "files are not"),
+    "base": (lambda s: s["predicate"]["base"]["tensors"].update({"L0.attn_q.weight": "0" * 64}),
+             "the base's values of L0.attn_q.weight"),
+    "tensor": (lambda s: s["predicate"]["tensors"]["L0.attn_q.weight"].update(sha256=["0" * 64]),
+               "the stored bytes of L0.attn_q.weight"),
+    "state": (lambda s: s["predicate"]["tensors"]["L0.attn_q.weight"].update(state="not tried"),
+              "the state of L0.attn_q.weight"),
+    "gone": (lambda s: s["predicate"]["tensors"].pop("L0.attn_q.weight"), "not in the statement"),
+    "more": (lambda s: s["predicate"]["tensors"].update(other=s["predicate"]["tensors"][
+        "L0.attn_q.weight"]), "here is none"),
+    "matrix": (lambda s: s["predicate"]["recipe"].update(imatrix={"name": "x", "sha256": "1" * 64}),
+               "importance matrix none"),
+    "verdict": (lambda s: s["predicate"].update(verdict="not derived"), "itself says not derived"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_statement_of_something_else_is_not_held(
+    edit: str, made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "said.json"
+    aprfmt("attest", made["Q4_0"], "--from", DEMO, "-o", path)
+    said = json.loads(path.read_text())
+    change, says = EDITS[edit]
+    change(said)
+    path.write_text(json.dumps(said))
+    done = aprfmt("attest", made["Q4_0"], "--from", DEMO, "--check", path)
+    assert done.code == 1 and says in done.out, done.out
+
+
+NO_STATEMENTS: list[Any] = [
+    [], {}, None, {"_type": 1}, {"_type": TYPE}, {"_type": TYPE, "predicateType": PREDICATE},
+    {"_type": TYPE, "predicateType": PREDICATE, "subject": [], "predicate": {"base": []}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", *map(json.dumps, NO_STATEMENTS)])
+def test_a_file_that_is_no_statement_is_refused(
+    text: str, made: Mapping[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "said.json"
+    path.write_text(text)
+    done = aprfmt("attest", made["Q4_0"], "--from", DEMO, "--check", path)
+    assert done.code == 2 and str(path) in done.err and done.err.count("\n") == 1
+
+
+def test_a_type_without_an_encoder_is_not_tried(tmp_path: Path) -> None:
+    """Bytes of IQ1_M stand for a weight: nothing here writes it, so nothing is claimed of it."""
+    package.convert(DEMO, tmp_path / "plain.gguf")
+    row = encoding("IQ1_M")
+    with open_model(tmp_path / "plain.gguf") as model:
+        infos, data = [], {}
+        for name, tensor in model.source.tensors.items():
+            info = tensor.info
+            if name == "blk.0.ffn_up.weight":
+                size = row.nbytes(info.shape)
+                info = TensorInfo(name, info.shape, "IQ1_M", 0, size, row.row_bytes(info.shape))
+                data[name] = np.zeros(size, np.uint8).tobytes()
+            else:
+                data[name] = bytes(tensor.raw())
+            infos.append(info)
+        metadata = dict(model.typed)
+        with open_sink(tmp_path / "iq.gguf", "gguf") as sink:
+            sink.plan(metadata, infos)
+            for info in infos:
+                sink.write(info.name, [memoryview(data[info.name])])
+    found = attest(tmp_path / "iq.gguf", DEMO)
+    (one,) = [row for row in found.tensors if row.state != "reproduced"]
+    assert (one.state, one.why) == ("not tried", "nothing here writes IQ1_M")
+    assert found.exit_code == 2

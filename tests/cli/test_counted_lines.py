@@ -1,0 +1,85 @@
+"""A line that says how many more there are, or repeats what was found, counts what was left out."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aprfmt.base.protocols import Note
+from aprfmt.checks import asking
+from aprfmt.checks.records import LISTED, Finding, Result
+from aprfmt.cli import diff_sampled, trace_against, trace_map
+from aprfmt.cli.diff_show import FINDINGS
+from aprfmt.model import Model
+from tests.cli.run import aprfmt
+
+
+@pytest.mark.parametrize("differing", [0, 3, FINDINGS, FINDINGS + 2])
+@pytest.mark.parametrize("unlike", [0, 1, FINDINGS, FINDINGS + 3])
+def test_what_sampling_shows_and_leaves_out_is_all_it_found(
+    differing: int, unlike: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report: Any = SimpleNamespace(
+        bytes=1, of_bytes=2, ranges=1, of_ranges=2, seed=0, settled=0, unsampled=[], share=None,
+        different=bool(differing or unlike), pronounced=SimpleNamespace(says="said"),
+        differing=[SimpleNamespace(tensor=f"d{i}", byte=i) for i in range(differing)],
+        unlike=[SimpleNamespace(tensor=f"u{i}", why="shape") for i in range(unlike)],
+    )  # fmt: skip
+    diff_sampled.show(report)
+    lines = capsys.readouterr().out.splitlines()
+    shown = sum(line.startswith(("  d", "  u")) for line in lines)
+    more = [int(line.split()[1]) for line in lines if line.startswith("  ... ")]
+    assert len(more) <= 1 and shown + sum(more) == differing + unlike
+    assert shown == min(differing, FINDINGS) + min(unlike, FINDINGS)
+
+
+@pytest.mark.parametrize("count", [1, LISTED, LISTED + 1, LISTED + 4])
+def test_a_gate_repeats_as_many_findings_as_a_sentence_holds(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    findings = [Finding(f"t{i}", f"found {i}", f"expected {i}") for i in range(count)]
+    monkeypatch.setattr(asking, "result_of", lambda row, context: (Result(findings=findings), ""))
+    context: Any = SimpleNamespace(model=SimpleNamespace(format="gguf"))
+    (found,) = asking.retold(context, "shapes", "gate")
+    assert found.found.split("; ") == [f"t{i}: found {i}" for i in range(min(count, LISTED))]
+    assert found.expected.split("; ") == [f"expected {i}" for i in range(min(count, LISTED))]
+
+
+def test_a_mapping_shows_how_certain_each_row_is(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"name": "first", "shape": [2], "key": "L0.q", "certainty": "values", "distance": 0.25},
+        {"name": "second", "shape": [3], "key": None, "certainty": None, "why": "no point"},
+    ]
+    trace_map.show({"names": rows, "file": ""})
+    first, second = (line.split() for line in capsys.readouterr().out.splitlines()[1:])
+    assert first == ["first", "[2]", "L0.q", "values", "0.25"]
+    assert second == ["second", "[3]", "-", "-", "no", "point"]
+
+
+@pytest.mark.parametrize(("every", "points", "said"), [(False, 3, True), (False, 0, False),
+                                                      (True, 3, False)])  # fmt: skip
+def test_every_point_is_offered_where_some_are_not_shown(
+    every: bool, points: int, said: bool, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(trace_against, "_row", lambda point: (point.key, "", "", "", ""))
+    monkeypatch.setattr(trace_against, "verdict", lambda difference: ("differs", "bad"))
+    monkeypatch.setattr("aprfmt.cli.running.show_nonfinite", lambda *_: None)
+    rows = [SimpleNamespace(key=f"L{i}.q", beyond=False, outside=False) for i in range(points)]
+    difference: Any = SimpleNamespace(points=rows, only_in_a=(), only_in_b=(), not_checked=())
+    trace_against.show_difference(difference, "R", every)
+    assert ("every point: -v" in capsys.readouterr().out) == said
+    for row in rows:
+        row.beyond = True
+    trace_against.show_difference(difference, "R", every)
+    assert "every point: -v" not in capsys.readouterr().out  # all of them are shown
+
+
+def test_tensors_says_warnings_and_remarks_alone(
+    demo_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = [Note("note", "m", "quiet one", "assumed"), Note("note", "m", "a remark", "remark"),
+             Note("warning", "m", "a warning", "index")]  # fmt: skip
+    monkeypatch.setattr(Model, "notes", property(lambda self: notes))
+    err = aprfmt("tensors", demo_model, "--limit", "1").err
+    assert "a remark" in err and "a warning" in err and "quiet one" not in err

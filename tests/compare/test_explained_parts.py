@@ -1,0 +1,124 @@
+"""Parts of `diff`'s explanations, each by itself, on values that tell the answer.
+
+Seen red: each of the mistakes that its test's name tells the opposite of.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aprfmt.causes.tensor import coarse_damage, derived_weights
+from aprfmt.causes.tensor.arithmetic import _encodes
+from aprfmt.causes.tensor.differing_pair import WINDOW, Unequal
+from aprfmt.causes.tensor.summary import _certainty
+from aprfmt.causes.tensor.transposition import near
+from aprfmt.causes.tokenizer.probe_texts import _pieces
+from aprfmt.measure.alignment import TensorPair, _tied
+from aprfmt.measure.bounds import Fit
+from aprfmt.measure.records import Explanation
+from aprfmt.tokenizer.vocabulary import Vocabulary
+
+
+def test_the_errors_of_a_copy_are_said_in_numbers() -> None:
+    found = Fit(9, 0.5, 0.125, 7.25, -0.5, 0.375, 0.1, 0.2, 0.0, 0.1, 0.3)
+    assert found.says() == (
+        "errors in its own steps: root mean square 0.38, mean -0.5, largest 7.25, 12 % beyond one"
+    )
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.01])
+def test_two_samples_of_zeros_are_near(slack: float) -> None:
+    zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
+    assert near(zeros, zeros, slack) and not near(zeros, ones, slack)
+
+
+def test_the_share_of_several_tensors_is_that_of_all_their_values() -> None:
+    def row(count: int, reached: Any, share: float | None) -> Any:
+        one = Explanation("x", ("k",), ("e",), 1.0, 0.0, True, reached, share)
+        return SimpleNamespace(explanation=one, stats=SimpleNamespace(count=count))
+
+    rows = [row(30, "explained", 0.5), row(10, None, None)]
+    assert _certainty(rows) == ("explained", (15 + 10) / 40)
+    assert _certainty(rows[1:]) == ("confirmed", 1.0)
+    assert _certainty([*rows, row(10, "located", None)]) == ("located", None)
+
+
+def test_only_blocks_in_one_part_encode_by_themselves() -> None:
+    found = {name: _encodes(name) for name in ("Q4_K", "Q8_0", "F32", "BF16", "NF4", "I8", "none")}
+    assert found == {name: name in ("Q4_K", "Q8_0") for name in found}
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_windows_hold_every_row_once(chosen: bool) -> None:
+    dropped: list[str] = []
+    sides = [
+        SimpleNamespace(columns=WINDOW // 3, rows=10, side=SimpleNamespace(drop=drop))
+        for drop in (lambda: dropped.append("a"), lambda: dropped.append("b"))
+    ]
+    case: Any = SimpleNamespace(a=sides[0], b=sides[1])
+    rows = np.array([1, 4, 5, 9, 2, 7, 8]) if chosen else None
+    windows = list(Unequal.windows(case, rows))
+    assert [len(one) for one in windows] == ([3, 3, 1] if chosen else [3, 3, 3, 1])
+    expected = np.arange(10) if rows is None else rows
+    np.testing.assert_array_equal(np.concatenate(windows), expected)
+    assert dropped == ["a", "b"] * len(windows)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_flipped_bits_are_counted(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = np.zeros((4, 32), np.float32), np.zeros((4, 32), np.float32)
+    y[1] = 9.0
+    flips = [f"bit {i}" for i in range(count)]
+    monkeypatch.setattr(coarse_damage, "_flips", lambda case, found: flips)
+    case: Any = SimpleNamespace(
+        key="k", slack=lambda: 0.01, windows=lambda rows: iter([np.arange(4)]),
+        before=SimpleNamespace(norms=(1.0, 1.0), count=x.size, relative=0.5),
+        a=SimpleNamespace(columns=32, take=lambda rows: x[rows]),
+        b=SimpleNamespace(columns=32, take=lambda rows: y[rows]),
+    )  # fmt: skip
+    (found,) = coarse_damage.runs(case)
+    said = "one bit is flipped" if count == 1 else f"{count} bits are flipped"
+    assert found.evidence[0].endswith(said) and len(found.evidence) == 1 + count
+
+
+@pytest.mark.parametrize("changed", [1, 2, 4])
+def test_a_change_of_half_of_the_rows_is_one_of_the_matrix(changed: int) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    y = x.copy()
+    y[:changed] += 1.0
+    pair: Any = SimpleNamespace(key="k", **{
+        side: SimpleNamespace(shape=v.shape, encoding="F32", numpy=lambda v=v: v)
+        for side, v in (("a", x), ("b", y))
+    })  # fmt: skip
+    assert (derived_weights._change(pair) is not None) == (changed / 4 >= derived_weights.EVERY_ROW)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stored", ["a", "b", "both", "neither"])
+def test_a_head_on_one_side_alone_is_held_to_the_tied_embedding(stored: str, tied: bool) -> None:
+    model: Any = SimpleNamespace(roles={"token_embd.weight": "E"}, hyper={"tied_embeddings": tied})
+    a, b = ("H" if stored in (side, "both") else None for side in "ab")
+    pair = TensorPair("output.weight", a, b)  # type: ignore[arg-type]
+    found: Any = _tied(pair, model, model)
+    if not tied or stored in ("both", "neither"):
+        assert found == pair
+    elif stored == "a":
+        assert (found.a, found.b, found.layout) == ("H", "E", ("tied head stored as a copy in A",))
+    else:
+        assert (found.a, found.b, found.layout) == ("E", "H", ("tied head stored as a copy in B",))
+    other = TensorPair("blk.0.attn_q.weight", a, b)  # type: ignore[arg-type]
+    assert _tied(other, model, model) == other
+
+
+def test_pieces_that_one_side_lacks_are_probed() -> None:
+    def side(tokens: list[str], scores: list[float]) -> Any:
+        return SimpleNamespace(
+            vocabulary=Vocabulary("spm", tokens, [1] * len(tokens), scores=scores)
+        )
+
+    a = side(["a", "b", "old"], [0.0, 1.0, 2.0])
+    assert set(_pieces(a, side(["a", "b", "new"], [0.0, 1.0, 2.0]))) == {"old", "new"}
+    assert set(_pieces(a, side(["a", "b", "old", "more"], [0.0, 5.0, 2.0, 3.0]))) == {"b", "more"}
+    assert _pieces(a, a) == []

@@ -1,0 +1,110 @@
+"""In the ledger and the verdict over it: a word that is said of what nobody looked at."""
+
+from tests.mutations.mutation import Row
+
+_LEDGER = "aprfmt/model/ledger.py"
+_RECORDS = "aprfmt/checks/records.py"
+ROWS: tuple[Row, ...] = (
+    Row(
+        "ledger-tensor-read", _LEDGER,
+        'reading, of = readings.get(weight, ("unread", ""))',
+        'reading, of = readings.get(weight, ("role", ""))',
+        "a tensor of no role counts as read",
+    ),
+    Row(
+        "ledger-key-read", _LEDGER,
+        '        return Item(kind, name, "unread", "", value)\n',
+        '        return Item(kind, name, "text", "", value)\n',
+        "a key that no table lists counts as read",
+    ),
+    Row(
+        "ledger-one-side", _LEDGER,
+        'APART: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})',
+        'APART: frozenset[State] = frozenset({"unequal", "only in A"})',
+        "what B alone has is equal",
+    ),
+    Row(
+        "ledger-unread-unequal", _LEDGER,
+        'state: State = "equal" if same_content(x.holds, y.holds) else "unequal"',
+        'state: State = "equal"',
+        "what nothing reads is equal, whatever it holds",
+    ),
+    Row(
+        "ledger-unreadable-equal", _LEDGER,
+        "    if unreadable or not (counted or known or passed):\n",
+        "    if not (counted or known or passed):\n",
+        "a section that cannot be read is equal",
+    ),
+    Row(
+        "ledger-nothing-compared", _LEDGER,
+        "    if unreadable or not (counted or known or passed):\n",
+        "    if unreadable:\n",
+        "a comparison of nothing is equal",
+    ),
+    Row(
+        "ledger-accept-all", _LEDGER,
+        "        return any(matcher(each, names)(name) for each in wanted for name in names)\n",
+        "        return bool(wanted)\n",
+        "accepting one item accepts every other",
+    ),
+    Row(
+        "ledger-surplus", _LEDGER,
+        "        yield from self._surplus()\n",
+        "        yield from ()\n",
+        "bytes behind the last tensor are nowhere",
+    ),
+    Row(
+        "ledger-left-of-one", _LEDGER,
+        "        return (*rows, *self.unreadable)\n",
+        "        return self.unreadable\n",
+        "PASS over tensors that nothing reads, without a word",
+    ),
+    Row(
+        "verdict-of-gates", _RECORDS,
+        "    return pronounce(_WORDS, compared, accept)\n",
+        "    return pronounce(_WORDS, compared, (*accept, 'unread:*'))\n",
+        "every unread item is accepted by the gates themselves",
+    ),
+    Row(
+        "conversion-left", "aprfmt/conversion/accounted.py",
+        '            "only in A": ("dropped", _NO_PLACE),\n',
+        '            "only in A": ("dropped", "unread"),\n',
+        "a conversion says verified, and a file of the source is in no copy",
+    ),
+    Row(
+        "captures-unknown", "aprfmt/measure/trace_view.py",
+        '            found[name] = NotCompared("captured array", str(name), "unread", said)\n',
+        "            del said\n",
+        "arrays that were never compared are not named",
+    ),
+    Row(
+        "captures-files", "aprfmt/inference/engines/mapping.py",
+        "dict.fromkeys(captures.others, ",
+        "dict.fromkeys((), ",
+        "files of a capture that hold no array are not named",
+    ),
+    Row(
+        "batch-unread", "cli/eval_run.py",
+        '        left = array_items("batch array", body["batch"]["unread"])\n',
+        "        left = ()\n",
+        "arrays of a batch that nothing reads are not in the verdict",
+    ),
+    Row(
+        "adapter-unread", "aprfmt/adapters/answers.py",
+        "    left = (*report.not_compared, *_unread(found.path))\n",
+        "    left = ()\n",
+        "merged is said while a file beside differs",
+    ),
+    Row(
+        "input-scale-one-sided", "aprfmt/measure/activation_scales.py",
+        'state: State = "unequal" if name in a and name in b else one_sided',
+        'state: State = "equal"',
+        "a scale of activations on one side only is equal",
+    ),
+    Row(
+        "generation-one-sided", "aprfmt/measure/texts.py",
+        '        yield NotCompared("part", "generation config", state)\n        return\n',
+        "        return\n",
+        "a lost generation config is equal",
+    ),
+)  # fmt: skip
