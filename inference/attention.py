@@ -9,26 +9,40 @@ from aprfmt.errors import ArchError
 from aprfmt.inference import score_bias
 from aprfmt.inference.backends.base import Array, Heads, Numbers, Style
 from aprfmt.inference.context import Context
+from aprfmt.inference.layer_heads import is_source, kv_heads, kv_source, values_are_keys
 from aprfmt.inference.masks import Mask
 from aprfmt.inference.rope import kind_of
 
 
 def attention(c: Context, layer: int, x: Array) -> Array:
     """Return a layer's attention, heads joined, before the output product: point `attn`."""
-    gated = c.block.attention_gate == "sigmoid"
-    gate = c.tap("attn_gate", layer, c.linear(layer, "attn_q_gate", x)) if gated else None
+    role = _GATES[c.block.attention_gate]
+    gated = role and c.weights.get_role(layer, f"{role}.weight") is not None
+    gate = c.tap("attn_gate", layer, c.linear(layer, role, x)) if gated else None
     q, k, v = _KINDS[c.block.attention](c, layer, x)
-    if c.cache is not None:
-        cached = c.cache.length > 0
+    source = kv_source(c.hp, layer)
+    if source != layer:
+        n_layers = int(c.hp["n_layers"])
+        k, v = (c.backend.at_layer(layer, n_layers, part) for part in c.state.shared[source])
+    elif c.cache is not None:
         k, v = c.cache.extend(layer, k, v)
-        if cached:
-            k, v = c.tap("k_cache", layer, k), c.tap("v_cache", layer, v)
+    if c.cache is not None and c.cache.length > 0:
+        k, v = c.tap("k_cache", layer, k), c.tap("v_cache", layer, v)
+    if source == layer and is_source(c.hp, layer):
+        c.state.shared[layer] = k, v
     mixed = _mix(c, layer, q, k, v)
     mixed = mixed.reshape(len(mixed), -1)
     if gate is not None:
-        mixed = c.tap("attn_mixed", layer, mixed)
-        mixed = c.backend.mul(mixed, c.backend.sigmoid(gate))
+        mixed, gate = c.tap("attn_mixed", layer, mixed), c.backend.sigmoid(gate)
+        if gate.shape != mixed.shape:  # one number a head
+            headed = mixed.reshape(*gate.shape, -1)
+            mixed = c.backend.mul(headed, gate[:, :, None]).reshape(len(mixed), -1)
+        else:
+            mixed = c.backend.mul(mixed, gate)
     return c.tap("attn", layer, mixed)
+
+
+_GATES = {"none": "", "sigmoid": "attn_q_gate", "sigmoid_head": "attn_gate"}
 
 
 def stepped(c: Context, layer: int) -> bool:
@@ -131,21 +145,44 @@ def _clipped(c: Context, x: Array) -> Array:
     return x if limit is None else c.backend.clip(x, float(limit))
 
 
-def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
-    n_heads, n_kv = int(c.hp["n_heads"]), int(c.hp["n_kv_heads"])
+def _gqa(c: Context, layer: int, x: Array) -> tuple[Array, Array | None, Array | None]:
+    """Return query, key and value; None for those that an earlier layer's stand for."""
+    if not c.hp["own_kv_layers"][layer]:
+        [q] = _project(c, layer, x, {"q": int(c.hp["n_heads"])})
+        return _turned(c, layer, [_normed(c, layer, "q", q)])[0], None, None
     if c.block.multipliers != "none":
         x = c.backend.scale(x, float(c.hp["attn_in_scale"]))
-    q, k, v = _project(c, layer, x, {"q": n_heads, "k": n_kv, "v": n_kv})
+    n_kv = kv_heads(c.hp, layer)
+    parts = {"q": int(c.hp["n_heads"]), "k": n_kv, "v": n_kv}
+    if values_are_keys(c.hp, layer):
+        del parts["v"]
+    q, k, *others = _project(c, layer, x, parts)
+    v = others[0] if others else k
     if c.block.multipliers != "none":
         k = c.backend.scale(k, float(c.hp["key_scale"]))
-    if c.hp["qk_norm"] and c.block.qk_norm_place == "before_rope":
-        q = c.tap("q_norm", layer, _clipped(c, _qk_norm(c, layer, "attn_q_norm", q)))
-        k = c.tap("k_norm", layer, _clipped(c, _qk_norm(c, layer, "attn_k_norm", k)))
+    q, k = _normed(c, layer, "q", q), _normed(c, layer, "k", k)
+    if c.block.value_norm == "plain":
+        v = c.tap("v_norm", layer, c.plain_norm(v))
+    q, k = _turned(c, layer, [q, k])
+    rotates = c.block.position == "rope" and bool(c.hp["rope_layers"][layer])
+    return *_finished(c, layer, q, k, rotates=rotates), v
+
+
+def _normed(c: Context, layer: int, part: str, x: Array) -> Array:
+    """Return q or k after a norm before rope, where the block has one."""
+    if not c.hp["qk_norm"] or c.block.qk_norm_place != "before_rope":
+        return x
+    return c.tap(f"{part}_norm", layer, _clipped(c, _qk_norm(c, layer, f"attn_{part}_norm", x)))
+
+
+def _turned(c: Context, layer: int, xs: list[Array]) -> list[Array]:
+    """Return q, and k, after rope, where the layer rotates."""
     kind = kind_of(c.hp, layer) if c.block.position == "rope" else None
-    if kind is not None:
-        q, k = c.backend.ropes([q, k], c.ropes[kind], style=_style(c), cast=c.block.rope_cast)
-        q, k = c.tap("q_rope", layer, q), c.tap("k_rope", layer, k)
-    return *_finished(c, layer, q, k, rotates=kind is not None), v
+    if kind is None:
+        return xs
+    turned = c.backend.ropes(xs, c.ropes[kind], style=_style(c), cast=c.block.rope_cast)
+    names = ("q_rope", "k_rope")[: len(xs)]
+    return [c.tap(name, layer, x) for name, x in zip(names, turned, strict=True)]
 
 
 def _finished(c: Context, layer: int, q: Array, k: Array, *, rotates: bool) -> tuple[Array, Array]:
@@ -207,7 +244,7 @@ def _qk_norm(c: Context, layer: int, role: str, x: Array) -> Array:
     eps = float(c.hp["norm_eps"])
     kind = c.block.qk_norm
     if kind == "plain":
-        return c.rms_norm(x, c.backend.shift(c.backend.zeros((x.shape[-1],)), 1), eps)
+        return c.plain_norm(x)
     weight = c.vector(layer, f"{role}.weight")
     if kind == "head_layer":
         return c.backend.layer_norm(x, weight, c.bias(layer, role), eps=eps)

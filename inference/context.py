@@ -44,6 +44,18 @@ class Recorder(Protocol):
         ...
 
 
+@dataclass
+class PassState:
+    """What the layers of a pass share besides the stream.
+
+    `per_layer` [tokens, n_layers * per_layer_size] are the layers' own embeddings, None without;
+    `shared` are keys and values that later layers use, by the layer that made them.
+    """
+
+    per_layer: Array | None = None
+    shared: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Context:
     """One pass. `ropes` are cos and sin of the pass's positions, by kind of layer."""
@@ -56,6 +68,7 @@ class Context:
     facts: PassFacts
     cache: KVCache | None
     ropes: Mapping[RopeKind, tuple[Array, Array]] = field(default_factory=dict)
+    state: PassState = field(default_factory=PassState)
 
     def wants(self, point: str, layer: int) -> bool:
         """Say whether the recorder wants a point."""
@@ -90,6 +103,13 @@ class Context:
                 weight = self.backend.shift(weight, self.block.norm_offset)
             return self.backend.layer_norm(x, weight, self.bias(layer, role), eps=eps)
         return self.rms_norm(x, weight, eps)
+
+    def plain_norm(self, x: Array) -> Array:
+        """Apply RMSNorm over the last axis without a weight."""
+        ones = self.backend.shift(self.backend.zeros((x.shape[-1],)), 1)
+        return self.backend.rms_norm(
+            x, ones, eps=float(self.hp["norm_eps"]), offset=0, cast=self.block.norm_cast
+        )
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         """Apply RMSNorm with the block's offset and rounding."""

@@ -6,6 +6,7 @@ default or compares an architecture's name. The recorder gets the named points (
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -14,10 +15,11 @@ from aprfmt.arch.draft import EMBED_NORM, HIDDEN_NORM, JOIN
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.base.protocols import Value
 from aprfmt.errors import UsageError
+from aprfmt.inference import altup, per_layer
 from aprfmt.inference.attention import attention
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import WHOLE
-from aprfmt.inference.context import Context, Ids, PassFacts, Recorder
+from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorder
 from aprfmt.inference.delta_net import delta_net
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.moe import moe
@@ -36,14 +38,23 @@ class Span:
     """Some stages of a pass: 0 embeds, i is layer i - 1, the one after the last layer is the head.
 
     `stream` is the residual stream [tokens, hidden] that enters stage `start`; None at 0. A pass
-    that stops before the head returns the stream that leaves it. `hidden` are the rows [tokens,
+    that stops before the head returns the stream that leaves it. Of a model whose layers share more
+    than that (`PassState`) both are a `Carried`. `hidden` are the rows [tokens,
     hidden] of another model that a draft head joins with its embedding (arch/draft.py).
     """
 
     start: int = 0
     stop: int | None = None
-    stream: Array | None = None
+    stream: "Array | Carried | None" = None
     hidden: Array | None = None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What one stage of a pass gives to the next: the stream, and what later layers use besides."""
+
+    stream: Array
+    state: PassState
 
 
 WHOLE_PASS = Span()
@@ -83,10 +94,17 @@ def forward(
             tables[kind] = backend.rope_table(
                 facts.positions, rope.inv_freq, factor=rope.factor, cast=spec.block.rope_cast
             )
-    c = Context(backend, spec.block, hp, weights, recorder, facts, cache, tables)
+    x, state = span.stream, PassState()
+    if isinstance(x, Carried):
+        x, state = x.stream, PassState(x.state.per_layer, dict(x.state.shared))
+    c = Context(backend, spec.block, hp, weights, recorder, facts, cache, tables, state)
     count = int(hp["n_layers"])
     stop = count + 2 if span.stop is None else span.stop
-    x = _embed(c) if span.stream is None else span.stream
+    if x is None:
+        x = _embed(c)
+        state.per_layer = per_layer.inputs(c, x)
+        if spec.block.streams == "altup":
+            x = altup.spread(c, x)
     if span.hidden is not None:
         x = _joined(c, x, span.hidden)
     for layer in range(max(span.start, 1) - 1, min(stop - 1, count)):
@@ -94,7 +112,9 @@ def forward(
             x = _block(c, layer, backend.at_layer(layer, count, x))
     if cache is not None:
         cache.commit(len(facts.ids))
-    return _head(c, x) if stop > count + 1 else x
+    if stop > count + 1:
+        return _head(c, x)
+    return Carried(x, state) if state.per_layer is not None or state.shared else x
 
 
 class _FastHyper(dict[str, Value]):
@@ -201,6 +221,9 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     if c.block.halves == "one":
         return _half_block(c, layer, x)
     b = c.backend
+    copies = None
+    if c.block.streams == "altup":
+        copies, x = altup.predict(c, layer, x)
     h = x
     if normed_before(c.block) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
@@ -214,11 +237,46 @@ def _block(c: Context, layer: int, x: Array) -> Array:
             h = c.tap("ffn_norm", layer, h)
         fed = moe(c, layer, h) if c.hp["moe_layers"][layer] else _fed(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
-    x = c.tap("mid", layer, _summed(c, layer, _mixed(c, layer, x, h), _ATTENTION))
+    short = None if copies is None else altup.laurel(c, layer, h)
+    x = _summed(c, layer, _mixed(c, layer, x, h), _ATTENTION)
+    if short is not None:
+        x = b.narrow(b.wide(b.add(x, short)) / 2.0**0.5)
+    x = c.tap("mid", layer, x)
     h = x
     if normed_before(c.block):
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
-    return c.tap("out", layer, _summed(c, layer, _after_mlp(c, layer, x, h), _MLP))
+    x = _after_mlp(c, layer, x, h)
+    return c.tap("out", layer, _left(c, layer, _summed(c, layer, x, _MLP), copies))
+
+
+def _parallel_experts(c: Context, layer: int, x: Array, h: Array) -> Array:
+    """Return a dense MLP's output for h plus that of experts for the stream x, each normalised."""
+    dense = c.tap("ffn_mlp", layer, c.norm(layer, "post_ffw_norm_1", _fed(c, layer, h)))
+    given = c.tap("moe_norm", layer, c.norm(layer, "pre_ffw_norm_2", x))
+    routed = moe(c, layer, given, _router_input(c, layer, x))
+    routed = c.tap("ffn_moe", layer, c.norm(layer, "post_ffw_norm_2", routed))
+    return c.tap("ffn_combined", layer, c.backend.add(dense, routed))
+
+
+def _router_input(c: Context, layer: int, x: Array) -> Array:
+    """Return the stream as a router with a norm and a scale of its own reads it."""
+    b = c.backend
+    normed = b.mul(c.plain_norm(x), c.vector(layer, "ffn_gate_inp.scale"))
+    return c.tap("router_in", layer, b.scale(normed, float(c.hp["hidden_size"]) ** -0.5))
+
+
+def _left(c: Context, layer: int, x: Array, copies: Array | None) -> Array:
+    """Return what leaves a layer, of the stream behind its MLP."""
+    b, given = c.backend, c.state.per_layer
+    if given is not None or c.block.layer_scale:
+        x = c.tap("ffn_stream", layer, x)
+    if copies is not None:
+        copies = altup.correct(c, layer, copies, x)
+        x = altup.scaled_first(c, layer, copies)
+    if given is not None:
+        added = per_layer.contribution(c, layer, x, given)
+        x = b.add(x, added) if copies is None else altup.add_to_others(c, copies, added)
+    return b.mul(x, c.vector(layer, "layer_output_scale.weight")) if c.block.layer_scale else x
 
 
 def _half_block(c: Context, layer: int, x: Array) -> Array:
@@ -253,7 +311,9 @@ def _both(c: Context, layer: int, h: Array, kind: str) -> Array:
 def _after_mlp(c: Context, layer: int, x: Array, h: Array) -> Array:
     """Return the stream x after a layer's MLP or experts, which read h."""
     if c.hp["moe_layers"][layer]:
-        return c.backend.add(x, _contribution(c, layer, moe(c, layer, h), _MLP))
+        together = c.block.experts == "parallel"
+        fed = _parallel_experts(c, layer, x, h) if together else moe(c, layer, h)
+        return c.backend.add(x, _contribution(c, layer, fed, _MLP))
     return _added(c, layer, x, _inner(c, layer, h), _MLP)
 
 
@@ -305,7 +365,8 @@ def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     if unscaled(c.block, c.hp):
         return x
     scale = float(c.hp["residual_scale"])
-    if c.block.placement in ("post", "sandwich"):
+    there = c.weights.get_role(layer, f"{half.norm}.weight") is not None
+    if there and c.block.placement in ("post", "sandwich"):
         x = c.norm(layer, half.norm, x)
     if c.block.multipliers != "none":
         scale = float(c.hp["ffn_down_scale"])  # attention's stands in _both
@@ -328,16 +389,20 @@ def _fed(c: Context, layer: int, x: Array) -> Array:
 
 def _inner(c: Context, layer: int, x: Array) -> Array:
     """Return the input of a dense MLP's last product."""
+    share = float(c.hp["ffn_sparsity"][layer])
     if c.block.mlp == "plain":
         up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
         return c.tap("ffn_act", layer, c.activate(up, layer))
     factor = float(c.hp["ffn_gate_scale"]) if c.block.multipliers != "none" else 1.0
     inside = any(c.wants(point, layer) for point in ("ffn_gate", "ffn_up", "ffn_act"))
-    if not inside and factor == 1:
+    if not inside and not share and factor == 1:
         return c.tap("ffn_mul", layer, c.gated(layer, x))
     gate = c.tap("ffn_gate", layer, c.linear(layer, "ffn_gate", x))
     if factor != 1:
         gate = c.backend.scale(gate, factor)
+    if share:
+        kept = c.backend.gaussian_topk(gate, NormalDist().inv_cdf(share))
+        gate = c.tap("ffn_topk", layer, kept)
     up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
     act = c.tap("ffn_act", layer, c.activate(gate))
     return c.tap("ffn_mul", layer, c.backend.mul(act, up))
@@ -346,6 +411,8 @@ def _inner(c: Context, layer: int, x: Array) -> Array:
 def _head(c: Context, x: Array) -> Array:
     """Return the logits of the wanted rows; without a head, what the rows are pooled to."""
     b = c.backend
+    if c.block.streams == "altup":
+        x = altup.merged(c, x)
     dense, normed = c.block.head == "dense", has_last_norm(c.block, c.weights)
     if normed and not dense:
         x = c.tap("final_norm", WHOLE, _last_norm(c, x))

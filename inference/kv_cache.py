@@ -27,7 +27,6 @@ class KVCache:
         self._values: list[Any] = [None] * n_layers
         self._states: dict[int, State] = {}
         self._next: dict[int, State] = {}  # of the pass that is not committed yet
-        self._stateful: set[int] = set()  # layers with a state, most without keys and values
         self.length = 0
         self._capacity, self._measured = 0, -1  # rows of the smallest buffer, its generation
         self.generation = 0  # counts new buffers: recordings made with old ones are invalid
@@ -46,7 +45,6 @@ class KVCache:
     def keep(self, layer: int, state: State) -> None:
         """Take a layer's state after the pass's last position; `commit` makes it valid."""
         self._next[layer] = state
-        self._stateful.add(layer)
 
     def states(self) -> Mapping[int, State]:
         """Return the layers' states after the last valid position."""
@@ -61,10 +59,9 @@ class KVCache:
         """Say whether that many more positions fit without new buffers."""
         if self._measured != self.generation:
             sizes = [
-                0 if buffer is None else int(buffer.shape[0])
-                for layer, both in enumerate(zip(self._keys, self._values, strict=True))
-                for buffer in both
-                if layer not in self._stateful or buffer is not None
+                int(buffer.shape[0])
+                for buffer in (*self._keys, *self._values)
+                if buffer is not None
             ]
             self._measured, self._capacity = self.generation, min(sizes, default=0)
         return self.length + tokens <= self._capacity

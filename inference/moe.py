@@ -23,24 +23,34 @@ STACKS = {
 ROUTED = ("router", "experts", "expert_w", "router_margin")  # points that the host sees
 
 
-def moe(c: Context, layer: int, x: Array) -> Array:
-    """Return the routed experts' weighted sum plus the shared expert: point `moe_out`."""
+def moe(c: Context, layer: int, x: Array, read: Array | None = None) -> Array:
+    """Return the routed experts' weighted sum plus the shared expert: point `moe_out`.
+
+    The router reads `read`; None: what the experts read.
+    """
     b = c.backend
     w = c.weights.of(layer, "ffn_gate_inp.weight")
     cast = c.block.router_cast
-    logits = b.router(x, w, c.bias(layer, "ffn_gate_inp"), rounded=cast in ("weights", "logits"))
+    logits = b.router(
+        x if read is None else read,
+        w,
+        c.bias(layer, "ffn_gate_inp"),
+        rounded=cast in ("weights", "logits"),
+    )
     correction = c.weights.get_role(layer, "exp_probs_b.bias")
     bias = None if correction is None else correction.numpy()
+    per_expert = c.weights.get_role(layer, "ffn_down_exps.scale")
+    scale = None if per_expert is None else per_expert.numpy()
     stacks = [c.weights.of(layer, f"{role}.weight") for role in STACKS[c.block.mlp]]
     given = x
     latent = c.weights.get_role(layer, "ffn_latent_down.weight") is not None
     if latent:
         given = c.tap("latent", layer, c.linear(layer, "ffn_latent_down", x))
     if any(c.wants(point, layer) for point in ROUTED) or not b.all_held(stacks):
-        total = _seen(c, layer, given, logits, bias, stacks)
+        total = _seen(c, layer, given, logits, (bias, scale), stacks)
     else:
         rounds = cast in ("weights", "product")
-        total = blocked(c, layer, given, b.blocks(logits, bias, c.hp, rounds=rounds))
+        total = blocked(c, layer, given, b.blocks(logits, bias, c.hp, rounds=rounds, scale=scale))
     if latent:
         total = c.linear(layer, "ffn_latent_up", c.tap("latent_out", layer, total))
     if c.block.shared_expert != "none" and c.hp["shared_ffn_size"]:
@@ -49,13 +59,17 @@ def moe(c: Context, layer: int, x: Array) -> Array:
 
 
 def _seen(
-    c: Context, layer: int, x: Array, logits: Array, bias: Any, stacks: Sequence[Weight]
-) -> Array:
-    """Return the sum of the experts' outputs, chosen on the host, where recorders see it."""
+    c: Context, layer: int, x: Array, logits: Array, stated: tuple[Any, Any],
+    stacks: Sequence[Weight],
+) -> Array:  # fmt: skip
+    """Return the sum of the experts' outputs, chosen on the host, where recorders see it.
+
+    `stated` are the bias of the choice and the experts' own factors, None without.
+    """
     b = c.backend
     logits = b.to_numpy(c.tap("router", layer, logits))
-    bias = None if bias is None else bias.astype(logits.dtype, copy=False)
-    routing = route(logits, bias, c.hp)
+    bias, scale = (x if x is None else x.astype(logits.dtype, copy=False) for x in stated)
+    routing = route(logits, bias, c.hp, scale=scale)
     experts = b.to_numpy(c.tap("experts", layer, routing.experts))
     applied = routing.weights
     if c.block.router_cast in ("weights", "product"):

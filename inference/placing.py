@@ -7,6 +7,7 @@ from aprfmt.arch.draft import JOIN
 from aprfmt.arch.spec import BlockSpec
 from aprfmt.arch.vocabulary import role_key
 from aprfmt.base.protocols import Value
+from aprfmt.inference.layer_heads import values_are_keys
 
 _JOIN = f"{JOIN}.weight"
 WHOLE = -1  # the layer of whole-model points
@@ -36,6 +37,31 @@ class LayerFacts:
         return bool(self.hp["moe_layers"][self.layer])
 
     @property
+    def dense(self) -> bool:
+        """The layer has a dense MLP."""
+        return self.feeds and (not self.moe or self.block.experts == "parallel")
+
+    @property
+    def parallel_experts(self) -> bool:
+        """The layer has experts besides a dense MLP."""
+        return self.moe and self.block.experts == "parallel"
+
+    @property
+    def own_kv(self) -> bool:
+        """The layer computes keys and values, and does not take an earlier layer's."""
+        return bool(self.hp["own_kv_layers"][self.layer])
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has a part of an embedding of its own."""
+        return bool(self.hp["per_layer_size"])
+
+    @property
+    def copied(self) -> bool:
+        """The stream has several copies."""
+        return self.block.streams == "altup"
+
+    @property
     def mixes(self) -> bool:
         """The layer mixes tokens: it is not an MLP alone."""
         return mixes(self.block, self.hp, self.layer)
@@ -60,6 +86,8 @@ class LayerFacts:
     @property
     def gated(self) -> bool:
         """What attention gives is multiplied by a gate."""
+        if self.block.attention_gate == "sigmoid_head" and not self.has("attn_gate.weight"):
+            return False
         return self.block.attention_gate != "none" and not self.recurrent
 
     @property
@@ -207,12 +235,14 @@ def entering(place: LayerFacts) -> str:
     """Return what the stream that enters a layer equals."""
     if place.layer > 0:
         return BEFORE
+    if place.copied:
+        return "altup_embd"
     return "draft_in" if _JOIN in place.roles else embedded(place)
 
 
 def multiplied(place: LayerFacts) -> str:
     """Return the placing of the product of gate and up."""
-    if place.moe or not place.feeds:
+    if not place.dense:
         return ABSENT
     return HERE if place.block.mlp == "gated" else "ffn_act"
 
@@ -247,8 +277,12 @@ def raw_logits(place: LayerFacts) -> str:
 
 
 DRAFT = if_(lambda place: _JOIN in place.roles)
-DENSE = if_(lambda place: not place.moe and place.feeds)
-GATED = if_(lambda place: not place.moe and place.feeds and place.block.mlp == "gated")
+GATED = if_(lambda place: place.dense and place.block.mlp == "gated")
+DENSE = if_(lambda place: place.dense)
+PARALLEL = if_(lambda place: place.parallel_experts)
+PER_LAYER = if_(lambda place: place.per_layer)
+COPIED = if_(lambda place: place.copied)
+SPARSE = if_(lambda place: place.dense and place.hp["ffn_sparsity"][place.layer] > 0)
 MOE = if_(lambda place: place.moe)
 LATENT_Q = if_(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
 MLA = if_(lambda place: place.mla)
@@ -258,6 +292,16 @@ LATENT = if_(lambda place: place.moe and place.has("ffn_latent_down.weight"))
 def of_attention(where: PlaceOf) -> PlaceOf:
     """Return the placing of a point that layers with a recurrence do not have."""
     return lambda place: ABSENT if place.recurrent else where(place)
+
+
+def of_own_kv(where: PlaceOf) -> PlaceOf:
+    """Return the placing of a point that layers with an earlier layer's keys do not have."""
+    return lambda place: where(place) if place.own_kv else ABSENT
+
+
+def value(place: LayerFacts) -> str:
+    """Return the placing of the values: a model may take its keys for them."""
+    return "k" if values_are_keys(place.hp, place.layer) else HERE
 
 
 def mixed_by(*kinds: str) -> PlaceOf:

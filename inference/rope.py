@@ -10,7 +10,7 @@ code.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,6 +140,15 @@ def _divisors(values: Any, request: _Request) -> F32:
     return divisors
 
 
+def _proportional(request: _Request) -> Turning:
+    """Turn the first pairs by the frequencies of a whole head, and the others not at all."""
+    inv_freq = _inverse(request.periods())
+    turned = int(request["rotated"]) // 2
+    kept = np.arange(len(inv_freq)) < turned
+    scaled = np.where(kept, inv_freq, np.float32(0)) / np.float32(request["factor"])
+    return Turning(scaled.astype(np.float32), 1.0)
+
+
 SCALINGS: Mapping[str, Callable[[_Request], Turning]] = {
     "linear": _linear,
     "dynamic": _dynamic,
@@ -147,14 +156,24 @@ SCALINGS: Mapping[str, Callable[[_Request], Turning]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "factors": _factors,
+    "proportional": _proportional,
 }
 BY_LENGTH = ("dynamic", "longrope")  # scalings whose frequencies depend on the sequence's length
 
-RopeKind = tuple[float, bool]
+
+class RopeKind(NamedTuple):
+    """What tells the layers' rotations apart.
+
+    The base, whether the scaling applies, and the rotated elements of a head, None for `rope_dim`.
+    """
+
+    theta: float
+    scaled: bool
+    dim: int | None = None
 
 
 def kind_of(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
-    """Return (theta, scaled) of a layer; None if it does not rotate."""
+    """Return how a layer rotates; None if it does not."""
     if not hp["rope_layers"][layer]:
         return None
     windowed = bool(hp["window_layers"][layer])
@@ -163,7 +182,8 @@ def kind_of(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
     scaled = hp["rope_scaling"] is not None and not (
         windowed and hp["rope_scaling_layers"] == "full"
     )
-    return float(theta), scaled
+    other = None if windowed else hp["global_head_dim"]
+    return RopeKind(float(theta), scaled, None if other is None else int(other))
 
 
 def make(hp: Mapping[str, Value], kind: RopeKind, length: int) -> Turning:
@@ -171,12 +191,11 @@ def make(hp: Mapping[str, Value], kind: RopeKind, length: int) -> Turning:
 
     Raises ArchError for an unknown scaling or for a missing value.
     """
-    theta, scaled = kind
-    dim = int(hp["rope_dim"])
-    if dim % 2 or not 0 < dim <= int(hp["head_dim"]):
-        raise ArchError(
-            f"rope_dim is {dim}; expected an even number of at most head_dim, {hp['head_dim']}"
-        )
+    theta, scaled = kind.theta, kind.scaled
+    dim = int(hp["rope_dim"] if kind.dim is None else kind.dim)
+    most = max(int(hp["head_dim"]), int(hp["global_head_dim"] or 0))
+    if dim % 2 or not 0 < dim <= most:
+        raise ArchError(f"rope_dim is {dim}; expected an even number of at most head_dim, {most}")
     if not scaled:
         return Turning(_inverse(_powers(theta, dim)), 1.0)
     scaling: Mapping[str, Value] = hp["rope_scaling"]

@@ -115,18 +115,24 @@ class NumpyMaths:
 NUMPY = NumpyMaths()
 
 
-def route(logits: Array, bias: Array | None, hp: Hyper, m: Maths = NUMPY) -> Routing:
+def route(
+    logits: Array, bias: Array | None, hp: Hyper, m: Maths = NUMPY, scale: Array | None = None
+) -> Routing:
     """Choose experts from logits [tokens, n_experts]; ArchError for an unknown router.
 
-    `bias` [n_experts] is deepseek v3's correction, added for the choice only.
+    `bias` [n_experts] is deepseek v3's correction, added for the choice only. `scale` [n_experts]
+    multiplies the weights of those chosen (gemma4).
     """
     name = str(hp["router"])
     if name not in ROUTERS:
         raise ArchError(f"router {name!r} is not known; expected one of {', '.join(ROUTERS)}")
     with np.errstate(divide="ignore", invalid="ignore"):  # sparsemixer: of zeros alone none is far
         routing = ROUTERS[name](m, logits, bias, hp)
-    order = m.ranked(routing.weights)
-    return Routing(m.pick(routing.experts, order), m.pick(routing.weights, order), routing.margin)
+    weights = routing.weights
+    if scale is not None:
+        weights = weights * scale[routing.experts]
+    order = m.ranked(weights)
+    return Routing(m.pick(routing.experts, order), m.pick(weights, order), routing.margin)
 
 
 def _softmax(m: Maths, x: Array) -> Array:

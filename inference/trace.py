@@ -25,7 +25,7 @@ Numbers = NDArray[Any]
 Positions = Literal["all", "last"] | Sequence[int]
 SCHEMA = 1
 # What attention reads with a cache -> what it reads without one.
-CACHED: Mapping[str, str] = {"k_cache": "k_rope", "v_cache": "v"}
+CACHED: Mapping[str, str] = {"k_cache": "k_rope", "v_cache": "v_norm"}
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Tracer:
     token positions, of which only those in the pass are recorded. `keep` receives every record
     with its values as they come; `hashes` adds their SHA-256; `stop` ends the pass at the first
     point that is not finite. `cached` passes read k_cache and v_cache; in others these equal
-    k_rope and v.
+    k_rope and v, after its norm where there is one.
     """
 
     def __init__(

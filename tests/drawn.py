@@ -10,13 +10,19 @@ def fill(model: Any, seed: int) -> None:
 
     generator = torch.Generator().manual_seed(seed + 1)
     # The norms of these store weight - 1.
-    centred = type(model).__name__.startswith(("Gemma", "NemotronF", "Qwen3Next", "Qwen3_5"))
+    kind = type(model).__name__
+    centred = kind.startswith(("Gemma", "NemotronF", "Qwen3Next", "Qwen3_5"))
+    centred = centred and not kind.startswith(("Gemma3n", "Gemma4"))
     with torch.no_grad():
         for path, module in model.named_modules():
             # Conv1D and gpt-oss's experts store [in, out], everything else [out, in].
             axis = -2 if type(module).__name__ in ("Conv1D", "GptOssExperts") else -1
             tensors = dict(module.named_parameters(recurse=False))
-            tensors |= {k: v for k, v in module.named_buffers(recurse=False) if k.endswith("_bias")}
+            tensors |= {
+                k: v
+                for k, v in module.named_buffers(recurse=False)
+                if k.endswith(("_bias", "layer_scalar"))
+            }
             for key, tensor in tensors.items():
                 noise = torch.randn(tensor.shape, generator=generator)
                 tensor.copy_(
@@ -35,6 +41,8 @@ def _drawn(name: str, noise: Any, fan_in: int, centred: bool) -> Any:
     if any(word in name for word in ("norm", ".ln_")) and "word_embeddings." not in name:
         bias = name.endswith("bias")
         return 0.3 * noise if bias else 0.4 * noise + (0.0 if centred else 1.0)
+    if name.endswith(("_scale", "router.scale", "layer_scalar")):  # gemma3n's and gemma4's factors
+        return 0.2 * noise + 1.0
     if name.endswith("sinks"):
         return noise
     if name.endswith("bias"):

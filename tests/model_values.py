@@ -41,6 +41,32 @@ LFM2: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"} |
     "layer_types": ["conv", "full_attention", "conv", "conv"],
     "conv_L_cache": 4,
 }
+LFM3: dict[str, Any] = {k: v for k, v in LFM2.items() if k not in ("rope_theta", "layer_types")} | {
+    "norm_eps": EPS,
+    "head_dim": 14,
+    "num_hidden_layers": 5,
+    "sliding_window": WINDOW,
+    "conv_L_cache": 4,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "full_attention": {
+            "rope_type": "proportional", "rope_theta": 9000.0, "partial_rotary_factor": 0.6,
+        },
+    },
+}  # fmt: skip
+GEMMA4: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "rope_theta"} | {
+    "head_dim": 10,
+    "global_head_dim": 14,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": WINDOW,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        "full_attention": {
+            "rope_type": "proportional", "rope_theta": 9000.0, "partial_rotary_factor": 0.5,
+        },
+    },
+}  # fmt: skip
 MAMBA2: dict[str, Any] = {
     "mamba_n_heads": 6,
     "mamba_n_groups": 3,

@@ -16,8 +16,10 @@ from tests.drawn import fill
 from tests.falcons import FALCONS, FORMS
 from tests.model_values import (
     DELTA,
+    GEMMA4,
     LAYER_NORM,
     LFM2,
+    LFM3,
     LLAMA,
     LLAMA3,
     LONGROPE,
@@ -202,6 +204,27 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_5": ("Qwen3_5", LLAMA | DELTA | {"full_attention_interval": 2}),
     "lfm2": ("Lfm2", LFM2 | {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3}),
     "lfm2_moe": ("Lfm2Moe", LFM2 | MOE | {"num_dense_layers": 1, "routed_scaling_factor": 1.7}),
+    "lfm3": ("Lfm3", LFM3),
+    "gemma3n": ("Gemma3n", {k: v for k, v in LLAMA.items() if k != "rope_theta"} | {
+        "head_dim": 10, "num_hidden_layers": 6, "num_key_value_heads": 1,
+        "layer_types": ["sliding_attention", "full_attention"] * 3, "sliding_window": WINDOW,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 9000.0},
+        },
+        "hidden_size_per_layer_input": 7, "vocab_size_per_layer_input": 89,
+        "num_kv_shared_layers": 3, "altup_num_inputs": 3, "laurel_rank": 5,
+        "activation_sparsity_pattern": [0.7, 0.95, 0.0, 0.3, 0.0, 0.5],
+        "final_logit_softcapping": 6.0,
+    }),
+    "gemma4": ("Gemma4", GEMMA4 | {
+        "num_key_value_heads": 1, "hidden_size_per_layer_input": 7,
+        "vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+    }),
+    "gemma4_unified": ("Gemma4Unified", GEMMA4 | {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    }),
     "mamba": ("Mamba", MAMBA | {"state_size": 7, "time_step_rank": 4, "conv_kernel": 3}),
     "falcon_mamba": ("FalconMamba", MAMBA | {
         "state_size": 7, "time_step_rank": 4, "mixer_rms_eps": 0.01,
@@ -377,6 +400,35 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "lfm2_moe",
         {"use_expert_bias": False, "norm_topk_prob": False, "conv_L_cache": 2},
     ),
+    "gemma4-experts": (
+        "gemma4",
+        {
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 18,
+            "final_logit_softcapping": 6.0,
+        },
+    ),
+    "gemma4-narrow": ("gemma4", {"use_double_wide_mlp": False, "num_kv_shared_layers": 0}),
+    "gemma3n-own": (
+        "gemma3n",
+        {"num_kv_shared_layers": 0, "altup_num_inputs": 4, "vocab_size_per_layer_input": VOCAB},
+    ),
+    "lfm3-listed": (
+        "lfm3",
+        {
+            "conv_bias": True,
+            "attention_bias": True,
+            "layer_types": ["sliding_attention", "conv", "full_attention", "conv", "conv"],
+        },
+    ),
     "mamba-biases": ("mamba", {"use_bias": True, "use_conv_bias": False, "hidden_act": "gelu"}),
     "mamba2-biases": (
         "mamba2",
@@ -422,7 +474,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 EVERY: tuple[str, ...] = (*MAKERS, *VARIANTS)
 # llama.cpp has none.
-WITHOUT_GGUF = ("opt", "opt_350m", "apertus", "falcon_rw", "falcon_rw_40b", *BERTS)
+WITHOUT_GGUF = ("lfm3", "opt", "opt_350m", "apertus", "falcon_rw", "falcon_rw_40b", *BERTS)
 IN_GGUF: tuple[str, ...] = tuple(name for name in MAKERS if name not in WITHOUT_GGUF)
 NO_ROPE = (
     "gpt2", "gpt_bigcode", "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b",
@@ -457,7 +509,16 @@ def tiny(arch: str, tied: bool | None = None, seed: int = 0, **overrides: Any) -
     values = {key: v for key, v in values.items() if v is not None or key in nullable}
     if tied is not None:
         values["tie_word_embeddings"] = tied
-    of_texts = ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe", *HEADLESS)
+    of_texts = (
+        "Gemma3",
+        "Gemma3n",
+        "Gemma4",
+        "Gemma4Unified",
+        "Llama4",
+        "Qwen3_5",
+        "Qwen3_5Moe",
+        *HEADLESS,
+    )
     config_name = f"{prefix}TextConfig" if prefix in of_texts else f"{prefix}Config"
     model_name = f"{prefix}LMHeadModel" if prefix in ("GPT2", "Bert") else f"{prefix}ForCausalLM"
     config = getattr(transformers, config_name)(**deepcopy(values))  # it writes into what it gets

@@ -33,8 +33,14 @@ class BlockSpec:
     expert_weights: an expert's weight multiplies its output, or its input (llama4). activation: the
     one that is named, or xielu (apertus), whose numbers are in every layer. shared_expert: none;
     plain (added); gated (times its own gate's sigmoid). attention_gate: what attention gives is
-    multiplied by a projection's sigmoid. recurrence: what mixes tokens in place of
-    attention, in `delta_layers` (gated_delta), `conv_layers` (short_conv: lfm2) or `ssm_layers`
+    multiplied by a projection's sigmoid, element by element, or one number a head (sigmoid_head:
+    lfm3). value_norm: none; plain (RMS over the head without a weight: gemma3n, gemma4). experts:
+    in the MLP's place (instead), or read the stream by a norm and a router of their own, and are
+    added to the MLP (parallel: gemma4). streams: one; altup: `altup_streams` copies, of which the
+    first goes through the layer, with a short cut of low rank (gemma3n). layer_scale: a number
+    multiplies the stream behind every layer (gemma4). recurrence: what mixes tokens in
+    place of attention, in `delta_layers` (gated_delta), `conv_layers` (short_conv: lfm2) or
+    `ssm_layers`
     (mamba: a rate for each number of state; mamba2: heads). recurrence_place: in place of attention
     (instead), or at its side: their outputs are added (beside: falcon_h1). halves: a layer is a
     mixer and an MLP behind a norm each (both), or one of the two behind the only norm (one: mamba,
@@ -72,7 +78,11 @@ class BlockSpec:
     expert_weights: Literal["output", "input"] = "output"
     activation: Literal["named", "xielu"] = "named"
     shared_expert: Literal["none", "plain", "gated"] = "none"
-    attention_gate: Literal["none", "sigmoid"] = "none"
+    attention_gate: Literal["none", "sigmoid", "sigmoid_head"] = "none"
+    value_norm: Literal["none", "plain"] = "none"
+    experts: Literal["instead", "parallel"] = "instead"
+    streams: Literal["one", "altup"] = "one"
+    layer_scale: bool = False
     recurrence: Literal["none", "gated_delta", "short_conv", "mamba", "mamba2"] = "none"
     recurrence_place: Literal["instead", "beside"] = "instead"
     halves: Literal["both", "one"] = "both"

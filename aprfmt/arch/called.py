@@ -196,6 +196,7 @@ ROWS: Mapping[str, ArchRow] = {
     ),
     "falcon_h1": _row("falcon_h1 FalconH1ForCausalLM", "falcon-h1"),
     "lfm2": _row("lfm2 Lfm2ForCausalLM", "lfm2"),
+    "lfm3": _row("lfm3 Lfm3ForCausalLM", ""),
     "lfm2_moe": _row("lfm2_moe Lfm2MoeForCausalLM", "lfm2moe", module="lfm2"),
     "nemotron_h": _row("nemotron_h NemotronHForCausalLM", "nemotron_h"),
     "nemotron_h_moe": _row(
@@ -235,6 +236,13 @@ ROWS: Mapping[str, ArchRow] = {
     ),
     "gemma4": _row(
         "gemma4_text Gemma4ForCausalLM gemma4 Gemma4ForConditionalGeneration", "gemma4", "gemma4"
+    ),
+    "gemma4_unified": _row(
+        "gemma4_unified_text Gemma4UnifiedForCausalLM gemma4_unified "
+        "Gemma4UnifiedForConditionalGeneration",
+        "gemma4",
+        "gemma4_unified",
+        module="gemma4",
     ),
     "ministral3": _row(
         "ministral3 Ministral3ForCausalLM mistral3 Mistral3ForConditionalGeneration",

@@ -25,6 +25,7 @@ LAYERED = (
     "sink_layers", "merger_layers",
 )  # fmt: skip
 LISTED = ("rope_sections",)  # whole numbers
+NUMBERED = ("ffn_sparsity",)  # a number a layer
 NUMBERS = ("ssm_scales",)
 WORDS: Mapping[str, tuple[str, ...]] = {
     "activation": ("silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"),
@@ -43,6 +44,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 NULLABLE = (
     "rope_theta_local", "rope_scaling", "sliding_window", "attn_softcap", "final_softcap",
     "q_lora_rank", "ssm_step_high", "temperature_scale", "temperature_length", "value_scale",
+    "global_head_dim", "global_kv_heads",
 )  # fmt: skip
 _OPTIONAL = ("mscale", "mscale_all_dim")
 SCALINGS: Mapping[str, tuple[str, ...]] = {
@@ -55,6 +57,7 @@ SCALINGS: Mapping[str, tuple[str, ...]] = {
     ),
     "longrope": ("short_factor", "long_factor", "original_context_length", "attention_factor"),
     "factors": ("factors",),
+    "proportional": ("factor", "rotated"),
 }  # fmt: skip
 
 
@@ -94,6 +97,12 @@ def _checked(
         raise ArchError(f"{key}: is {short_repr(value)}; expected {layers} times true or false")
     if name in LISTED and isinstance(value, list):
         return tuple(whole(part, key) for part in value)
+    if name in NUMBERED:
+        if isinstance(value, list) and len(value) == settled["n_layers"]:
+            return tuple(float(number(part, key)) for part in value)
+        raise ArchError(
+            f"{key}: is {short_repr(value)}; expected a list of {settled['n_layers']} numbers"
+        )
     if name in NUMBERS and isinstance(value, list):
         return tuple(number(part, key) for part in value)
     if name in WORDS:
@@ -125,6 +134,8 @@ def _scaling(value: Value, key: str) -> Mapping[str, Value]:
             out[name] = None if part is None else number(part, where)
         elif name == "original_context_length":
             out[name] = whole(part, where, 1)
+        elif name == "rotated":
+            out[name] = whole(part, where)
         elif isinstance(part, Sequence) and not isinstance(part, str):
             out[name] = divisors(part, where)
         elif name == "truncate":

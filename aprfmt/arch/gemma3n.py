@@ -1,25 +1,28 @@
 """gemma3n (text): several copies of the stream (altup), short cuts (laurel), embeddings a layer.
 
 The last layers look at the keys and values of earlier ones; files may hold unused ones for them.
-Norms are stored as they are, in GGUF too. Sources: transformers' modeling_gemma3n; the gguf
-package's name map; the converter's gemma.py.
+The first layers' MLPs keep the highest values of their gate only. Norms are stored as they are, in
+GGUF too. Sources: transformers' modeling_gemma3n; the gguf package's name map; the converter's
+gemma.py; llama.cpp's gemma3n.cpp.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from reprlib import repr as short_repr
+from statistics import NormalDist
 
-from aprfmt.arch import rules
-from aprfmt.arch.gemma import embedding_scale
-from aprfmt.arch.gemma2 import softcap
+from aprfmt.arch import losses, rules
+from aprfmt.arch.gemma import NO_BIASES, embedding_scale
+from aprfmt.arch.gemma2 import pattern_loss, softcap
 from aprfmt.arch.joins import Stacked
-from aprfmt.arch.named import named
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
 from aprfmt.arch.rows import KV, Q, RoleRow, around, gated_mlp, linear, norm, tables
-from aprfmt.arch.spec import MISSING, Facts, HyperRule, Loss
-from aprfmt.arch.values import sequence
+from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.values import number, sequence, single
 from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import Window, period, window_rules
+from aprfmt.arch.window import PerLayer, Window, causal, period, window_rules
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -27,6 +30,7 @@ Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 Rows = tuple[RoleRow, ...]
 OWN, PER = "own_kv_layers", "per_layer_size"
+BIAS, OUT_BIAS = "attention_bias", "attention_out_bias"
 _LAST = {"hf": "num_kv_shared_layers", "gguf": "{arch}.attention.shared_kv_layers"}
 
 
@@ -86,12 +90,61 @@ def own_kv(default: int) -> HyperRule:
     )  # fmt: skip
 
 
-def listed_windows(size: int, every: int) -> tuple[HyperRule, HyperRule]:
+def kv_sources(hp: Params) -> tuple[int | None, ...]:
+    """Return whose keys and values each layer uses: its own, or the last of its kind that has some.
+
+    None where no earlier layer of its kind has any.
+    """
+    last: dict[bool, int] = {}
+    found: list[int | None] = []
+    for layer, (own, window) in enumerate(zip(hp[OWN], hp["window_layers"], strict=True)):
+        if own:
+            last[bool(window)] = layer
+        found.append(last.get(bool(window)))
+    return tuple(found)
+
+
+def _shared(value: Value, facts: Facts, hp: Params) -> str:
+    """Raise ArchError for a layer that would use keys and values which no layer has."""
+    said = causal(value, facts, hp)
+    sources = kv_sources({OWN: hp[OWN], "window_layers": value})
+    if None in sources:
+        layer = sources.index(None)
+        kind = "a window" if value[layer] else "no window"
+        raise ArchError(
+            f"layer {layer} has {kind} and uses the keys and values of an earlier layer; expected "
+            f"one of the first {sum(hp[OWN])} layers, which have their own, to have {kind} too"
+        )
+    return said
+
+
+def listed_windows(
+    size: int, every: Callable[[Facts | None, Params], PerLayer]
+) -> tuple[HyperRule, HyperRule]:
     """Return the rules for windows; a GGUF lists the layers, one by one."""
-    positions, layers = window_rules(Window(size, MISSING, period(every), stated=True))
+    positions, layers = window_rules(Window(size, MISSING, every, stated=True))
     key = "{arch}.attention.sliding_window_pattern"
     write = {**layers.write, "gguf": lambda value, hp: {key: list(value)}}
-    return positions, replace(layers, write=write)
+    return positions, replace(layers, write=write, check=_shared)
+
+
+def only(name: str, value: Value, *keys: str) -> HyperRule:
+    """Return the rule for a hyperparameter that is the same in every published model.
+
+    ArchError for a key that says otherwise.
+    """
+
+    def check(found: Value, facts: Facts, hp: Params) -> str:
+        for key in keys:
+            said = facts.first(key)
+            if said is not None and said[0] != value:
+                raise ArchError(
+                    f"{said[1]}: is {short_repr(said[0])}; expected {value!r}, which every "
+                    "published model of this architecture has"
+                )
+        return ""
+
+    return HyperRule(name, default=value, check=check)
 
 
 def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
@@ -105,6 +158,20 @@ def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
     )  # fmt: skip
 
 
+def _reused(hp: Params) -> bool:
+    """Say whether llama.cpp would take the keys and values of other layers."""
+    own = sum(hp[OWN])
+    wanted = (own - 2 if window else own - 1 for window in hp["window_layers"][own:])
+    return kv_sources(hp)[own:] != tuple(wanted)
+
+
+REUSED = Loss(
+    "gguf",
+    OWN,
+    _reused,
+    "llama.cpp takes those of the last layer but one that has its own, where there is a window, "
+    "and of the last one elsewhere: the logits differ",
+)
 PADDED = Loss(
     "gguf",
     "per_layer_vocab",
@@ -135,6 +202,104 @@ def same_width(default: int) -> HyperRule:
 
 
 _N, _ROWS = "altup_streams", four_norms()
+_SPARSE = "ffn_sparsity"
+
+
+def std_multiplier(share: float) -> float:
+    """Return how many standard deviations above the mean a share of normal values ends."""
+    return NormalDist().inv_cdf(share) if share > 0 else -math.inf
+
+
+def _share_of(multiplier: float) -> float:
+    """Return the share that a float32 multiplier was computed from, with the fewest digits."""
+    if multiplier == -math.inf:
+        return 0.0
+    exact = NormalDist().cdf(multiplier)
+    for digits in range(1, 10):
+        share = float(f"{exact:.{digits}g}")
+        if share < 1 and math.isclose(std_multiplier(share), multiplier, rel_tol=2.0**-22):
+            return share
+    return exact
+
+
+def _sparsity() -> HyperRule:
+    """Return the rule for the shares that MLPs cut; a GGUF has them in standard deviations."""
+    key = "{arch}.activation_sparsity_scale"
+
+    def usual(hp: Params) -> tuple[float, ...]:
+        layers = int(hp["n_layers"])
+        cut = 10 if layers > 10 else 0
+        return (0.95,) * cut + (0.0,) * (layers - cut)
+
+    def hf(facts: Facts, hp: Params) -> Found:
+        found = facts.first("activation_sparsity_pattern")
+        if found is None:
+            return None
+        listed = found[0] if isinstance(found[0], (list, tuple)) else [found[0]] * hp["n_layers"]
+        shares = tuple(number(share, found[1]) for share in sequence(listed, found[1]))
+        if len(shares) != hp["n_layers"] or not all(0 <= share < 1 for share in shares):
+            raise ArchError(
+                f"{found[1]}: is {short_repr(found[0])}; expected {hp['n_layers']} numbers from 0 "
+                "to less than 1"
+            )
+        return tuple(map(float, shares)), found[1]
+
+    def gguf(facts: Facts, hp: Params) -> Found:
+        found = facts.first(key)
+        if found is None:
+            return None
+        listed = sequence(found[0], found[1], hp["n_layers"])[: hp["n_layers"]]
+        if not all(isinstance(one, (int, float)) and one < math.inf for one in listed):
+            raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected numbers")
+        return tuple(_share_of(float(one)) for one in listed), found[1]
+
+    return HyperRule(
+        _SPARSE, default=usual, read={"hf": hf, "gguf": gguf},
+        write={"hf": lambda value, hp: {"activation_sparsity_pattern": list(value)},
+               "gguf": lambda value, hp: {key: [single(std_multiplier(one)) for one in value]}},
+    )  # fmt: skip
+
+
+def _copies() -> HyperRule:
+    """Return the rule for the copies of the stream; the first one goes through the layers."""
+    first = only("", 0, "altup_active_idx", "{arch}.altup.active_idx")
+
+    def check(value: Value, facts: Facts, hp: Params) -> str:
+        assert first.check is not None
+        if value < 2:
+            raise ArchError(f"altup_num_inputs: is {value}; expected two copies of the stream")
+        return first.check(value, facts, hp)
+
+    def hf(value: Value, hp: Params) -> Params:
+        return {"altup_active_idx": 0, "altup_num_inputs": value}
+
+    def gguf(value: Value, hp: Params) -> Params:
+        return {"{arch}.altup.active_idx": 0, "{arch}.altup.num_inputs": value}
+
+    usual = rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4)
+    return replace(usual, check=check, write={"hf": hf, "gguf": gguf})
+
+
+def _fixed_sparsity(hp: Params) -> bool:
+    """Say whether llama.cpp would cut other shares: it has them in the code."""
+    return bool(hp[_SPARSE] != (0.95,) * min(10, hp["n_layers"]) + (0.0,) * (hp["n_layers"] - 10))
+
+
+_FIXED = (
+    Loss("gguf", _SPARSE, _fixed_sparsity,
+         "llama.cpp cuts 95% in the first ten layers, whatever the file says, and divides the "
+         "variance by one less than the values"),
+    pattern_loss(5),
+    Loss("gguf", "final_softcap", lambda hp: hp["final_softcap"] != 30,
+         "llama.cpp caps the logits at 30, whatever the file says"),
+    Loss("gguf", "altup_scaled", lambda hp: not hp["altup_scaled"],
+         "llama.cpp multiplies the first copy by its scale, whatever config.json says"),
+    Loss("gguf", OWN, lambda hp: sum(hp[OWN]) != min(20, hp["n_layers"]),
+         "llama.cpp lets the first 20 layers have keys and values, whatever the file says"),
+    Loss("gguf", _N, lambda hp: hp[_N] != 4 or hp["laurel_rank"] != 64 or hp[PER] != 256,
+         "llama.cpp has 4 copies of the stream, short cuts of rank 64 and 256 values a layer, and "
+         "refuses a file with others"),
+)  # fmt: skip
 
 
 def _side(role: str, hf: str) -> RoleRow:
@@ -155,17 +320,16 @@ _ALTUP = (
     *linear("laurel_r", "laurel.linear_right", "hidden_size", "laurel_rank"),
     *norm("laurel_post_norm", "laurel.post_laurel_norm"),
 )
-GEMMA3N = named(
-    "gemma3n",
-    tables(around(
+_TENSORS, _BINDINGS = tables(
+    around(
         *per_layer_embeddings(),
         _side("altup_proj", "altup_projections"),
         _side("altup_unembd_proj", "altup_unembed_projections"),
         *_ROWS[0],
-        *linear("attn_q", "self_attn.q_proj", Q, "hidden_size"),
-        *linear("attn_k", "self_attn.k_proj", KV, "hidden_size", OWN),
-        *linear("attn_v", "self_attn.v_proj", KV, "hidden_size", OWN),
-        *linear("attn_output", "self_attn.o_proj", "hidden_size", Q),
+        *linear("attn_q", "self_attn.q_proj", Q, "hidden_size", bias=BIAS),
+        *linear("attn_k", "self_attn.k_proj", KV, "hidden_size", OWN, bias=BIAS),
+        *linear("attn_v", "self_attn.v_proj", KV, "hidden_size", OWN, bias=BIAS),
+        *linear("attn_output", "self_attn.o_proj", "hidden_size", Q, bias=OUT_BIAS),
         *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
         *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",), OWN),
         *_ROWS[1],
@@ -174,8 +338,11 @@ GEMMA3N = named(
         *gated_mlp(),
         *_ROWS[3],
         *per_layer_inputs(),
-    )),
-    rules.hyper_table(
+    )
+)
+GEMMA3N = ArchSpec(
+    name="gemma3n",
+    hyper=rules.hyper_table(
         rules.hidden_size(2048),
         rules.n_layers(35),
         rules.n_heads(8),
@@ -186,19 +353,34 @@ GEMMA3N = named(
         rules.context_length(32768),
         rules.activation("gelu_tanh", "hidden_activation"),
         rules.tied_embeddings(True),
+        *rules.attention_biases(),
         rules.fixed("qk_norm", True),
         rules.fixed("attn_scale", 1.0),
-        *rope_rules(Rope(theta=1e6, theta_local=10000.0, local_key="rope_local_base_freq",
-            layers="full")),
-        *listed_windows(512, 5),
+        *rope_rules(
+            Rope(theta=1e6, theta_local=10000.0, local_key="rope_local_base_freq", layers="full")
+        ),
+        *listed_windows(512, period(5)),
         softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),
         embedding_scale(),
         own_kv(15),
         *per_layer_sizes(262144, 256),
-        rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4),
+        _copies(),
+        rules.flag("altup_scaled", True, "altup_correct_scale"),
         HyperRule("altup_extra", default=lambda hp: hp[_N] - 1),
-        rules.size("laurel_rank", "laurel_rank", default=64,
-            shape=rules.axis("laurel_l.weight", 0), shape_wins=True),
+        rules.size(
+            "laurel_rank", "laurel_rank", default=64,
+            shape=rules.axis("laurel_l.weight", 0), shape_wins=True,
+        ),
+        _sparsity(),
     ),
-    lost=(PADDED,),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(
+        norm_cast="after_weight", placement="sandwich", qk_norm="head", value_norm="plain",
+        streams="altup",
+    ),
+    lost=(*losses.common_losses("gelu_tanh"), losses.ONE_BIAS_KEY, NO_BIASES, PADDED, REUSED,
+          *_FIXED),
+    # Clamps of altup's coefficients while it is trained.
+    ignored=frozenset({"altup_coef_clip", "hidden_act"}),
 )  # fmt: skip

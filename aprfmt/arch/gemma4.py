@@ -1,21 +1,25 @@
 """gemma4 (text): other heads in layers without a window, shared keys and values, a scale a layer.
 
 Layers without a window have longer heads, perhaps fewer of them for keys, perhaps no values of
-their own, and rotate a part of a head. Some models have an embedding a layer, some experts beside
+their own, and rotate a part of a head. Some models have an embedding a layer, some experts besides
 the MLP. A GGUF says which part rotates by a tensor of divisors. Sources: transformers'
-modeling_gemma4; the gguf package's name map; the converter's gemma.py.
+modeling_gemma4 and modeling_gemma4_unified; the gguf package's name map; the converter's gemma.py;
+llama.cpp's gemma4.cpp.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aprfmt.arch import rules
-from aprfmt.arch.gemma import embedding_scale
+from aprfmt.arch import losses, moe, rules
+from aprfmt.arch.gemma import NO_BIASES, embedding_scale
 from aprfmt.arch.gemma2 import softcap
 from aprfmt.arch.gemma3n import (
+    BIAS,
+    OUT_BIAS,
     OWN,
     PADDED,
     PER,
+    REUSED,
     four_norms,
     listed_windows,
     own_kv,
@@ -23,12 +27,15 @@ from aprfmt.arch.gemma3n import (
     per_layer_inputs,
     per_layer_sizes,
 )
-from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import KV, Q, RoleRow, around, linear, norm, tables
-from aprfmt.arch.spec import DerivedTensor, Facts, HyperRule, Read
+from aprfmt.arch.joins import Split
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_gguf import FREQS, UNTURNED
+from aprfmt.arch.rope_hf import Rope, full_head_dim
+from aprfmt.arch.rows import KV, LAYER, Q, RoleRow, around, linear, norm, tables
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, DerivedTensor, Facts, HyperRule, Read
 from aprfmt.arch.values import boolean, number, sequence
 from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.window import PerLayer, period
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -36,7 +43,6 @@ Found = tuple[Value, str] | None
 Rows = tuple[RoleRow, ...]
 _LOCAL, _FULL = "window_layers", "!window_layers"
 _GQ, _GKV = "n_heads*global_head_dim", "global_kv_heads*global_head_dim"
-_UNTURNED = 1e30  # a divisor that leaves a pair where it is
 
 
 def _nothing(value: Value, hp: Params) -> Params:
@@ -67,16 +73,20 @@ def _attention() -> Rows:
     own, other, dim = f"{_LOCAL} & {OWN}", f"{_FULL} & {OWN}", "global_head_dim"
     valued = f"{other} & !value_is_key"
     return (
-        *linear("attn_q", "self_attn.q_proj", Q, "hidden_size", _LOCAL),
-        *linear("attn_k", "self_attn.k_proj", KV, "hidden_size", own),
-        *linear("attn_v", "self_attn.v_proj", KV, "hidden_size", own),
-        *linear("attn_output", "self_attn.o_proj", "hidden_size", Q, _LOCAL),
+        *linear("attn_q", "self_attn.q_proj", Q, "hidden_size", _LOCAL, bias=BIAS),
+        *linear("attn_k", "self_attn.k_proj", KV, "hidden_size", own, bias=BIAS),
+        *linear("attn_v", "self_attn.v_proj", KV, "hidden_size", own, bias=BIAS),
+        *linear("attn_output", "self_attn.o_proj", "hidden_size", Q, _LOCAL, bias=OUT_BIAS),
         *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), _LOCAL),
         *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",), own),
         _also("attn_q.weight", (_GQ, "hidden_size"), _FULL),
         _also("attn_k.weight", (_GKV, "hidden_size"), other),
         _also("attn_v.weight", (_GKV, "hidden_size"), valued),
         _also("attn_output.weight", ("hidden_size", _GQ), _FULL),
+        _also("attn_q.bias", (_GQ,), f"{_FULL} & {BIAS}"),
+        _also("attn_k.bias", (_GKV,), f"{other} & {BIAS}"),
+        _also("attn_v.bias", (_GKV,), f"{valued} & {BIAS}"),
+        _also("attn_output.bias", ("hidden_size",), f"{_FULL} & {OUT_BIAS}"),
         _also("attn_q_norm.weight", (dim,), _FULL),
         _also("attn_k_norm.weight", (dim,), other),
     )
@@ -96,13 +106,13 @@ def _mlp() -> Rows:
 
 def _experts() -> Rows:
     on = "moe_layers"
+    into = ("n_experts", "moe_ffn_size", "hidden_size")
     return (
         *norm("post_ffw_norm_1", "post_feedforward_layernorm_1", needs=on),
         *norm("pre_ffw_norm_2", "pre_feedforward_layernorm_2", needs=on),
         RoleRow("ffn_gate_inp.weight", "router.proj.weight", ("n_experts", "hidden_size"), on),
         RoleRow("ffn_gate_inp.scale", "router.scale", ("hidden_size",), on),
-        RoleRow("ffn_gate_up_exps.weight", "experts.gate_up_proj",
-            ("n_experts", "2*moe_ffn_size", "hidden_size"), on),
+        *(RoleRow(f"ffn_{part}_exps.weight", "", into, on, gguf="") for part in ("gate", "up")),
         RoleRow("ffn_down_exps.weight", "experts.down_proj",
             ("n_experts", "hidden_size", "moe_ffn_size"), on),
         RoleRow("ffn_down_exps.scale", "router.per_expert_scale", ("n_experts",), on),
@@ -110,44 +120,85 @@ def _experts() -> Rows:
     )  # fmt: skip
 
 
-def _rope(facts: Facts, kind: str, key: str) -> Found:
-    """Return one value of config.json's rope object for a kind of layers."""
-    found = facts.first("rope_parameters")
-    part = found[0].get(kind) if found is not None else None
-    return (part[key], f"rope_parameters.{kind}.{key}") if part and key in part else None
+_JOINED = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
+_HALVES = (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),)
 
 
-def _theta(name: str, kind: str, gguf: str, default: float) -> HyperRule:
-    return HyperRule(
-        name, {"gguf": (f"{{arch}}.rope.{gguf}",)}, "positive", default,
-        read={"hf": lambda facts, hp: _rope(facts, kind, "rope_theta")},
-        write={"hf": _nothing},
-    )  # fmt: skip
+_ROPE = Rope(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True)
 
 
-def _write_rope(value: Value, hp: Params) -> Params:
-    """Return config.json's rope object."""
-    full = {"rope_type": "proportional", "rope_theta": hp["rope_theta"],
-            "partial_rotary_factor": value / hp["global_head_dim"]}  # fmt: skip
-    local = {"rope_type": "default", "rope_theta": hp["rope_theta_local"]}
-    return {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
+def _rope() -> tuple[HyperRule, ...]:
+    """Return the rules for rope: unstated, a quarter of the heads without a window turns."""
 
+    def usual(hp: Params) -> Params:
+        return {"type": "proportional", "factor": 1.0,
+                "rotated": 2 * int(0.25 * full_head_dim(hp) // 2)}  # fmt: skip
 
-def _rotated(facts: Facts, hp: Params) -> Found:
-    found = _rope(facts, "full_attention", "partial_rotary_factor")
-    return None if found is None else (int(number(*found) * hp["global_head_dim"]), found[1])
+    def changed(rule: HyperRule) -> HyperRule:
+        if rule.name == "rope_dim":
+            return HyperRule("rope_dim", default=lambda hp: hp["head_dim"])
+        return replace(rule, default_in={"hf": usual}) if rule.name == "rope_scaling" else rule
 
-
-def _rotated_gguf(facts: Facts, hp: Params) -> Found:
-    divisors = facts.vector("rope_freqs.weight")
-    if divisors is None:
-        return None
-    return 2 * sum(divisor < _UNTURNED / 2 for divisor in divisors), "rope_freqs.weight"
+    return tuple(map(changed, rope_rules(_ROPE)))
 
 
 def _divisors(hp: Params) -> Sequence[float]:
-    turned, pairs = int(hp["global_rope_dim"]) // 2, int(hp["global_head_dim"]) // 2
-    return (1.0,) * turned + (_UNTURNED,) * (pairs - turned)
+    """Return GGUF's divisors, which llama.cpp asks for where all pairs turn, too."""
+    scaling, pairs = hp["rope_scaling"], full_head_dim(hp) // 2
+    if scaling is None or scaling["type"] != "proportional":
+        return (1.0,) * pairs
+    turned = int(scaling["rotated"]) // 2
+    return (float(scaling["factor"]),) * turned + (UNTURNED,) * (pairs - turned)
+
+
+def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
+    """Window all layers but every sixth, and never the last one."""
+    return (*period(6)(facts, hp)[:-1], False)
+
+
+def _windows(size: int) -> tuple[HyperRule, HyperRule]:
+    """Return the rules for windows; transformers takes the last layer to have none."""
+    positions, layers = listed_windows(size, _windowed)
+
+    def read(facts: Facts, hp: Params) -> Found:
+        found = layers.read["hf"](facts, hp)
+        return None if found is None else ((*found[0][:-1], False), found[1])
+
+    def check(value: Value, facts: Facts, hp: Params) -> str:
+        assert layers.check is not None
+        said, listed = layers.check(value, facts, hp), facts.first("layer_types")
+        if listed is None or sequence(*listed)[-1] == "full_attention":
+            return said
+        return f"{listed[1]}: the last layer has a window; transformers takes it to have none"
+
+    return positions, replace(layers, read={**layers.read, "hf": read}, check=check)
+
+
+# What a published model has, or another, never both: hyperparameter and config.json's key.
+_MIXES = (
+    ("n_experts", PER), ("n_experts", "shared"), ("n_experts", "wide_layers"),
+    ("value_is_key", PER), ("value_is_key", "shared"),
+)  # fmt: skip
+_WORDS: Mapping[str, str] = {
+    "n_experts": "experts (enable_moe_block)",
+    PER: "an embedding a layer (hidden_size_per_layer_input)",
+    "shared": "layers without keys of their own (num_kv_shared_layers)",
+    "wide_layers": "wider MLPs (use_double_wide_mlp)",
+    "value_is_key": "keys that are the values (attention_k_eq_v)",
+}
+
+
+def _mixed(hp: Params) -> str:
+    """Return what the model has together that no published one has, "" for nothing."""
+    has = {
+        "n_experts": any(hp["moe_layers"]), PER: hp[PER] > 0, "shared": not all(hp[OWN]),
+        "wide_layers": any(hp["wide_layers"]),
+        "value_is_key": hp["value_is_key"] and not all(hp[_LOCAL]),
+    }  # fmt: skip
+    for one, other in _MIXES:
+        if has[one] and has[other]:
+            return f"{_WORDS[one]} and {_WORDS[other]}"
+    return ""
 
 
 def _global(key: str, layer_key: str) -> Read:
@@ -155,9 +206,10 @@ def _global(key: str, layer_key: str) -> Read:
 
     def read(facts: Facts, hp: Params) -> Found:
         stated, each = facts.first(key), facts.first("per_layer_config")
-        if stated is not None or each is None:
+        if stated is not None or each is None or not isinstance(each[0], Mapping):
             return stated
-        sizes = [row[layer_key] for row in each[0].values() if layer_key in row]
+        rows = [row for row in each[0].values() if isinstance(row, Mapping)]
+        sizes = [row[layer_key] for row in rows if layer_key in row]
         return (whole_number(sizes[0], each[1], 1), each[1]) if sizes else None
 
     return read
@@ -246,6 +298,8 @@ def _wide_rule() -> HyperRule:
 
 
 def _moe_layers() -> HyperRule:
+    """Return the rule for the layers with experts: all or none."""
+
     def read(facts: Facts, hp: Params) -> Found:
         found = facts.first("enable_moe_block")
         return None if found is None else ((boolean(*found),) * hp["n_layers"], found[1])
@@ -265,9 +319,65 @@ def _count(name: str, hf: str, gguf: str) -> HyperRule:
     return HyperRule(name, {"hf": (hf,), "gguf": (f"{{arch}}.{gguf}",)}, "int", 0)
 
 
-GEMMA4 = named(
-    "gemma4",
-    tables(around(
+def _few_kv_heads(facts: Facts, hp: Params) -> Found:
+    """Return config.json's key heads of layers without a window: where their keys are values."""
+    found = _global("num_global_key_value_heads", "num_key_value_heads")(facts, hp)
+    equal = facts.first("attention_k_eq_v")
+    stated = found is not None and found[1] == "num_global_key_value_heads"
+    return None if stated and not (equal is not None and boolean(*equal)) else found
+
+
+def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule, ...]:
+    """Return the rules of every gemma 4; `per_layer` is the unstated width of its embeddings."""
+    return rules.hyper_table(
+        rules.hidden_size(2304),
+        rules.n_layers(30),
+        rules.n_heads(8),
+        replace(
+            rules.n_kv_heads(4), write={"gguf": _write_kv},
+            read={"gguf": lambda facts, hp: _kv(True, facts, hp)},
+        ),
+        HyperRule("head_dim", {"hf": ("head_dim",), "gguf": (_LENGTH + "_swa",)}, "size", 256,
+            write={"gguf": lambda value, hp: _lengths(hp)}),
+        HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
+        HyperRule("global_head_dim", {"hf": ("global_head_dim",), "gguf": (_LENGTH,)}, "size",
+            512, {"gguf": lambda hp: hp["head_dim"]},
+            read={"hf": _global("global_head_dim", "head_dim")},
+            write={"gguf": lambda value, hp: {}}),
+        HyperRule("global_kv_heads", {"hf": ("num_global_key_value_heads",)}, "size",
+            lambda hp: hp["n_kv_heads"],
+            read={"hf": _few_kv_heads, "gguf": lambda facts, hp: _kv(False, facts, hp)},
+            write={"gguf": _nothing}),
+        replace(
+            rules.ffn_size(9216), read={"gguf": _widths}, write={"gguf": _write_widths}, shape=None,
+        ),
+        rules.vocab_size(262144),
+        rules.context_length(context),
+        rules.activation("gelu_tanh", "hidden_activation"),
+        rules.tied_embeddings(True),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        rules.fixed("attn_scale", 1.0),
+        *_rope(),
+        *_windows(window),
+        _FINAL_CAP,
+        embedding_scale(),
+        own_kv(0),
+        _wide_rule(),
+        HyperRule("value_is_key", {"hf": ("attention_k_eq_v",)}, "bool", False,
+            shape=_without_values),
+        *per_layer_sizes(262144, per_layer),
+        _count("n_experts", "num_experts", "expert_count"),
+        _count("n_experts_used", "top_k_experts", "expert_used_count"),
+        _count("moe_ffn_size", "moe_intermediate_size", "expert_feed_forward_length"),
+        _moe_layers(),
+        moe.router("softmax"),
+        rules.fixed("norm_topk", True),
+    )  # fmt: skip
+
+
+_TENSORS, _BINDINGS = tables(
+    around(
         *per_layer_embeddings(PER),
         *_NORMS[0],
         *_attention(),
@@ -278,58 +388,30 @@ GEMMA4 = named(
         *_NORMS[3],
         *per_layer_inputs(PER),
         RoleRow("layer_output_scale.weight", "layer_scalar", ("1",)),
-    )),
-    rules.hyper_table(
-        rules.n_heads(8),
-        replace(
-            rules.n_kv_heads(4), write={"gguf": _write_kv},
-            read={"gguf": lambda facts, hp: _kv(True, facts, hp)},
-        ),
-        HyperRule("head_dim", {"hf": ("head_dim",), "gguf": (_LENGTH + "_swa",)}, "size", 256,
-            write={"gguf": lambda value, hp: _lengths(hp)}),
-        HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
-        replace(
-            rules.ffn_size(9216), read={"gguf": _widths}, write={"gguf": _write_widths}, shape=None,
-        ),
-        rules.vocab_size(262144),
-        rules.context_length(131072),
-        rules.activation("gelu_tanh", "hidden_activation"),
-        rules.tied_embeddings(True),
-        rules.fixed("qk_norm", True),
-        rules.fixed("attn_scale", 1.0),
-        *NO_ROPE,
-        _theta("rope_theta", "full_attention", "freq_base", 1e6),
-        _theta("rope_theta_local", "sliding_attention", "freq_base_swa", 10000.0),
-        HyperRule("rope_dim", default=lambda hp: hp["head_dim"]),
-        HyperRule("rope_layers", default=rules.per_layer(True)),
-        *listed_windows(512, 6),
-        _FINAL_CAP,
-        embedding_scale(),
-        own_kv(0),
-        _wide_rule(),
-        HyperRule("value_is_key", {"hf": ("attention_k_eq_v",)}, "bool", False,
-            shape=_without_values),
-        *per_layer_sizes(262144, 256),
-        HyperRule("global_head_dim", {"hf": ("global_head_dim",), "gguf": (_LENGTH,)}, "size",
-            lambda hp: hp["head_dim"], read={"hf": _global("global_head_dim", "head_dim")},
-            write={"gguf": lambda value, hp: {}}),
-        HyperRule("global_kv_heads", {"hf": ("num_global_key_value_heads",)}, "size",
-            lambda hp: hp["n_kv_heads"],
-            read={"hf": _global("num_global_key_value_heads", "num_key_value_heads"),
-                  "gguf": lambda facts, hp: _kv(False, facts, hp)},
-            write={"gguf": _nothing}),
-        HyperRule("global_rope_dim", kind="int", default=lambda hp: hp["global_head_dim"] // 4,
-            read={"hf": _rotated, "gguf": _rotated_gguf},
-            write={"hf": _write_rope, "gguf": _nothing}),
-        _count("n_experts", "num_experts", "expert_count"),
-        _count("n_experts_used", "top_k_experts", "expert_used_count"),
-        _count("moe_ffn_size", "moe_intermediate_size", "expert_feed_forward_length"),
-        _moe_layers(),
     ),
-    derived=(DerivedTensor({"gguf": "rope_freqs.weight"}, _divisors),),
+    hf_first=(Binding((LAYER + "experts.gate_up_proj",), _JOINED, _HALVES),),
+    gguf_first=(Binding(("blk.{L}.ffn_gate_up_exps.weight",), _JOINED, _HALVES),),
+)
+GEMMA4 = ArchSpec(
+    name="gemma4",
+    hyper=_shared_rules(512, 131072, 256),
+    tensors=_TENSORS,
+    bindings=_BINDINGS,
+    block=BlockSpec(
+        norm_cast="after_weight", placement="sandwich", qk_norm="head", value_norm="plain",
+        experts="parallel", layer_scale=True, router_cast="logits",
+    ),
+    lost=(*losses.common_losses("gelu_tanh"), losses.ONE_BIAS_KEY, NO_BIASES, PADDED, REUSED),
+    mixed=_mixed,
+    derived=(DerivedTensor({"gguf": FREQS}, _divisors),),
     ignored=frozenset(
         """attention.value_length attention.value_length_swa rope.dimension_count
-        rope.dimension_count_swa per_layer_config""".split()
+        rope.dimension_count_swa per_layer_config hidden_act""".split()
     ),
-    lost=(PADDED,),
+)  # fmt: skip
+# The text of the models that read images and sounds without towers: no experts, no embedding a
+# layer. A GGUF of it is one of gemma4.
+GEMMA4_UNIFIED = replace(
+    GEMMA4, name="gemma4_unified", hyper=_shared_rules(1024, 262144, 0),
+    called={}, evidence=lambda names, values: False,
 )  # fmt: skip

@@ -33,7 +33,7 @@ Found = tuple[Value, str] | None
 Rows = tuple[RoleRow, ...]
 _CONV, _BIAS = "conv_layers", "conv_bias"
 _BEFORE, _ = whole()
-_LAST = RoleRow(
+LAST = RoleRow(
     "output_norm.weight", "model.embedding_norm.weight", ("hidden_size",),
     gguf="token_embd_norm.weight", layered=False,
 )  # fmt: skip
@@ -51,6 +51,16 @@ def _mlp(needs: str = "") -> Rows:
     )
 
 
+GATED = _mlp()
+CONVOLUTION = (
+    *linear("shortconv.in_proj", "conv.in_proj", "3*hidden_size", "hidden_size", _CONV, bias=_BIAS),
+    RoleRow("shortconv.conv.weight", "conv.conv.weight", ("hidden_size", "conv_taps"), _CONV,
+        (Depthwise("hidden_size", "conv_taps"),)),
+    RoleRow("shortconv.conv.bias", "conv.conv.bias", ("hidden_size",), f"{_CONV} & {_BIAS}"),
+    *linear("shortconv.out_proj", "conv.out_proj", "hidden_size", "hidden_size", _CONV, bias=_BIAS),
+)  # fmt: skip
+
+
 def _rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
     return (
         *_BEFORE,
@@ -58,16 +68,10 @@ def _rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
         *attention_rows(bias=None, out="out_proj"),
         *norm("attn_q_norm", "self_attn.q_layernorm", ("head_dim",), IN),
         *norm("attn_k_norm", "self_attn.k_layernorm", ("head_dim",), IN),
-        *linear("shortconv.in_proj", "conv.in_proj", "3*hidden_size", "hidden_size", _CONV,
-            bias=_BIAS),
-        RoleRow("shortconv.conv.weight", "conv.conv.weight", ("hidden_size", "conv_taps"), _CONV,
-            (Depthwise("hidden_size", "conv_taps"),)),
-        RoleRow("shortconv.conv.bias", "conv.conv.bias", ("hidden_size",), f"{_CONV} & {_BIAS}"),
-        *linear("shortconv.out_proj", "conv.out_proj", "hidden_size", "hidden_size", _CONV,
-            bias=_BIAS),
+        *CONVOLUTION,
         *norm("ffn_norm", "ffn_norm"),
         *mlp,
-        _LAST,
+        LAST,
         head,
     )  # fmt: skip
 
@@ -143,7 +147,7 @@ _IGNORED = frozenset(
     use_pos_enc""".split()
 )
 
-_TENSORS, _BINDINGS = tables(_rows(*_mlp()))
+_TENSORS, _BINDINGS = tables(_rows(*GATED))
 LFM2 = ArchSpec(
     name="lfm2",
     hyper=rules.hyper_table(

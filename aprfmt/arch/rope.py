@@ -10,6 +10,8 @@ and all of the type's fields, defaults filled in:
   mscale, mscale_all_dim (None where the model gives none)
 - longrope: short_factor, long_factor, original_context_length, attention_factor
 - factors: factors (inverse frequency i is divided by factors[i])
+- proportional: factor, rotated (elements of a head that turn, by the frequencies of a whole head;
+  0 in the pairs behind them)
 
 `attention_factor` multiplies cos and sin. Arithmetic: transformers' modeling_rope_utils.
 """
@@ -19,7 +21,7 @@ from collections.abc import Mapping
 from reprlib import repr as short_repr
 
 from aprfmt.arch.rope_gguf import read_gguf, write_gguf
-from aprfmt.arch.rope_hf import HFRope, Rope, write_hf
+from aprfmt.arch.rope_hf import HFRope, Rope, full_head_dim, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.arch.values import MAX_ROTATED, number, positive
 from aprfmt.base.protocols import Value
@@ -61,10 +63,18 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
         """
         if facts.style != "hf" or rope.partial is not None:
             return ""
+        said_of = hf(facts).local.find("partial_rotary_factor") if rope.new else None
+        if said_of is not None and said_of[0] != 1:
+            return (
+                f"{said_of[1]} is {short_repr(said_of[0])}; transformers rotates whole heads in "
+                "layers with a window: ignored"
+            )
         found = hf(facts).partial()
         if found is None or found[0] == 1:
             return ""
         said = f"{found[1]} is {short_repr(found[0])}"
+        if value is not None and value["type"] == "proportional":
+            return ""
         if value is None:
             return f"{said}; transformers rotates whole heads of this architecture: ignored"
         raise ArchError(
@@ -87,6 +97,18 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
             part = math.nextafter(part, math.inf)
         return {"partial_rotary_factor": part}
 
+    def scaling(facts: Facts, hp: Params) -> Found:
+        found = HFRope(rope, facts, full_head_dim(hp)).scaling(hp["context_length"])
+        made = None if found is None else found[0]
+        if found is None or made is None or made["type"] != "proportional":
+            return found
+        if made["rotated"] != full_head_dim(hp) or made["factor"] != 1:
+            return found
+        return None, found[1]  # whole heads turn by unchanged frequencies
+
+    def write_theta(value: Value, hp: Params) -> Params:
+        return {} if rope.new else {"rope_theta": value}
+
     def write_local(value: Value, hp: Params) -> Params:
         return {rope.local_key: value} if rope.local_key and value is not None else {}
 
@@ -100,6 +122,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
             },
             kind="positive",
             read={"hf": lambda facts, hp: hf(facts).theta()},
+            write={"hf": write_theta},
             default=rope.theta,
             default_in={"gguf": 10000.0},
             check=two_bases,
@@ -131,10 +154,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
         ),
         HyperRule(
             "rope_scaling",
-            read={
-                "hf": lambda facts, hp: hf(facts).scaling(hp["context_length"]),
-                "gguf": lambda facts, hp: read_gguf(facts, hp, rope.log_mul),
-            },
+            read={"hf": scaling, "gguf": lambda facts, hp: read_gguf(facts, hp, rope.log_mul)},
             write={
                 "hf": lambda value, hp: write_hf(rope, value, hp),
                 "gguf": lambda value, hp: write_gguf(value, rope.log_mul),

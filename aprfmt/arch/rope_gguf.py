@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aprfmt.arch.rope_hf import YARN_BETAS, longrope_attention, yarn_attention
+from aprfmt.arch.rope_hf import YARN_BETAS, full_head_dim, longrope_attention, yarn_attention
 from aprfmt.arch.spec import DerivedTensor, Facts
 from aprfmt.arch.values import number, positive, same_value, shortest, text, whole
 from aprfmt.base.protocols import Value
@@ -25,6 +25,8 @@ _KEY = "{arch}.rope.scaling."
 # (low_freq_factor, high_freq_factor, original_context_length); divisors that they explain are
 # read as llama3, all others as `factors`.
 LLAMA3 = (1.0, 4.0, 8192)
+# A divisor that leaves a pair where it is, as the converter writes it.
+UNTURNED = 1e30
 _TOLERANCE = 1e-5  # the converter computes the divisors in float32
 
 
@@ -68,7 +70,7 @@ def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None,
     if kind != "linear":
         factor = 1.0  # llama.cpp ignores the factor
     if freqs is not None and any(value != 1.0 for value in freqs):
-        return _factors(freqs, factor, hp), FREQS
+        return _proportional(freqs, factor) or _factors(freqs, factor, hp), FREQS
     if factor != 1.0 and found is not None:
         return {"type": "linear", "factor": shortest(factor)}, found[1]
     return None if stated is None else (None, stated[1])
@@ -78,9 +80,10 @@ def _divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | None:
     values = facts.vector(name)
     if values is None:
         return None
-    if len(values) != hp["rope_dim"] // 2 or not all(0 < v < math.inf for v in values):
+    pairs = (hp["rope_dim"] if hp["global_head_dim"] is None else full_head_dim(hp)) // 2
+    if len(values) != pairs or not all(0 < v < math.inf for v in values):
         raise ArchError(
-            f"tensor {name!r}: {len(values)} values; expected {hp['rope_dim'] // 2} numbers above "
+            f"tensor {name!r}: {len(values)} values; expected {pairs} numbers above "
             "zero, one for every pair of rotated elements"
         )
     return tuple(shortest(value) for value in values)
@@ -100,6 +103,15 @@ def _factors(freqs: tuple[float, ...], factor: float, hp: Params) -> Scaling:
     if factor == 1.0 and all(math.isclose(a, b, rel_tol=_TOLERANCE) for a, b in pairs):
         return guess
     return {"type": "factors", "factors": tuple(value * factor for value in freqs)}
+
+
+def _proportional(freqs: tuple[float, ...], factor: float) -> Scaling | None:
+    """Return the scaling of divisors that are one number, then so large that nothing turns."""
+    turned = sum(value < UNTURNED / 2 for value in freqs)
+    if turned == len(freqs) or len(set(freqs[:turned])) > 1 or max(freqs[:turned], default=1) > 1e9:
+        return None
+    first = freqs[0] if turned else 1.0
+    return {"type": "proportional", "factor": first * factor, "rotated": 2 * turned}
 
 
 def _original(facts: Facts, hp: Params) -> int:
@@ -200,6 +212,9 @@ def _freqs(hp: Params) -> tuple[float, ...] | None:
         return None
     if scaling["type"] == "llama3":
         return llama3_divisors(scaling, hp["rope_theta"], hp["rope_dim"])
+    if scaling["type"] == "proportional":
+        turned, pairs = int(scaling["rotated"]) // 2, full_head_dim(hp) // 2
+        return (float(scaling["factor"]),) * turned + (UNTURNED,) * (pairs - turned)
     factors: tuple[float, ...] | None = scaling.get("factors")
     return factors
 

@@ -31,6 +31,7 @@ class Rope:
     the old config key of theta_local, `base_key` of theta. `layers`: the layers the
     scaling applies to ("all", "full").
     `aliases`: old names of scaling types. `nested`: new configs have one object per layer type.
+    `new`: transformers reads `rope_parameters` only, so no older key is read or written.
     `log_mul`: a GGUF's yarn_log_multiplier is this times mscale_all_dim.
     """
 
@@ -43,6 +44,7 @@ class Rope:
     original: int | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     nested: bool = False
+    new: bool = False
     log_mul: float = 0.1
     hf_default: Mapping[str, Value] | None = None
 
@@ -95,12 +97,13 @@ class HFRope:
 
     row: Rope
     facts: Facts
+    dim: int = 0  # elements of a head in full layers, where a scaling is read
     full: _Objects = field(default_factory=_Objects)
     local: _Objects = field(default_factory=_Objects)
     outer: _Objects = field(default_factory=_Objects)
 
     def __post_init__(self) -> None:
-        for name in ("rope_scaling", "rope_parameters"):
+        for name in ("rope_parameters",) if self.row.new else ("rope_scaling", "rope_parameters"):
             value = self.facts.values.get(name)
             if value is None:
                 continue
@@ -117,7 +120,7 @@ class HFRope:
 
     def theta(self) -> tuple[Value, str] | None:
         """Return the base of the full layers."""
-        top = self.facts.first("rope_theta", self.row.base_key)
+        top = None if self.row.new else self.facts.first("rope_theta", self.row.base_key)
         return self.full.find("rope_theta") or top
 
     def theta_local(self) -> tuple[Value, str] | None:
@@ -237,12 +240,25 @@ def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scalin
     }
 
 
+def _proportional(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+    """Keep the first pairs' frequencies, of the whole head, and turn no others."""
+    part = rope.get("partial_rotary_factor", number, 1.0)
+    if not 0 <= part <= 1:
+        raise ArchError(
+            f"rope scaling proportional: partial_rotary_factor is {part!r}; expected a number "
+            "from 0 to 1"
+        )
+    rotated = 2 * int(part * hf.dim // 2)
+    return {"factor": float(rope.get("factor", positive, 1.0)), "rotated": rotated}
+
+
 _READ: Mapping[str, Callable[[HFRope, _Objects, int, int], Scaling]] = {
     "linear": _factor,
     "dynamic": _factor,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }
 
 
@@ -252,7 +268,7 @@ _READ: Mapping[str, Callable[[HFRope, _Objects, int, int], Scaling]] = {
 def write_hf(row: Rope, scaling: Mapping[str, Value] | None, hp: Params) -> dict[str, Value]:
     """Return `rope_scaling` and its companions, and nested `rope_parameters` where used."""
     old = None if scaling is None else _WRITE[scaling["type"]](scaling, hp)
-    out: dict[str, Value] = {"rope_scaling": old}
+    out: dict[str, Value] = {} if row.new else {"rope_scaling": old}
     if row.original is not None:
         out[ORIGINAL] = (scaling or {}).get("original_context_length", row.original)
     everywhere = hp["rope_scaling_layers"] == "all"
@@ -323,6 +339,21 @@ def _write_factors(scaling: Params, hp: Params) -> Scaling:
     }
 
 
+def full_head_dim(hp: Params) -> int:
+    """Return the elements of a head in layers without a window."""
+    other = hp["global_head_dim"]
+    return int(hp["head_dim"] if other is None else other)
+
+
+def _write_proportional(scaling: Params, hp: Params) -> Scaling:
+    dim, rotated = full_head_dim(hp), scaling["rotated"]
+    part = rotated / dim
+    if 2 * int(part * dim // 2) != rotated:
+        part = math.nextafter(part, math.inf)
+    factor = {} if scaling["factor"] == 1 else {"factor": scaling["factor"]}
+    return {"rope_type": "proportional", "partial_rotary_factor": part, **factor}
+
+
 _WRITE: Mapping[str, Callable[[Params, Params], Scaling]] = {
     "linear": _plain,
     "dynamic": _plain,
@@ -330,4 +361,5 @@ _WRITE: Mapping[str, Callable[[Params, Params], Scaling]] = {
     "yarn": _write_yarn,
     "longrope": _write_longrope,
     "factors": _write_factors,
+    "proportional": _write_proportional,
 }

@@ -342,7 +342,8 @@ class ArchSpec:
     names where there is no forward pass; `block` says nothing then. `draft[style]` are the names of
     its draft head (draft.py), none where it has none that is known; `draft_layer` says by
     `..._layers` what the head's layer is, where it is not what the model's last one is. `section`:
-    the object of a multimodal config.json that describes it.
+    the object of a multimodal config.json that describes it. `mixed` says of hyperparameters what
+    they have together that no published model has, "" for nothing: such a model is not run.
     """
 
     name: str
@@ -361,6 +362,7 @@ class ArchSpec:
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
     draft_layer: Mapping[str, bool] = field(default_factory=dict)
     section: str = "text_config"
+    mixed: Callable[[Mapping[str, Value]], str] | None = None
 
     def __repr__(self) -> str:
         return short_repr(self, self.name)

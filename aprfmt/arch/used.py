@@ -9,9 +9,10 @@ from aprfmt.base.protocols import Value
 NEUTRAL: Mapping[str, Value] = {
     "rope_scaling_layers": "all", "embedding_scale": 1.0, "residual_scale": 1.0,
     "logit_scale": 1.0, "routed_scale": 1.0, "n_expert_groups": 1, "n_expert_groups_used": 1,
+    "altup_streams": 1,
 }  # fmt: skip
 # Lists that say nothing where they are True in every layer.
-USUALLY_ALL = ("rope_layers", "attn_norm_layers")
+USUALLY_ALL = ("rope_layers", "attn_norm_layers", "own_kv_layers")
 # Means something only if the other hyperparameter, or one of several, is used.
 WITH: Mapping[str, str | tuple[str, ...]] = {
     "rope_theta_local": "window_layers", "sliding_window": "window_layers",
@@ -22,10 +23,14 @@ WITH: Mapping[str, str | tuple[str, ...]] = {
     "n_expert_groups_used": "n_expert_groups",
     "delta_key_heads": "delta_layers", "delta_value_heads": "delta_layers",
     "delta_key_dim": "delta_layers", "delta_value_dim": "delta_layers",
+    "altup_scaled": "altup_streams",
     "conv_taps": ("delta_layers", "conv_layers"),
 }  # fmt: skip
 # Says the same as the other one where both are equal.
-LIKE: Mapping[str, str] = {"value_head_dim": "head_dim", "rope_dim": "head_dim"}
+LIKE: Mapping[str, str] = {
+    "value_head_dim": "head_dim", "rope_dim": "head_dim", "global_head_dim": "head_dim",
+    "global_kv_heads": "n_kv_heads",
+}  # fmt: skip
 
 
 def used(values: Mapping[str, Value]) -> list[str]:

@@ -152,7 +152,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
             write={"hf": write_hf_layers, "gguf": write_gguf_layers},
             default=default_layers,
             default_in={"gguf": assumed_layers},
-            check=_causal,
+            check=causal,
         ),
     )
 
@@ -165,10 +165,13 @@ def _positions(found: Found) -> Found:
     return (whole(value, key) or None) if value is not None else None, key
 
 
-def _causal(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError for embedding models, which attend to later positions too."""
+def causal(value: Value, facts: Facts, hp: Params) -> str:
+    """Raise ArchError for embedding models, which attend to later positions too.
+
+    "vision" (gemma4) means the tokens of an image alone.
+    """
     found = facts.first("use_bidirectional_attention")
-    if found is not None and found[0]:
+    if found is not None and found[0] and found[0] != "vision":
         raise ArchError(f"{found[1]}: attention is bidirectional; expected a causal model")
     return ""
 

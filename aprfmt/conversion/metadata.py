@@ -246,8 +246,26 @@ def _foreign_gguf(model: Model) -> str | None:
         if not type_name or key.startswith(("tokenizer.", "split.", "aprfmt.")):
             continue
         plain = value.tolist() if type_name.startswith("array") else value
-        kept[key] = [type_name, plain]
+        kept[key] = [type_name, _spelled(plain)]
     return json.dumps(kept, ensure_ascii=True, separators=(",", ":")) if kept else None
+
+
+def _spelled(value: Any) -> Any:
+    """Return a value whose numbers JSON has: infinities and NaN become their names."""
+    if isinstance(value, list):
+        return [_spelled(one) for one in value]
+    return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _unspelled(value: Any, type_name: str) -> Any:
+    """Return a value of a type as it was before `_spelled`; what is no name stays."""
+    if isinstance(value, list):
+        return [_unspelled(one, type_name) for one in value]
+    named = isinstance(value, str) and "float" in type_name and value in _NAMES
+    return float(value) if named else value
+
+
+_NAMES = ("inf", "-inf", "nan")
 
 
 def _bare(value: Value | Typed) -> Value:
@@ -263,7 +281,7 @@ def _carried_gguf(model: Model) -> dict[str, Typed]:
     for key, row in json_object(text, where).items():
         if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
             raise FormatError(f"{where}: {shorten(key, 80)!r} is not a pair of a type and a value")
-        found[key] = Typed(row[1], row[0])
+        found[key] = Typed(_unspelled(row[1], row[0]), row[0])
     return found
 
 

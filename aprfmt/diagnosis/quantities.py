@@ -119,7 +119,9 @@ def _ropes_apart(a: ByName, b: ByName, layer: int, length: int) -> float:
     x, y = make(a, kinds[0], length), make(b, kinds[1], length)
     if x.inv_freq.shape != y.inv_freq.shape or not same_value(x.factor, y.factor):
         return math.inf
-    return float(np.max(np.abs(x.inv_freq - y.inv_freq) / np.abs(x.inv_freq)))
+    apart = np.abs(x.inv_freq - y.inv_freq)
+    with np.errstate(divide="ignore"):  # a pair that turns in one model only is infinitely far
+        return float(np.max(np.divide(apart, np.abs(x.inv_freq), out=apart, where=apart > 0)))
 
 
 # --- masks ---------------------------------------------------------------------------------------

@@ -135,6 +135,12 @@ def refuse_to_run(resolution: "Resolution", where: object) -> None:
             "architecture with a forward pass (inspect says `level: full`); convert, diff, hash, "
             "validate and quantize work on this one"
         )
+    mixed = resolution.spec.mixed
+    if mixed is not None and (both := mixed(resolution.hyper)):
+        raise ArchError(
+            f"{where}: the model has {both}; no published {resolution.spec.name} has both, so that "
+            "nothing says how they go together: expected one of them"
+        )
     refuse_incomplete(resolution, where)
     vital = resolution.coverage.vital
     if vital:

@@ -229,6 +229,52 @@ class Backend(Recurrent, Hosted, ABC):
     def sigmoid(self, x: Array) -> Array:
         """Return 1 / (1 + exp(-x))."""
 
+    def tanh(self, x: Array) -> Array:
+        """Return the hyperbolic tangent of each element."""
+        return self.softcap(x, 1.0)
+
+    def gaussian_topk(self, x: Array, factor: float) -> Array:
+        """Return max(0, x - mean - factor * std) of each row, std over n; every step rounded.
+
+        Of normal values it keeps the share above `factor` standard deviations.
+        """
+        wide, count = self.wide(x), x.shape[-1]
+        mean = (wide.sum(-1) / count)[:, None]
+        apart = wide - mean
+        std = self.narrow(((apart * apart).sum(-1) / count) ** 0.5)[:, None]
+        edge = self.add(self.narrow(mean), self.scale(std, self.rounded(factor)))
+        return self.narrow((self.wide(x) - self.wide(edge)).clip(0))
+
+    def rescaled(self, x: Array, like: Array) -> Array:
+        """Return x with the root mean square of `like` in each row, every step rounded.
+
+        Its own mean square counts as 1e-5 at least.
+        """
+        target = self.narrow(self.wide(self._mean_square(like)) ** 0.5)
+        own = self.narrow(self.wide(self._mean_square(x)).clip(1e-5) ** 0.5)
+        return self.narrow(self.wide(self.mul(x, target)) / self.wide(own))
+
+    def _mean_square(self, x: Array) -> Array:
+        """Return the mean square of each row [tokens, 1]."""
+        wide = self.wide(self.mul(x, x))
+        return self.narrow(wide.sum(-1) / x.shape[-1])[:, None]
+
+    def mix_copies(self, x: Array, coefs: Array) -> Array:
+        """Return copies of x [tokens, n * width] mixed by coefs [tokens, n * n], rounded once.
+
+        Copy i is the sum over j of copy j times coefficient i * n + j.
+        """
+        n = round(coefs.shape[-1] ** 0.5)
+        width, wide, weights = x.shape[-1] // n, self.wide(x), self.wide(coefs)
+        mixed = []
+        for i in range(n):
+            terms = (
+                wide[:, j * width : (j + 1) * width] * weights[:, i * n + j : i * n + j + 1]
+                for j in range(n)
+            )
+            mixed.append(self.narrow(sum(terms, start=next(terms))))
+        return self.concat(mixed)
+
     def xielu(self, x: Array, positive: float, negative: float, beta: float, eps: float) -> Array:
         """Return beta*x, plus positive*x^2 above zero, negative*(expm1(min(x, eps)) - x) below.
 

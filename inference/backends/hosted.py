@@ -85,11 +85,13 @@ class Hosted:
         return False
 
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool
-    ) -> ExpertBlocks:
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool,
+        scale: Numbers | None = None,
+    ) -> ExpertBlocks:  # fmt: skip
         """Route logits [tokens, n_experts] where they are; `bias` is added for the choice.
 
-        `rounds`: the experts' weights are rounded to the dtype. For backends where `all_held`.
+        `rounds`: the experts' weights are rounded to the dtype. `scale` multiplies them.
+        For backends where `all_held`.
         """
         raise NotImplementedError
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from aprfmt.base.protocols import Value
 from aprfmt.inference.capture import POINTS, Instance, instances, key_name, resolve
 from aprfmt.inference.forward import LogitRows
+from aprfmt.inference.layer_heads import kv_heads
 from aprfmt.inference.trace import Positions, Record, Trace, joined_slots
 from aprfmt.inference.trace_file import Spool
 from aprfmt.measure.tolerances import weights_class
@@ -23,7 +24,7 @@ HEADED: Mapping[str, str] = {
     "q_mm": "n_heads", "q": "n_heads", "q_b": "n_heads", "q_norm": "n_heads", "q_rope": "n_heads",
     "k_mm": "n_kv_heads", "k": "n_kv_heads", "k_norm": "n_kv_heads", "k_rope": "n_kv_heads",
     "q_attn": "n_heads", "k_attn": "n_kv_heads",
-    "v_mm": "n_kv_heads", "v": "n_kv_heads", "k_nope": "n_heads",
+    "v_mm": "n_kv_heads", "v": "n_kv_heads", "v_norm": "n_kv_heads", "k_nope": "n_heads",
     "k_cache": "n_kv_heads", "v_cache": "n_kv_heads",
 }  # fmt: skip
 
@@ -97,12 +98,14 @@ class Collector:
         """Set the length of the pass."""
         self._tokens = tokens
 
-    def heads(self, point: str) -> int | None:
-        """Return the number of heads of a point of q, k or v; None if not known."""
+    def heads(self, point: str, layer: int) -> int | None:
+        """Return the number of a layer's heads of a point of q, k or v; None if not known."""
         if self.hp is None or point not in HEADED:
             return None
         if point[0] in "kv" and self.known and not self.known["L0.kv_a"].absent:
             return int(self.hp["n_heads"])  # MLA expands one latent to every head
+        if HEADED[point] == "n_kv_heads" and layer < int(self.hp["n_layers"]):
+            return kv_heads(self.hp, layer)
         return int(self.hp[HEADED[point]])
 
     def add(

@@ -197,7 +197,7 @@ class GraphReader:
         if kind == "keys":
             return None  # the cache may be stored transposed; k_rope and v have the same values
         if point in HEADED:
-            heads = self.collector.heads(point)
+            heads = self.collector.heads(point, layer)
             if values.ndim == 2 and heads is not None:
                 values = values.reshape(len(values), heads, -1)
             if values.ndim == 3:

@@ -134,7 +134,8 @@ class ModuleReader:
         self.modules = Modules(keys, None if block is None else block.placement)
         self._adjacent = architecture in ADJACENT
         self._grouped = architecture in GROUPED
-        self._gated = block is not None and block.attention_gate != "none"
+        self._gated = block is not None and block.attention_gate == "sigmoid"
+        self._copied = block is not None and block.streams == "altup"
         self._tokens = tokens
         self._scaled = scaled_embedding
         self._like: dict[str, Numbers] = {}
@@ -146,7 +147,7 @@ class ModuleReader:
             self._collector.unknown[key] = "not a capture point"
             return
         try:
-            values = unbatched(values, key)
+            values = unbatched(self._joined_copies(values), key)
             taken = [self._add(reading, values) for reading in readings]
         except ValueError as error:
             self._collector.unknown[key] = str(error)
@@ -154,10 +155,19 @@ class ModuleReader:
         if not any(taken):
             self._collector.unknown[key] = "the model has no such point"
 
+    def _joined_copies(self, values: Numbers) -> Numbers:
+        """Return copies of the stream [n, 1, tokens, hidden] side by side; anything else as it is.
+
+        The shape of gemma3n's layers.
+        """
+        if not self._copied or values.ndim != 4 or values.shape[0] == 1:
+            return values
+        return values[:, 0].swapaxes(0, 1).reshape(values.shape[2], -1)
+
     def expects(self, key: str) -> bool:
-        """Say whether a key names a point; for what no model must have, one of this model."""
+        """Say whether a key names a point; of what is no module's result, one the model has."""
         readings = self.modules.read(key)
-        if not key.endswith(("#in", *PASSING)) or not self._collector.known:
+        if "#" not in key or not self._collector.known:
             return bool(readings)
         names = [key_name(reading.point.name, reading.layer) for reading in readings]
         return any(self._collector.target(name) is not None for name in names)
@@ -174,7 +184,7 @@ class ModuleReader:
             return False
         part = "gate" if self._gated and point == "q" else name.part
         if part in ("qkv", "halves", "heads", "tail", "gate", "groups", "ssm"):
-            share = self._share(point, part, values)
+            share = self._share(point, layer, part, values)
             if share is None:
                 if point == "q":
                     collector.add_joined("qkv", layer, values)
@@ -182,12 +192,14 @@ class ModuleReader:
             values = share
         if point in HEADED:
             values = self._headed(point, layer, name.text, values)
+        elif point == "per_layer_proj":
+            values = values.reshape(len(values), -1)
         elif values.ndim == 3 and POINTS[point].rows != "scores" and point != "k_pe":
             raise ValueError(f"shape {list(values.shape)}; expected one sequence [tokens, width]")
         collector.add(point, layer, values, rank=reading.rank)
         return True
 
-    def _share(self, point: str, part: str, values: Numbers) -> Numbers | None:
+    def _share(self, point: str, layer: int, part: str, values: Numbers) -> Numbers | None:
         """Return a point's part of a joined result; None if its size is not known."""
         width = values.shape[-1]
         if part == "halves":
@@ -197,7 +209,7 @@ class ModuleReader:
             return self._by_key_head(point, values)
         if part == "ssm":
             return self._of_mixer(point, values)
-        heads, kv = self._collector.heads("q"), self._collector.heads("k")
+        heads, kv = (self._collector.heads(one, layer) for one in "qk")
         if heads is None or kv is None:
             return None
         if part == "gate":  # query and gate of a head side by side
@@ -258,7 +270,7 @@ class ModuleReader:
     def _headed(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
-        heads = self._collector.heads(point)
+        heads = self._collector.heads(point, layer)
         values = by_heads(values, heads, self._tokens, like, first)
         if point in ("q", "k") and values.ndim == 3:
             self._like[f"{layer}.{point}"] = np.array(values)

@@ -232,7 +232,7 @@ def _hook(name: str, known: Modules, take: TakeValue) -> Callable[..., None]:
 
 def _routed(name: str, result: Any, take: TakeValue) -> None:
     """Pass the chosen experts and their weights to `take`, largest weight first."""
-    layer = name.rpartition(".")[0].rpartition(".")[0]
+    layer = _INSIDE.sub("", name)
     weights, experts = result[1], result[2]
     if weights.shape != experts.shape:
         return

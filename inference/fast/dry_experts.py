@@ -27,8 +27,9 @@ class DryExperts(DryTorch):
         return not self.deterministic and all(self._addressed(w) for w in stacks)
 
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool
-    ) -> ExpertBlocks:
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool,
+        scale: Numbers | None = None,
+    ) -> ExpertBlocks:  # fmt: skip
         """Allocate a layer's blocks: how many there are does not depend on the choice."""
         self.wide(logits)
         return self._blocks(len(logits), int(hp["n_experts_used"]), logits.shape[-1])

@@ -215,12 +215,14 @@ class TorchProducts(TorchBackend):
         return not self.deterministic and all(self._addresses(w) is not None for w in stacks)
 
     def blocks(
-        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool
-    ) -> ExpertBlocks:
+        self, logits: Array, bias: Numbers | None, hp: Mapping[str, Value], *, rounds: bool,
+        scale: Numbers | None = None,
+    ) -> ExpertBlocks:  # fmt: skip
         """Route on the device."""
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)
-        routing = route(wide, given, hp, TORCH)
+        factors = None if scale is None else self._constant(scale, wide.dtype)
+        routing = route(wide, given, hp, TORCH, factors)
         weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
         return in_blocks(routing.experts, weights, logits.shape[-1])
 

@@ -29,7 +29,8 @@ OPS = (
     "embed", "linear", "router", "add", "add_wide", "mul", "scale", "softcap", "activate",
     "sigmoid", "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
     "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "time_step", "rates",
-    "scan", "gated_scan", "sloped", "concat", "stack", "repeat_heads", "take",
+    "scan", "gated_scan", "sloped", "tanh", "gaussian_topk", "rescaled", "mix_copies",
+    "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.
 MOVES = ("concat", "stack", "repeat_heads", "take")
@@ -40,6 +41,7 @@ Override = Callable[..., Any]
 # Called as tap(patched, layer, x, held), it returns what the pass goes on with in place of x.
 # `held` are the values of the layer's earlier points, by name, as the pass went on with them.
 Tap = Callable[["PatchedModel", int, Any, Mapping[str, Any]], Any]
+ENTERED = ("altup_embd", "embd_scaled", "embd")  # what enters the first layer, the last one first
 STREAM = "stream"  # the name under which `held` has what enters the layer
 
 
@@ -335,7 +337,7 @@ class _Tapped:
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Change the value, then let the inner recorder see it."""
         if layer != self._layer:
-            last = [self._held.get(name) for name in ("out", "embd_scaled", "embd", STREAM)]
+            last = [self._held.get(name) for name in ("out", *ENTERED, STREAM)]
             entering = next((value for value in last if value is not None), None)
             self._layer, self._held = layer, {STREAM: entering}
         for tap in self._taps.get(point, ()):

@@ -149,19 +149,6 @@ LISTED: Mapping[str, tuple[str, str, str, Mapping[str, Any]]] = {
             "intermediate_size": 96, "num_mel_bins": 8, "max_source_positions": 30,
         },
     }),
-    "gemma3n": ("gemma3n", "gemma3n_text", CAUSAL, {
-        **_GEMMA, "intermediate_size": [40] * 4, "altup_num_inputs": 4, "laurel_rank": 5,
-        "activation_sparsity_pattern": [0.0] * 4,
-    }),
-    "gemma4": ("gemma4", "gemma4_text", CAUSAL, {
-        **_GEMMA, "global_head_dim": 8, "use_double_wide_mlp": True,
-        "vocab_size_per_layer_input": 56,
-    }),
-    "gemma4-moe": ("gemma4", "gemma4_text", CAUSAL, {
-        **_GEMMA, "global_head_dim": 8, "enable_moe_block": True, "num_experts": 4,
-        "top_k_experts": 2, "moe_intermediate_size": 20, "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
-    }),
     "mimo": ("mimo", "qwen2", CAUSAL, {**SIZES, "num_key_value_heads": 2}),
     "mimo_v2": ("mimo_v2", "mimo_v2_flash", CAUSAL, {
         **SIZES, "num_key_value_heads": 1, "head_dim": 6, "v_head_dim": 4, "n_routed_experts": 4,
@@ -195,7 +182,6 @@ HOMELESS = {
 # Roles whose names the gguf package's map does not know: joined experts that the converter cuts,
 # and norms that it names itself.
 UNMAPPED = {
-    "gemma4-moe": ("ffn_gate_inp.scale", "ffn_down_exps.scale"),
     **dict.fromkeys(("qwen2_vl_vision", "qwen2_5_vl_vision"), ("attn_q", "attn_k", "attn_v")),
     **dict.fromkeys(
         ("qwen3_vl_vision", "qwen3_vl_moe_vision"), ("v.deepstack", "v.post_ln", "mm.0", "mm.2")

@@ -270,11 +270,16 @@ def test_gguf_numbers_have_the_types_readers_expect() -> None:
             assert value is not None
             if key.startswith(CARRIED):
                 continue
-            if key.endswith(("epsilon", "freq_base", "freq_base_swa", "_scale", ".factor")):
+            if key == "gemma3n.activation_sparsity_scale":
+                assert all(type(one) is float for one in value)  # by layer
+            elif key.endswith(("epsilon", "freq_base", "freq_base_swa", "_scale", ".factor")):
                 assert type(value) is float, key
             elif "attention_layers" in found.hp and isinstance(value, list):
                 # by layer: 0 where there is no attention, or no MLP
                 assert key.endswith(("head_count_kv", "feed_forward_length")), key
+            elif key in ("gemma4.attention.head_count_kv", "gemma4.feed_forward_length"):
+                listed = value if isinstance(value, list) else [value]
+                assert all(type(one) is int for one in listed), key  # by layer where they differ
             elif key.endswith(("_length", "_count", "head_count_kv", "sliding_window")):
                 assert type(value) is int, key
 

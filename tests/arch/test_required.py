@@ -41,6 +41,7 @@ NEEDED = {
     "dots1": ("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
     **dict.fromkeys(BERTS, ("is_decoder",)),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("layer_types",)),
+    "gemma3n": ("layer_types", "num_kv_shared_layers"),
     "mamba2": ("num_heads", "n_groups", "head_dim"),
     "bamba": ("mamba_n_heads", "attn_layer_indices"),
     "granite_hybrid": ("mamba_n_heads", "layer_types", "num_local_experts"),
@@ -54,6 +55,9 @@ NOT_OURS = {
     "gpt_bigcode": {"add_cross_attention"},
     "bloom": {"apply_residual_connection_post_layernorm"},
     "opt": {"do_layer_norm_before", "_remove_final_layer_norm", "layer_norm_elementwise_affine"},
+    # Other kinds of layers, which models of ours have.
+    "gemma4": {"enable_moe_block", "attention_k_eq_v"},
+    "gemma4_unified": {"attention_k_eq_v"},
     # Falcon's other blocks are other architectures, or refused.
     "falcon": {"alibi", "new_decoder_architecture"},
     # Those that do not look back only are encoders; attention to an encoder is refused.
@@ -290,6 +294,7 @@ INSISTED = {
         "qwen3", "qwen3_moe", "gemma3", "olmo2", "olmo3", "exaone4", "olmoe",
         "hunyuan_v1_dense", "hunyuan_v1_moe", "minimax_m2", "dots1", "qwen3_next", "qwen3_5",
         "qwen3_5_moe", "apertus", "qwen3_vl", "qwen3_vl_moe", "lfm2", "lfm2_moe",
+        "lfm3", "gemma3n", "gemma4", "gemma4_unified",
     },
     "output.weight": {
         "phi2", "stablelm", "olmo2", "olmo3", "qwen2_moe", "gpt_oss", "nemotron", "olmoe",

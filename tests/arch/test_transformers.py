@@ -132,6 +132,8 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
         found["ffn_size" if dense else "shared_ffn_size"] = c.shared_intermediate_size
     elif hasattr(c, "intermediate_size") and attention is not None:
         found["ffn_size"] = getattr(c, "intermediate_size_mlp", c.intermediate_size)
+    if isinstance(found.get("ffn_size"), list):
+        found["ffn_size"] = found["ffn_size"][0]
     if hasattr(layers[0], "feed_forward") and hasattr(layers[0].feed_forward, "w1"):
         found["ffn_size"] = layers[0].feed_forward.w1.out_features  # lfm2 adjusts the stated one
     if hasattr(c, "attention_chunk_size"):
@@ -147,7 +149,8 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
     for name, key in KEYS.items():
         present = [k for k in key.split() if hasattr(c, k)]
         if present:
-            found[name] = getattr(c, present[0])
+            stated = getattr(c, present[0])
+            found[name] = 0 if stated is None and name == "n_experts" else stated
     return found
 
 
@@ -173,6 +176,8 @@ def _key_heads(c: Any) -> int:
     """Return the key heads; falcon stores them in its newer form only."""
     if c.model_type == "falcon" and not c.new_decoder_architecture:
         return 1 if c.multi_query else int(c.num_attention_heads)
+    if c.model_type in ("gemma4_text", "gemma4_unified_text"):
+        return int(c.per_layer_config[c.layer_types.index("sliding_attention")].num_key_value_heads)
     found = getattr(c, "num_key_value_heads", None) or getattr(c, "num_kv_heads", None)
     return int(found or c.num_attention_heads)
 
@@ -243,7 +248,8 @@ def test_rotary_parameters(tiny: Tiny) -> None:
         kinds = {"full_attention_": "rope_theta", "sliding_attention_": local}
     for kind, theta in kinds.items():
         frequencies = getattr(rotary, f"{kind}inv_freq")
-        assert 2 * len(frequencies) == hp["rope_dim"]
+        other = None if kind == "sliding_attention_" else hp["global_head_dim"]
+        assert 2 * len(frequencies) == (hp["rope_dim"] if other is None else other)
         scaling = hp["rope_scaling"]
         factor = 1.0
         if scaling is not None and "attention_factor" in scaling and kind != "sliding_attention_":
@@ -257,7 +263,8 @@ def test_rotary_parameters(tiny: Tiny) -> None:
 
 
 PAIRED = [tiny for tiny in TINY if tiny.label == "plain" and tiny.arch not in (
-    "gpt2", "gpt_oss", "gemma3", "olmo3", "deepseek_v2", "deepseek_v3", "gpt_bigcode", "gptj",
+    "gpt2", "gpt_oss", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "lfm3", "olmo3",
+    "deepseek_v2", "deepseek_v3", "gpt_bigcode", "gptj",
     "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b", "bert_causal",
     "roberta_causal", "mamba", "falcon_mamba", "mamba2", "nemotron_h", "nemotron_h_moe",
     "granite_hybrid",

@@ -16,8 +16,10 @@ from tests.arch.tiny_sizes import (
     BLOOM,
     DELTA,
     FALCON,
+    GEMMA4,
     GPT2,
     LFM2,
+    LFM3,
     LLAMA3,
     MAMBA,
     MAMBA2,
@@ -278,6 +280,52 @@ TINY: tuple[Tiny, ...] = (
     Tiny("lfm2_moe", "lfm2_moe", "unbiased", {
         **MOE, **LFM2, "num_dense_layers": 2, "use_expert_bias": False, "norm_topk_prob": False,
         "routed_scaling_factor": 1.7,
+    }),
+    Tiny("lfm3", "lfm3", "plain", LFM3),
+    Tiny("lfm3", "lfm3", "listed", LFM3 | {
+        "layer_types": ["sliding_attention", "conv", "conv", "full_attention", "conv"],
+        "attention_bias": True, "conv_bias": True, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+            "full_attention": {
+                "rope_type": "proportional", "rope_theta": 5e5, "partial_rotary_factor": 0.75,
+            },
+        },
+    }),
+    Tiny("gemma3n", "gemma3n_text", "plain", {
+        "head_dim": 10, "sliding_window": 9, "hidden_size_per_layer_input": 14,
+        "vocab_size_per_layer_input": 48, "altup_num_inputs": 3, "laurel_rank": 5,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.75, 0.95, 0.0, 0.3],
+    }),
+    Tiny("gemma3n", "gemma3n_text", "own", {
+        "head_dim": 10, "sliding_window": 9, "hidden_size_per_layer_input": 14,
+        "num_hidden_layers": 11, "num_kv_shared_layers": 0, "altup_num_inputs": 2,
+        "laurel_rank": 5, "vocab_size_per_layer_input": 56, "tie_word_embeddings": False,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 2e6},
+        },
+    }),
+    Tiny("gemma4", "gemma4_text", "plain", GEMMA4 | {
+        "hidden_size_per_layer_input": 14, "vocab_size_per_layer_input": 56,
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    }),
+    Tiny("gemma4", "gemma4_text", "experts", GEMMA4 | {
+        "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 5,
+        "top_k_experts": 3, "moe_intermediate_size": 20, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "final_logit_softcapping": 20.0,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+            "full_attention": {
+                "rope_type": "proportional", "rope_theta": 5e5, "partial_rotary_factor": 0.65,
+            },
+        },
+    }),
+    Tiny("gemma4_unified", "gemma4_unified_text", "plain", {
+        "head_dim": 6, "global_head_dim": 10, "attention_k_eq_v": True, "num_hidden_layers": 7,
+        "num_global_key_value_heads": 1,
     }),
     Tiny("mamba", "mamba", "plain", {"time_step_rank": 3}, MAMBA),
     Tiny("mamba", "mamba", "biases", {

@@ -37,6 +37,19 @@ LFM2: dict[str, Any] = {
     "layer_types": ["conv", "full_attention", "conv", "conv"],
     "conv_L_cache": 5,
 }
+LFM3: dict[str, Any] = {
+    "pad_token_id": 0,
+    "head_dim": 10,
+    "num_hidden_layers": 5,
+    "sliding_window": 9,
+    "conv_L_cache": 5,
+}
+GEMMA4: dict[str, Any] = {
+    "head_dim": 6,
+    "global_head_dim": 10,
+    "sliding_window": 9,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 MAMBA: dict[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 3, "vocab_size": 56, "state_size": 5,
 }  # fmt: skip

@@ -1,11 +1,13 @@
 """GGUF files of other writers: to APR or a folder and back, with every stored byte equal."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import aprfmt
+from tests.models import save_tiny
 
 
 def infos(path: Path) -> dict[str, tuple[str, bytes]]:
@@ -56,3 +58,17 @@ def test_gemma_keeps_every_byte(gemma: Path, tmp_path: Path) -> None:
     report = aprfmt.diff(gemma, tmp_path / "back.gguf")
     assert report.counts["SAME_BYTES"] == len(report.tensors) == 236
     assert not report.tokenizer
+
+
+def test_infinities_of_a_gguf_go_through_json(tmp_path: Path) -> None:
+    """gemma3n has minus infinity where a layer cuts nothing; APR keeps foreign keys as JSON."""
+    save_tiny("gemma3n", tmp_path / "m")
+    aprfmt.convert(tmp_path / "m", tmp_path / "a.gguf")
+    aprfmt.convert(tmp_path / "a.gguf", tmp_path / "b.apr")
+    aprfmt.convert(tmp_path / "b.apr", tmp_path / "c.gguf")
+    key = "gemma3n.activation_sparsity_scale"
+    with aprfmt.open(tmp_path / "a.gguf") as a, aprfmt.open(tmp_path / "c.gguf") as c:
+        stored = [float(one) for one in a.metadata[key]]
+        assert stored.count(-math.inf) == 2
+        assert [float(one) for one in c.metadata[key]] == stored
+        assert a.source.types[key] == c.source.types[key]

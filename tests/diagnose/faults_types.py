@@ -4,6 +4,7 @@ Seen red: norms of q and k before rope left a cause unnamed, and so did ALiBi's 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,69 @@ def ungated(which: int) -> Any:
         return broken("mul", change)
 
     return make
+
+
+def other_owner(reader: int, owner: int, layers: int) -> Any:
+    """Return a backend in which a layer reads the keys and values that another one wrote."""
+
+    def make() -> Any:
+        held: dict[str, Any] = {}
+        turns = {"k": iter(range(1 << 30)), "v": iter(range(1 << 30))}
+
+        def read(what: str, own: Any) -> Any:
+            layer = next(turns[what]) % layers
+            if layer == owner:
+                held[what] = own
+            return held[what] if layer == reader else own
+
+        made = broken("scores", lambda op, q, k, heads: op(q, read("k", k), heads))
+        mix = type(made).mix
+        type(made).mix = lambda self, probs, v: mix(self, probs, read("v", v))  # type: ignore
+        return made
+
+    return make
+
+
+def sampled(op: Any, x: Any, factor: float) -> Any:
+    """Cut by a standard deviation over one less than the values."""
+    return op(x, factor * (x.shape[-1] / (x.shape[-1] - 1)) ** 0.5)
+
+
+def turned(op: Any, x: Any, coefs: Any) -> Any:
+    """Mix copies by coefficients whose rows and columns are exchanged."""
+    n = round(coefs.shape[-1] ** 0.5)
+    return op(x, coefs.reshape(-1, n, n).swapaxes(1, 2).reshape(coefs.shape))
+
+
+def windowed_too() -> Any:
+    """Return a backend in which the third of six layers has the others' window of 8."""
+    turns = iter(range(1 << 30))
+
+    def probs(op: Any, scores: Any, heads: Any) -> Any:
+        if next(turns) % 6 != 2:
+            return op(scores, heads)
+        at = np.arange(scores.shape[-1])
+        near = heads.mask & (at > at[-scores.shape[1] :, None] - 8)
+        return op(scores, replace(heads, mask=near, causal=None))
+
+    return broken("probs", probs)
+
+
+def altered(point: str, change: Callable[[Any], Any]) -> Any:
+    """Return what alters a point's values in every layer."""
+    return lambda: lambda at, layer, x: change(x) if at == point else x
+
+
+def unpredicted() -> Any:
+    """Return what gives a layer the copies as they entered it, not predicted ones."""
+    held: dict[str, Any] = {}
+
+    def alter(point: str, layer: int, x: Any) -> Any:
+        if point in ("altup_embd", "out"):
+            held["entered"] = x
+        return held["entered"] if point == "altup_predicted" else x
+
+    return alter
 
 
 def nothing(role: str) -> Any:
@@ -270,6 +334,34 @@ TYPE_FAULTS = (
            fine=True, hp={"key_scale": 1.0}),
     engine("falcon-h1-mixers", "falcon_h1", "the mixers' output without its factor", "multiplier",
            "ssm_out_scale", hp={"ssm_out_scale": 1.0}),
+    engine("gemma3n-shared", "gemma3n", "a layer reads the first one's keys, not the third's",
+           "kv_sharing", "L4.own_kv_layers", fine=True, backend=other_owner(4, 0, 6)),
+    engine("gemma3n-shared-coarse", "gemma3n", "the same, outputs recorded", "kv_sharing",
+           "L4.own_kv_layers", backend=other_owner(4, 0, 6)),
+    engine("gemma3n-unpredicted", "gemma3n", "the copies are not predicted", "altup",
+           "altup_streams", fine=True, alter=unpredicted),
+    engine("gemma3n-whole-gate", "gemma3n", "gates are not cut", "activation", "ffn_sparsity",
+           fine=True, backend=lambda: broken("gaussian_topk", lambda op, x, factor: x)),
+    engine("gemma3n-sample", "gemma3n", "gates cut by the variance of a sample", "activation",
+           "ffn_sparsity", fine=True, backend=lambda: broken("gaussian_topk", sampled)),
+    engine("gemma3n-transposed", "gemma3n", "copies mixed by transposed coefficients", "altup",
+           "altup_streams", fine=True, backend=lambda: broken("mix_copies", turned)),
+    engine("gemma4-dropped", "gemma4", "the layers' inputs are dropped", "per_layer_input",
+           "per_layer_size", alter=altered("per_layer_contrib", lambda x: 0 * x)),
+    engine("gemma4-next-input", "gemma4", "every layer takes the next one's input",
+           "per_layer_input", "per_layer_size", fine=True,
+           alter=altered("per_layer", lambda x: np.roll(x, -7, axis=-1))),
+    engine("gemma4-shared", "gemma4", "a layer reads the first one's keys, not the second's",
+           "kv_sharing", "L3.own_kv_layers", backend=other_owner(3, 0, 6)),
+    engine("gemma4-window", "gemma4", "a window of 9 for 8", "sliding_window", "L0.sliding_window",
+           fine=True, hp={"sliding_window": 9}),
+    engine("gemma4-wrong-window", "gemma4", "a window in a layer that has none", "sliding_window",
+           "L2.sliding_window", fine=True,
+           backend=windowed_too),
+    engine("gemma4-unified-theta", "gemma4_unified", "10000 for the base 9000", "rope_theta",
+           "L2.rope_theta", hp={"rope_theta": 10000.0}),
+    engine("lfm3-theta", "lfm3", "5000 for the base 9000", "rope_theta", "L2.rope_theta",
+           hp={"rope_theta": 5000.0}),
     engine("lfm2-moe-weights", "lfm2_moe", "experts' weights not renormalised", "moe_routing",
            "norm_topk", hp={"norm_topk": False}),
 )  # fmt: skip

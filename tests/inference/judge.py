@@ -71,6 +71,19 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"shared_mlp\.output_linear": (("ffn_out",), "ffn_mul"),
     r"post_self_attn_layernorm": (("attn_contrib",), ""),
     r"post_feedforward_layernorm|post_mlp_layernorm": (("ffn_contrib",), ""),
+    r"self_attn\.v_norm": (("v_norm",), ""),
+    r"self_attn\.g_proj": (("attn_gate",), ""),
+    r"post_operator_norm": (("attn_contrib",), ""),
+    r"post_ffn_norm": (("ffn_contrib",), ""),
+    r"laurel": (("laurel",), ""),
+    r"post_feedforward_layernorm_1": (("ffn_mlp",), ""),
+    r"pre_feedforward_layernorm_2": (("moe_norm",), ""),
+    r"router\.proj": (("router",), "router_in"),
+    r"experts": (("moe_out",), ""),
+    r"post_feedforward_layernorm_2": (("ffn_moe",), ""),
+    r"per_layer_input_gate": (("per_layer_gate",), ""),
+    r"per_layer_projection": (("per_layer_out",), "per_layer_mul"),
+    r"post_per_layer_input_norm": (("per_layer_contrib",), ""),
     r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
     r"linear_attn\.in_proj_z": (("delta_gate",), ""),
     r"linear_attn\.out_proj": (("attn_out",), "delta_norm"),
@@ -107,13 +120,16 @@ WITHOUT_A_FUNCTION = ("gptj", "falcon", "falcon_40b", *FUSED, "bloom", "mpt")
 # Model types whose MLP's module adds the stream to what it returns.
 ADDING = ("bloom",)
 # Model types whose post_attention_layernorm ends the attention.
-SANDWICH = ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4")
+GEMMA4 = ("gemma4_text", "gemma4_unified_text")
+SANDWICH = ("gemma2", "gemma3_text", "gemma3n_text", *GEMMA4, "olmo2", "olmo3", "exaone4")
 # Model types whose code leaves rotated vectors in adjacent pairs.
 PAIRED = ("cohere", "cohere2", "ernie4_5", "ernie4_5_moe", "glm4", "gptj", "llama4_text")
 WHOLE: dict[str, str] = {
     r"model\.(decoder\.)?embed_tokens|transformer\.(wte|word_embeddings)": "embd",
     r"(model|backbone)\.embeddings": "embd",
     r"gpt_neox\.embed_in": "embd",
+    r"model\.embed_tokens_per_layer": "per_layer_embd",
+    r"model\.per_layer_projection_norm": "per_layer_proj",
     r"transformer\.word_embeddings_layernorm": "embd_norm",
     r"(model|transformer|backbone)\.(norm|embedding_norm|final_layernorm|ln_f|norm_f)": (
         "final_norm"
@@ -173,6 +189,9 @@ def everything_float64(model: Any) -> Iterator[None]:
             module.mup_vector = _factors(model.config)
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale.fill_(module.scalar_embed_scale)
+        for name, value in _kept_factors(model.config).items():
+            if isinstance(getattr(module, name, None), torch.Tensor):
+                getattr(module, name).fill_(value)
         if type(module).__name__ == "PhimoeRotaryEmbedding":  # makes them in each pass
             made = module.original_inv_freq, module.attention_scaling
             module.rope_init_fn = lambda config, made=made: made
@@ -189,6 +208,16 @@ def everything_float64(model: Any) -> Iterator[None]:
             code.bloom_gelu_forward = gelu
         torch.float32, torch.float = saved[:2]
         torch.Tensor.float = saved[2]  # type: ignore[method-assign]
+
+
+def _kept_factors(cfg: Any) -> dict[str, float]:
+    """Return the factors that gemma3n keeps in float32."""
+    width = getattr(cfg, "hidden_size", 1)
+    return {
+        "per_layer_projection_scale": width**-0.5,
+        "per_layer_input_scale": 2.0**-0.5,
+        "router_input_scale": 1 / width,
+    }
 
 
 def _factors(cfg: Any) -> Any:
@@ -227,10 +256,15 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         turned, *names = _turned(cfg, module)
         if cfg.model_type == "opt":  # scaled already
             query = query * query.shape[-1] ** 0.5
-        for name, x in zip(names, (query, key), strict=True):
+        shared = getattr(module, "is_kv_shared_layer", False)  # an earlier layer's keys
+        for name, x in zip(names, (query, None if shared else key), strict=True):
+            if x is None:
+                continue
             halved = _halves(cfg, x) if turned else x
             found[prefix + name] = halved[0].transpose(0, 1).numpy()
-        found[prefix + "v"] = value[0].transpose(0, 1).numpy()
+        normed = hasattr(module, "v_norm") or shared
+        if not normed:
+            found[prefix + "v"] = value[0].transpose(0, 1).numpy()
         return out, weights
 
     handles = [
@@ -275,6 +309,7 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         found[layer + "conv"] = mixed[0].T.numpy()
         return mixed
 
+    altered = list(_methods_watched(model, found))
     if convolution is not None:
         setattr(code, _CONVOLUTION, convolved)
     for name in scans:
@@ -286,6 +321,8 @@ def watched(model: Any, found: Found) -> Iterator[None]:
     try:
         yield
     finally:
+        for module, name in altered:
+            delattr(module, name)
         if convolution is not None:
             setattr(code, _CONVOLUTION, convolution)
         for name, scan in scans.items():
@@ -296,6 +333,52 @@ def watched(model: Any, found: Found) -> Iterator[None]:
             code.eager_attention_forward = original  # type: ignore[attr-defined]
         for handle in handles:
             handle.remove()
+
+
+def _methods_watched(model: Any, found: Found) -> Iterator[tuple[Any, str]]:
+    """Record what methods that are no modules return (altup, per-layer inputs); yield them."""
+
+    def watch(module: Any, name: str, keep: Callable[[Any], None]) -> tuple[Any, str]:
+        method = getattr(module, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            out = method(*args, **options)
+            keep(out)
+            return out
+
+        setattr(module, name, call)
+        return module, name
+
+    def kept(key: str) -> Callable[[Any], None]:
+        def keep(out: Any) -> None:
+            found[key] = _side_by_side(out)
+
+        return keep
+
+    for path, module in model.named_modules():
+        layer = _LAYER.fullmatch(path)
+        if layer is not None and layer[2] == "altup":
+            prefix = f"L{layer[1]}."
+            yield watch(module, "predict", kept(prefix + "altup_predicted"))
+            yield watch(module, "correct", kept(prefix + "altup_corrected"))
+
+            def modes(out: Any, prefix: str = prefix) -> None:
+                first = prefix + "altup_modes"
+                found[first if first not in found else f"{first}_after"] = out[0].numpy()
+
+            yield watch(module, "compute_router_modalities", modes)
+        if hasattr(module, "project_per_layer_inputs"):
+
+            def whole(out: Any) -> None:
+                found["per_layer"] = out[0].flatten(1).numpy()
+
+            yield watch(module, "project_per_layer_inputs", whole)
+
+
+def _side_by_side(copies: Any) -> np.ndarray:
+    """Return copies of the stream [n, 1, tokens, hidden] as [tokens, n * hidden]."""
+    joined: np.ndarray = copies[:, 0].transpose(0, 1).flatten(1).numpy().copy()
+    return joined
 
 
 def _turned(cfg: Any, module: Any) -> tuple[bool, str, str]:
@@ -335,7 +418,12 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
     def whole(module: Any, args: Any, out: Any) -> None:
         for pattern, point in WHOLE.items():
             if re.fullmatch(pattern, path):
-                keep("embd_scaled" if hasattr(module, "embed_scale") else point, out)
+                scaled = point == "embd" and hasattr(module, "embed_scale")
+                keep("embd_scaled" if scaled else point, out)
+                if point == "final_norm" and hasattr(cfg, "altup_num_inputs"):
+                    keep("altup_merged", args[0])
+                if point == "per_layer_proj":
+                    found[point] = out[0].flatten(1).numpy()
 
     def inside(module: Any, args: Any, out: Any) -> None:
         assert layer is not None
@@ -346,6 +434,23 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             if not sandwich and not getattr(cfg, "use_parallel_residual", False):
                 keep(prefix + "mid", args[0])
             return
+        if not name and hasattr(cfg, "altup_num_inputs"):
+            found[prefix + "in"] = _side_by_side(args[0])
+            found[prefix + "out"] = _side_by_side(out)
+            return
+        if name == "router" and cfg.model_type in GEMMA4:
+            keep(prefix + "expert_w", out[1].gather(-1, order := (-out[1]).argsort(dim=-1)))
+            keep(prefix + "experts", out[2].gather(-1, order))
+            return
+        if name == "post_feedforward_layernorm" and getattr(cfg, "enable_moe_block", False):
+            keep(prefix + "ffn_combined", args[0])
+        if name == "per_layer_input_gate" and cfg.model_type in GEMMA4:
+            keep(prefix + "ffn_stream", args[0])
+        if (
+            name == "mlp.act_fn"
+            and (getattr(cfg, "activation_sparsity_pattern", None) or [0] * 99)[int(layer[1])]
+        ):
+            keep(prefix + "ffn_topk", args[0])
         if getattr(cfg, "do_layer_norm_before", True) is False and name.endswith("_layer_norm"):
             attends = name.startswith("self_attn")
             keep(prefix + ("attn_sum" if attends else "ffn_sum"), args[0])

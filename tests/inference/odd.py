@@ -97,6 +97,7 @@ def changes(arch: str, size: Size) -> dict[str, Any]:
     }
     choices: dict[str, Any] = {
         "head_dim": size.head,
+        "vocab_size_per_layer_input": VOCAB,
         "moe_intermediate_size": size.expert,
         "shared_expert_intermediate_size": size.shared,
         "num_local_experts": size.experts,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, heads_changed
 from aprfmt.causes.row import Cause
+from aprfmt.inference.layer_heads import kv_heads
 from aprfmt.inference.masks import chunk_mask
 from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
@@ -178,11 +179,15 @@ def mapped_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
     """Return a maker: query head h reads key and value head mapping[h]."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def read(x: Any) -> Any:
+            """Return the heads read; a layer with fewer of them has another mapping."""
+            return x[:, mapping] if mapping.max() < x.shape[1] else x
+
         def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
-            return op(q, k[:, mapping] if keys else k, heads)
+            return op(q, read(k) if keys else k, heads)
 
         def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
-            return op(probs, v[:, mapping] if values else v)
+            return op(probs, read(v) if values else v)
 
         return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
 
@@ -216,7 +221,9 @@ def mappings(
 
 def gqa(case: Mismatch) -> Iterator[Change]:
     """Find which key head each query head reads."""
-    if case.call("scores", "mix") is not None:
+    hp, layer = case.patched.hp, case.layer
+    usual = layer < 0 or kv_heads(hp, layer) == hp["n_kv_heads"]
+    if usual and case.call("scores", "mix") is not None:
         yield from mappings(case.patched, lambda own, n_kv: _read_heads(case, own, n_kv))
 
 

@@ -15,7 +15,7 @@ CAUSE_ROWS = (
         "Another activation function: gelu with erf for tanh, silu for gelu, a clamp left out.",
         "The inputs of the activation are equal, its outputs are another function of them.",
         "The named function gives the other side's values.",
-        keys=("activation", "swiglu_limit", "swiglu_alpha", "ssm_activation"),
+        keys=("activation", "swiglu_limit", "swiglu_alpha", "ssm_activation", "ffn_sparsity"),
     ),
 )  # fmt: skip
 

@@ -273,6 +273,8 @@ def residual(case: Mismatch) -> Iterator[Change]:
         for index, call in enumerate(adds):
             if case.array(call.args[1]).ndim < 2:
                 continue  # a bias
+            if call.at.point.startswith(("per_layer", "altup")):
+                continue  # no sublayer's sum: hypotheses of its own (per_layer.py)
             if call.at.point in EXPERTS:
                 lost = "routed experts are" if keep else "shared expert is"
                 yield Change(

@@ -266,7 +266,8 @@ def partial(case: Mismatch) -> Iterator[Change]:
 
 def partial_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
     """Return the change to another number of rotated elements, for one kind of rope."""
-    rope = make(patched.hp.replaced(rope_dim=n), kind, length_of(patched))
+    wanted = kind if kind.dim is None else kind._replace(dim=n)
+    rope = make(patched.hp.replaced(rope_dim=n), wanted, length_of(patched))
     told = int(patched.hp["rope_dim"])
     return Change(
         "partial_rotary", f"{n} elements of each head are rotated; the model says {told}",
@@ -317,7 +318,9 @@ def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
     """Return the change that gives one kind of rope another base."""
     local = kind[0] != patched.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
-    rope = make(patched.hp.replaced(rope_theta=theta), (theta, kind[1]), length_of(patched))
+    rope = make(
+        patched.hp.replaced(rope_theta=theta), kind._replace(theta=theta), length_of(patched)
+    )
     return Change(
         "rope_theta", f"rope's base is {theta:g}; the model says {kind[0]:g}", (name,),
         turned(rope.inv_freq, rope.factor), {name: theta},
@@ -340,7 +343,7 @@ def theta(case: Mismatch) -> Iterator[Change]:
         return
     told = rope_of(case.patched, kind).inv_freq.astype(np.float64)
     seen = found.frequencies
-    plain = make(case.patched.hp, (kind[0], False), length_of(case.patched)).inv_freq
+    plain = make(case.patched.hp, kind._replace(scaled=False), length_of(case.patched)).inv_freq
     # Divide by the scaling's factor of each pair, which leaves the base.
     factors = told / plain.astype(np.float64)
     bare = seen / factors
@@ -362,7 +365,10 @@ def unscaled(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
     if not kind[1]:
         return
     length, told = length_of(patched), patched.hp["rope_scaling"]
-    own, plain = make(patched.hp, kind, length), make(patched.hp, (kind[0], False), length)
+    own, plain = (
+        make(patched.hp, kind, length),
+        make(patched.hp, kind._replace(scaled=False), length),
+    )
     yield Change(
         "rope_scaling", f"the scaling {told['type']} is left out", ("rope_scaling",),
         turned(plain.inv_freq, 1.0), {"rope_scaling": None},
@@ -379,7 +385,7 @@ def unscaled(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
 
 def divided_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Change:
     """Return the change that divides positions by a factor, in place of the model's own scaling."""
-    plain = make(patched.hp, (kind[0], False), length_of(patched))
+    plain = make(patched.hp, kind._replace(scaled=False), length_of(patched))
     model = f"; the model says {_said(patched.hp['rope_scaling'])}" if kind[1] else (
         ", which the model does not say")  # fmt: skip
     return Change(
@@ -407,7 +413,7 @@ def scaling(case: Mismatch) -> Iterator[Change]:
     if found.still or len(found.rows) < 2:
         return
     seen, told = found.frequencies, case.patched.hp["rope_scaling"]
-    plain = make(case.patched.hp, (kind[0], False), length_of(case.patched))
+    plain = make(case.patched.hp, kind._replace(scaled=False), length_of(case.patched))
     ratio = plain.inv_freq.astype(np.float64) / np.where(seen > 0, seen, np.nan)
     fast = ratio[: max(1, len(ratio) // 2)]
     if np.isfinite(fast).all() and np.ptp(fast) <= 0.02 * np.median(fast):

@@ -12,6 +12,7 @@ from aprfmt.causes.forward.linear import dropped_bias
 from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.causes.forward.mlp import shaped_activations
 from aprfmt.causes.forward.norm_order import passed_by
+from aprfmt.causes.forward.per_layer import copies, inputs, sharing
 from aprfmt.causes.forward.residual_stream import beside, unscaled_halves
 from aprfmt.causes.forward.rope import other_elements
 from aprfmt.causes.forward.routing_rules import rule_changes
@@ -231,6 +232,11 @@ def _convolutions(patched: PatchedModel) -> Iterator[Usual]:
     return each(convolutions(patched))
 
 
+def _shared(patched: PatchedModel) -> Iterator[Usual]:
+    for changes in (sharing, inputs, copies):
+        yield from each(changes(patched))
+
+
 def _delta_nets(patched: PatchedModel) -> Iterator[Usual]:
     yield from each(delta_nets(patched))
     yield from each(scans(patched))
@@ -242,5 +248,5 @@ def _score_biases(patched: PatchedModel) -> Iterator[Usual]:
 
 STEPS: tuple[Callable[[PatchedModel], Iterator[Usual]], ...] = (
     _sums, _norms, _ropes, _masks, _caches, _activations, _rules, _splits,
-    _convolutions, _delta_nets, _score_biases,
+    _convolutions, _shared, _delta_nets, _score_biases,
 )  # fmt: skip

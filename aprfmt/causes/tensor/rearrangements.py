@@ -45,7 +45,8 @@ CAUSE_ROWS = (
         "head count.",
         "q, k and v are equal; scores of some heads differ while others are equal.",
         "Attention with the named mapping of heads makes the difference vanish.",
-        keys=("n_heads", "n_kv_heads", "head_dim", "value_head_dim", "delta_key_heads",
+        keys=("n_heads", "n_kv_heads", "head_dim", "value_head_dim", "global_head_dim",
+              "global_kv_heads", "delta_key_heads",
               "delta_value_heads"),
     ),
     Cause(

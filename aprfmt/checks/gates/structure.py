@@ -121,8 +121,11 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
             f"{bound} {bound.unit}: {bound.reason}",
             "compare with the source's config.json",
         )
+    counts = dict.fromkeys((int(hp["n_kv_heads"]), int(hp["global_kv_heads"] or hp["n_kv_heads"])))
     if heads:
-        yield check("heads-divide", shared > 0 and heads % shared == 0, f"{heads} over {shared}",
+        uneven = [shared for shared in counts if shared < 1 or heads % shared]
+        over = " and ".join(map(str, uneven or counts))
+        yield check("heads-divide", not uneven, f"{heads} over {over}",
                     "query heads a multiple of key/value heads")  # fmt: skip
     if model.config is None:
         names = [name for name in _STATED if rotary or name != "rope_theta"]

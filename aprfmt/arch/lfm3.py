@@ -1,0 +1,152 @@
+"""lfm3: short convolutions, windows and full attention, norms on both sides, a gate a head.
+
+Layers with a window turn by a base of their own, those without by a part of the head. Sources:
+transformers' modeling_lfm3 and configuration_lfm3. llama.cpp has no such architecture.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from aprfmt.arch import losses, rules
+from aprfmt.arch.layer_kinds import IN, attention_rows, having, others
+from aprfmt.arch.lfm2 import CONVOLUTION, GATED, LAST
+from aprfmt.arch.rope import rope_rules
+from aprfmt.arch.rope_hf import Rope, full_head_dim
+from aprfmt.arch.rows import LAYER, RoleRow, norm, tables, whole
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
+from aprfmt.arch.values import sequence
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Params = Mapping[str, Value]
+Found = tuple[Value, str] | None
+_CONV, _WINDOW, _FULL = "conv", "sliding_attention", "full_attention"
+_AROUND = ("post_attention_norm.weight", "post_ffw_norm.weight")
+_KINDS = (_CONV, _WINDOW, _FULL)
+_BEFORE, _ = whole()
+
+
+def _usual(hp: Params) -> list[str]:
+    """Return the kinds of layers that transformers takes where none are listed."""
+    return [
+        _FULL if i % 4 == 2 else _WINDOW if i % 4 == 0 and i > 0 else _CONV
+        for i in range(hp["n_layers"])
+    ]
+
+
+def _listed(facts: Facts, hp: Params) -> tuple[Sequence[str], str]:
+    """Return the kind of each layer and the key that says so; ArchError for another kind."""
+    found = facts.first("layer_types")
+    if found is None:
+        return _usual(hp), ""
+    kinds = sequence(*found, hp["n_layers"])[: hp["n_layers"]]
+    for layer, kind in enumerate(kinds):
+        if kind not in _KINDS:
+            raise ArchError(
+                f"{found[1]}: layer {layer} is {kind!r}; the layers of this architecture are one "
+                f"of: {', '.join(_KINDS)}"
+            )
+    return kinds, found[1]
+
+
+def _of_kind(name: str, kind: str) -> HyperRule:
+    """Return the rule for the layers of a kind."""
+
+    def read(facts: Facts, hp: Params) -> Found:
+        kinds, key = _listed(facts, hp)
+        return tuple(each == kind for each in kinds), key
+
+    return HyperRule(
+        name, default=lambda hp: tuple(each == kind for each in _usual(hp)), read={"hf": read},
+        write={"hf": lambda value, hp: {}},
+    )  # fmt: skip
+
+
+def _write_kinds(value: Value, hp: Params) -> Params:
+    pairs = zip(hp["conv_layers"], value, strict=True)
+    return {"layer_types": [_CONV if conv else _WINDOW if on else _FULL for conv, on in pairs]}
+
+
+def _size(facts: Facts, hp: Params) -> Found:
+    """Return the window; ArchError for none where a layer has one."""
+    found = facts.first("sliding_window", null=True)
+    if found is not None and not found[0] and _WINDOW in _listed(facts, hp)[0]:
+        raise ArchError(
+            f"{found[1]}: is {found[0]!r}, and layer_types has layers with a window; expected a "
+            "number of positions above zero"
+        )
+    return found
+
+
+def _rope() -> tuple[HyperRule, ...]:
+    """Return the rules for rope: unstated, half of the heads without a window turns."""
+
+    def usual(hp: Params) -> Params:
+        rotated = 2 * int(0.5 * full_head_dim(hp) // 2)
+        return {"type": "proportional", "factor": 1.0, "rotated": rotated}
+
+    made = rope_rules(Rope(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True))
+    return tuple(
+        replace(rule, default_in={"hf": usual}) if rule.name == "rope_scaling" else rule
+        for rule in made
+    )
+
+
+_TENSORS, _BINDINGS = tables(
+    (
+        *_BEFORE,
+        *norm("attn_norm", "operator_norm"),
+        *attention_rows(),
+        RoleRow("attn_gate.weight", "self_attn.gate_proj.weight", ("n_heads", "hidden_size"),
+            f"{IN} & head_gate"),
+        *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), IN),
+        *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",), IN),
+        *CONVOLUTION,
+        *norm("post_attention_norm", "post_operator_norm", needs="sandwich_norms"),
+        *norm("ffn_norm", "ffn_norm"),
+        *GATED,
+        *norm("post_ffw_norm", "post_ffn_norm", needs="sandwich_norms"),
+        LAST,
+        RoleRow("output.weight", "lm_head.weight", ("vocab_size", "hidden_size"),
+            "!tied_embeddings", layered=False),
+    ),
+    # transformers' name in memory
+    hf_more=(Binding((LAYER + "self_attn.g_proj.weight",), ("attn_gate.weight",)),),
+)  # fmt: skip
+LFM3 = ArchSpec(
+    name="lfm3",
+    hyper=rules.hyper_table(
+        rules.hidden_size(2048),
+        rules.n_layers(24),
+        rules.n_heads(16),
+        rules.n_kv_heads(4),
+        rules.head_dim(128),
+        rules.ffn_size(7680),
+        rules.vocab_size(128000),
+        rules.context_length(128000),
+        rules.norm_eps(1e-5, "norm_eps"),
+        rules.fixed("activation", "silu"),
+        rules.tied_embeddings(True),
+        *rules.attention_biases(),
+        rules.fixed("qk_norm", True),
+        rules.flag("sandwich_norms", True, "use_sandwich_norm", present=_AROUND),
+        rules.flag("head_gate", True, "use_attention_gate", present=("attn_gate.weight",)),
+        *_rope(),
+        rules.size("conv_taps", "conv_L_cache", default=7),
+        replace(_of_kind("conv_layers", _CONV), shape=having("shortconv.conv.weight")),
+        HyperRule(
+            "sliding_window", {"hf": ("sliding_window",)}, "int", 256, read={"hf": _size},
+        ),
+        replace(_of_kind("window_layers", _WINDOW), write={"hf": _write_kinds}),
+        others("rope_layers", "conv_layers"),
+        others("attention_layers", "conv_layers"),
+        rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
+    ),
+    tensors=_TENSORS,
+    bindings={"hf": _BINDINGS["hf"]},
+    block=BlockSpec(
+        placement="sandwich", qk_norm="head", recurrence="short_conv", rope_cast="result",
+        attention_gate="sigmoid_head",
+    ),
+    lost=losses.common_losses(),
+)  # fmt: skip

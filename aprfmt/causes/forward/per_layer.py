@@ -1,0 +1,227 @@
+"""Hypotheses about what layers share: keys and values, an embedding, copies of the stream."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
+from aprfmt.causes.row import Cause
+from aprfmt.inference.layer_heads import head_dim, kv_heads, kv_source
+from aprfmt.inference.replay.patched_model import STREAM, PatchedModel
+
+CAUSE_ROWS = (
+    Cause(
+        "kv_sharing", "forward", "bug",
+        "A layer without keys and values of its own uses those of another layer than the model "
+        "says: the last one of its kind that has some.",
+        "The layer's queries are equal, and what its attention gives is not.",
+        "Attention over the named layer's keys and values is equal.",
+        keys=("own_kv_layers", "value_is_key"),
+    ),
+    Cause(
+        "per_layer_input", "forward", "bug",
+        "The embedding that every layer has a part of is left out, not scaled, or another layer's "
+        "part is taken.",
+        "The stream differs behind a layer's MLP, which is equal.",
+        "Passes with the named part of it left out or exchanged are equal.",
+    ),
+    Cause(
+        "altup", "forward", "bug",
+        "The copies of the stream are predicted, corrected or added in another way.",
+        "The stream that a layer reads or leaves differs, and what it computes between is equal.",
+        "Passes with the named step left out or changed are equal.",
+        keys=("altup_scaled",),
+    ),
+)  # fmt: skip
+
+Array = NDArray[Any]
+# Called with a point's value, what the layer's earlier points had, and the model.
+Altered = Callable[[Array, Mapping[str, Any], PatchedModel], Array]
+
+
+def _width(patched: PatchedModel) -> int:
+    return int(patched.hp["hidden_size"])
+
+
+def _rolled(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+    """Return every layer's part in the place of the layer before it."""
+    return np.roll(x, -int(patched.hp["per_layer_size"]), axis=-1)
+
+
+def _entering(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+    entering = held.get(STREAM)
+    return x if entering is None or entering.shape != x.shape else np.array(entering)
+
+
+def _only_first(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+    """Return predicted copies, of which the first alone is corrected."""
+    moved = np.array(held["altup_predicted"])
+    moved[:, : _width(patched)] = x[:, : _width(patched)]
+    return moved
+
+
+def _predicted(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
+    return np.array(held["altup_predicted"])
+
+
+def _times(factor: float) -> Altered:
+    return lambda x, held, patched: x * x.dtype.type(factor)
+
+
+# Point -> what is said, what is named, and what the pass goes on with.
+INPUTS: Mapping[str, tuple[tuple[str, Altered], ...]] = {
+    "per_layer_embd": (
+        ("the tokens' rows of the layers' embedding are left out", _times(0)),
+        ("the tokens' rows of the layers' embedding are not scaled", lambda x, held, patched: (
+            x / x.dtype.type(float(patched.hp["per_layer_size"]) ** 0.5))),
+    ),
+    "per_layer_proj": (("the projection for the layers' inputs is left out", _times(0)),),
+    "per_layer": (
+        ("every layer takes the next one's input", _rolled),
+        ("the layers' inputs are not divided by the root of 2", _times(2.0**0.5)),
+    ),
+    "per_layer_contrib": (("the layers' inputs are dropped", _times(0)),),
+}  # fmt: skip
+COPIES: Mapping[str, tuple[tuple[str, Altered], ...]] = {
+    "altup_predicted": (("the copies are not predicted", _entering),),
+    "altup_corrected": (
+        ("the copies are not corrected", _predicted),
+        ("the first copy alone is corrected", _only_first),
+    ),
+    "laurel": (("the short cut of low rank is left out", lambda x, held, patched: (
+        np.array(held["attn_norm"]))),),
+    "mid": (("the sum with the short cut is not divided by the root of 2", _times(2.0**0.5)),),
+}  # fmt: skip
+
+
+def _tapped(point: str, altered: Altered) -> Any:
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            return altered(x, held, patched)
+
+        return patched.with_tap(point, tap, None if point.startswith("per_layer_e") else layers)
+
+    return make
+
+
+def _transposed(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model that mixes the copies by the transposed coefficients."""
+
+    def mixed(op: Any, at: Any, x: Any, coefs: Any) -> Any:
+        n = round(coefs.shape[-1] ** 0.5)
+        return op(x, coefs.reshape(-1, n, n).swapaxes(1, 2).reshape(coefs.shape))
+
+    return patched.with_op("mix_copies", mixed, layers)
+
+
+def _unbent(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    return patched.with_op("tanh", lambda op, at, x: x, layers)
+
+
+def _whole_gate(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    return patched.with_op("gaussian_topk", lambda op, at, x, factor: x, layers)
+
+
+def _sample_variance(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose cut divides the variance by one less than the values."""
+
+    def cut(op: Any, at: Any, x: Any, factor: float) -> Any:
+        count = x.shape[-1]
+        return op(x, factor * (count / (count - 1)) ** 0.5)
+
+    return patched.with_op("gaussian_topk", cut, layers)
+
+
+def inputs(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes with embeddings that every layer has a part of."""
+    if patched.hp["per_layer_size"]:
+        yield from _of("per_layer_input", "per_layer_size", INPUTS)
+
+
+def copies(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the usual mistakes with several copies of the stream, and with cut gates."""
+    if patched.spec.block.streams == "altup":
+        yield from _of("altup", "altup_streams", COPIES)
+        yield Change("altup", "the copies are mixed by the transposed coefficients",
+                     ("altup_streams",), _transposed, {"altup": "transposed"})  # fmt: skip
+        yield Change("altup", "the router's result is not bent by tanh", ("altup_streams",),
+                     _unbent, {"altup": "no tanh"})  # fmt: skip
+    if any(patched.hp["ffn_sparsity"]):
+        for says, make in (
+            ("the gate is not cut", _whole_gate),
+            ("the gate is cut by a variance over one less than its values", _sample_variance),
+        ):
+            yield Change("activation", says, ("ffn_sparsity",), make, {"ffn_sparsity": says})
+
+
+def _of(cause: str, name: str, rows: Mapping[str, tuple[tuple[str, Altered], ...]]) -> Any:
+    for point, changes in rows.items():
+        for says, altered in changes:
+            yield Change(cause, says, (name,), _tapped(point, altered), {cause: says})
+
+
+def sharing(patched: PatchedModel) -> Iterator[Change]:
+    """Yield the earlier layers that a layer may read keys and values of, in place of its own."""
+    hp, n = patched.hp, patched.n_layers
+    shared = [layer for layer in range(n) if not hp["own_kv_layers"][layer]]
+    owners = [layer for layer in range(n) if hp["own_kv_layers"][layer]]
+    for layer in shared:
+        told = kv_source(hp, layer)
+        for other in owners:
+            alike = kv_heads(hp, other) == kv_heads(hp, layer)
+            if other != told and alike and head_dim(hp, other) == head_dim(hp, layer):
+                yield Change(
+                    "kv_sharing", f"L{layer} reads the keys and values of L{other}; by the model "
+                    f"those of L{told}", (f"L{layer}.own_kv_layers",), _reading(layer, other),
+                    {"layer": other}, scoped=False, earlier=True,
+                )  # fmt: skip
+
+
+def _reading(reader: int, owner: int) -> Any:
+    """Return a maker: a layer reads what another one wrote."""
+
+    def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        held: dict[str, Any] = {}
+
+        def read(what: str, layer: int, own: Any) -> Any:
+            if layer == owner:
+                held[what] = own
+            return held.get(what, own) if layer == reader else own
+
+        def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
+            return op(q, read("k", at.layer, k), heads)
+
+        def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+            return op(probs, read("v", at.layer, v))
+
+        return patched.with_op("scores", scores, None).with_op("mix", mix, None)
+
+    return make
+
+
+def shared_keys(case: Mismatch) -> Iterator[Change]:
+    """Try the keys and values of other layers where the layer has none of its own."""
+    if case.layer < 0 or case.patched.hp["own_kv_layers"][case.layer]:
+        return
+    mine = f"L{case.layer}.own_kv_layers"
+    yield from (change for change in sharing(case.patched) if change.where == (mine,))
+
+
+def layer_inputs(case: Mismatch) -> Iterator[Change]:
+    """Try inputs of layers that are dropped, moved or unscaled."""
+    if case.view.point.startswith("per_layer") or case.view.point in ("out", "ffn_stream"):
+        yield from inputs(case.patched)
+
+
+def stream_copies(case: Mismatch) -> Iterator[Change]:
+    """Try other predictions, corrections and sums of copies, and other cuts of gates."""
+    yield from copies(case.patched)
+
+
+HYPOTHESES = (
+    Hypothesis("kv_sharing", shared_keys, 335, "other layers' keys, before other tokens'"),
+    Hypothesis("per_layer_input", layer_inputs, 366, "known steps of the stream, before any sum"),
+    Hypothesis("altup", stream_copies, 367, "known steps of its copies, before any sum"),
+)

@@ -1,0 +1,50 @@
+"""How many heads a layer has, and whose keys and values it uses: of windowed layers and others."""
+
+from collections.abc import Mapping
+
+from aprfmt.base.protocols import Value
+from aprfmt.errors import ArchError
+
+Hyper = Mapping[str, Value]
+
+
+def kv_heads(hp: Hyper, layer: int) -> int:
+    """Return the key and value heads of a layer."""
+    other = None if hp["window_layers"][layer] else hp["global_kv_heads"]
+    return int(hp["n_kv_heads"] if other is None else other)
+
+
+def head_dim(hp: Hyper, layer: int) -> int:
+    """Return the elements of a layer's query and key heads."""
+    other = None if hp["window_layers"][layer] else hp["global_head_dim"]
+    return int(hp["head_dim"] if other is None else other)
+
+
+def values_are_keys(hp: Hyper, layer: int) -> bool:
+    """Say whether a layer has no values of its own, but takes its keys before norm and rope."""
+    return bool(hp["value_is_key"]) and not hp["window_layers"][layer]
+
+
+def kv_source(hp: Hyper, layer: int) -> int:
+    """Return the layer whose keys and values a layer uses: itself, or an earlier one of its kind.
+
+    Raises ArchError where no earlier layer of its kind has any.
+    """
+    if hp["own_kv_layers"][layer]:
+        return layer
+    kind = hp["window_layers"][layer]
+    for other in range(layer - 1, -1, -1):
+        if hp["own_kv_layers"][other] and hp["window_layers"][other] == kind:
+            return other
+    which = "with" if kind else "without"
+    raise ArchError(
+        f"layer {layer} uses the keys and values of an earlier layer {which} a window; the model "
+        "has none that has its own"
+    )
+
+
+def is_source(hp: Hyper, layer: int) -> bool:
+    """Say whether a later layer uses a layer's keys and values."""
+    if all(hp["own_kv_layers"]):
+        return False
+    return any(kv_source(hp, other) == layer for other in range(layer + 1, int(hp["n_layers"])))

@@ -1,0 +1,49 @@
+"""Embeddings that every layer has a part of: per-layer inputs (gemma3n, gemma4).
+
+Once a pass, the token's row of a wide table and a projection of its embedding are added; a layer
+gates its own part by the stream, projects it and adds it to the stream. Sources: transformers'
+modeling_gemma3n and modeling_gemma4.
+"""
+
+import numpy as np
+
+from aprfmt.inference.backends.base import Array
+from aprfmt.inference.capture import WHOLE
+from aprfmt.inference.context import Context
+
+
+def inputs(c: Context, x: Array) -> Array | None:
+    """Return all layers' parts [tokens, n_layers * per_layer_size] of embedded tokens x.
+
+    None for a model that has none.
+    """
+    b, size = c.backend, int(c.hp["per_layer_size"])
+    if not size:
+        return None
+    table = c.weights["per_layer_token_embd.weight"]
+    ids = c.facts.ids
+    if table.n_rows < int(c.hp["vocab_size"]):  # tokens of images and sounds have no row
+        ids = np.where(ids < table.n_rows, ids, 0)
+    rows = b.scale(b.embed(table, ids), b.rounded(float(size) ** 0.5))
+    rows = c.tap("per_layer_embd", WHOLE, rows)
+    made = c.linear(None, "per_layer_model_proj", x)
+    made = b.scale(made, _factor(c, float(c.hp["hidden_size"]) ** -0.5))
+    normed = c.norm(None, "per_layer_proj_norm", made.reshape(len(x), -1, size))
+    normed = c.tap("per_layer_proj", WHOLE, normed.reshape(len(x), -1))
+    both = b.scale(b.add(normed, rows), _factor(c, 2.0**-0.5))
+    return c.tap("per_layer", WHOLE, both)
+
+
+def contribution(c: Context, layer: int, x: Array, given: Array) -> Array:
+    """Return what a layer adds to the stream x by its part of `given`."""
+    b, size = c.backend, int(c.hp["per_layer_size"])
+    mine = b.at_layer(layer, int(c.hp["n_layers"]), given[:, layer * size : (layer + 1) * size])
+    gate = c.tap("per_layer_gate", layer, c.linear(layer, "inp_gate", x))
+    gated = c.tap("per_layer_mul", layer, b.mul(c.activate(gate), mine))
+    out = c.tap("per_layer_out", layer, c.linear(layer, "proj", gated))
+    return c.tap("per_layer_contrib", layer, c.norm(layer, "post_norm", out))
+
+
+def _factor(c: Context, value: float) -> float:
+    """Return a factor as the model keeps it: gemma3n in the weights' dtype."""
+    return c.backend.rounded(value) if c.block.streams == "altup" else value
