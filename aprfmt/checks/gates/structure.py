@@ -108,7 +108,7 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
     hp = model.hyper
     rotary = model.spec.block.position == "rope"
     rows = [("norm_eps", bounds.EPS), ("context_length", bounds.CONTEXT)]
-    heads, shared = int(hp["n_heads"]), int(hp["n_kv_heads"])
+    heads = int(hp["n_heads"])
     rows += [("head_dim", bounds.HEAD_DIM)] if heads else []  # mamba has no attention
     rows += [("rope_theta", bounds.THETA)] if rotary else []
     for name, bound in rows:
