@@ -22,6 +22,8 @@ ALLOWED = {
     ("tests/fuzz/contract.py", "time.process_time"): "judged by `python -m tests.fuzz` alone",
     ("tests/field/judge.py", "time.perf_counter"): "how long an answer took, to be told",
     ("tests/cli/browser.py", "time.monotonic"): "the end of PATIENCE",
+    ("tests/agents/play.py", "time.monotonic"): "how long an answer took, to be told",
+    ("tests/tokenizer/test_template_engines.py", "time.sleep"): "between looks, until PATIENCE",
     ("tests/mutations/plugin.py", "time.process_time"): "what a test costs: quick ones run first",
     ("tests/mutations/workcopy.py", "time.monotonic"): "how long a run took, to be told",
 }

@@ -47,7 +47,7 @@ def test_layers_and_a_bit_of_the_demo_model(target: str, demo_model: Path, tmp_p
     broken = patched(source, tmp_path / f"broken{clean.suffix}", change)
     report = aprfmt.diff(demo_model, broken)
     layers, bit = report.findings
-    assert layers.text == "layers 1 and 2 are exchanged (12 tensors each)" and layers.confirmed
+    assert layers.says == "layers 1 and 2 are exchanged (12 tensors each)" and layers.confirmed
     assert (bit.cause, bit.keys, bit.confirmed) == ("bit_rot", ("L3.ffn_up.weight",), True)
     assert report.counts["DIFFERENT"] == 25
 
@@ -64,7 +64,7 @@ def test_layers_of_a_quantized_model_somebody_made(smollm2: Path, tmp_path: Path
     report = aprfmt.diff(smollm2, broken, tensors=patterns)
     by_cause = {finding.cause: finding for finding in report.findings}
     assert set(by_cause) == {"layer_order", "bit_rot"}
-    assert by_cause["layer_order"].text.startswith("layers 3 and 4 are exchanged")
+    assert by_cause["layer_order"].says.startswith("layers 3 and 4 are exchanged")
     (row,) = [t for t in report.tensors if t.cause == "bit_rot"]
     assert row.explanation is not None
     assert "bit 2 of byte 1 of the Q4_1 block" in row.explanation.evidence[1]

@@ -256,7 +256,7 @@ def folder(
     if section is not None:
         config[key] = dict(section)
     (made / "config.json").write_text(json.dumps(config))
-    for other in ("tokenizer.json", "tokenizer_config.json"):
+    for other in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (source / other).exists():
             shutil.copy(source / other, made / other)
     return made

@@ -26,6 +26,9 @@ PUBLISHING = {
 ALLOWED = {
     ("cli/pre_commit.py", "tempfile.TemporaryDirectory"): "the version of a file that git has",
     ("cli/pre_commit.py", "old.open"): "the same",
+    ("aprfmt/tokenizer/llama_server.py", "tempfile.TemporaryDirectory"): "a stand-in for a server",
+    ("aprfmt/tokenizer/llama_server_child.py", "os.fdopen"): "its own stdout, for its answer",
+    ("aprfmt/tokenizer/llama_server_child.py", "os.open"): "the null device, for other output",
     ("aprfmt/formats/mapped.py", "os.open"): "reads only: the flags are O_RDONLY and what it needs",
     ("inference/trace_file.py", "tempfile.TemporaryFile"): "values of a running trace, no name",
     ("inference/engines/llama_cpp.py", "tempfile.TemporaryDirectory"): "a copy for that engine",
