@@ -116,7 +116,7 @@ def test_backends(name: str, dtype: str) -> None:
 def test_a_format_that_cannot_write_over_its_own_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = suite.write
+    real: Any = suite.write
 
     def write(*args: Any, force: bool = False) -> None:
         if force:

@@ -25,7 +25,8 @@ THREE: Mapping[str, Any] = dict(FIVE) | {
     "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10,
 }  # fmt: skip
 HEAD = int(THREE["head_dim"])
-LAYERS, LOGITS = frozenset({"out", "logits"}), frozenset({"logits"})
+LAYERS: frozenset[str] = frozenset({"out", "logits"})
+LOGITS: frozenset[str] = frozenset({"logits"})
 PRODUCTS = frozenset({"q", "k", "v", "attn_out", "ffn_out", "logits"})
 
 

@@ -5,6 +5,7 @@ from stage to stage; a mix that was run.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_layers_without_an_owner_of_their_kind_are_refused(tmp_path: Path) -> No
         Session.of(model, backend("numpy:float64"))
 
 
-MIXES = {
+MIXES: Mapping[str, dict[str, Any]] = {
     "hidden_size_per_layer_input": {
         "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
         "moe_intermediate_size": 10, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,

@@ -19,6 +19,7 @@ from tests.inference.judge import backend, everything_float64, rel
 HEADS, GROUPS, WIDTH, STATE = 6, 3, 5, 7
 TOKENS = 2 * scan.CHUNK + 23  # whole chunks, and a part of one
 RUNS = ("numpy:float64", "torch:float64")
+scanned: Any = scan.scanned  # stars among its arguments
 
 
 def drawn(tokens: int, *, each: bool, size: float = 1.0) -> tuple[Any, ...]:
@@ -64,21 +65,21 @@ def test_steps_chunks_and_torch_are_transformers_step(each: bool, tokens: int, s
     wanted, after = by_transformers(inputs)
     *given, state = inputs
     for steps in (True, False):
-        read, last = scan.scanned(*given, state, steps=steps)
+        read, last = scanned(*given, state, steps=steps)
         assert rel(read, wanted) < 1e-12
         assert rel(last, after) < 1e-12
-    b = backend("torch:float64")
+    b: Any = backend("torch:float64")
     read, last = b.scan(*(torch.from_numpy(x) for x in inputs))
     assert rel(read, wanted) < 1e-12
     assert rel(last, after) < 1e-12
     narrow = [x.astype(np.float32) for x in inputs]
-    assert rel(scan.scanned(*narrow[:-1], narrow[-1], steps=False)[0], wanted) < 5e-6
+    assert rel(scanned(*narrow[:-1], narrow[-1], steps=False)[0], wanted) < 5e-6
 
 
 @pytest.mark.parametrize("each", [True, False], ids=["mamba", "mamba2"])
 @pytest.mark.parametrize("run_", RUNS)
 def test_a_sequence_may_be_cut_anywhere(run_: str, each: bool) -> None:
-    b = backend(run_)
+    b: Any = backend(run_)
     *given, skip, _ = (b.array(x) for x in drawn(TOKENS, each=each))
     x, step, rate, *ends = given
     whole, after = b.scan(x, step, rate, *ends, skip, None)
@@ -96,9 +97,9 @@ def test_one_large_step_among_small_ones_costs_no_digits() -> None:
     """Sums of decays are taken over the tokens between: not as differences of long sums."""
     *given, state = drawn(40, each=False, size=0.01)
     given[1][7] = 3e6
-    wanted, _ = scan.scanned(*given, state, steps=True)
+    wanted, _ = scanned(*given, state, steps=True)
     for run_ in ("numpy:float32", "torch:float32"):
-        b = backend(run_)
+        b: Any = backend(run_)
         found, _ = b.scan(*(b.array(x) for x in given), b.array(state))
         assert rel(b.to_numpy(found)[9:], wanted[9:]) < 1e-6
 
@@ -108,7 +109,7 @@ def test_time_steps_are_softplus_within_limits(raw: float, low: float, more: flo
     x, bias = np.array([[raw, 0.0]]), np.array([0.25, -0.5])
     wanted = torch.nn.functional.softplus(torch.from_numpy(x + bias)).clamp(low, low + more)
     for run_ in RUNS:
-        b = backend(run_)
+        b: Any = backend(run_)
         found = b.to_numpy(b.time_step(b.array(x), b.array(bias), low, low + more))
         np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-12)
 
@@ -134,7 +135,7 @@ def test_gates_and_norms_are_transformers(run_: str, normed: bool, first: bool) 
 @pytest.mark.parametrize("run_", ["numpy:float32", "torch:float32", "torch:bfloat16"])
 @pytest.mark.parametrize("each", [True, False], ids=["mamba", "mamba2"])
 def test_deterministic_scans_have_the_same_bits_in_pieces(run_: str, each: bool) -> None:
-    b = backend(run_, deterministic=True)
+    b: Any = backend(run_, deterministic=True)
     *given, skip, _ = (b.array(x) for x in drawn(70, each=each))
     x, step, rate, *ends = given
     rate = b.wide(rate)
