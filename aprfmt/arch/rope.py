@@ -98,7 +98,7 @@ def rope_rules(rope: Rope) -> tuple[HyperRule, ...]:
         return {"partial_rotary_factor": part}
 
     def scaling(facts: Facts, hp: Params) -> Found:
-        found = HFRope(rope, facts, full_head_dim(hp)).scaling(hp["context_length"])
+        found = HFRope(rope, facts, lambda: full_head_dim(hp)).scaling(hp["context_length"])
         made = None if found is None else found[0]
         if found is None or made is None or made["type"] != "proportional":
             return found

@@ -97,7 +97,7 @@ class HFRope:
 
     row: Rope
     facts: Facts
-    dim: int = 0  # elements of a head in full layers, where a scaling is read
+    dim: Callable[[], int] = int  # gives the elements of a head in full layers; asked if needed
     full: _Objects = field(default_factory=_Objects)
     local: _Objects = field(default_factory=_Objects)
     outer: _Objects = field(default_factory=_Objects)
@@ -248,7 +248,7 @@ def _proportional(hf: HFRope, rope: _Objects, context: int, original: int) -> Sc
             f"rope scaling proportional: partial_rotary_factor is {part!r}; expected a number "
             "from 0 to 1"
         )
-    rotated = 2 * int(part * hf.dim // 2)
+    rotated = 2 * int(part * hf.dim() // 2)
     return {"factor": float(rope.get("factor", positive, 1.0)), "rotated": rotated}
 
 

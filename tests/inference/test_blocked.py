@@ -43,11 +43,14 @@ def told(patch: pytest.MonkeyPatch, run: str, *, blocks: bool) -> tuple[Any, lis
         calls.append("held")
         return blocks
 
-    def found(logits: Any, bias: Any, hp: Any, *, rounds: bool) -> Any:
+    def found(logits: Any, bias: Any, hp: Any, *, rounds: bool, scale: Any = None) -> Any:
         calls.append("blocks")
         wide = arithmetic.wide(logits)
-        given = None if bias is None else torch.from_numpy(bias.copy()).to(wide.dtype)
-        routing = route(wide, given, hp, TORCH)
+        given, factors = (
+            None if one is None else torch.from_numpy(one.copy()).to(wide.dtype)
+            for one in (bias, scale)
+        )
+        routing = route(wide, given, hp, TORCH, factors)
         weights = routing.weights
         if rounds:
             weights = arithmetic.wide(arithmetic.narrow(weights))
