@@ -90,6 +90,8 @@ class Modules:
         siblings = self._below[layer]
         if name.text in ("mlp", "feed_forward"):  # a mixture has a router with the same path
             return True
+        if name.text == "embeddings":  # where modules are inside, its result is behind a norm
+            return not any(path.startswith("embeddings.") for path in siblings)
         if name.text == "mixer":  # a mixture is one, whose name other mixers have too
             return self.is_mixture(layer)
         if name.text.startswith("shared_mlp."):  # of a mixture it is no point

@@ -15,6 +15,7 @@ from aprfmt.causes.tensor import (
     arithmetic,
     block_order,
     byte_shifts,
+    lost_bits,
     other_tensors,
     outliers,
     packed_damage,
@@ -190,4 +191,6 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
         other_tensors.one_value,
     }  # by tests/compare/test_integers.py
     tried.add(arithmetic.summed_rounding)  # by tests/compare/test_rounding.py
+    tried.add(lost_bits.lost_bits)  # by tests/compare/test_block_types.py
+    tried.add(recurrent_layers.initial)  # by tests/diagnose/test_faults.py
     assert tried == {row.find for row in table.TABLE}

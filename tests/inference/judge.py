@@ -184,12 +184,13 @@ def everything_float64(model: Any) -> Iterator[None]:
     saved = torch.float32, torch.float, torch.Tensor.float
     code: Any = sys.modules[type(model).__module__]
     gelu = getattr(code, "bloom_gelu_forward", None)  # its constant has eight digits
+    config = getattr(model, "config", None)  # a part of a model has none
     for module in model.modules():
         if hasattr(module, "mup_vector"):  # falcon_h1's factors are made in float32
             module.mup_vector = _factors(model.config)
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale.fill_(module.scalar_embed_scale)
-        for name, value in _kept_factors(model.config).items():
+        for name, value in _kept_factors(config).items():
             if isinstance(getattr(module, name, None), torch.Tensor):
                 getattr(module, name).fill_(value)
         if type(module).__name__ == "PhimoeRotaryEmbedding":  # makes them in each pass

@@ -35,19 +35,19 @@ def drawn(tokens: int, *, each: bool, size: float = 1.0) -> tuple[Any, ...]:
 
 def by_transformers(given: tuple[Any, ...]) -> tuple[Any, Any]:
     """Return reads and state of transformers' own step over the tokens, in float64."""
+    # What is imported while types are exchanged would keep them.
+    from transformers.models.mamba import modeling_mamba as code
+    from transformers.models.mamba2 import modeling_mamba2 as heads
+
     x, step, rate, b, c, skip, state = (torch.from_numpy(y) for y in given)
     reads, held = [], state.clone()[None]
     with everything_float64(torch.nn.Module()):
         if rate.ndim == 2:
-            from transformers.models.mamba import modeling_mamba as code
-
             held = held[:, :, 0]
             for t in range(len(x)):
                 args = x[None, t, :, 0], step[None, t], rate, b[t], c[t], skip
                 reads.append(code.mamba_selective_state_update(held, *args)[0, :, None])
             return torch.stack(reads).numpy(), held[0, :, None].numpy()
-        from transformers.models.mamba2 import modeling_mamba2 as heads
-
         wide = rate[:, None, None].expand(HEADS, WIDTH, STATE)
         for t in range(len(x)):
             each = step[t, :, None].expand(HEADS, WIDTH)[None]
