@@ -164,6 +164,19 @@ class PatchedModel:
             patched = patched.with_op(op, override, layers)
         return patched
 
+    def with_keys_and_values(
+        self, read: Callable[[str, int, Any], Any], layers: frozenset[int] | None = None
+    ) -> "PatchedModel":
+        """Return the model whose attention takes `read("k" or "v", layer, its own)` for its own."""
+
+        def scores(op: Any, at: PassLocation, q: Any, k: Any, heads: Any) -> Any:
+            return op(q, read("k", at.layer, k), heads)
+
+        def mix(op: Any, at: PassLocation, probs: Any, v: Any) -> Any:
+            return op(probs, read("v", at.layer, v))
+
+        return self.with_op("scores", scores, layers).with_op("mix", mix, layers)
+
     def with_tap(self, point: str, tap: Tap, layers: frozenset[int] | None) -> "PatchedModel":
         """Return the model with the values of a point changed, in these layers or in all."""
 

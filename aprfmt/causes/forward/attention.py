@@ -179,17 +179,12 @@ def mapped_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
     """Return a maker: query head h reads key and value head mapping[h]."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def read(x: Any) -> Any:
+        def read(what: str, layer: int, own: Any) -> Any:
             """Return the heads read; a layer with fewer of them has another mapping."""
-            return x[:, mapping] if mapping.max() < x.shape[1] else x
+            chosen = keys if what == "k" else values
+            return own[:, mapping] if chosen and mapping.max() < own.shape[1] else own
 
-        def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
-            return op(q, read(k) if keys else k, heads)
-
-        def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
-            return op(probs, read(v) if values else v)
-
-        return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
+        return patched.with_keys_and_values(read, layers)
 
     return make
 

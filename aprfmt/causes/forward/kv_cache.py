@@ -33,13 +33,11 @@ def _reading(keys: Array | None, values: Array | None) -> Any:
         return np.where((rows >= 0)[:, None, None], x[np.maximum(rows, 0)], 0).astype(x.dtype)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
-            return op(q, k if keys is None else pick(k, keys), heads)
+        def read(what: str, layer: int, own: Any) -> Any:
+            rows = keys if what == "k" else values
+            return own if rows is None else pick(own, rows)
 
-        def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
-            return op(probs, v if values is None else pick(v, values))
-
-        return patched.with_op("scores", scores, layers).with_op("mix", mix, layers)
+        return patched.with_keys_and_values(read, layers)
 
     return make
 

@@ -190,13 +190,7 @@ def _reading(reader: int, owner: int) -> Any:
                 held[what] = own
             return held.get(what, own) if layer == reader else own
 
-        def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
-            return op(q, read("k", at.layer, k), heads)
-
-        def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
-            return op(probs, read("v", at.layer, v))
-
-        return patched.with_op("scores", scores, None).with_op("mix", mix, None)
+        return patched.with_keys_and_values(read)
 
     return make
 

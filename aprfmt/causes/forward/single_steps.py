@@ -213,13 +213,7 @@ def other_layers_cache(back: int) -> MakeWorld:
             inside = layers is None or layer in layers
             return other if inside and other.shape == own.shape else own
 
-        def scores(op: Any, at: Any, q: Any, k: Any, heads: Any) -> Any:
-            return op(q, read("k", at.layer, k), heads)
-
-        def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
-            return op(probs, read("v", at.layer, v))
-
-        return patched.with_op("scores", scores, None).with_op("mix", mix, None)
+        return patched.with_keys_and_values(read)
 
     return make
 
