@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
+from aprfmt.causes.tensor.guess import PROVEN, Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.permutation import FoundLines
 from aprfmt.causes.tensor.transposition import near, turned_inside
 from aprfmt.measure.row_reader import Reader
@@ -151,7 +151,21 @@ def _named(case: Unequal, found: FoundLines) -> Iterator[Guess]:
 def _guess(cause: str, says: tuple[str, ...], case: Unequal, axis: int, p: "Array") -> Guess:
     b = case.b
     right = _at(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
-    return case.guess(cause, says, "B", right)
+    return case.guess(cause, says, "B", right, free=_numbers(case, p))
+
+
+def _numbers(case: Unequal, p: "Array") -> int:
+    """Return how many numbers an order of lines is; 0 where the values themselves prove it.
+
+    A line of several values proves its place. Single values do so where there are enough of them
+    and few are alike: any two zeros may be exchanged.
+    """
+    moved = np.flatnonzero(p != np.arange(len(p)))
+    if case.a.size > len(p):
+        return len(moved)
+    values = case.b.whole.reshape(-1)[moved]
+    proof = len(values) >= PROVEN and 2 * len(np.unique(values)) >= len(values)
+    return 0 if proof else len(moved)
 
 
 def _at(reader: Reader, p: "Array") -> Take:
