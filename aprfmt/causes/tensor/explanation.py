@@ -21,8 +21,9 @@ from aprfmt.causes.tensor.derived_weights import with_derived
 from aprfmt.causes.tensor.differing_pair import Unequal, row_distances
 from aprfmt.causes.tensor.folded_factors import with_folds
 from aprfmt.causes.tensor.fused_rows import with_joined
-from aprfmt.causes.tensor.guess import PROVEN, Guess
+from aprfmt.causes.tensor.guess import Guess
 from aprfmt.causes.tensor.other_tensors import renamed
+from aprfmt.causes.tensor.proof import proves
 from aprfmt.causes.tensor.symmetry import with_symmetries
 from aprfmt.causes.tensor.vocabulary_padding import with_padding
 from aprfmt.errors import AprfmtError
@@ -35,7 +36,6 @@ from aprfmt.tensors.view import View
 
 __all__ = ["Explanation", "PairContext", "explain_pair", "explained"]
 
-HALVES = 2  # one half of the values gives the numbers of a guess, the other half judges them
 MOST = 0.5  # of the values a change has to give to be called explained
 TRIED = 6  # guesses applied to whole tensors, per pair
 PART = 0.5  # at most this share of rows differs: then they are also examined alone
@@ -177,7 +177,7 @@ def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
     spoken = after.count if before is None else min(after.count, case.before.changed)
     share = 1.0 if equal else max(0.0, 1.0 - after.changed / max(1, spoken))
     reached: Certainty | None = "explained" if share >= MOST else "located"
-    if equal and (guess.constant or spoken >= max(PROVEN, HALVES * guess.free)):
+    if equal and (guess.constant or proves(case, guess, spoken)):
         reached = None
     elif equal:
         says = (*says, "too few values judge it")

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from aprfmt.causes.tensor.differing_pair import Unequal
     from aprfmt.codecs.base import Array
 
-__all__ = ["PROVEN", "Explanation", "Guess", "PairHypothesis", "Take"]
+__all__ = ["Explanation", "Guess", "PairHypothesis", "Take"]
 
-PROVEN = 8  # values that agree, from which it is no chance that one of all guesses fits
 # Arrays made of arrays: values [n, columns] of row numbers, or other values of values.
 Take = Callable[["Array"], "Array"]
 
@@ -27,7 +26,7 @@ class Guess:
     concerns, None for all. `slack` is the relative L2 distance that counts as equal. `constant`
     says that the statement itself is that one value stands everywhere: any other guess that gives
     a single value explains nothing. `free` counts the numbers that were read from the values: as
-    many differing ones again have to judge them.
+    many differing ones again have to judge them (`proof.py`).
     """
 
     cause: str

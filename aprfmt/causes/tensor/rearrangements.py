@@ -8,7 +8,7 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tensor import permutation, row_sources
 from aprfmt.causes.tensor.differing_pair import Unequal
-from aprfmt.causes.tensor.guess import PROVEN, Guess, PairHypothesis, Take
+from aprfmt.causes.tensor.guess import Guess, PairHypothesis, Take
 from aprfmt.causes.tensor.permutation import FoundLines
 from aprfmt.causes.tensor.transposition import near, turned_inside
 from aprfmt.measure.row_reader import Reader
@@ -157,15 +157,14 @@ def _guess(cause: str, says: tuple[str, ...], case: Unequal, axis: int, p: "Arra
 def _numbers(case: Unequal, p: "Array") -> int:
     """Return how many numbers an order of lines is; 0 where the values themselves prove it.
 
-    A line of several values proves its place. Single values do so where there are enough of them
-    and few are alike: any two zeros may be exchanged.
+    A line of several values proves its place, and so does a value that stands nowhere else. Any
+    two zeros may be exchanged.
     """
     moved = np.flatnonzero(p != np.arange(len(p)))
     if case.a.size > len(p):
         return len(moved)
     values = case.b.whole.reshape(-1)[moved]
-    proof = len(values) >= PROVEN and 2 * len(np.unique(values)) >= len(values)
-    return 0 if proof else len(moved)
+    return 0 if 2 * len(np.unique(values)) >= len(values) else len(moved)
 
 
 def _at(reader: Reader, p: "Array") -> Take:
