@@ -38,7 +38,7 @@ _ROWS = 1 << 20  # elements made at a time
 class MergedTensor(LazyTensor):
     """A weight with a pair added `times` times, in its own encoding or `encoding`."""
 
-    __slots__ = ("_pair", "_times", "base", "info")
+    __slots__ = ("_times", "base", "info", "pair")
 
     info: TensorInfo
 
@@ -47,7 +47,7 @@ class MergedTensor(LazyTensor):
     ) -> None:
         stored, kind = base.info, encoding or base.info.encoding
         row = ENCODINGS[kind]
-        self.base, self._pair, self._times = base, pair, times
+        self.base, self.pair, self._times = base, pair, times
         self.info = TensorInfo(
             stored.name, stored.shape, kind, stored.offset, row.nbytes(stored.shape),
             row.row_bytes(stored.shape),
@@ -57,6 +57,12 @@ class MergedTensor(LazyTensor):
     def path(self) -> Path | None:
         """The file that holds the base's weight."""
         return self.base.path
+
+    @property
+    def base_encoding(self) -> str:
+        """The encoding in which the base's file holds the weight."""
+        base = self.base
+        return base.packed_as if isinstance(base, DecodedTensor) else base.info.encoding
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return bytes [start, stop) of the merged weight, made now."""
@@ -79,16 +85,53 @@ class MergedTensor(LazyTensor):
         found = decode(stored.encoding, held, (stop - start, stored.shape[-1]))
         with np.errstate(all="ignore"):
             for _ in range(self._times):
-                found = merged_rows(found, self._pair, start, stop)
+                found = merged_rows(found, self.pair, start, stop)
         return found
 
     def again(self, times: int) -> "MergedTensor":
         """Return the weight with the pair so many times, in float32."""
-        return MergedTensor(self.base, self._pair, times=times, encoding="F32")
+        return MergedTensor(self.base, self.pair, times=times, encoding="F32")
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Release the pages of the base's weight."""
         self.base.drop()
+
+
+class DecodedTensor(LazyTensor):
+    """A packed weight as float32 values, decoded when they are read."""
+
+    __slots__ = ("_held", "_view", "info", "packed_as")
+
+    info: TensorInfo
+
+    def __init__(self, view: View) -> None:
+        row = ENCODINGS["F32"]
+        self._view, self.packed_as = view, view.encoding
+        self._held: F32 | None = None
+        self.info = TensorInfo(
+            view.name,
+            view.shape,
+            "F32",
+            view.stored[0].info.offset,
+            row.nbytes(view.shape),
+            row.row_bytes(view.shape),
+        )
+
+    @property
+    def path(self) -> Path | None:
+        """The file that holds the codes."""
+        return self._view.stored[0].path
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return bytes [start, stop) of the decoded weight."""
+        if self._held is None:
+            self._held = np.ascontiguousarray(self._view.numpy(), np.float32)
+        return memoryview(self._held.view(np.uint8).reshape(-1).data)[start:stop]
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the decoded values, and the pages of the codes."""
+        self._held = None
+        self._view.drop()
 
 
 def merged_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
@@ -144,9 +187,8 @@ def merged_model(
     """Return a base with an adapter merged, the adapter's open file, and the adapter.
 
     `order` is that in which the ranks of pairs for stacked experts are read. Closing the first
-    closes the base. Raises ConversionError for an adapter of another base, for
-    weights that are no floats, and, unless `again`, for an adapter that the base's record says is
-    merged.
+    closes the base. Raises ConversionError for an adapter of another base, and, unless `again`, for
+    weights that are no floats, and for an adapter that the base's record says is merged.
     """
     opened, found = read_adapter(adapter)
     try:
@@ -159,7 +201,7 @@ def merged_model(
             )
         whole = whole_tensors(found, base)
         grown = grown_folder(found, whole, base)
-        tensors = dict(_tensors(base, found, whole, order))
+        tensors = dict(_tensors(base, found, whole, order, again))
         record = json.dumps([*before, digest])
         source = MergedSource(base.source, tensors, record if not again else "")
         folder, note = (base.folder, None) if grown is None else grown
@@ -173,13 +215,17 @@ def merged_model(
 
 
 def _tensors(
-    base: Model, adapter: Adapter, whole: Mapping[str, View], order: ExpertOrder
+    base: Model, adapter: Adapter, whole: Mapping[str, View], order: ExpertOrder, decoded: bool
 ) -> Iterator[tuple[str, LazyTensor]]:
+    """Yield the tensors that are not the base's; `decoded` takes packed weights as their values."""
     own = {name: RenamedTensor(view.stored[0], name) for name, view in whole.items()}
     yield from own.items()
     for name, pair in placed(adapter, base, order).items():
         stored = own.get(name, base[name].stored[0])
         if stored.parts or stored.info.encoding not in _FLOATS:
+            if decoded and name not in own:
+                yield name, MergedTensor(DecodedTensor(base[name]), pair)
+                continue
             raise ConversionError(
                 f"{name}: is {stored.info.encoding}; an adapter is merged into floats: decode the "
                 "base first (convert --encoding F32), or merge it into the float base"
