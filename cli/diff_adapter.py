@@ -48,11 +48,12 @@ def show(found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again:
         render.say(f"  {verdict.says}", style=style)
     odd = [each for each in found.weights if each.found != "once" or each.says]
     for says, group in _alike(odd).items():
-        for each in group[:_ALIKE]:
+        shown = group if len(group) <= _ALIKE + 1 else group[:_ALIKE]
+        for each in shown:
             where = f" in {render.escape(each.file)}" if each.file else ""
             render.line(f"  {render.escape(each.key)}{where}: {render.escape(_says(each))}")
-        if len(group) > _ALIKE:
-            render.line(f"  {len(group) - _ALIKE} more weights: {render.escape(says)}")
+        if len(group) > len(shown):
+            render.line(f"  {len(group) - len(shown)} more weights: {render.escape(says)}")
     lost = [each for each in found.weights if each.lost >= _LOST]
     if lost:
         most = max(lost, key=lambda each: each.lost)

@@ -27,7 +27,7 @@ from aprfmt.adapters.merge_faults import (
     judge,
     scale_factors,
 )
-from aprfmt.adapters.merging import MergedTensor, merged_model
+from aprfmt.adapters.merging import MergedTensor, merged_model, merged_values
 from aprfmt.adapters.parameters import OTHER_ORDERS
 from aprfmt.adapters.reading import Adapter
 from aprfmt.arch.vocabulary import split_key
@@ -235,7 +235,7 @@ def _changed(key: str, b: View, judged: Judged) -> ChangedWeight:
 
 def _merge(merged: View, b: View, close: bool) -> Merge:
     """Return the values of one weight of both; `close`: B is A with the change, rounded."""
-    plain, full = (_side(merged, times) for times in (0, 1))
+    plain, full = (merged_values(merged, times) for times in (0, 1))
     kinds = {one.base_encoding for one in merged.stored if isinstance(one, MergedTensor)}
     base = kinds.pop() if len(kinds) == 1 else "+".join(sorted(kinds))
     noise = max(noise_of(one) for one in (b.encoding, base))
@@ -256,17 +256,6 @@ def _through(kind: str, values: "F64") -> "F64 | None":
         return decode(kind, encode(kind, held)[""], held.shape).astype(np.float64)
     except AprfmtError:
         return None
-
-
-def _side(merged: View, times: int) -> "F64":
-    """Return A's weight with the change so many times, before it is rounded to its dtype."""
-    stored = []
-    for one in merged.stored:
-        if isinstance(one, MergedTensor):
-            one = one.again(times)
-        stored.append(one)
-    view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
-    return view.numpy().astype(np.float64)
 
 
 def _factors(view: View, found: Adapter) -> tuple[Factor, ...]:
@@ -301,7 +290,7 @@ def _others(model: Model, changed: Set[str], key: str) -> Iterator[OtherChange]:
             continue
         if changed.isdisjoint(view.names):
             continue
-        yield OtherChange(other, _side(view, 1) - _side(view, 0))
+        yield OtherChange(other, merged_values(view, 1) - merged_values(view, 0))
 
 
 def _together(weights: Sequence[ChangedWeight]) -> str:
