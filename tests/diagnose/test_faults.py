@@ -11,7 +11,6 @@ from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_blocks import Usual
 from aprfmt.causes.forward.usual_mistakes import usual_changes
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
-from aprfmt.compare.short_answer import LINES
 from aprfmt.diagnosis.found import KINDS, Diagnosis
 from aprfmt.diagnosis.words import first_lines
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -30,7 +29,7 @@ def check_first_lines(found: Diagnosis) -> None:
     """
     lines = [text for text, _ in first_lines(found)]
     text = "\n".join(lines)
-    assert 1 <= len(lines) <= LINES, text
+    assert 1 <= len(lines) <= 12, text
     assert lines[0].startswith(KINDS[found.kind])
     if found.lead is not None and not found.reason:
         one = found.causes[0]
