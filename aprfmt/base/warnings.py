@@ -69,7 +69,7 @@ WARNINGS: Mapping[str, str] = {
     "when the file was written: the model computes something else than its source.",
     "unknown_architecture": "no table here describes this architecture, so the file is read as "
     "stored tensors: looking, hashing and comparing by name work; converting between naming styles "
-    "and running do not. `aprfmt doctor` and docs/architectures.md list what is known.",
+    "and running do not. `aprfmt doctor` and docs/reference/architectures.md list what is known.",
     "not_expressible": "the target format has no key for a value of this model, and its readers "
     "assume another: the output computes something else there than the source.",
     "unread_weights": "config.json names a quantization that is not decoded here, or says nothing "
