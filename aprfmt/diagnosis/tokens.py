@@ -1,10 +1,12 @@
 """Level one: the tokenizers, chat templates and generation settings of two models."""
 
-from aprfmt.causes.tokenizer.comparison import TokenFinding, compare_tokens
+from aprfmt.causes.tokenizer.comparison import compare_tokens
+from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.texts import lacking_tokenizer
+from aprfmt.measure.verdicts import Certainty
 from aprfmt.model import Model
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
@@ -16,7 +18,7 @@ def tokenizers(a: Model, b: Model, found: Levels) -> None:
     found.stated += [_cause(row) for row in report.findings]
     for row in report.findings:
         found.evidence += [
-            Evidence("identity", f"{label}: {text}", row.difference.where[:1])
+            Evidence("identity", f"{label}: {text}", row.where[:1])
             for label, text in zip("AB", row.example, strict=False)
         ]
     found.evidence += [
@@ -30,16 +32,25 @@ def tokenizers(a: Model, b: Model, found: Levels) -> None:
     found.left = lacking_tokenizer(a, b, report)
 
 
-def _cause(row: TokenFinding) -> Finding:
-    one = row.difference
+def _cause(one: Difference) -> Finding:
     says = one.says
-    if row.example:
-        says += f"; first shown by {row.example[0]} in A"
-        says += f", {row.example[-1].partition(' is ')[2]} in B"
-    elif not row.shown:
+    if one.example:
+        says += f"; first shown by {one.example[0]} in A"
+        says += f", {one.example[-1].partition(' is ')[2]} in B"
+    elif not one.shown:
         says += "; no probe text and no conversation shows it"
     return Finding(
-        one.cause, says, "identity", "bug", one.where, row.shown, "", row.before, row.after, _OF,
-        {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if row.shown else "not_exercised",
-        reached="explained" if row.after == 0 else "located", counted=True,
+        one.cause, says, "identity", "bug", one.where, one.shown, "", one.before, one.after, _OF,
+        {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if one.shown else "not_exercised",
+        reached=_reached(one), counted=True,
     )  # fmt: skip
+
+
+def _reached(one: Difference) -> Certainty | None:
+    """Return what was done to show a difference: the part of B exchanged, on every probe.
+
+    It was read in the files and found on no text, so that every probe judges it.
+    """
+    if one.after == 0:
+        return None if one.shown else "explained"
+    return "located"

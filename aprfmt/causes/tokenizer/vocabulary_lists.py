@@ -64,6 +64,11 @@ class Difference:
     whether a probe shows it or not; otherwise it counts only if one does: two formats spell one
     thing apart.
     `still` is a difference known to have no effect.
+
+    What it does is measured later. `shown`: a probe shows it, and none is left once all differences
+    are taken away. `before` and `after` are shares of readings (ids of a text, a rendering, an end)
+    that are not A's: with this difference alone, and with every listed one taken away. `example`
+    are the two answers to the first probe that shows it, each with the probe.
     """
 
     name: str
@@ -75,6 +80,10 @@ class Difference:
     b: Value
     sure: bool = True
     still: bool = False
+    shown: bool = False
+    before: float | None = None
+    after: float | None = None
+    example: tuple[str, ...] = ()
 
 
 def said(value: object) -> str:
