@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
 
 
-# What is public of a model (docs/api.md), and `dir` shows.
+# What is public of a model (docs/reference/api.md), and `dir` shows.
 PUBLIC = (
     "close", "config", "damage", "format", "get", "hyper", "items", "keys", "metadata", "notes",
     "path", "roles", "spec", "tokenizer", "values",
