@@ -117,6 +117,24 @@ def test_an_honest_copy_is_within_its_rounding(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TERNARY)
+def test_three_values_of_weights_that_had_more_are_a_quantisation(name: str, folder: Path) -> None:
+    """Most small values are rounded to zero there, in long runs: no damage."""
+    report = judged(source(folder), copied(folder, name))
+    assert confirmed(report) == ["quantisation"]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_zeros_where_values_should_stand_are_damage_all_the_same(name: str, folder: Path) -> None:
+    def edit(raw: bytearray) -> None:
+        row = len(raw) // ROWS
+        raw[5 * row : 7 * row] = bytes(2 * row)
+
+    report = judged(source(folder), edited(folder, name, edit))
+    assert not {"quantisation", "rounding"} & set(confirmed(report)), report.findings
+    assert report.tensors[0].verdict == "DIFFERENT"
+
+
+@pytest.mark.parametrize("name", TERNARY)
 def test_an_honest_copy_of_three_values_is_equal(name: str, folder: Path) -> None:
     report = judged(source(folder, True), copied(folder, name, True))
     assert report.tensors[0].verdict in ("WITHIN", "SAME_VALUES") and not report.findings
