@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.base.encodings import ENCODINGS, members, numbers
+from aprfmt.base.encodings import ENCODINGS, member_places
 from aprfmt.codecs import CODECS, encode
 from aprfmt.compare import diff
 from aprfmt.compare.diffs import DiffReport
@@ -98,12 +98,7 @@ def confirmed(report: DiffReport) -> list[str]:
 
 def places(name: str) -> dict[str, tuple[int, int]]:
     """Return the bytes of a block that each member takes."""
-    found, at = {}, 0
-    for member, count, kind in members(ENCODINGS[name].layout):
-        size = sum(width for _, width in numbers(f"{member}:{count or ''}{kind}"))
-        found[member] = (at, at + size)
-        at += size
-    return found
+    return member_places(ENCODINGS[name].layout)
 
 
 def test_the_table_is_tried_whole() -> None:
