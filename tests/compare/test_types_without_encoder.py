@@ -24,18 +24,25 @@ KEY, STORED = "L0.ffn_up.weight", "blk.0.ffn_up.weight"
 ROWS, COLUMNS = 64, 256
 SCALE = np.float16(0.002)
 TYPES = [
-    name for name, row in ENCODINGS.items()
-    if row.ggml is not None and row.block_size == COLUMNS and name.startswith("IQ")
-    and name in CODECS and not CODECS[name].has_encoder and not row.row_layout
+    name
+    for name, row in ENCODINGS.items()
+    if row.ggml is not None
+    and row.block_size == COLUMNS
+    and name.startswith("IQ")
+    and name in CODECS
+    and not CODECS[name].has_encoder
+    and not row.row_layout
     and name in gguf.GGMLQuantizationType.__members__
-]  # fmt: skip
+]
 
 
 def _codes(name: str) -> Any:
     """Return random blocks [ROWS, bytes] whose scales of a block are one number."""
     row = ENCODINGS[name]
     raw = np.random.default_rng(5).integers(0, 256, (ROWS, row.type_size), np.uint8)
-    blocks = raw.reshape(-1).view(CODECS[name].layout)
+    layout = CODECS[name].layout
+    assert layout is not None
+    blocks = raw.reshape(-1).view(layout)
     if "d" in (blocks.dtype.names or ()):
         blocks["d"] = SCALE
     else:  # IQ1_M has its scale in the high bits of four words
@@ -55,9 +62,15 @@ def _pair(name: str, folder: Path, share: float, edit: Any = None) -> tuple[Path
     source, base, copy = folder / "source", folder / "base.gguf", folder / "copy.gguf"
     stored = float_bytes(x.astype(ml_dtypes.bfloat16).astype(np.float32), "BF16")
     llama_folder(
-        source, "BF16", hidden=COLUMNS, layers=1, ffn=ROWS, heads=4, kv_heads=2,
+        source,
+        "BF16",
+        hidden=COLUMNS,
+        layers=1,
+        ffn=ROWS,
+        heads=4,
+        kv_heads=2,
         replaced={"model.layers.0.mlp.up_proj.weight": stored},
-    )  # fmt: skip
+    )
     aprfmt.convert(source, base)
     reader, writer = gguf.GGUFReader(base), gguf.GGUFWriter(str(copy), "llama")
     for key, field in reader.fields.items():

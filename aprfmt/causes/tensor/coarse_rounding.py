@@ -49,12 +49,18 @@ def rounded_coarsely(case: Unequal) -> Iterator[Explanation]:
         if errors.max() > SPREAD * middle or like.min() < LIKE or abs(factor - 1) > BIAS:
             continue
         yield Explanation(
-            "quantisation", (case.key,),
-            (f"{whose}'s values are the other side's within what {name} rounds off",
-             f"relative distance {case.before.relative:.3g}, of blocks {errors.min():.3g} to "
-             f"{errors.max():.3g}; {name} is not encoded here, so a change as small would not show"),
-            case.before.relative, 0.0, True, "explained",
-        )  # fmt: skip
+            "quantisation",
+            (case.key,),
+            (
+                f"{whose}'s values are the other side's within what {name} rounds off",
+                f"relative distance {case.before.relative:.3g}, of blocks {errors.min():.3g} to "
+                f"{errors.max():.3g}; {name} is not encoded here: a change as small would not show",
+            ),
+            case.before.relative,
+            0.0,
+            True,
+            "explained",
+        )
 
 
 def _blocks(case: Unequal, swapped: bool, size: int) -> "tuple[Array, Array, float] | None":

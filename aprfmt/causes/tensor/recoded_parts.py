@@ -53,9 +53,15 @@ def zero_points_recoded(case: Unequal) -> Iterator[Explanation]:
         says.append(f"{codes.bits} bits have no room for one more or one less, which wraps round")
     says.append(f"in all {count} of {x.size} places with {old[0]}; all other bytes are equal")
     yield Explanation(
-        "zero_point", (case.key,), tuple(says), case.before.relative, 0.0, True,
-        None if count > 1 else "explained", None if count > 1 else 1.0,
-    )  # fmt: skip
+        "zero_point",
+        (case.key,),
+        tuple(says),
+        case.before.relative,
+        0.0,
+        True,
+        None if count > 1 else "explained",
+        None if count > 1 else 1.0,
+    )
 
 
 def _equal(a: "LazyTensor", b: "LazyTensor") -> bool:
