@@ -248,9 +248,11 @@ def _blocked(case: Unequal, found: FoundLines, what: str) -> Iterator[Guess]:
         return
     if not case.role.startswith("attn_"):
         return
-    for size in dict.fromkeys(
-        (*case.sizes("head_dim"), *(found.count // h for h in case.sizes("n_heads", "n_kv_heads")))
-    ):
+    right = right_heads(case, found.count)
+    counts = case.sizes("n_heads", "n_kv_heads") if right is None else [right]
+    dims = case.sizes("head_dim") if right is None else []
+    # A block smaller than the role's own head is no head: rows were permuted for another number.
+    for size in dict.fromkeys((*dims, *(found.count // heads for heads in counts))):
         q = permutation.blocks(found, size)
         if q is None:
             continue
