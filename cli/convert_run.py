@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast
 
 import click
 
@@ -12,6 +12,7 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
+    from aprfmt.conversion.options import ConvertOptions
     from aprfmt.model.renames import Rename
 
 
@@ -112,4 +113,5 @@ def _way(
         )
     from aprfmt.conversion import convert
 
-    return partial(convert, **wishes)
+    plain = {name: value for name, value in wishes.items() if name != "accept"}
+    return partial(convert, **cast("ConvertOptions", plain))

@@ -11,7 +11,7 @@ from aprfmt.cli.html import add_page
 
 
 class QaAsked(TypedDict):
-    """What is handed on to `aprfmt.qa.run` as it was given."""
+    """What is handed on to `aprfmt.checks.gates.running.run` as it was given."""
 
     against: Path | None
     golden: Path | None
@@ -60,7 +60,7 @@ def command(
     it against numpy on the CPU. Exit 0: every gate that ran passed; 1: one failed, or fewer ran
     than --min-run; 2: nothing ran, or something asked for could not.
     """
-    from aprfmt import qa
+    from aprfmt.checks.gates import running as qa
     from aprfmt.inference.device import parse_run
 
     options.check_new(force, save_baseline, html)

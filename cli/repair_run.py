@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aprfmt.cli import render
 
 if TYPE_CHECKING:
-    from aprfmt.repair import Repair
+    from aprfmt.recovery import Repair
 
 RANGES = 20  # ranges shown
 PROOFS = {
@@ -20,7 +20,7 @@ PROOFS = {
 
 def indexed(folder: Path, output: Path | None, force: bool) -> int:
     """Make the index of a folder anew, and print what it lists."""
-    from aprfmt.repair.index import write_index
+    from aprfmt.recovery.index import write_index
 
     found = write_index(folder, output, force=force)
     body = {
@@ -38,7 +38,7 @@ def completed(
     broken: Path, copy: Path, output: Path, manifest: Path | None, compare: bool, force: bool
 ) -> int:
     """Repair from a copy, and print what was taken."""
-    from aprfmt.repair import repair
+    from aprfmt.recovery import repair
 
     if copy.is_dir():
         copy = copy / broken.name
@@ -75,7 +75,7 @@ def show(found: "Repair", output: Path) -> None:
 
 def salvaged(broken: Path, output: Path, force: bool) -> int:
     """Write the tensors that are sound, and print those that are not."""
-    from aprfmt.repair.salvage import salvage
+    from aprfmt.recovery.salvage import salvage
 
     found = salvage(broken, output, force=force)
     if found.missing:

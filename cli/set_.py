@@ -48,6 +48,7 @@ def command(
     """
     from aprfmt.cli import set_edit
     from aprfmt.conversion import edits, entry
+    from aprfmt.conversion.edit_request import parse_edits
     from aprfmt.model import open_model
 
     if in_place == (output is not None):
@@ -55,7 +56,7 @@ def command(
     if in_place:
         set_edit.finish(model)
     with open_model(model) as opened:
-        asked = set_edit.parsed(opened, changes, remove, output or opened.source.files[0])
+        asked = parse_edits(opened, changes, remove, output or opened.source.files[0])
         before = edits.snapshot(opened, asked.keys)
         resolved = set_edit.trouble(opened) is None
         doubtful = set_edit.doubts(opened, asked.template) if resolved else {}

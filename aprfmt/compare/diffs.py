@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.base.shown import short_repr
 from aprfmt.causes import CAUSES
@@ -44,7 +45,7 @@ _ELSEWHERE = Words("equal", "equal values, but not where readers look for them",
 
 
 @dataclass(frozen=True)
-class DiffReport:
+class DiffReport(Tabular):
     """Everything `diff` found; `to_json` gives all of it but the images.
 
     `asked` are the sections that the user named: there every difference counts, since nothing else
@@ -71,6 +72,10 @@ class DiffReport:
     ledgers: tuple[Ledger, Ledger] | None = None
     compared: Mapping[str, int] = field(default_factory=dict)  # things of the other sections
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # file's names of keys
+
+    def table_rows(self) -> Sequence[Row]:
+        """Return a row a tensor, with its verdict and its distances."""
+        return [asdict(row) for row in self.tensors]
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:

@@ -1,9 +1,10 @@
 """The records of a diagnosis: numbers and sentences, all of them in the JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.shown import short_repr
 from aprfmt.causes import CAUSES
@@ -70,7 +71,7 @@ class PointRow:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Tabular):
     """Where two models, traces or runs first differ, and why. `exit_code` carries the verdict.
 
     `complete`: with the confirmed causes taken away nothing but rounding is left; None where that
@@ -143,6 +144,10 @@ class Diagnosis:
         """Every cause as the record for the outside, in the files' own names; the lead first."""
         rows = sorted(self.findings, key=lambda row: row is not self.lead)
         return tuple(row.named(self.stored) for row in rows)
+
+    def table_rows(self) -> Sequence[Row]:
+        """Return a row a cause, the lead first."""
+        return [cause.to_json() for cause in self.causes]
 
     @property
     def cause(self) -> str | None:

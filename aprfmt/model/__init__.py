@@ -8,13 +8,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import check_arch
 from aprfmt.base.collector import collector_paused
+from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.protocols import Damage, Note, Source, Typed, Value
 from aprfmt.base.shown import public_dir, short_repr
 from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
@@ -51,11 +52,11 @@ HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
 # What is public of a model (docs/reference/api.md), and `dir` shows.
 PUBLIC = (
     "close", "config", "damage", "format", "get", "hyper", "items", "keys", "metadata", "notes",
-    "path", "roles", "spec", "tokenizer", "values",
+    "path", "roles", "spec", "table_rows", "to_arrow", "to_pandas", "tokenizer", "values",
 )  # fmt: skip
 
 
-class Model(Mapping[str, View]):
+class Model(Mapping[str, View], Tabular):
     """An open model; a mapping from the file's own tensor names, and a context manager.
 
     `arch` forces an architecture by name. Where the architecture is unknown the model still
@@ -375,6 +376,19 @@ class Model(Mapping[str, View]):
 
     def __dir__(self) -> list[str]:
         return public_dir(self, PUBLIC)
+
+    def table_rows(self) -> list[Row]:
+        """Return a row a stored tensor: name, role, shape, encoding, bytes, offset."""
+        roles: dict[str, str] = {}
+        with suppress(ArchError):  # an unknown architecture has tensors and no roles
+            roles = {name: key for key, side in self.roles.items() for name in side.names}
+        return [
+            {
+                "name": name, "role": roles.get(name), "shape": list(side.shape),
+                "encoding": side.encoding, "nbytes": side.nbytes, "offset": side.offset,
+            }
+            for name, side in self.items()
+        ]  # fmt: skip
 
     def _ipython_key_completions_(self) -> list[str]:
         """Return what IPython offers behind `model["`."""

@@ -4,7 +4,11 @@
 holds every page to what this file makes of the tables now.
 """
 
+import ast
+import inspect
+import re
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
@@ -12,21 +16,27 @@ from typing import Any
 
 import click
 
+import aprfmt
+from aprfmt import errors
+from aprfmt.api import RunOptions
 from aprfmt.arch import ARCHS
 from aprfmt.arch.page import page as architectures
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.markdown import table
 from aprfmt.base.outcome import EXIT_CODES
 from aprfmt.causes import CAUSES, judged
+from aprfmt.checks.gates.running import QaOptions
 from aprfmt.checks.table import CHECKS, CheckRow
 from aprfmt.cli.commands import COMMANDS, GROUPS
 from aprfmt.cli.main import group
 from aprfmt.codecs import CODECS
+from aprfmt.conversion.options import ConvertOptions
 from aprfmt.formats import FORMATS
+from aprfmt.inference.api import TraceOptions
 from aprfmt.inference.points_page import page as capture_points
 from aprfmt.measure.verdicts import LEVELS
 from aprfmt.schemas import COMMON, names, number, schema
-from tests.docs.examples import DOCS
+from tests.docs.examples import DOCS, blocks
 
 REFERENCE = DOCS / "reference"
 WRITTEN_BY = "Written from the tables by `python -m tests.docs.reference --write`.\n"
@@ -36,7 +46,8 @@ def command_page(name: str) -> str:
     """Return the page of one command: what it does, its arguments and its options."""
     command = group.get_command(click.Context(group), name)
     assert command is not None
-    context = click.Context(command, info_name=f"aprfmt {name}")
+    names = ["-h", "--help"]  # as the group says: click stores the option of whoever asks first
+    context = click.Context(command, info_name=f"aprfmt {name}", help_option_names=names)
     usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
     # "\b" marks a paragraph whose lines click does not join; Markdown has no such mark.
     text = "\n\n".join(
@@ -222,6 +233,85 @@ def schemas() -> str:
     return page
 
 
+def functions() -> str:
+    """Return the signature and docstring of every public function and of what it takes and gives.
+
+    The last part has what the pages on extending import: the promise covers it because it is used.
+    """
+    page = (
+        "# Python functions\n\n" + WRITTEN_BY + "\n[Python](api.md) has examples, and says what is "
+        "promised about these names.\n"
+    )
+    for name in sorted(set(aprfmt.__all__) - {"__version__"}):
+        page += f"\n## aprfmt.{name}\n\n" + described(getattr(aprfmt, name), name)
+    page += "\n## Options\n"
+    for kind in (ConvertOptions, QaOptions, RunOptions, TraceOptions):
+        rows = [(f"`{key}`", f"`{spelled(row)}`") for key, row in kind.__annotations__.items()]
+        text = cleandoc(kind.__doc__ or "")
+        page += f"\n### {kind.__name__}\n\n{text}\n\n" + table(("argument", "type"), rows)
+    page += "\n## Errors\n\n" + table(
+        ("class", "also a", "when"),
+        [
+            (
+                f"`{name}`",
+                ", ".join(f"`{base.__name__}`" for base in kind.__bases__),
+                cleandoc(kind.__doc__ or "").splitlines()[0],
+            )
+            for name, kind in sorted(vars(errors).items())
+            if isinstance(kind, type) and issubclass(kind, errors.AprfmtError)
+        ],
+    )
+    page += "\n## What extensions import\n\nThe pages on extending aprfmt use these names.\n\n"
+    rows = [(f"`{name}`", f"[{path.stem}]({link})") for name, path, link in extension_imports()]
+    return page + table(("name", "used in"), rows)
+
+
+def described(function: Any, name: str) -> str:
+    """Return a function's signature as a code block, and its docstring."""
+    found = inspect.signature(function)
+    parts: list[str] = []
+    marked = False
+    for part in found.parameters.values():
+        if part.kind is part.KEYWORD_ONLY and not marked:
+            parts, marked = [*parts, "*"], True
+        stars = "**" if part.kind is part.VAR_KEYWORD else ""
+        default = "" if part.default is part.empty else f" = {part.default!r}"
+        parts.append(f"{stars}{part.name}: {spelled(part.annotation)}{default}")
+    lines = "".join(f"    {each},\n" for each in parts)
+    returned = spelled(found.return_annotation)
+    return f"```text\n{name}(\n{lines}) -> {returned}\n```\n\n{cleandoc(function.__doc__ or '')}\n"
+
+
+def spelled(annotation: Any) -> str:
+    """Return an annotation as a reader writes it: class names without their modules."""
+    text = (
+        annotation
+        if isinstance(annotation, str)
+        else str(getattr(annotation, "__forward_arg__", ""))
+    )
+    if not text:
+        text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+        if isinstance(annotation, types.GenericAlias):
+            text = str(annotation)
+    text = re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", text)
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Za-z])", "", text).replace("'", "")
+
+
+def extension_imports() -> list[tuple[str, Path, str]]:
+    """Return (name, page, link) of everything of ours that the pages on extending import."""
+    found: dict[str, Path] = {}
+    for path in sorted((DOCS / "how-to" / "extending").glob("*.md")):
+        for block in blocks(path):
+            if block.language != "python":
+                continue
+            for node in ast.walk(ast.parse(block.text)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aprfmt"):
+                    for alias in node.names:
+                        found.setdefault(f"{node.module}.{alias.name}", path)
+    link = "../how-to/extending/"
+    return [(name, path, f"{link}{path.name}") for name, path in sorted(found.items())]
+
+
 def keys_table(found: Mapping[str, Any]) -> str:
     """Return a schema object's keys as a table; those of the envelope are left out."""
     rows = [
@@ -280,6 +370,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "encodings.md": encodings,
     "exit_codes.md": exit_codes,
     "formats.md": formats,
+    "functions.md": functions,
     "schemas.md": schemas,
     **{f"commands/{name}.md": lambda name=name: command_page(name) for name in COMMANDS},  # type: ignore[misc]
 }

@@ -141,6 +141,7 @@ def test_every_kind_of_extension_has_its_page() -> None:
         "adding_a_cause.md",
         "adding_a_check.md",
         "adding_a_codec.md",
+        "adding_a_command.md",
         "adding_a_format.md",
         "adding_a_hypothesis.md",
         "adding_an_architecture.md",

@@ -1,6 +1,6 @@
 """The gates together, to find out whether a file can be trusted.
 
-    report = aprfmt.qa.run("model.gguf")
+    report = run("model.gguf")
     report.exit_code, report.gate("loss").outcome
 
 Every gate answers PASS, FAIL or NOT_RUN. A NOT_RUN is never a pass. The gates are the rows of
@@ -10,17 +10,26 @@ aprfmt.checks.table that need more than a file.
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from aprfmt.checks.asking import answered, ask
 from aprfmt.checks.gates.baseline_file import save
-from aprfmt.checks.gates.subject import QaRequest, Subject
+from aprfmt.checks.gates.subject import QaRequest, RequestOptions, Subject
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
 from aprfmt.errors import UsageError
 from aprfmt.remote.paths import place
 
 __all__ = ["QaReport", "gates", "run", "save_baseline"]
+
+
+class QaOptions(RequestOptions, total=False):
+    """The keyword arguments of `aprfmt.qa`: which gates run, and on what."""
+
+    only: Collection[str]
+    skip: Collection[str]
+    min_run: int
+
 
 GateProgress = Callable[[str, int, int], None]  # the gate that begins, gates done, gates in all
 
@@ -32,7 +41,7 @@ def run(
     skip: Collection[str] = (),
     min_run: int = 0,
     progress: GateProgress | None = None,
-    **options: Any,
+    **options: Unpack[RequestOptions],
 ) -> QaReport:
     """Put a model through the gates.
 

@@ -10,7 +10,7 @@ stated by the manifest or published by the hub, proves it at the end.
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped import open_bytes
 from aprfmt.model.manifest import manifest_path, read
+from aprfmt.recovery.ranges import Range, joined, rest
 from aprfmt.remote.paths import is_remote
-from aprfmt.repair.ranges import Range, joined, rest
 
 WINDOW = 8 << 20
 
@@ -42,6 +42,16 @@ class Repair:
     def taken(self) -> int:
         """Bytes of the output that come from the copy."""
         return sum(one.stop - one.start for one in self.ranges)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data: the size, what was taken from the copy, and what nothing proves."""
+        return {
+            "size": self.size,
+            "taken_bytes": self.taken,
+            "ranges": [asdict(one) for one in self.ranges],
+            "unproven": [{"start": start, "stop": stop} for start, stop in self.unproven],
+            "proof": self.proof,
+        }
 
 
 class Unrepaired(FormatError):
@@ -82,7 +92,7 @@ def plan(
     here: ByteSource, there: ByteSource, stated: Mapping[str, Any] | None, compare: bool
 ) -> Repair:
     """Return which ranges of the copy are needed, and which bytes nothing speaks of."""
-    from aprfmt.repair.evidence import by_blocks, by_bytes, by_tensors, header_end
+    from aprfmt.recovery.evidence import by_blocks, by_bytes, by_tensors, header_end
 
     have = min(here.size, there.size)
     end = header_end(there)
@@ -111,7 +121,7 @@ def plan(
 
 def _refuse_other(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -> None:
     """Raise UsageError where both headers are sound, and most tensors differ: two models."""
-    from aprfmt.repair.evidence import tensors_of
+    from aprfmt.recovery.evidence import tensors_of
 
     if not wrong:
         return
