@@ -40,6 +40,11 @@ class LowRank:
         """Shape of the weight."""
         return (*self.b.shape[:-1], self.a.shape[-1])
 
+    @property
+    def rank(self) -> int:
+        """Rank of the pair, of each expert's where there are several."""
+        return int(self.a.shape[-2])
+
     def product(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) of b @ a; those of all experts are counted through."""
         if self.a.ndim == 2:

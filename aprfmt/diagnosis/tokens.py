@@ -1,10 +1,14 @@
 """Level one: the tokenizers, chat templates and generation settings of two models."""
 
+import shlex
+from pathlib import Path
+
 from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import fixed_name
 from aprfmt.measure.texts import lacking_tokenizer
 from aprfmt.measure.verdicts import Certainty
 from aprfmt.model import Model
@@ -15,7 +19,7 @@ _OF = "probe texts, conversations and ends that are not A's; a share"
 def tokenizers(a: Model, b: Model, found: Levels) -> None:
     """Record what differs of two models' tokenizers in `found.stated`; no pass is needed for it."""
     report = compare_tokens(a, b)
-    found.stated += [_cause(row) for row in report.findings]
+    found.stated += [_cause(row, b) for row in report.findings]
     for row in report.findings:
         found.evidence += [
             Evidence("identity", f"{label}: {text}", row.where[:1])
@@ -32,17 +36,19 @@ def tokenizers(a: Model, b: Model, found: Levels) -> None:
     found.left = lacking_tokenizer(a, b, report)
 
 
-def _cause(one: Difference) -> Finding:
+def _cause(one: Difference, b: Model) -> Finding:
     says = one.says
     if one.example:
         says += f"; first shown by {one.example[0]} in A"
         says += f", {one.example[-1].partition(' is ')[2]} in B"
+    elif not one.probed:
+        says += "; texts could not be encoded on both sides, so that none was tried"
     elif not one.shown:
         says += "; no probe text and no conversation shows it"
     return Finding(
         one.cause, says, "identity", "bug", one.where, one.shown, "", one.before, one.after, _OF,
         {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if one.shown else "not_exercised",
-        reached=_reached(one), counted=True,
+        reached=_reached(one), counted=True, next=_mended(b, one.mend),
     )  # fmt: skip
 
 
@@ -54,3 +60,12 @@ def _reached(one: Difference) -> Certainty | None:
     if one.after == 0:
         return None if one.shown else "explained"
     return "located"
+
+
+def _mended(b: Model, keys: tuple[str, ...]) -> str:
+    """Return the command that sets keys in a copy of B; "" without keys."""
+    if not keys:
+        return ""
+    words = " ".join(map(shlex.quote, keys))
+    path = Path(b.path) if b.folder is None else Path(b.folder.path)
+    return f"aprfmt set {shlex.quote(str(path))} {words} -o {fixed_name(path)}"

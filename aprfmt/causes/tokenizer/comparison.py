@@ -21,8 +21,10 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.conversations import lacking
+from aprfmt.tokenizer.engine_defaults import healed_types
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.isolated import engine_of_text
+from aprfmt.tokenizer.keys import CONTROL
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import Stated, stated
 
@@ -87,6 +89,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
             not_checked=(f"tokenizer: {lacking} {verb} none; not compared",), carried=has
         )
     try:
+        mine, theirs = as_engines_type(mine, theirs), as_engines_type(theirs, mine)
         report = between(mine, theirs)
         own = carried_otherwise(theirs, b)
         if own is not None and carried_otherwise(mine, a) is None:
@@ -100,6 +103,20 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         )
     except AprfmtError as error:
         return TokensReport(not_checked=(f"tokenizer: not compared: {error}",))
+
+
+def as_engines_type(side: Stated, other: Stated) -> Stated:
+    """Return lists with the types that llama.cpp gives to what looks like an end of a turn.
+
+    Only where the other side has a control token: what both leave a plain piece stays one.
+    """
+    if not side.lists or side.carried.model.key_style != "gguf":
+        return side
+    own = side.vocabulary
+    rows = zip(other.vocabulary.tokens, other.vocabulary.types, strict=True)
+    control = {token for token, kind in rows if kind == CONTROL}
+    types = healed_types(own.tokens, own.types, control.__contains__)
+    return side if types == list(own.types) else replace(side, vocabulary=replace(own, types=types))
 
 
 def _without_counterpart(a: Stated, b: Stated) -> Iterator[NotCompared]:
@@ -147,7 +164,7 @@ def between(mine: Stated, theirs: Stated) -> TokensReport:
     else:
         unsure = []
     found = [row for row in found if row not in unsure and row not in unseen]
-    findings = [row for row in unseen if row not in unsure]
+    findings = [replace(row, probed=False) for row in unseen if row not in unsure]
     findings += _measured(mine, theirs, found) if found else []
     kept = tuple(row for row in findings if row.shown or row.sure)
     notes = tuple(row for row in findings if row not in kept)
