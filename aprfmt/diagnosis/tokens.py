@@ -52,15 +52,6 @@ def _cause(one: Difference, b: Model) -> Finding:
     )  # fmt: skip
 
 
-def _mended(b: Model, keys: tuple[str, ...]) -> str:
-    """Return the command that sets keys in a copy of B; "" without keys."""
-    if not keys:
-        return ""
-    words = " ".join(map(shlex.quote, keys))
-    path = Path(b.path) if b.folder is None else Path(b.folder.path)
-    return f"aprfmt set {shlex.quote(str(path))} {words} -o {fixed_name(path)}"
-
-
 def _reached(one: Difference) -> Certainty | None:
     """Return what was done to show a difference: the part of B exchanged, on every probe.
 
@@ -69,3 +60,12 @@ def _reached(one: Difference) -> Certainty | None:
     if one.after == 0:
         return None if one.shown else "explained"
     return "located"
+
+
+def _mended(b: Model, keys: tuple[str, ...]) -> str:
+    """Return the command that sets keys in a copy of B; "" without keys."""
+    if not keys:
+        return ""
+    words = " ".join(map(shlex.quote, keys))
+    path = Path(b.path) if b.folder is None else Path(b.folder.path)
+    return f"aprfmt set {shlex.quote(str(path))} {words} -o {fixed_name(path)}"

@@ -68,9 +68,9 @@ class Difference:
 
     What it does is measured later. `shown`: a probe shows it, and none is left once all differences
     are taken away. `probed` is False where texts could not be encoded, so that nothing could show
-    it. `before` and `after` are shares of readings (ids of a text, a rendering, an end)
-    that are not A's: with this difference alone, and with every listed one taken away. `example`
-    are the two answers to the first probe that shows it, each with the probe.
+    it. `before` and `after` are shares of readings (ids of a text, a rendering, an end) that are
+    not A's: with this difference alone, and with every listed one taken away. `example` are the two
+    answers to the first probe that shows it, each with the probe.
     """
 
     name: str
