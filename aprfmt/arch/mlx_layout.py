@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 STYLE = "hf"  # the naming style in which MLX's names stand
 _PROJECTIONS: Mapping[str, tuple[str, ...]] = {  # fc1 and fc2 of experts without a gate
-    "gate": ("gate_proj",), "up": ("up_proj", "fc1"), "down": ("down_proj", "fc2"),
-}  # fmt: skip
+    "gate": ("gate_proj",),
+    "up": ("up_proj", "fc1"),
+    "down": ("down_proj", "fc2"),
+}
 _STACKS = ("switch_mlp", "experts", "experts.switch_glu")
 # The component of Hugging Face's names behind which the experts of a block begin.
 _EXPERTS = ("experts", "input_linear", "output_linear")

@@ -129,8 +129,11 @@ def claims(section: Config, module: str, spellings: Iterable[str]) -> bool:
     if method is METHODS["compressed-tensors"]:
         return _targeted(section, every)
     if method is METHODS["gptq"]:
-        if any(matches_start(pattern.removeprefix("-:"), module)
-               for pattern in table(section, "dynamic") if pattern.startswith("-:")):  # fmt: skip
+        if any(
+            matches_start(pattern.removeprefix("-:"), module)
+            for pattern in table(section, "dynamic")
+            if pattern.startswith("-:")
+        ):
             return False
         inner = section.get(_BLOCK)
         if inner is not None:

@@ -276,11 +276,10 @@ def _tokenizer(a: Model, b: Model) -> _Tokens:
         said = ("present", "absent") if report.carried == "A" else ("absent", "present")
         return _Tokens((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
     rows = []
-    for found in report.findings:
-        one = found.difference
+    for one in report.findings:
         rows.append(FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0], decisive=True))
-        if found.example:
-            rows.append(FieldDiff(f"{one.name}: shown by", found.example[0], found.example[-1]))
+        if one.example:
+            rows.append(FieldDiff(f"{one.name}: shown by", one.example[0], one.example[-1]))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
         return _Tokens(tuple(rows), report.remarks, verdicts, lacking)

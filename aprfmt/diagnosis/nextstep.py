@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aprfmt.arch.values import same_value
 from aprfmt.causes import CAUSES
+from aprfmt.diagnosis.packing_keys import mending_key
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
@@ -116,7 +117,15 @@ def look(asked: StepParts, finding: Finding) -> str:
 
 
 def stored(asked: StepParts, finding: Finding) -> str:
-    """Write B anew where the cause is proven, or bytes are damaged; else look at the tensors."""
+    """Set the key that mends B; else write B anew where the cause is proven, or bytes are damaged.
+
+    Without either, look at the tensors.
+    """
+    a, b = asked.a.model, asked.b.model
+    if a is not None and b is not None and asked.b.kind != "trace":
+        mended = mending_key(a, b, finding, asked.fixed)
+        if mended:
+            return mended
     anew = written_anew(finding.cause, finding.confirmed)
     return (again if anew else look)(asked, finding)
 

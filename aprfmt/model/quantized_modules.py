@@ -26,9 +26,18 @@ if TYPE_CHECKING:
 # The roles of projections that every library quantizes where nothing says otherwise. Routers,
 # gates of shared experts, heads, embeddings and mixers are left out: libraries differ there.
 _PROJECTIONS = (
-    "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output", "attn_q_a", "attn_q_b", "attn_kv_b",
-    "ffn_gate", "ffn_up", "ffn_down",
-)  # fmt: skip
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_qkv",
+    "attn_output",
+    "attn_q_a",
+    "attn_q_b",
+    "attn_kv_b",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)
 _EXPERTS = ("_exps", "_shexp")
 _FLOATS = ("F32", "F16", "BF16")
 _WEIGHT = ".weight"
@@ -166,9 +175,12 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _remedy(
-    model: "Model", section: Section, plain: Collection[str], packed: Collection[str],
+    model: "Model",
+    section: Section,
+    plain: Collection[str],
+    packed: Collection[str],
     stale: Collection[str],
-) -> str:  # fmt: skip
+) -> str:
     """Return the command that writes a list and targets without contradiction; "" for none."""
     if model.folder is None:
         return ""

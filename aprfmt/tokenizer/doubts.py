@@ -43,7 +43,7 @@ def _lists(carried: Carried) -> Iterator[str]:
         yield f"{TYPES.gguf} {why}, though the chat template writes {mark[0]!r}"
     said = {model: kind for kind, model in GGUF_MODELS.items()}.get(carried.text(MODEL) or "")
     some = list(tokens[:_SEEN])
-    own = kind_of_pieces(some, [NORMAL] * len(some))
+    own = kind_of_pieces(some, [NORMAL] * len(some) if kinds is None else kinds[:_SEEN])
     if said and own and own != said:
         yield (f"{MODEL.gguf} says {KIND_NAMES[said]}, the pieces are those of {KIND_NAMES[own]}")
 

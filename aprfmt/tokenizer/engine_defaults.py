@@ -4,10 +4,10 @@ A key that is absent is no open question: the engine has a value, and acts on it
 src/llama-vocab.cpp, commit 00ad355e009e83abf98f96a6ded7193b95763681.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
+from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, USER_DEFINED
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +97,22 @@ KIND_NAMES: Mapping[str, str] = {"bpe": "byte-level BPE", "spm": "SentencePiece"
 GGUF_MODELS: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama"}
 
 
-def marker_counts(tokens: Iterable[str], types: Iterable[int]) -> tuple[int, int]:
-    """Return how many pieces begin with byte-level BPE's blank (U+0120), and with U+2581."""
-    byte_level = blank = 0
-    for token, kind in zip(tokens, types, strict=False):
-        if kind in (NORMAL, UNUSED):
-            byte_level += token.startswith("\u0120")
-            blank += token.startswith("\u2581")
-    return byte_level, blank
-
-
 def kind_of_pieces(tokens: Sequence[str], types: Sequence[int]) -> str:
     """Return "bpe" or "spm" by how the pieces spell blanks; "" where that shows neither.
 
     Byte-level BPE spells a blank as U+0120, SentencePiece as U+2581. The other's letter may be a
     piece of either, so that one of them has to be absent and the other common.
     """
-    byte_level, blank = marker_counts(tokens, types)
-    enough = max(4, len(tokens) // 100)
+    byte_level = blank = plain = 0
+    for token, kind in zip(tokens, types, strict=False):
+        if kind == NORMAL:
+            plain += 1
+            byte_level += token.startswith("\u0120")
+            blank += token.startswith("\u2581")
+    enough = max(4, plain // 100)
     if byte_level >= enough and not blank:
         return "bpe"
-    return "spm" if blank >= enough and byte_level <= blank // 100 else ""
+    return "spm" if blank >= enough and 50 * byte_level <= blank else ""
 
 
 # ids -> values of model_type in config.json whose class in transformers (5.23) has these as

@@ -278,14 +278,17 @@ def _lookup(value: Any, key: Any) -> Any:
 def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids put before and after a text by the post-processor, in their order.
 
-    A later processor of a sequence puts its own around what the earlier ones made.
+    A later processor of a sequence puts its own around what the earlier ones made; a second
+    TemplateProcessing does nothing (tokenizers 0.23, tried).
     """
     before: list[int] = []
     after: list[int] = []
+    templated = False
     for step in flatten(data.get("post_processor"), "processors"):
         sides: tuple[list[int], list[int]] = ([], [])
         single = step.get("single")
-        if isinstance(single, list):
+        if isinstance(single, list) and not templated:
+            templated = True
             tokens = step.get("special_tokens")
             at = 0
             for piece in single:

@@ -11,16 +11,18 @@ from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_blocks import Usual
 from aprfmt.causes.forward.usual_mistakes import usual_changes
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
-from aprfmt.compare.short_answer import LINES
 from aprfmt.diagnosis.found import KINDS, Diagnosis
 from aprfmt.diagnosis.words import first_lines
 from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.verdicts import CERTAINTIES
 from aprfmt.model import open_model
 from tests.diagnose.engines import tiny_folder
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES
 from tests.diagnose.table import PAGE, answer, between, cells, confusion, row
 from tests.inference.encoders import ENCODERS
 from tests.models import IDS, MAKERS
+
+CERTAINTY = list(CERTAINTIES)
 
 
 def check_first_lines(found: Diagnosis) -> None:
@@ -30,12 +32,14 @@ def check_first_lines(found: Diagnosis) -> None:
     """
     lines = [text for text, _ in first_lines(found)]
     text = "\n".join(lines)
-    assert 1 <= len(lines) <= LINES, text
+    assert 1 <= len(lines) <= 12, text
     assert lines[0].startswith(KINDS[found.kind])
     if found.lead is not None and not found.reason:
         one = found.causes[0]
         assert one.level in text and (one.cause or "no cause of the table fits") in lines[0], text
         assert not one.where or one.where[0] in text, (one.where, text)
+        most = CAUSES[one.cause].most if one.cause else "located"
+        assert CERTAINTY.index(one.level) <= CERTAINTY.index(most), (one.cause, one.level)
         own = found.stored.get(one.roles[0], ()) if one.roles else ()
         assert not own or own[0] in text, (own, text)
         remedy = one.remedy

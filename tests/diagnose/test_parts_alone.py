@@ -90,7 +90,7 @@ def test_an_experts_capacity_is_tried_where_all_rows_are_compared(
     calls = [SimpleNamespace(op="add_weighted")]
     case = SimpleNamespace(view=SimpleNamespace(calls=calls), rows=range(rows), tokens=5)
     steps = list(Search._by_rows(cast(Any, SimpleNamespace(case=case))))
-    assert [step.change for step in steps] == ["change"] * (rows == 5)
+    assert [cast(Any, step.change) for step in steps] == ["change"] * (rows == 5)
 
 
 @pytest.mark.parametrize("spanned", [1, 2])
@@ -101,7 +101,12 @@ def test_an_answer_is_tried_in_fewer_layers_only_where_it_lies_in_one(
     asked: list[Any] = []
     change = Change("rope", "", ())
     monkeypatch.setattr(examine, "spanned", lambda case: range(spanned))
-    monkeypatch.setattr(examine, "scopes_of", lambda case, change: asked.append(change) or [None])
+
+    def scopes(case: Any, change: Change) -> list[None]:
+        asked.append(change)
+        return [None]
+
+    monkeypatch.setattr(examine, "scopes_of", scopes)
     passed = SimpleNamespace(flagged=[])
     monkeypatch.setattr(examine, "shadow_pass", lambda patched, recorded: passed)
     monkeypatch.setattr(examine, "agreement", lambda case, found: None)

@@ -17,7 +17,7 @@ from aprfmt.arch.page import page as architectures
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.markdown import table
 from aprfmt.base.outcome import EXIT_CODES
-from aprfmt.causes import CAUSES
+from aprfmt.causes import CAUSES, judged
 from aprfmt.checks.table import CHECKS, CheckRow
 from aprfmt.cli.commands import COMMANDS, GROUPS
 from aprfmt.cli.main import group
@@ -155,12 +155,19 @@ def causes() -> str:
     )
     for level, sentence in LEVELS.items():
         rows = [
-            (f"`{name}`", row.verdict, row.means, row.signature, row.confirms)
+            (
+                f"`{name}`",
+                row.verdict,
+                row.means,
+                row.signature,
+                row.confirms,
+                "; ".join(judged(name)),
+            )
             for name in sorted(CAUSES.own)
             if (row := CAUSES[name]).level == level
         ]
         if rows:
-            head = ("cause", "verdict", "what happened", "seen by", "confirmed when")
+            head = ("cause", "verdict", "what happened", "seen by", "confirmed when", "judged on")
             page += f"\n## Level `{level}`: {sentence}\n\n" + table(head, rows)
     return page
 

@@ -80,7 +80,7 @@ def test_an_address_without_host_and_port_is_rays_own(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(on_ray.socket, "create_connection", lambda *of, **named: asked.append(of))
+    monkeypatch.setattr("socket.create_connection", lambda *of, **named: asked.append(of))
     on_ray._reached(address)
     assert asked == []
 
@@ -89,7 +89,7 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPa
     def refuses(*of: object, **named: object) -> None:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(on_ray.socket, "create_connection", refuses)
+    monkeypatch.setattr("socket.create_connection", refuses)
     with pytest.raises(BackendUnavailableError, match="host:1: no Ray cluster answers"):
         on_ray._reached("ray://host:1")
 

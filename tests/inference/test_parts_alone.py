@@ -1,6 +1,7 @@
 """Parts of runs, losses and engines, each by itself."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,17 @@ from aprfmt.checks.gates.forward import judged
 from aprfmt.checks.gates.golden import Text
 from aprfmt.cli.parity_show import worst
 from aprfmt.inference.batch import _aligned
+from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.engines.graph import GraphReader
 from aprfmt.inference.evaluation import Sample, without_label
 from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.parity.matched import ThroughRows
+from aprfmt.inference.rows import StoredRows
 from aprfmt.measure.traces import PointDiff
+from aprfmt.model import open_model
 from tests.inference.judge import backend
+from tests.models import IDS, save_tiny
 
 
 def test_rows_through_an_encoding_take_what_their_numbers_take() -> None:
@@ -102,3 +107,29 @@ def test_a_cap_takes_two_arrays_beside_its_result(size: int) -> None:
     before = run.account.peak
     run.softcap(x, 30.0)
     assert run.account.peak - before == 2 * x.nbytes
+
+
+def test_rows_of_several_tensors_have_no_coded_form() -> None:
+    tensor: Any = SimpleNamespace(shape=(2, 2), encoding="F32", stored=(), whole=None)
+    assert StoredRows(tensor).coded() is None
+    tensor.whole = SimpleNamespace(parts={})
+    assert StoredRows(tensor).coded() is None
+
+
+@pytest.mark.parametrize("threads", [None, 1])
+def test_transformers_gives_torchs_threads_back(threads: int | None, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    from aprfmt.inference.engines import transformers
+
+    save_tiny("llama", tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with open_model(tmp_path) as model:
+            run = transformers.run(model, IDS[:3], parse_run("transformers"), threads=threads)
+            with run as trace:
+                assert torch.get_num_threads() == (threads or 3)
+                assert "logits" in trace.records
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

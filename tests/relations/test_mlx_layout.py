@@ -23,8 +23,13 @@ from tests.cli.run import aprfmt
 from tests.models import save_tiny
 
 Tensors = dict[str, Any]
-_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight",
-          "q_norm.weight", "k_norm.weight")  # fmt: skip
+_NORMS = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "model.norm.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+)
 
 
 def _stacked(held: Tensors, stack: str, names: Mapping[str, str]) -> Tensors:
@@ -115,20 +120,28 @@ AS_MLX: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     "qwen3_5": lambda t, c: {f"language_model.{n}": x for n, x in _with_ones(_kernels(t)).items()},
     "granitemoe": lambda t, c: _renamed(
         _halved(t, "input_linear.weight", "switch_mlp", 1),
-        r"output_linear", "switch_mlp.down_proj", lambda x: x,
+        r"output_linear",
+        "switch_mlp.down_proj",
+        lambda x: x,
     ),
     "gpt_oss": lambda t, c: _gpt_oss(t),
     "lfm2_moe": lambda t, c: _kernels(
         _renamed(
             _renamed(
                 _renamed(_stacked(t, "switch_mlp", _W), r"\.w1\.", ".gate_proj.", lambda x: x),
-                r"\.w2\.", ".down_proj.", lambda x: x),
-            r"\.w3\.", ".up_proj.", lambda x: x)
+                r"\.w2\.",
+                ".down_proj.",
+                lambda x: x,
+            ),
+            r"\.w3\.",
+            ".up_proj.",
+            lambda x: x,
+        )
     ),
     "nemotron_h_moe": lambda t, c: _kernels(
         _stacked(t, "switch_mlp", {"up_proj": "fc1", "down_proj": "fc2"})
     ),
-}  # fmt: skip
+}
 
 
 def _folders(arch: str, root: Path) -> tuple[Path, Path, Tensors]:
@@ -192,8 +205,11 @@ def test_norms_beside_kernels_of_torch_are_read_as_they_are(tmp_path: Path) -> N
 def test_every_architecture_with_experts_knows_them_stacked(arch: str) -> None:
     spec = ARCHS[arch]
     rows = more_bindings(spec, "hf")
-    if not any("experts" in name or "_linear" in name
-               for row in spec.bindings.get("hf", ()) for name in row.stored):  # fmt: skip
+    if not any(
+        "experts" in name or "_linear" in name
+        for row in spec.bindings.get("hf", ())
+        for name in row.stored
+    ):
         pytest.skip("has no published names of experts")
     stacked = [row for row in rows if "switch_mlp" in row.stored[0]]
     wanted = {rule.role for rule in spec.tensors if re.search(r"_exps\.(weight|bias)$", rule.role)}

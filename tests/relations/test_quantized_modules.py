@@ -176,10 +176,23 @@ def test_the_other_official_layout_of_a_listed_name_contradicts_nothing(
 def test_names_fit_as_transformers_has_it() -> None:
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    modules = ["model.layers.1.mlp.gate", "model.layers.1.mlp.gate_proj", "lm_head",
-               "model.layers.11.self_attn.q_proj", "model.decoder.layers.23.fc1"]  # fmt: skip
-    entries = ["lm_head", "model.layers.1", "mlp.gate", "fc1", "model.layers.*.self_attn",
-               "model.layers.1.mlp.gate", "q_proj", "gate"]  # fmt: skip
+    modules = [
+        "model.layers.1.mlp.gate",
+        "model.layers.1.mlp.gate_proj",
+        "lm_head",
+        "model.layers.11.self_attn.q_proj",
+        "model.decoder.layers.23.fc1",
+    ]
+    entries = [
+        "lm_head",
+        "model.layers.1",
+        "mlp.gate",
+        "fc1",
+        "model.layers.*.self_attn",
+        "model.layers.1.mlp.gate",
+        "q_proj",
+        "gate",
+    ]
     for entry in entries:
         section = {"quant_method": "awq", "modules_to_not_convert": [entry]}
         for module in modules:

@@ -385,7 +385,7 @@ def _encodes(name: str) -> bool:
         found = codec(name)
     except AprfmtError:
         return False
-    return found.parts == ("",) and encoding_row(name).block_size > 1
+    return found.parts == ("",) and encoding_row(name).block_size > 1 and found.has_encoder
 
 
 def _again(take: Take, name: str) -> Take:

@@ -65,6 +65,12 @@ class Difference:
     thing apart.
     `still` is a difference known to have no effect. `mend` are KEY=VALUE for `aprfmt set`, which
     give B what A has.
+
+    What it does is measured later. `shown`: a probe shows it, and none is left once all differences
+    are taken away. `probed` is False where texts could not be encoded, so that nothing could show
+    it. `before` and `after` are shares of readings (ids of a text, a rendering, an end)
+    that are not A's: with this difference alone, and with every listed one taken away. `example`
+    are the two answers to the first probe that shows it, each with the probe.
     """
 
     name: str
@@ -77,6 +83,11 @@ class Difference:
     sure: bool = True
     still: bool = False
     mend: tuple[str, ...] = ()
+    shown: bool = False
+    probed: bool = True
+    before: float | None = None
+    after: float | None = None
+    example: tuple[str, ...] = ()
 
 
 def said(value: object) -> str:
