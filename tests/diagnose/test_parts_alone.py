@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
 from aprfmt.diagnosis import examine, tensors
 from aprfmt.diagnosis.nextstep import missing_points
@@ -113,3 +114,18 @@ def test_an_answer_is_tried_in_fewer_layers_only_where_it_lies_in_one(
     found = examine._reaching(case, [SearchStep(change, None)], 0.0, set(), {}, 0)
     assert bool(asked) == (spanned == 1 and layer >= 0)
     assert found is not None and found.reach == math.inf
+
+
+@pytest.mark.parametrize("right", [2, 4])
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16])
+def test_rows_made_for_another_number_of_heads_are_named(heads: int, right: int) -> None:
+    """Of 32 rows: made for pairs alone, and put right for the true number, as loaders do."""
+    rows = np.arange(32)
+    pairs = rows.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+    undone = pairs.reshape(right, -1, 2).swapaxes(1, 2).reshape(-1)
+    for order, words in ((pairs, ""), (undone, f", and undone for {right}")):
+        if heads == right or np.array_equal(order, rows):
+            continue
+        assert linear._permuted_for(order, right) == (heads, words)
+    swapped = np.roll(rows, 32 // right)
+    assert linear._permuted_for(swapped, right) is None, "whole heads"

@@ -182,11 +182,11 @@ def _named_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapp
                 )
         found_heads = _permuted_for(order, count // d)
         if found_heads is not None:
-            heads, words = found_heads
+            many, words = found_heads
             return (
                 "gqa_mapping",
-                f"rows were permuted for {heads} heads{words}; the tensor has {count // d}",
-                {"heads": heads},
+                f"rows were permuted for {many} heads{words}; the tensor has {count // d}",
+                {"heads": many},
             )
     shift = np.unique((order - np.arange(count)) % count)
     if len(shift) == 1:
