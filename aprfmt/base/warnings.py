@@ -79,8 +79,8 @@ WARNINGS: Mapping[str, str] = {
     "base's, and no tokenizer of that size is at hand; put the tokenizer of the training next to "
     "the adapter and merge again, or copy it into the output",
     "merge_rounding": "an adapter's change is smaller than the steps of the type that the merge is "
-    "stored in, or not much larger, so that rounding takes a part of it. Keep the adapter apart, or "
-    "store the merge in F32.",
+    "stored in, or not much larger, so that rounding takes a part of it. Keep the adapter apart, "
+    "or store the merge in F32.",
     "stray_tensor": "an adapter's file holds a tensor that is no part of an adapter, such as the "
     "rope frequencies that a converter adds to a model. llama.cpp refuses such a file. It is left "
     "out of a merge and of an adapter that is written.",
