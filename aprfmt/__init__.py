@@ -35,7 +35,7 @@ def open(
 ) -> "Model":
     """Open a model file, a shard index, a Hugging Face folder, or `org/name` in the hub cache.
 
-    Or an address: `hf://owner/name`, `https://`, `s3://` (docs/remote.md).
+    Or an address: `hf://owner/name`, `https://`, `s3://` (docs/reference/addresses.md).
 
     The result is a context manager and a mapping from the file's own tensor names to tensors with
     `.name .shape .encoding .nbytes .offset`, `.raw()` (a read-only view of the stored bytes) and

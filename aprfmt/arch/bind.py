@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.joins import Stacked
+from aprfmt.arch.mlx_layout import more_bindings
 from aprfmt.arch.names import NO_MODEL, NameIndex, expand
 from aprfmt.arch.names import detect_style as detect_style
 from aprfmt.arch.sizes import size_of
@@ -67,7 +68,7 @@ def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
     All bindings are tried; if two of them offer a role, the earlier one gets it and the names of
     the later one stay unbound. Raises ArchError if two names mean the same tensor.
     """
-    bindings = spec.bindings.get(style, ())
+    bindings = (*spec.bindings.get(style, ()), *more_bindings(spec, style))
     index = NameIndex(
         style,
         [(name, (b, s)) for b, row in enumerate(bindings) for s, name in enumerate(row.stored)],

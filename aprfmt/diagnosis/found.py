@@ -11,7 +11,7 @@ from aprfmt.diagnosis.coverage import CoverageText
 from aprfmt.measure.findings import Confidence, Finding
 from aprfmt.measure.named_causes import NamedCause
 from aprfmt.measure.nonfinite import NonFinite
-from aprfmt.measure.verdicts import Level, Verdict
+from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
 from aprfmt.model.ledger import (
     Compared,
     Ledger,
@@ -32,8 +32,6 @@ EXIT: Mapping[DivergenceKind, int] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
 DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
-# Verdicts, the worst first; several findings together have the worst one.
-_WORST: tuple[Verdict, ...] = ("not_comparable", "bug", "precision", "same")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,7 @@ class Diagnosis:
 
     @property
     def _of_findings(self) -> Verdict:
-        verdicts = {finding.verdict for finding in self.findings}
-        return next((verdict for verdict in _WORST if verdict in verdicts), "same")
+        return worst_verdict(finding.verdict for finding in self.findings)
 
     @property
     def pronounced(self) -> Pronounced:

@@ -32,7 +32,7 @@ from aprfmt.model.hf_folder import (
 from aprfmt.model.relations import Relation, relations, wrong_modules
 from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
 from aprfmt.remote.paths import RemotePath, is_remote, lists, place
-from aprfmt.tensors.companions import any_joined, join
+from aprfmt.tensors.companions import any_joined, join, section_of
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
 
 
-# What is public of a model (docs/api.md), and `dir` shows.
+# What is public of a model (docs/reference/api.md), and `dir` shows.
 PUBLIC = (
     "close", "config", "damage", "format", "get", "hyper", "items", "keys", "metadata", "notes",
     "path", "roles", "spec", "tokenizer", "values",
@@ -263,7 +263,13 @@ class Model(Mapping[str, View]):
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
         """The changes under which alone readers find what is here; empty for most files."""
-        return relations(self)
+        found = relations(self)
+        if self.config is None or section_of(self.config) is None:
+            return found
+        from aprfmt.model.quantized_modules import wrong_claims
+
+        claims = wrong_claims(self)
+        return found if claims is None else (*found, claims)
 
     @property
     def spec(self) -> "ArchSpec":

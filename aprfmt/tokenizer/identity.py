@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.errors import ConversionError, FormatError
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
+from aprfmt.tokenizer.doubts import quick_doubts
 from aprfmt.tokenizer.hf_json import from_json, special_texts
 from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS, name_of
@@ -120,4 +121,7 @@ def _quick(carried: Carried) -> dict[str, Any]:
             unstopped = None  # lists that cannot be read: `validate` says which
         if unstopped is not None:
             found["turn_end"] = f"{unstopped.says}; {unstopped.todo}"
+    doubts = list(quick_doubts(carried))
+    if doubts:
+        found["doubts"] = "; ".join(doubts)
     return found

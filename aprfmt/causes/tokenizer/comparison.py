@@ -21,8 +21,10 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.conversations import lacking
+from aprfmt.tokenizer.engine_defaults import healed_types
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.isolated import engine_of_text
+from aprfmt.tokenizer.keys import CONTROL
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import Stated, stated
 
@@ -56,6 +58,7 @@ class TokenFinding:
     """One difference, and what it does.
 
     `shown` says that a probe shows it, and that none is left once all differences are taken away.
+    `probed` is False where texts could not be encoded, so that nothing could show it.
     `before` and `after` are shares of readings (ids of a text, a rendering, an end) that are not
     A's: with this difference alone, and with every listed one taken away. `example` are the two
     answers to the first probe that shows it, each with the probe.
@@ -63,6 +66,7 @@ class TokenFinding:
 
     difference: Difference
     shown: bool
+    probed: bool = True
     before: float | None = None
     after: float | None = None
     example: tuple[str, ...] = ()
@@ -104,6 +108,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
             not_checked=(f"tokenizer: {lacking} {verb} none; not compared",), carried=has
         )
     try:
+        mine, theirs = as_engines_type(mine, theirs), as_engines_type(theirs, mine)
         report = between(mine, theirs)
         own = carried_otherwise(theirs, b)
         if own is not None and carried_otherwise(mine, a) is None:
@@ -117,6 +122,20 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         )
     except AprfmtError as error:
         return TokensReport(not_checked=(f"tokenizer: not compared: {error}",))
+
+
+def as_engines_type(side: Stated, other: Stated) -> Stated:
+    """Return lists with the types that llama.cpp gives to what looks like an end of a turn.
+
+    Only where the other side has a control token: what both leave a plain piece stays one.
+    """
+    if not side.lists or side.carried.model.key_style != "gguf":
+        return side
+    own = side.vocabulary
+    rows = zip(other.vocabulary.tokens, other.vocabulary.types, strict=True)
+    control = {token for token, kind in rows if kind == CONTROL}
+    types = healed_types(own.tokens, own.types, control.__contains__)
+    return side if types == list(own.types) else replace(side, vocabulary=replace(own, types=types))
 
 
 def _without_counterpart(a: Stated, b: Stated) -> Iterator[NotCompared]:
@@ -164,7 +183,7 @@ def between(mine: Stated, theirs: Stated) -> TokensReport:
     else:
         unsure = []
     found = [row for row in found if row not in unsure and row not in unseen]
-    findings = [TokenFinding(row, False) for row in unseen if row not in unsure]
+    findings = [TokenFinding(row, False, False) for row in unseen if row not in unsure]
     findings += _measured(mine, theirs, found) if found else []
     kept = tuple(row for row in findings if row.shown or row.difference.sure)
     notes = tuple(row.difference for row in findings if row not in kept)
@@ -238,7 +257,12 @@ def _measured(a: Stated, b: Stated, found: Sequence[Difference]) -> list[TokenFi
     ]
     return [
         TokenFinding(
-            row, effect.shown, effect.before, effect.after, _example(bench, mine, theirs, effect)
+            row,
+            effect.shown,
+            True,
+            effect.before,
+            effect.after,
+            _example(bench, mine, theirs, effect),
         )
         for row, effect in zip(found, every, strict=True)
     ]
@@ -348,7 +372,7 @@ def _joined(report: TokensReport, own: TokensReport) -> TokensReport:
         f"B carries a {name} that says otherwise than its lists: {says}",
         first.difference.a, first.difference.b,
     )  # fmt: skip
-    finding = TokenFinding(difference, first.shown, first.before, first.after, first.example)
+    finding = replace(first, difference=difference)
     return TokensReport(
         (*report.findings, finding), report.notes, report.remarks, report.checked,
         report.not_checked,
