@@ -182,7 +182,8 @@ def _whole(
 ) -> Judged:
     size = float(np.square(merge.change).sum())
     if not size:
-        return Judged(ONCE if merge.close else OTHERWISE, float(merge.close), 0.0)
+        says = "the change is nothing beside this weight, and both give the same values"
+        return Judged(EITHER, 0.0, 0.0, says) if merge.close else Judged(OTHERWISE, 0.0, 0.0)
     off = merge.theirs - merge.plain
     times = float((off * merge.change).sum() / size)
     rest = float(np.sqrt(np.square(off - times * merge.change).sum() / size))
