@@ -64,8 +64,8 @@ def show(found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again:
     for says in found.says:
         render.line(f"  {render.escape(says)}")
     if found.others:
-        shown = ", ".join(render.escape(key) for key in found.others[:_LINES])
-        render.line(f"  {len(found.others)} tensors differ that it does not change: {shown}")
+        others = ", ".join(render.escape(key) for key in found.others[:_LINES])
+        render.line(f"  {len(found.others)} tensors differ that it does not change: {others}")
     if found.differs:
         render.line(f"next: {render.escape(again)}")
 

@@ -35,7 +35,7 @@ from aprfmt.codecs import decode, encode
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import noise_of
 from aprfmt.model import Model, open_model
-from aprfmt.model.adapter_parts import adapter_parts
+from aprfmt.model.adapter_parts import adapter_parts, alpha_contradiction
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, ledger, pronounce
 from aprfmt.tensors.view import View
 
@@ -150,6 +150,11 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
         if any(pair.parameters for pair in found.pairs.values()):
             weights = _in_other_orders(a, b, adapter, weights)
         others, says = _explained(model, b, others, changed)
+        apart = alpha_contradiction(found.config, adapter_parts(opened), opened)
+        if apart:
+            says = (f"judged by adapter_config.json: {apart}", *says)
+    if found.relation is not None:
+        says = (found.relation.text, *says)
     left = (*report.not_compared, *_unread(found.path))
     answer = AdapterAnswer(
         str(found.path), _together(weights), tuple(weights), tuple(others), says, same, left
@@ -265,9 +270,15 @@ def _factors(view: View, found: Adapter) -> tuple[Factor, ...]:
         return ()
     config = found.config
     r = config.get("r", 0)
+    stored = {
+        float(one.parts["alpha"].numpy().reshape(-1)[0]) / one.rank
+        for one in found.pairs.values()
+        if "alpha" in one.parts and one.rank == pairs[0].rank and found.spelling == "peft"
+    }
     return scale_factors(
         pairs[0].scale,
         pairs[0].rank,
+        stored=tuple(stored),
         rank_stabilised=bool(config.get("use_rslora")),
         alpha=found.alpha,
         r=r if isinstance(r, int) and r > 0 else 0,

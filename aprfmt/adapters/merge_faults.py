@@ -85,11 +85,18 @@ class Judged(NamedTuple):
 
 
 def scale_factors(
-    scale: float, rank: int, *, rank_stabilised: bool, alpha: float, r: int
+    scale: float,
+    rank: int,
+    *,
+    rank_stabilised: bool,
+    alpha: float,
+    r: int,
+    stored: Sequence[float] = (),
 ) -> tuple[Factor, ...]:
     """Return the factors of the usual mistakes with a pair's scale; those of one value are joined.
 
-    `alpha` and `r` are those of the whole adapter, which patterns may overrule for a pair.
+    `alpha` and `r` are those of the whole adapter, which patterns may overrule for a pair. `stored`
+    are scales that tensors beside the pairs give (`.alpha`), which the configuration contradicts.
     """
     own = scale * (math.sqrt(rank) if rank_stabilised else rank)
     power = math.sqrt if rank_stabilised else float
@@ -109,6 +116,7 @@ def scale_factors(
         (alpha / power(rank), "alpha_pattern is ignored: the alpha of all others is taken"),
         (power(rank) / own if own else 0.0, "the scale is turned over: r / alpha"),
     ]
+    usual += [(each, "the scale is that of the .alpha tensors") for each in stored]
     found: dict[float, list[str]] = {}
     for other, says in usual:
         times = other / scale if scale else 0.0
@@ -174,7 +182,8 @@ def _whole(
 ) -> Judged:
     size = float(np.square(merge.change).sum())
     if not size:
-        return Judged(ONCE if merge.close else OTHERWISE, float(merge.close), 0.0)
+        says = "the change is nothing beside this weight, and both give the same values"
+        return Judged(EITHER, 0.0, 0.0, says) if merge.close else Judged(OTHERWISE, 0.0, 0.0)
     off = merge.theirs - merge.plain
     times = float((off * merge.change).sum() / size)
     rest = float(np.sqrt(np.square(off - times * merge.change).sum() / size))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder
-from aprfmt.adapters.placing import LowRank, placed, whole_tensors
+from aprfmt.adapters.placing import LowRank, placed, related, whole_tensors
 from aprfmt.adapters.reading import Adapter, read_adapter
 from aprfmt.adapters.vocabulary import grown_folder
 from aprfmt.base.encodings import ENCODINGS
@@ -200,8 +200,9 @@ def merged_model(
     closes the base. Raises ConversionError for an adapter of another base, and, unless `again`, for
     weights that are no floats, and for an adapter that the base's record says is merged.
     """
-    opened, found = read_adapter(adapter)
+    opened, found = read_adapter(adapter, compare=again)
     try:
+        found, relation = related(found, base)
         digest = _digest(opened)
         before = merged_before(base)
         if digest in before and not again:
@@ -217,6 +218,9 @@ def merged_model(
         folder, note = (base.folder, None) if grown is None else grown
         if note is not None:
             source.notes = (*source.notes, note)
+        if relation is not None:
+            source.notes = (*source.notes, relation.note(found.path))
+            found = replace(found, relation=relation)
         model = Model(source, folder, base.forced, base.allow_missing)
         return model, opened, found
     except BaseException:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.protocols import SURPLUS, Damage
@@ -10,9 +11,11 @@ from aprfmt.base.shown import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
+    TRAINED,
     NamedCause,
     convert_again,
     name_cause,
+    set_values,
     write_without_surplus,
     written_anew,
 )
@@ -41,6 +44,7 @@ from aprfmt.model.ledger import (
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 _ONE_SIDED = ("ONLY_IN_A", "ONLY_IN_B")
 WORDS = Words("equal", "different", "not decided")
+_KEYS_OF = {"tied_embedding": "tied_embeddings"}  # of causes that a key of B's own may mend
 _ELSEWHERE = Words("equal", "equal values, but not where readers look for them", "not decided")
 
 
@@ -72,6 +76,9 @@ class DiffReport(Tabular):
     ledgers: tuple[Ledger, Ledger] | None = None
     compared: Mapping[str, int] = field(default_factory=dict)  # things of the other sections
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # file's names of keys
+    file_type: object = None  # what a GGUF at B says of itself
+    own_values: Mapping[str, str] = field(default_factory=dict)  # KEY=VALUE that B's tensors show
+    own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
 
     def table_rows(self) -> Sequence[Row]:
         """Return a row a tensor, with its verdict and its distances."""
@@ -91,9 +98,25 @@ class DiffReport(Tabular):
         ]  # fmt: skip
         for one in self.findings:
             mends = written_anew(one.cause, one.confirmed) and CAUSES[one.cause].verdict == "bug"
-            command = convert_again(self.a, self.b) if mends else ""
+            mends = mends and one.cause not in self.own_parts
+            command = self._own_key(one.cause) or (self._anew if mends else "")
             rows.append(replace(one, where=one.keys, next=command).named(self.stored))
         return tuple(rows)
+
+    def _own_key(self, cause: str) -> str:
+        """Return the command that sets a key of B to what B's tensors say; "" where they agree."""
+        value = self.own_values.get(_KEYS_OF.get(cause, ""))
+        return set_values(self.b, [value]) if value else ""
+
+    @cached_property
+    def _anew(self) -> str:
+        """The command that writes B anew from A as B is; "" where that would lose what B is."""
+        if any(one.cause in TRAINED for one in self.findings):
+            return ""
+        rows = [row for row in self.tensors if row.shape_b is not None and len(row.shape_b) > 1]
+        mine = {row.key: row.encoding_a for row in rows if row.encoding_a}
+        theirs = {row.key: row.encoding_b for row in rows if row.encoding_b}
+        return convert_again(self.a, self.b, mine, theirs, self.file_type)
 
     @property
     def _lacking(self) -> float:

@@ -105,6 +105,20 @@ def test_what_the_written_type_takes_of_a_merge_is_said(
     assert done.code == 0 and ": once (" in done.out
 
 
+@pytest.mark.parametrize("share", [0.0, 1e-9])
+def test_an_adapter_of_which_nothing_is_left_is_not_decided(share: float, tmp_path: Path) -> None:
+    """Seen red: a change of zero in float32 taken for a merge that was made."""
+    from safetensors.numpy import load_file, save_file
+
+    base, adapter, _ = write(tmp_path, "half")
+    path = adapter / "adapter_model.safetensors"
+    held = load_file(path)
+    save_file({n: v * np.float32(share if "lora_B" in n else 1) for n, v in held.items()}, path)
+    done = command("diff", base, base, "--adapter", adapter, "--json")
+    said = done.json["adapter"]
+    assert (done.code, said["found"], said["merged"]) == (2, "once or not at all", False)
+
+
 def test_the_checksum_of_the_base_is_asked_for_through_the_merge(tmp_path: Path) -> None:
     base, adapter, _ = write(tmp_path, "plain")
     stored = tmp_path / "base.apr"
