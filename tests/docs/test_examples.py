@@ -73,14 +73,10 @@ NEEDS: Mapping[str, tuple[str, Callable[[], bool]]] = {
     "python -m tests.fuzz gguf --seconds 60": ("a minute; tests/fuzz runs the same targets", never),
     **dict.fromkeys(
         (f"python -m tests.mutations{more}" for more in (
-            "", " --hand", " --only ID ... --budget 600", " --report", " --map-only")),
+            "", " --hand", " --only ID ... --budget 600", " --report", " --map-only",
+            " --fresh 200")),
         ("an hour; tests/mutations tries the tool on a small product", never)),
     "python -m tests.long fuzz --runs 5000000 --jobs 2 --out /tmp/fuzz": ("hours", never),
-    "python -m tests.mutations": ("an hour; it is what runs these tests", never),
-    "python -m tests.mutations --hand": ("half an hour; it runs the tests", never),
-    "python -m tests.mutations --only ID ... --budget 600": ("the id of a mutation", never),
-    "python -m tests.mutations --report": ("the records of a run", never),
-    "python -m tests.mutations --map-only": ("every test, once", never),
 }  # fmt: skip
 
 
