@@ -15,12 +15,14 @@ from aprfmt.causes.tensor import (
     arithmetic,
     block_order,
     byte_shifts,
+    coarse_rounding,
     lost_bits,
     other_tensors,
     outliers,
     packed_damage,
     packed_faults,
     rearrangements,
+    recoded_parts,
     recurrent_layers,
     table,
     value_functions,
@@ -193,4 +195,6 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried.add(arithmetic.summed_rounding)  # by tests/compare/test_rounding.py
     tried.add(lost_bits.lost_bits)  # by tests/compare/test_block_types.py
     tried.add(recurrent_layers.initial)  # by tests/diagnose/test_faults.py
+    tried.add(recoded_parts.zero_points_recoded)  # by tests/compare/test_recoded_parts.py
+    tried.add(coarse_rounding.rounded_coarsely)  # by tests/compare/test_types_without_encoder.py
     assert tried == {row.find for row in table.TABLE}
