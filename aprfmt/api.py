@@ -8,12 +8,13 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.outcome import Report
-from aprfmt.errors import AprfmtError, UsageError
+from aprfmt.errors import UsageError
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.forward import check_tokens
 from aprfmt.inference.running import RunRequest, opened, requested
@@ -136,13 +137,13 @@ def run(
 ) -> Generation:  # fmt: skip
     """Generate text with MODEL[@RUN]; see `aprfmt.run`."""
     from aprfmt.inference.generating import context_room
-    from aprfmt.tokenizer import stated_ends
+    from aprfmt.tokenizer import stated_ends, tokenizer_of
 
     with opened(_request(model, where)) as run:
         tokens = _tokens(run.model, prompt, ids, chat)
         room = context_room(run.model, len(tokens))
         limit = min(max_tokens, room)
-        tokenizer = _tokenizer(run.model)
+        tokenizer = tokenizer_of(run.model)
         ends = stated_ends(run.model) if tokenizer is None else tokenizer.stop_ids
         stops = frozenset() if ignore_stop else frozenset(ends)
         sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
@@ -173,6 +174,7 @@ def evaluate(
     from aprfmt.checks.records import pronounce_report
     from aprfmt.inference.evaluation import Sample, measure, plan
     from aprfmt.inference.loss import judge, window_size
+    from aprfmt.tokenizer.loading import refuse_other_tokens
 
     texts = [text] if isinstance(text, str) else list(text)
     if not texts and ids is None:
@@ -189,7 +191,7 @@ def evaluate(
         if against is not None:
             there: RunOptions = {}
             other = stack.enter_context(opened(_request(against, there)))
-            _refuse_other_tokens(run.model, other.model, samples)
+            refuse_other_tokens(run.model, other.model, chain(*(each.ids for each in samples)))
         found = measure(run.session, planned, skipped, other.session if other is not None else None)
         kind: Literal["random", "trained"] = "random" if random_weights else "trained"
         checks = judge(found.loss, kind, str(run.model.path))
@@ -313,13 +315,6 @@ def _tokens(
     return [int(i) for i in check_tokens(found, int(model.hyper["vocab_size"]))]
 
 
-def _tokenizer(model: Model) -> "Tokenizer | None":
-    try:
-        return model.tokenizer
-    except AprfmtError:
-        return None
-
-
 def _text(tokenizer: "Tokenizer", prompt: Sequence[int], made: Sequence[int]) -> str:
     """Return the text of generated ids as it reads after the prompt, without special tokens."""
     before = str(tokenizer.decode(prompt, skip_special=True))
@@ -337,22 +332,3 @@ def _sample(model: Model, name: str, text: str) -> "Sample":
     tokenizer = model.tokenizer
     ids = list(tokenizer.encode(text))
     return Sample(name, ids, prefix=repeated(ids, tokenizer.leading))
-
-
-def _refuse_other_tokens(model: Model, other: Model, samples: Sequence["Sample"]) -> None:
-    """Raise UsageError where the ids of some samples mean other tokens to another model."""
-    sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
-    if sizes[0] != sizes[1]:
-        raise UsageError(
-            f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has {sizes[0]}; "
-            "distributions over different tokens cannot be compared"
-        )
-    mine, theirs = _tokenizer(model), _tokenizer(other)
-    if mine is None or theirs is None:
-        return
-    for i in sorted({i for sample in samples for i in sample.ids}):
-        if mine.token(i) != theirs.token(i):
-            raise UsageError(
-                f"{other.path}: token {i} is {theirs.token(i)!r}, in {model.path} "
-                f"{mine.token(i)!r}; their ids mean other things"
-            )

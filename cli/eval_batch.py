@@ -78,9 +78,10 @@ def measure(
     from aprfmt.inference.batch import read_batch, score
     from aprfmt.inference.loss import judge, mean_loss
     from aprfmt.inference.reported import explain, given
+    from aprfmt.tokenizer import tokenizer_of
 
     vocab = int(run.model.hyper["vocab_size"])
-    tokenizer = running.tokenizer_of(run.model)
+    tokenizer = tokenizer_of(run.model)
     ends = running.stated_ends(run.model) if tokenizer is None else tokenizer.stop_ids
     batch = read_batch(path, vocab, ends)
     scored = []

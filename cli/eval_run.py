@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -170,21 +171,8 @@ def other_model(
     UsageError where it has another vocabulary.
     """
     from aprfmt.inference.device import split_run
+    from aprfmt.tokenizer.loading import refuse_other_tokens
 
     with running.session(text, where.elsewhere(run=split_run(text)[1] is not None)) as there:
-        model, other = here.model, there.model
-        sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
-        if sizes[0] != sizes[1]:
-            raise UsageError(
-                f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has "
-                f"{sizes[0]}; distributions over different tokens cannot be compared"
-            )
-        mine, theirs = running.tokenizer_of(model), running.tokenizer_of(other)
-        if mine is not None and theirs is not None:
-            for i in sorted({i for sample in samples for i in sample.ids}):
-                if mine.token(i) != theirs.token(i):
-                    raise UsageError(
-                        f"{other.path}: token {i} is {theirs.token(i)!r}, in {model.path} "
-                        f"{mine.token(i)!r}; their ids mean other things"
-                    )
+        refuse_other_tokens(here.model, there.model, chain(*(each.ids for each in samples)))
         yield there

@@ -32,8 +32,9 @@ def whole(model: "Model", name: str, ids: list[int]) -> "Sample":
     """Return a text as one sample; every window begins with the tokens that begin a text."""
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import repeated
+    from aprfmt.tokenizer import tokenizer_of
 
-    tokenizer = running.tokenizer_of(model)
+    tokenizer = tokenizer_of(model)
     if tokenizer is None:
         return Sample(name, ids)
     leading = tokenizer.leading

@@ -44,6 +44,7 @@ def command(
     from aprfmt.cli.run_show import TextWriter, report
     from aprfmt.inference.generating import MadeBeside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
+    from aprfmt.tokenizer import tokenizer_of
     from aprfmt.tokenizer.absent_keys import absent_ids
     from aprfmt.tokenizer.turn_ends import unstopped_turn
 
@@ -53,7 +54,7 @@ def command(
         opened = run.model
         ids, text = running.token_ids(opened, tokens)
         limit = min(max_tokens, context_room(opened, len(ids)))
-        with MadeBeside(lambda: running.tokenizer_of(opened)) as tokenizer:
+        with MadeBeside(lambda: tokenizer_of(opened)) as tokenizer:
             stop = Stops(tokenizer, running.stated_ends(opened), ignore=ignore_stop)
             writer = TextWriter(tokenizer, ids, live=forms.form() != "json")
             load = time.perf_counter() - began

@@ -282,14 +282,6 @@ def headline(run: WhereRan) -> str:
     return render.escape(f"{run['model']} on {run['ran']}{took}")
 
 
-def tokenizer_of(model: "Model") -> "Tokenizer | None":
-    """Return the model's tokenizer, None where it has none that can be read."""
-    try:
-        return model.tokenizer
-    except AprfmtError:
-        return None
-
-
 def stated_ends(model: "Model") -> frozenset[int]:
     """Return the stop tokens of a model without tokenizer, none where they cannot be read."""
     from aprfmt.tokenizer import stated_ends as stated
@@ -326,6 +318,8 @@ def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[To
 
 def name_tokens(top: list[TopToken], model: "Model") -> None:
     """Add each token's spelling and text, where the model has a tokenizer."""
+    from aprfmt.tokenizer import tokenizer_of
+
     tokenizer = tokenizer_of(model)
     if tokenizer is not None:
         for row in top:

@@ -9,10 +9,10 @@ Nothing heavy is imported before `load` builds a tokenizer.
 from aprfmt.tokenizer.base import Tokenizer
 from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.identity import facts
-from aprfmt.tokenizer.loading import load, render_alone, stated_ends
+from aprfmt.tokenizer.loading import load, render_alone, stated_ends, tokenizer_of
 from aprfmt.tokenizer.template import scan_template
 
 __all__ = [
     "Tokenizer", "facts", "load", "render_alone", "scan_template", "stated_ends", "to_apr",
-    "to_gguf", "to_hf",
+    "to_gguf", "to_hf", "tokenizer_of",
 ]  # fmt: skip

@@ -1,9 +1,9 @@
 """Builds the Tokenizer from the parts that a model carries."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.errors import FormatError
+from aprfmt.errors import AprfmtError, FormatError, UsageError
 from aprfmt.tokenizer.base import Engine, Tokenizer
 from aprfmt.tokenizer.build import tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
@@ -69,6 +69,33 @@ def _texts_of_ids(carried: Carried) -> dict[str, str]:
         return {}
     ids = {role: i for role, i in carried.ids().items() if i < len(tokens)}
     return {role: tokens[i] for role, i in ids.items() if isinstance(tokens[i], str)}
+
+
+def tokenizer_of(model: "Model") -> Tokenizer | None:
+    """Return the model's tokenizer, None where it has none that can be read."""
+    try:
+        return model.tokenizer
+    except AprfmtError:
+        return None
+
+
+def refuse_other_tokens(model: "Model", other: "Model", ids: Iterable[int]) -> None:
+    """Raise UsageError where some ids mean other tokens to another model."""
+    sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
+    if sizes[0] != sizes[1]:
+        raise UsageError(
+            f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has {sizes[0]}; "
+            "distributions over different tokens cannot be compared"
+        )
+    mine, theirs = tokenizer_of(model), tokenizer_of(other)
+    if mine is None or theirs is None:
+        return
+    for i in sorted(set(ids)):
+        if mine.token(i) != theirs.token(i):
+            raise UsageError(
+                f"{other.path}: token {i} is {theirs.token(i)!r}, in {model.path} "
+                f"{mine.token(i)!r}; their ids mean other things"
+            )
 
 
 def stated_ends(model: "Model") -> frozenset[int]:
