@@ -15,6 +15,7 @@ from aprfmt.model.ledger import Item, Ledger, NotCompared, accepted, ledger
 from aprfmt.model.resolve import Resolution, find_spec
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
+from aprfmt.tokenizer.stated import Stated, stated
 
 
 @dataclass
@@ -69,6 +70,11 @@ class Checked:
             return self.model.resolution
         except ArchError as error:
             raise NotRun(f"the file does not fit {name}; see the check architecture") from error
+
+    @cached_property
+    def stated(self) -> Stated | None:
+        """The tokenizer as the format's readers take it; AprfmtError where it cannot be read."""
+        return stated(self.model)
 
     @cached_property
     def carried(self) -> Carried:

@@ -11,7 +11,7 @@ from aprfmt.checks.records import Finding, NotRun, Result, listed
 from aprfmt.errors import AprfmtError
 from aprfmt.tensors.view import View
 from aprfmt.tokenizer.absent_keys import absent_types
-from aprfmt.tokenizer.stated import Stated, stated
+from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.template_marks import Mark, cut_marks, marks, turn_end_of
 
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
@@ -45,7 +45,7 @@ def _template(ctx: Checked) -> tuple[Stated | None, list[Mark]]:
     """Return the tokenizer as its readers take it, and the marks of its template; once."""
     if "marks" not in ctx.kept:
         try:
-            side = stated(ctx.model)
+            side = ctx.stated
             ctx.kept["marks"] = side, [] if side is None else marks(side)
         except AprfmtError:
             ctx.kept["marks"] = None, []  # the check tokenizer says it

@@ -25,7 +25,6 @@ from aprfmt.tokenizer.loading import engine_of_lists, load
 from aprfmt.tokenizer.pieces import byte_of
 from aprfmt.tokenizer.pre import flatten
 from aprfmt.tokenizer.stated import DEFAULT_PRE, Stated, stale_ids
-from aprfmt.tokenizer.stated import stated as read_stated
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
 from aprfmt.tokenizer.turn_ends import unstopped_turn
@@ -60,7 +59,7 @@ def lists(ctx: Checked) -> Result:
 def _of_another_kind(ctx: Checked) -> list[Finding]:
     """Return a finding where the pieces are spelled as another kind of vocabulary spells them."""
     try:
-        side = read_stated(ctx.model)
+        side = ctx.stated
     except AprfmtError:
         return []
     if side is None or side.vocabulary.kind not in KIND_NAMES:
@@ -157,7 +156,7 @@ def ids(ctx: Checked) -> Result:
 def _stale(ctx: Checked) -> list[Finding]:
     """Return a finding for each id of the post-processor that is not that of the token it names."""
     try:
-        side = read_stated(ctx.model)
+        side = ctx.stated
     except AprfmtError:
         return []
     if side is None or side.lists:
@@ -249,7 +248,7 @@ def _unmade(ctx: Checked) -> list[Finding]:
     Only of byte-level vocabularies, in which merging alone makes a piece of several characters.
     """
     try:
-        side = read_stated(ctx.model)
+        side = ctx.stated
     except AprfmtError:
         return []
     if side is None or side.vocabulary.kind != "bpe" or not side.vocabulary.merges:
@@ -275,7 +274,7 @@ def _unmade(ctx: Checked) -> list[Finding]:
 def round_trip(ctx: Checked) -> Result:
     """Check that texts come back from their ids, where the tokenizer changes no text on the way."""
     try:
-        side = read_stated(ctx.model)
+        side = ctx.stated
         engine = None if side is None else _own_engine(ctx, side)
     except AprfmtError as error:
         raise NotRun("the tokenizer does not build; see the check tokenizer") from error
@@ -366,7 +365,7 @@ def template(ctx: Checked) -> Result:
 def _unknown_tokens(ctx: Checked) -> list[Finding]:
     """Return a finding for each control token that the template writes and no id stands for."""
     try:
-        side = read_stated(ctx.model)
+        side = ctx.stated
     except AprfmtError:
         return []  # the check tokenizer says it
     return [
