@@ -14,7 +14,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
-from aprfmt.tensors.companions import SECTIONS, section_of
+from aprfmt.tensors.companions import key_of_section, section_of
 
 _GONE = 0.8  # of the distance at most is left with the key that mends
 _TRIED = 12  # weights that are read again
@@ -36,7 +36,7 @@ def mending_key(good: Model, bad: Model, finding: Finding, target: str) -> str:
     packed = [key for key in keys if any(one.packed for one in bad.roles[key].stored)]
     if section is None or not keys or packed != keys:
         return ""
-    place = next((key for key in SECTIONS if (bad.config or {}).get(key) is section), "")
+    place = key_of_section(bad.config or {})
     for key, value in _changes(section) if place and bad.folder is not None else ():
         try:
             made = _with(bad, place, {**section, key: value})

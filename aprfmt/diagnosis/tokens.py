@@ -1,14 +1,13 @@
 """Level one: the tokenizers, chat templates and generation settings of two models."""
 
 import shlex
-from pathlib import Path
 
 from aprfmt.causes.tokenizer.comparison import compare_tokens
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import fixed_name
+from aprfmt.measure.named_causes import set_values
 from aprfmt.measure.texts import lacking_tokenizer
 from aprfmt.measure.verdicts import Certainty
 from aprfmt.model import Model
@@ -66,6 +65,4 @@ def _mended(b: Model, keys: tuple[str, ...]) -> str:
     """Return the command that sets keys in a copy of B; "" without keys."""
     if not keys:
         return ""
-    words = " ".join(map(shlex.quote, keys))
-    path = Path(b.path) if b.folder is None else Path(b.folder.path)
-    return f"aprfmt set {shlex.quote(str(path))} {words} -o {fixed_name(path)}"
+    return set_values(b.path if b.folder is None else b.folder.path, [*map(shlex.quote, keys)])

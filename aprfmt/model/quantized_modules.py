@@ -18,7 +18,7 @@ from aprfmt.model.packing import packing_config
 from aprfmt.model.patterns import close
 from aprfmt.model.relations import Relation, entry
 from aprfmt.model.renames import command
-from aprfmt.tensors.companions import SECTIONS, section_of
+from aprfmt.tensors.companions import key_of_section, section_of
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -71,12 +71,12 @@ def stale_names(model: "Model") -> list[tuple[str, str]]:
     if section is None or method_of(section) is None:
         return []
     own = {name.rpartition(".")[0]: None for name in model.source.tensors}
-    every = _spelled(_with_parents(own))
+    every = dict.fromkeys(_spelled(_with_parents(own)))
     listed = [*list_of(section)[1], *_also(section)]
     return [
         (name, next(iter(close(name, own, 1)), ""))
         for name in listed
-        if _is_full(name) and not fits_any(section, name, every)
+        if _is_full(name) and name not in every and not fits_any(section, name, every)
     ]
 
 
@@ -185,7 +185,7 @@ def _remedy(
     if model.folder is None:
         return ""
     config = packing_config(model) or {}
-    place = next((key for key in SECTIONS if config.get(key) is section), "")
+    place = key_of_section(config)
     key, entries = list_of(section)
     method = method_of(section)
     if not place or not key or method is None:

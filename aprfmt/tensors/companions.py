@@ -187,6 +187,12 @@ def section_of(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
     return None
 
 
+def key_of_section(config: Mapping[str, Value]) -> str:
+    """Return the key of the section that `section_of` returns; "" where it is the text part's."""
+    section = section_of(config)
+    return next((key for key in SECTIONS if section is not None and config.get(key) is section), "")
+
+
 def _find_dialect(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
