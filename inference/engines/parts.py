@@ -62,7 +62,7 @@ def part_of(
     ]
     for key in keys:
         mine = own[key].reshape(len(own[key]), -1)
-        found = _columns_of(rows, mine, key) or _rows_of(rows, mine, key)
+        found = _share_of(rows, mine, key, 1) or _share_of(rows, mine, key, 0)
         if found:
             return found
         width = mine.shape[1]
@@ -73,33 +73,23 @@ def part_of(
     return ""
 
 
-def _columns_of(rows: Numbers, mine: Numbers, key: str) -> str:
-    width, whole = rows.shape[1], mine.shape[1]
-    if len(rows) != len(mine) or width >= whole or whole % width:
+def _share_of(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
+    """Return which rank's share along an axis of a point an array is, "" for none.
+
+    A single row is no share: that is the last token's.
+    """
+    part, whole = rows.shape[axis], mine.shape[axis]
+    least = 2 if axis == 0 else 1
+    if rows.shape[1 - axis] != mine.shape[1 - axis] or not least <= part < whole or whole % part:
         return ""
-    away = [distance(rows, mine[:, at : at + width]) for at in range(0, whole, width)]
+    away = [distance(rows, share) for share in np.split(mine, whole // part, axis)]
     rank = int(np.argmin(away))
     if away[rank] > ALIKE:
         return ""
-    first = rank * width
+    first, word = rank * part, ("rows", "columns")[axis]
     return (
-        f"columns {first} to {first + width - 1} of the {whole} of {key}: rank {rank} of "
-        f"{whole // width}; put the ranks' columns together"
-    )
-
-
-def _rows_of(rows: Numbers, mine: Numbers, key: str) -> str:
-    count, whole = len(rows), len(mine)
-    if rows.shape[1] != mine.shape[1] or not 1 < count < whole or whole % count:
-        return ""
-    away = [distance(rows, mine[at : at + count]) for at in range(0, whole, count)]
-    rank = int(np.argmin(away))
-    if away[rank] > ALIKE:
-        return ""
-    first = rank * count
-    return (
-        f"rows {first} to {first + count - 1} of the {whole} of {key}: rank {rank} of "
-        f"{whole // count}; put the ranks' rows together"
+        f"{word} {first} to {first + part - 1} of the {whole} of {key}: rank {rank} of "
+        f"{whole // part}; put the ranks' {word} together"
     )
 
 
