@@ -152,13 +152,8 @@ def judge(
         for (word, says), experts in words.items()
     ]
     if len({word for word, _ in words}) == 1:
-        return replace_words(found, each[0].found, "; ".join(said))
-    return replace_words(found, "in some experts", "; ".join(said))
-
-
-def replace_words(found: Judged, word: str, says: str) -> Judged:
-    """Return the same numbers with other words."""
-    return found._replace(found=word, says=says)
+        return found._replace(found=each[0].found, says="; ".join(said))
+    return found._replace(found="in some experts", says="; ".join(said))
 
 
 def _numbers(experts: Sequence[int]) -> str:

@@ -1,6 +1,7 @@
 """Rows of a result as an Arrow table or a pandas data frame, where the library is installed."""
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from aprfmt.errors import BackendUnavailableError
 Row = Mapping[str, Any]
 
 
-class Tabular:
+class Tabular(ABC):
     """A result that has rows: what `to_arrow` and `to_pandas` give.
 
     A class of results defines `table_rows`. A value of a row is a scalar, None, or a list of
@@ -18,18 +19,16 @@ class Tabular:
 
     __slots__ = ()
 
+    @abstractmethod
     def table_rows(self) -> Sequence[Row]:
         """Return the rows, as dicts of one set of keys or fewer."""
-        raise NotImplementedError
 
     def to_arrow(self) -> Any:
         """Return a `pyarrow.Table` of the rows; BackendUnavailableError without pyarrow."""
         try:
             import pyarrow
         except ImportError:
-            raise BackendUnavailableError(
-                "to_arrow needs pyarrow, which is not installed; python -m pip install pyarrow"
-            ) from None
+            raise _absent("pyarrow", "to_arrow") from None
         return pyarrow.table(columns_of(self.table_rows()))
 
     def to_pandas(self) -> Any:
@@ -37,10 +36,14 @@ class Tabular:
         try:
             import pandas
         except ImportError:
-            raise BackendUnavailableError(
-                "to_pandas needs pandas, which is not installed; python -m pip install pandas"
-            ) from None
+            raise _absent("pandas", "to_pandas") from None
         return pandas.DataFrame(columns_of(self.table_rows()))
+
+
+def _absent(name: str, method: str) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"{method} needs {name}, which is not installed; python -m pip install {name}"
+    )
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -10,6 +10,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
@@ -372,7 +373,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "formats.md": formats,
     "functions.md": functions,
     "schemas.md": schemas,
-    **{f"commands/{name}.md": lambda name=name: command_page(name) for name in COMMANDS},  # type: ignore[misc]
+    **{f"commands/{name}.md": partial(command_page, name) for name in COMMANDS},
 }
 
 
