@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aprfmt.checks.asking import answered, ask
+from aprfmt.checks.check_runner import answered, ask
 from aprfmt.checks.gates.baseline_file import save
-from aprfmt.checks.gates.subject import QaRequest, Subject
+from aprfmt.checks.gates.model_under_test import QaRequest, Subject
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
 from aprfmt.errors import UsageError
@@ -39,11 +39,11 @@ def run(
     `only` and `skip` are names of gates; what is left out is in the report as NOT_RUN. Beside
     `only`, the gate whose own input is given (`also`, `against`, `baseline`) is asked too. With
     fewer than `min_run` answers the report fails. `options` are the fields of
-    aprfmt.checks.gates.subject.QaRequest: arch, choice (where to run), also, against, golden,
-    baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too), accept
-    (`unread:PATTERN`s of items that no gate fails for). Raises UsageError for a name that is no
-    gate, or for a gate left out whose input is given; BackendUnavailableError for a device that is
-    not there; and what opening the model raises: FormatError, ArchError.
+    aprfmt.checks.gates.model_under_test.QaRequest: arch, choice (where to run), also, against,
+    golden, baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too),
+    accept (`unread:PATTERN`s of items that no gate fails for). Raises UsageError for a name that is
+    no gate, or for a gate left out whose input is given; BackendUnavailableError for a device that
+    is not there; and what opening the model raises: FormatError, ArchError.
     """
     rows = gates()
     names = [row.name for row in rows]

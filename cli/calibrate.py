@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aprfmt.cli import render
-from aprfmt.cli.eval_windows import read_text, whole
-from aprfmt.cli.running import check_ids
+from aprfmt.cli.eval.windows import read_text, whole
+from aprfmt.cli.run_options import check_ids
 from aprfmt.errors import OutputError
 
 

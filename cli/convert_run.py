@@ -72,7 +72,7 @@ def converted(
     **wishes: Unpack[Wishes],
 ) -> "ConversionReport":  # fmt: skip
     """Convert, warn of what the target cannot say, and return the report."""
-    from aprfmt.conversion.target import NoFormatError, has_extension
+    from aprfmt.conversion.output_format import NoFormatError, has_extension
 
     command = click.get_current_context()
     try:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from aprfmt.conversion.report import TensorOutcome
 
 WORTH_SAYING = 1_000_000  # bytes of a verbatim tokenizer
-# What people read of a layout step, by the name before its sizes (arch/steps.py, arch/joins.py).
+# What people read of a layout step, by the name before its sizes (arch/layout_steps.py and
+# arch/joining_steps.py).
 STEPS: Mapping[str, str] = {
     "Added": "norm weights +1 in GGUF",
     "RowsPermuted": "q and k rows in the rope order of GGUF",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from aprfmt.cli import forms, render
+from aprfmt.cli import output_format, render
 
 SUFFIXES = (".json", ".jinja", ".safetensors")  # the model's files; the package's own are not
 OPENING = "It is a truth universally acknowledged, that a single man in possession"
@@ -63,7 +63,7 @@ def run(folder: Path) -> list[dict[str, object]]:
     from aprfmt.cli.main import group
 
     results = []
-    silent = forms.form() in ("json", "agent")
+    silent = output_format.form() in ("json", "agent")
     for why, args, expected in plan(folder):
         text = command_line(args)
         if not silent:

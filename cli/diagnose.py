@@ -7,7 +7,7 @@ import click
 
 from aprfmt.cli import diagnose_show, options, render
 from aprfmt.cli.diagnose_html import render_page
-from aprfmt.cli.html import add_page
+from aprfmt.cli.html_page import add_page
 
 
 @click.command("diagnose")
@@ -39,7 +39,7 @@ def command(
     (fine-tuned, merged), or something that nothing reads on one side only; 2: they cannot be
     compared, or not in all that counts.
     """
-    from aprfmt.cli.running import parse_ids
+    from aprfmt.cli.run_options import parse_ids
     from aprfmt.diagnosis import diagnose
 
     options.check_new(force, html)

@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 
 from aprfmt.base.protocols import Value
-from aprfmt.cli import html
+from aprfmt.cli import html_page
 
 
 def render_page(body: Mapping[str, Value]) -> str:
     """Return the page of what `diagnose --json` prints (Diagnosis.to_json)."""
     facts = {
         "A": body["a"], "B": body["b"],
-        "tokens": html.ids_text(body["ids"]) if body["ids"] else None,
+        "tokens": html_page.ids_text(body["ids"]) if body["ids"] else None,
         **{str(name): value for name, value in body["facts"].items()
            if isinstance(value, str | int | float)},
     }  # fmt: skip
     data = {"found": {**body, "findings": [_measured(one) for one in body["findings"]]}}
-    return html.page("Diagnosis", facts, data, (*html.REPORT, "diagnose.js"))
+    return html_page.page("Diagnosis", facts, data, (*html_page.REPORT, "diagnose.js"))
 
 
 def _measured(finding: Mapping[str, Value]) -> dict[str, Value]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from aprfmt.cli import forms, render
+from aprfmt.cli import output_format, render
 
 if TYPE_CHECKING:
     from aprfmt.diagnosis.found import Diagnosis
@@ -19,7 +19,7 @@ def show(result: "Diagnosis", verbose: bool = False) -> None:
     from aprfmt.diagnosis import words
 
     if not verbose:
-        _lines(words.first_lines(result, STYLES[result.kind], forms.names()))
+        _lines(words.first_lines(result, STYLES[result.kind], output_format.names()))
         return
     render.say(result.sentence, style=STYLES[result.kind])
     _lines(words.causes(result))

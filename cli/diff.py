@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from aprfmt.cli import forms, options, render
-from aprfmt.cli.ci_formats import cases_of_diff, with_verdict
-from aprfmt.cli.damage import told
-from aprfmt.cli.html import add_page
+from aprfmt.cli import options, output_format, render
+from aprfmt.cli.ci_reports import cases_of_diff, with_verdict
+from aprfmt.cli.damage_report import told
+from aprfmt.cli.html_page import add_page
 from aprfmt.compare import diff
 from aprfmt.compare.diffs import SECTIONS
 from aprfmt.errors import UsageError
@@ -56,7 +56,7 @@ def command(
     """
     from aprfmt.cli import diff_adapter, diff_html, diff_sampled, diff_show
 
-    if forms.form() in ("sarif", "junit") and (sample is not None or adapter is not None):
+    if output_format.form() in ("sarif", "junit") and (sample is not None or adapter is not None):
         raise UsageError("--format sarif and junit list tensors: not with --sample or --adapter")
     if sample is not None:
         if base or imatrix or html or only or accept:

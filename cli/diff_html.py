@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from aprfmt.cli import html
+from aprfmt.cli import html_page
 from aprfmt.compare import DiffReport
 from aprfmt.measure.records import FieldDiff
 
@@ -24,7 +24,7 @@ def render_page(report: DiffReport, code: int) -> str:
         "images": [asdict(image) for image in report.images],
     }
     facts = {"A": report.a, "B": report.b}
-    return html.page("Comparison of two models", facts, data, (*html.REPORT, "diff.js"))
+    return html_page.page("Comparison of two models", facts, data, (*html_page.REPORT, "diff.js"))
 
 
 def _fields(rows: Sequence[FieldDiff]) -> list[dict[str, object]]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from aprfmt.cli import forms, render
+from aprfmt.cli import output_format, render
 from aprfmt.compare import DiffReport
 from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.measure.findings import Finding
@@ -26,7 +26,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
     headline = found.says, _STYLES[found.exit]
     lines = short_answer(
         headline, report.causes, first_said=False, others=list(_others(report)),
-        commands=report.next if found.exit else (), names=forms.names(),
+        commands=report.next if found.exit else (), names=output_format.names(),
     )  # fmt: skip
     for text, style in lines:
         render.say(text, style=style)

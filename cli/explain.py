@@ -4,13 +4,13 @@ import json
 
 import click
 
-from aprfmt.cli import complete, options, render
+from aprfmt.cli import options, render, shell_completion
 from aprfmt.cli.explain_topics import topics
 from aprfmt.errors import UsageError
 
 
 def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return complete.begun((key for rows in topics().values() for key in rows), incomplete)
+    return shell_completion.begun((key for rows in topics().values() for key in rows), incomplete)
 
 
 @click.command("explain")

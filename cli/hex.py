@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import complete, options, render
-from aprfmt.cli.damage import told
+from aprfmt.cli import options, render, shell_completion
+from aprfmt.cli.damage_report import told
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 @click.command("hex")
 @options.model()
-@click.argument("name", required=False, shell_complete=complete.tensors)
+@click.argument("name", required=False, shell_complete=shell_completion.tensors)
 @click.option(
-    "--tensor", "named", metavar="NAME", help="The same as NAME.", shell_complete=complete.tensors
+    "--tensor",
+    "named",
+    metavar="NAME",
+    help="The same as NAME.",
+    shell_complete=shell_completion.tensors,
 )
 @click.option("--block", type=options.WholeNumber(0), default=0, help="First block to show.")
 @click.option("--blocks", type=options.WholeNumber(1), default=2, show_default=True,

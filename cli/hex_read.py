@@ -12,7 +12,7 @@ from aprfmt.base.protocols import Damage
 from aprfmt.codecs import codec, decode
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import detect, open_source
-from aprfmt.formats.mapped import open_bytes
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model import open_model
 from aprfmt.model.patterns import select_one
 from aprfmt.model.resolve import spellings_by_name

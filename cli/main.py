@@ -11,7 +11,7 @@ import click
 
 from aprfmt.base.protocols import Note
 from aprfmt.base.streams import spell_missing
-from aprfmt.base.text import escape
+from aprfmt.base.text_escape import escape
 from aprfmt.cli.commands import COMMANDS, GROUPS
 from aprfmt.errors import AprfmtError, FormatError
 
@@ -55,9 +55,9 @@ class LazyGroup(click.Group):
         """Import and return one command; None if the table has no such name."""
         if cmd_name not in COMMANDS:
             return None
-        from aprfmt.formats.cut_short import end_by
-        from aprfmt.formats.ending import install_signal_handlers
+        from aprfmt.formats.cleanup import install_signal_handlers
         from aprfmt.formats.notices import listen
+        from aprfmt.formats.truncation import end_by
 
         listen(_notice)
         install_signal_handlers()  # SIGTERM must leave no half-written file behind
@@ -206,7 +206,7 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
     click.echo(f"aprfmt: {escape(message)}", err=True)
     form = asked_format(args)
     if form in ("sarif", "junit"):
-        from aprfmt.cli.ci_formats import Case
+        from aprfmt.cli.ci_reports import Case
         from aprfmt.cli.render import print_cases
 
         command = next((arg for arg in args if arg in COMMANDS), "aprfmt")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from aprfmt.base.text import shorten
-from aprfmt.cli import complete, forms, render
+from aprfmt.base.text_escape import shorten
+from aprfmt.cli import output_format, render, shell_completion
 from aprfmt.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def group(*added: Callable[[F], F]) -> Callable[[F], F]:
 
 def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        from aprfmt.remote.guard import POLICY
+        from aprfmt.remote.address_policy import POLICY
 
         POLICY.plain_http = True
 
@@ -165,10 +165,10 @@ def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None
 def _common(names: tuple[str, ...], says: str) -> Callable[[F], F]:
     """Return what every command has; `names` are the forms of its answer."""
     return group(
-        click.option("--json", is_flag=True, expose_value=False, callback=forms.note_json,
+        click.option("--json", is_flag=True, expose_value=False, callback=output_format.note_json,
                      help="One JSON object on stdout."),
         click.option("--format", "form", type=click.Choice(names), expose_value=False,
-                     callback=forms.note_form, help=says),
+                     callback=output_format.note_form, help=says),
         click.option("--quiet", is_flag=True, expose_value=False, callback=render.note_flag,
                      help="No progress, and no report of what was written; warnings stay."),
         click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks."),
@@ -181,8 +181,8 @@ def _common(names: tuple[str, ...], says: str) -> Callable[[F], F]:
 
 _FORM = "What stdout gets; agent is at most 12 lines, and what a coding agent gets unasked"
 # What every command has; `forms.form` and `render.wanted` say what was given.
-common = _common(forms.FORMS, f"{_FORM}.")
-common_ci = _common(forms.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
+common = _common(output_format.FORMS, f"{_FORM}.")
+common_ci = _common(output_format.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
 
 
 class Place(NamedPath):
@@ -220,12 +220,13 @@ resume = click.option(
 no_hash = click.option("--no-source-hash", "source_hash", is_flag=True, callback=negated,
                        help="Do not record the source's SHA-256 in the output.")  # fmt: skip
 patterns = click.argument(
-    "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=complete.tensors
+    "patterns", nargs=-1, metavar="[PATTERN]...", shell_complete=shell_completion.tensors
 )
 no_carry = click.option("--no-carry", "carry", is_flag=True, callback=negated,
                         help="Leave the verbatim tokenizer.json out.")  # fmt: skip
 tensor = click.option(
-    "--tensor", "patterns", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
+    "--tensor", "patterns", multiple=True, metavar="PATTERN",
+    shell_complete=shell_completion.tensors,
     help="Only these tensors: whole dot-components, a glob, or re:...; any spelling.",
 )  # fmt: skip
 encoding = click.option(
@@ -240,7 +241,7 @@ allow_inexact = click.option(
     help="Accept packed weights whose values change when repacked; how many is counted.",
 )
 drop = click.option(
-    "--drop", multiple=True, metavar="PATTERN", shell_complete=complete.tensors,
+    "--drop", multiple=True, metavar="PATTERN", shell_complete=shell_completion.tensors,
     help="Leave these tensors out of the output.",
 )  # fmt: skip
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from aprfmt.base.protocols import Note
-from aprfmt.base.text import escape as escape
-from aprfmt.base.text import guard
-from aprfmt.cli import forms
+from aprfmt.base.text_escape import escape as escape
+from aprfmt.base.text_escape import guard
+from aprfmt.cli import output_format
 
 if TYPE_CHECKING:
-    from aprfmt.cli.ci_formats import Case
+    from aprfmt.cli.ci_reports import Case
     from aprfmt.compare.short_answer import Line
 
 WIDEST = 60  # characters of a field's value in a line for people
@@ -96,9 +96,9 @@ def emit(
     return. Raises RemoteError where a file changed while it was read.
     """
     STATUS.end()
-    if (fetched := sys.modules.get("aprfmt.remote.file")) is not None:
+    if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:
         fetched.refuse_changed()
-    form = forms.form()
+    form = output_format.form()
     if cases is not None and form in ("sarif", "junit"):
         context = click.get_current_context()
         print_cases(form, context.info_name or "", cases(), exit_code)
@@ -120,17 +120,17 @@ def emit(
 
 def shortened(lines: "Sequence[Line]") -> "Sequence[Line]":
     """Return an answer of at most 12 lines: the first ones, how many are left, the last command."""
-    if len(lines) <= forms.LINES:
+    if len(lines) <= output_format.LINES:
         return lines
     end = [row for row in lines[-2:] if row[0].startswith("next: ")]
-    most = forms.LINES - 1 - len(end)
+    most = output_format.LINES - 1 - len(end)
     left = len(lines) - most - len(end)
     return [*lines[:most], (f"... {left} more lines (--format human, --json)", "dim"), *end]
 
 
 def print_cases(form: str, command: str, cases: "Sequence[Case]", exit_code: int) -> None:
     """Print what --format asks for: SARIF as one JSON object, or JUnit's XML."""
-    from aprfmt.cli.ci_formats import junit, sarif
+    from aprfmt.cli.ci_reports import junit, sarif
 
     if form == "sarif":
         print_json(sarif(command, cases, exit_code))
@@ -142,7 +142,7 @@ def from_elsewhere() -> Iterable[str]:
     """Yield what a user is told of files that do not lie where the command said."""
     loaded = sys.modules.get("aprfmt.remote.traffic")
     yield from loaded.TRAFFIC.told if loaded is not None else ()
-    if (fetched := sys.modules.get("aprfmt.remote.file")) is not None:
+    if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:
         yield from fetched.unproven()
     if loaded is not None and traffic():
         remote = loaded.TRAFFIC.facts()
@@ -176,12 +176,12 @@ STYLES: dict[str, dict[str, Any]] = {
 def colours() -> bool:
     """Return whether stdout wants colours: a terminal, NO_COLOR not set, no form for agents."""
     terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return terminal and forms.form() != "agent"
+    return terminal and output_format.form() != "agent"
 
 
 def progress_wanted() -> bool:
     """Return whether stderr is to show how far the work is: a terminal, and nobody said no."""
-    return sys.stderr.isatty() and not wanted("quiet") and forms.form() != "agent"
+    return sys.stderr.isatty() and not wanted("quiet") and output_format.form() != "agent"
 
 
 def warn(text: str, key: str) -> None:
@@ -234,7 +234,7 @@ def first(rows: Sequence[T], most: int, indent: str = "", what: str = "more") ->
 
     All of them in the form for agents: it shows a list only where the list was asked for.
     """
-    if forms.form() == "agent":
+    if output_format.form() == "agent":
         most = len(rows)
     yield from rows[:most]
     if len(rows) > most:
@@ -262,12 +262,12 @@ def size_text(count: int) -> str:
 
 def field_text(name: str, value: object) -> str:
     """Return a field's value, short for people, with the name that its number stands for."""
-    from aprfmt.base.named import meaning
+    from aprfmt.base.metadata_values import meaning
 
     if value is None:
         return "-"
     text, called = str(value), meaning(name, value)
-    if len(text) > WIDEST and forms.form() != "agent":
+    if len(text) > WIDEST and output_format.form() != "agent":
         text = text[: WIDEST - 3] + "..."
     return text + (f" = {called}" if called else "")
 

@@ -20,7 +20,7 @@ PROOFS = {
 
 def indexed(folder: Path, output: Path | None, force: bool) -> int:
     """Make the index of a folder anew, and print what it lists."""
-    from aprfmt.repair.index import write_index
+    from aprfmt.repair.index_repair import write_index
 
     found = write_index(folder, output, force=force)
     body = {

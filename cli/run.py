@@ -6,13 +6,13 @@ from dataclasses import asdict
 import click
 
 from aprfmt.cli import dry_run as dry
-from aprfmt.cli import forms, options, render, running
+from aprfmt.cli import options, output_format, render, run_options
 
 
 @click.command("run")
-@options.gathered(tokens=running.Tokens, where=running.WhereOptions)
+@options.gathered(tokens=run_options.Tokens, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
-@running.what
+@run_options.what
 @click.option("--max-tokens", type=options.WholeNumber(1), default=128, show_default=True,
               help="Generate at most this many tokens.")  # fmt: skip
 @click.option("--temperature", type=options.RealNumber(0, 1e6), default=0.0, show_default=True,
@@ -27,12 +27,12 @@ from aprfmt.cli import forms, options, render, running
 )
 @click.option("--ignore-stop", is_flag=True, help="Go on after the model's stop tokens.")
 @dry.option
-@running.where
+@run_options.where
 @options.arch
 @options.common
 def command(
     model: str, max_tokens: int, ignore_stop: bool, dry_run: bool,
-    tokens: running.Tokens, where: running.WhereOptions,
+    tokens: run_options.Tokens, where: run_options.WhereOptions,
     temperature: float, top_k: int, top_p: float, seed: int,
 ) -> int:  # fmt: skip
     """Generate text, greedily unless --temperature says otherwise.
@@ -48,13 +48,13 @@ def command(
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     began = time.perf_counter()
-    with running.session(model, where) as run:
+    with run_options.session(model, where) as run:
         opened = run.model
-        ids, text = running.token_ids(opened, tokens)
+        ids, text = run_options.token_ids(opened, tokens)
         limit = min(max_tokens, context_room(opened, len(ids)))
-        with MadeBeside(lambda: running.tokenizer_of(opened)) as tokenizer:
-            stop = Stops(tokenizer, running.stated_ends(opened), ignore=ignore_stop)
-            writer = TextWriter(tokenizer, ids, live=forms.form() != "json")
+        with MadeBeside(lambda: run_options.tokenizer_of(opened)) as tokenizer:
+            stop = Stops(tokenizer, run_options.stated_ends(opened), ignore=ignore_stop)
+            writer = TextWriter(tokenizer, ids, live=output_format.form() != "json")
             load = time.perf_counter() - began
             found, times = generate(run.session, ids, Sampler(sampling), limit, stop, writer.show)
         if tokenizer.result is None:
@@ -66,7 +66,7 @@ def command(
         stopped = bool(found) and found[-1] in stop
         made = found[:-1] if stopped else found
         full = "max_tokens" if len(made) == max_tokens else "context"
-        ran, took = running.run_facts(run), speed(len(ids), load, times)
+        ran, took = run_options.run_facts(run), speed(len(ids), load, times)
         body = {
             "run": ran,
             "prompt": {"ids": ids, "text": text},

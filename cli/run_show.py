@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.cli import render, running
+from aprfmt.cli import render, run_options
 
 if TYPE_CHECKING:
     from aprfmt.inference.generating import MadeBeside, Speed
@@ -77,7 +77,7 @@ class TextWriter:
         sys.stdout.flush()
 
 
-def report(run: running.WhereRan, made: int, end: str, took: "Speed", tokenizer: float) -> None:
+def report(run: run_options.WhereRan, made: int, end: str, took: "Speed", tokenizer: float) -> None:
     """Say on stderr how it ended and how fast it was; the tokenizer came after so many seconds."""
     why = {"max_tokens": "--max-tokens reached", "context": "the context is full"}.get(end, end)
     parts = [f"{made} token{'' if made == 1 else 's'}, {why}"]
@@ -98,5 +98,5 @@ def report(run: running.WhereRan, made: int, end: str, took: "Speed", tokenizer:
     parts.append(
         f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in {tokenizer:.2f} s"
     )
-    parts.append(running.headline(run))
+    parts.append(run_options.headline(run))
     click.echo("; ".join(parts), err=True)

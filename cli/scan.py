@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.ci_formats import cases_of_scan, with_verdict
-from aprfmt.cli.html import add_page
+from aprfmt.cli.ci_reports import cases_of_scan, with_verdict
+from aprfmt.cli.html_page import add_page
 from aprfmt.cli.scan_html import render_page
 from aprfmt.cli.scan_show import answer, show, verdict
 from aprfmt.errors import UsageError

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from aprfmt.cli import html
+from aprfmt.cli import html_page
 
 if TYPE_CHECKING:
     from aprfmt.fleet.run import ScanReport
@@ -17,4 +17,4 @@ def render_page(report: "ScanReport", verdict: str) -> str:
         "left (budget)": report.left or "",
     }
     data = {"verdict": verdict, "found": report.to_json()}
-    return html.page("Scan of models", facts, data, ("scan.html", "scan.js"))
+    return html_page.page("Scan of models", facts, data, ("scan.html", "scan.js"))

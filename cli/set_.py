@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from aprfmt.cli import complete, convert_show, options, render
+from aprfmt.cli import convert_show, options, render, shell_completion
 from aprfmt.cli.convert_run import converted
 from aprfmt.errors import UsageError
 
@@ -21,8 +21,8 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
 @click.command("set", epilog=TYPES, options_metavar="[OPTIONS] (-o OUTPUT | --in-place)")
 @options.model()
 @click.argument("changes", nargs=-1, callback=options.first_equals, metavar="[KEY=VALUE]...",
-                shell_complete=complete.settings)  # fmt: skip
-@click.option("--remove", multiple=True, metavar="KEY", shell_complete=complete.keys,
+                shell_complete=shell_completion.settings)  # fmt: skip
+@click.option("--remove", multiple=True, metavar="KEY", shell_complete=shell_completion.keys,
               help="Leave this key out; may be repeated.")  # fmt: skip
 @click.option("-o", "--output", type=options.NamedPath(),
               help="The file to write, of MODEL's format; or a folder.")  # fmt: skip

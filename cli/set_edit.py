@@ -27,7 +27,7 @@ WIDEST = 100  # characters of a value in the report
 
 def finish(model: Path) -> None:
     """Complete what a run that was killed left half changed."""
-    from aprfmt.formats.patched import complete
+    from aprfmt.formats.in_place_patch import complete
     from aprfmt.remote.paths import RemotePath
 
     if not isinstance(model, RemotePath):
@@ -95,7 +95,7 @@ def parsed(
     from aprfmt.conversion import edits
     from aprfmt.conversion.folder_edits import FolderEdits, has_files
     from aprfmt.conversion.key_names import file_key
-    from aprfmt.conversion.target import NoFormatError, target_of
+    from aprfmt.conversion.output_format import NoFormatError, target_of
     from aprfmt.formats import FORMATS
 
     if not changes and not remove:
@@ -153,7 +153,7 @@ def doubts(opened: "Model", template: bool) -> dict[str, list[str]]:
 
     `template` asks the check of the chat template too, which renders it in a process of its own.
     """
-    from aprfmt.checks.asking import ask
+    from aprfmt.checks.check_runner import ask
     from aprfmt.checks.context import Checked
     from aprfmt.checks.table import file_checks
     from aprfmt.model.resolve import OWN_KEY_USED
@@ -178,7 +178,7 @@ def doubts(opened: "Model", template: bool) -> dict[str, list[str]]:
 
 def two_names(opened: "Model") -> Iterator[str]:
     """Yield a sentence where a model names two architectures: loaders go by either."""
-    from aprfmt.arch.called import CALLED
+    from aprfmt.arch.aliases import CALLED
     from aprfmt.conversion.metadata import ARCH_KEY_OF
 
     config, key = opened.config or {}, ARCH_KEY_OF.get(opened.key_style, "")
@@ -256,7 +256,7 @@ def said(change: "edits.KeyChange") -> str:
 
 def short(key: str, value: object) -> str:
     """Return a value on one line, cut where it is long; a number with the name it stands for."""
-    from aprfmt.base.named import meaning
+    from aprfmt.base.metadata_values import meaning
 
     name = meaning(key, value)
     return render.escape(str(value), WIDEST) + (f" = {name}" if name else "")

@@ -38,7 +38,7 @@ def given(user: str | None, system: str | None) -> list[dict[str, str]]:
 
 def read_messages(path: Path) -> list[dict[str, object]]:
     """Return the messages of a JSON file. Raises FormatError where it holds anything else."""
-    from aprfmt.formats.jsonio import load_file
+    from aprfmt.formats.bounded_json import load_file
 
     found = load_file(path, max_bytes=4 << 20)
     if not isinstance(found, list) or not all(

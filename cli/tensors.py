@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.damage import told
+from aprfmt.cli.damage_report import told
 
 
 @click.command("tensors")

@@ -5,7 +5,7 @@ from typing import TypedDict
 
 import click
 
-from aprfmt.cli import options, render, running
+from aprfmt.cli import options, render, run_options
 
 
 class TokensFound(TypedDict):
@@ -36,7 +36,7 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
     with open_model(model) as opened:
         tokenizer = opened.tokenizer
         if decode:
-            ids = running.numbers_of(text.replace(",", " ").split(), "--decode")
+            ids = run_options.numbers_of(text.replace(",", " ").split(), "--decode")
             text = tokenizer.decode(ids)
             none = [i for i in ids if tokenizer.token(i) == f"[PAD{i}]"]
             if none:
@@ -53,7 +53,7 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
             "count": len(ids), "ids": ids, "tokens": [tokenizer.token(i) for i in ids],
             "pieces": [tokenizer.piece(i) for i in ids],
         }  # fmt: skip
-        running.warn_of_bos(tokenizer, ids)
+        run_options.warn_of_bos(tokenizer, ids)
     return render.emit(body, 0, lambda: show(body, decode))
 
 

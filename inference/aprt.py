@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.jsonio import dumps
-from aprfmt.formats.mapped import Buffer, MappedFile
+from aprfmt.formats.bounded_json import dumps
+from aprfmt.formats.mapped_file import Buffer, MappedFile
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt_facts import FolderFacts, StageFacts
 from aprfmt.inference.capture import POINTS, SLOTS, STAGE_ALIASES, STAGES, WHOLE, key_name

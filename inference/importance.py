@@ -9,8 +9,8 @@ tensor (fused q, k and v) share one input. Source: llama.cpp, tools/imatrix/imat
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.names import expand
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.name_templates import expand
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.evaluation import Sample, plan

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.notebook import ROWS, Card, Table
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
-from aprfmt.base.shown import short_repr
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import POINTS, SLOTS, WHOLE, Instance, key_name, resolve

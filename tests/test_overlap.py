@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aprfmt.base.overlap import overlapped
+from aprfmt.base.background_iterator import overlapped
 
 
 def test_pieces_come_in_order_from_one_other_thread() -> None:

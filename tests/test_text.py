@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.base.text import ELLIPSIS, escape, escape_html, guard, shorten
+from aprfmt.base.text_escape import ELLIPSIS, escape, escape_html, guard, shorten
 
 # Any code point, surrogates too, with what is near an escape made frequent.
 TEXT = st.text(

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aprfmt.adapters.reading import Adapter, Stored, factors, pair_scale
-from aprfmt.arch.moves import to_logical, to_stored
-from aprfmt.arch.steps import Transposed, TransposedEach
+from aprfmt.arch.element_moves import to_logical, to_stored
+from aprfmt.arch.layout_steps import Transposed, TransposedEach
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import unwrapped
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Group
+    from aprfmt.arch.binding import Group
     from aprfmt.arch.spec import LayoutStep
 
 Array = np.ndarray[Any, Any]
@@ -136,7 +136,7 @@ def _targets(
 
 def _target(name: str, base: Model) -> _Target | None:
     """Return a parameter of the base by PEFT's name, None where it has none."""
-    from aprfmt.arch.bind import bind
+    from aprfmt.arch.binding import bind
 
     if name in base:
         return _Target(name, base[name].shape, None)

@@ -9,14 +9,14 @@ import numpy as np
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes
 from aprfmt.adapters.reading import Adapter, Stored, factors
 from aprfmt.adapters.vocabulary import vocabulary_tensors
-from aprfmt.arch.moves import to_logical, to_stored
-from aprfmt.arch.steps import RowsPermuted
+from aprfmt.arch.element_moves import to_logical, to_stored
+from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.patterns import near
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Group
+    from aprfmt.arch.binding import Group
 
 Array = np.ndarray[Any, Any]
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # whole names, or ends of them
@@ -114,7 +114,7 @@ def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
 
 def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[str, LowRank]:
     """Return the base's name of a weight that it spells otherwise, and the pair in its rows."""
-    from aprfmt.arch.bind import bind, groups_for
+    from aprfmt.arch.binding import bind, groups_for
 
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:

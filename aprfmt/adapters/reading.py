@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.base.regexes import matches_start
+from aprfmt.base.bounded_regex import matches_start
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.model import Model, open_model
 from aprfmt.model.adapter_parts import adapter_parts, merge_obstacle, target_parameters, unwrapped

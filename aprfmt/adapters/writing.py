@@ -87,7 +87,7 @@ def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
 
 def _named(model: Model, style: str) -> Mapping[str, str]:
     """Return the names that a style has for the base's stored weights, by its own names."""
-    from aprfmt.arch.draft import stored_groups
+    from aprfmt.arch.draft_head import stored_groups
 
     if model.style == style:
         return {name: name for name in model}
@@ -164,7 +164,7 @@ def _kohya_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str
 
 def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
     """Return the pairs by the base's names, their rows in the order of a style."""
-    from aprfmt.arch.draft import stored_groups
+    from aprfmt.arch.draft_head import stored_groups
 
     found = placed(adapter, model)
     if model.style == style:

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.called import CALLED, ROWS
+from aprfmt.arch.aliases import CALLED, ROWS
 from aprfmt.base.protocols import Value
 from aprfmt.base.registry import Registry, some_of
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ command_r.py, llama.cpp's cohere2.cpp.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.cohere import logit_factor
 from aprfmt.arch.gemma2 import pattern_loss
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.sliding_window import PerLayer, Window, period, rotated_windows, window_rules
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, period, rotated_windows, window_rules
+from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 
 
@@ -29,13 +29,13 @@ _TENSORS, _BINDINGS = tables(
 
 COHERE2 = ArchSpec(
     name="cohere2",
-    hyper=rules.hyper_table(
-        rules.context_length(8192),
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        rules.fixed("parallel_residual", True),
-        rules.rope_style("interleaved"),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.context_length(8192),
+        hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("parallel_residual", True),
+        hyper_rules.rope_style("interleaved"),
         *window_rules(Window(4096, MISSING, _layers, stated=True)),
         rotated_windows(without=False),
         logit_factor(),

@@ -8,13 +8,13 @@ docs/architectures.md; the converter's deepseek.py; transformers' modeling_deeps
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import draft, losses, moe, rules
-from aprfmt.arch.joins import KvB
+from aprfmt.arch import draft_head, hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
-from aprfmt.arch.rows import Q, RoleRow, around, gated_mlp, linear, norm, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, Write
-from aprfmt.arch.values import text
+from aprfmt.arch.tensor_rows import Q, RoleRow, around, gated_mlp, linear, norm, tables
+from aprfmt.arch.value_checks import text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -156,8 +156,10 @@ _V2_TENSORS, _V2_BINDINGS = tables(
 DEEPSEEK_V2 = ArchSpec(
     name="deepseek_v2",
     hyper=mla_hyper(
-        rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up.bias", "ffn_up_shexp.bias")),
-        rules.rope_style("interleaved"),
+        hyper_rules.flag(
+            "mlp_bias", False, "mlp_bias", present=("ffn_up.bias", "ffn_up_shexp.bias")
+        ),
+        hyper_rules.rope_style("interleaved"),
         *moe.counts(64, 6, EXPERTS_HF),
         dense_first(0),
         HyperRule("norm_topk", default=False, check=_ignored_norm),
@@ -216,17 +218,17 @@ def _v3_style(facts: Facts, hp: Params) -> Found:
 DEEPSEEK_V3 = ArchSpec(
     name="deepseek_v3",
     hyper=mla_hyper(
-        draft.main_layers(),
-        rules.context_length(4096),
+        draft_head.main_layers(),
+        hyper_rules.context_length(4096),
         HyperRule(
             "rope_style",
             read={"hf": _v3_style},
             write={
                 "hf": lambda value, hp: {"rope_interleave": value == "interleaved"},
-                **rules.rope_style("interleaved").write,
+                **hyper_rules.rope_style("interleaved").write,
             },
             default="interleaved",
-            check=rules.rope_style("interleaved").check,
+            check=hyper_rules.rope_style("interleaved").check,
         ),
         *moe.counts(256, 8, EXPERTS_HF),
         dense_first(3),
@@ -254,5 +256,5 @@ DEEPSEEK_V3 = ArchSpec(
         num_mtp_layers""".split()
     ),
     evidence=_has_router_bias,
-    draft=draft.NEXTN,
+    draft=draft_head.NEXTN,
 )

@@ -6,13 +6,13 @@ converter's exaone.py, llama.cpp's exaone4.cpp.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.sliding_window import PerLayer, Window, period, rotated_windows, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, period, rotated_windows, window_rules
+from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -46,10 +46,10 @@ _TENSORS, _BINDINGS = tables(
 
 EXAONE4 = ArchSpec(
     name="exaone4",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(32),
-        rules.norm_eps(1e-5),
-        rules.fixed("qk_norm", True),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(32),
+        hyper_rules.norm_eps(1e-5),
+        hyper_rules.fixed("qk_norm", True),
         *window_rules(
             Window(4096, lambda hp: 4096 if hp["n_layers"] == _WINDOWED else None, _layers)
         ),

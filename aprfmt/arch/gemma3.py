@@ -7,7 +7,7 @@ llama.cpp's gemma3.cpp.
 from collections.abc import Mapping
 from reprlib import repr as short_repr
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
 from aprfmt.arch.gemma2 import (
     SANDWICH,
@@ -20,10 +20,10 @@ from aprfmt.arch.gemma2 import (
 )
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, around, attention, tables
+from aprfmt.arch.sliding_window import PerLayer, Window, period, window_rules
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, period, window_rules
+from aprfmt.arch.tensor_rows import FUSED, around, attention, tables
+from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 
 LARGEST = 62  # layers of the 27B model
@@ -61,20 +61,20 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA3 = ArchSpec(
     name="gemma3",
-    hyper=rules.hyper_table(
+    hyper=hyper_rules.hyper_table(
         # Multimodal checkpoints leave out keys whose value is transformers' default.
-        rules.hidden_size(2304),
-        rules.n_layers(26),
-        rules.n_heads(8),
-        rules.n_kv_heads(4),
-        rules.head_dim(256),
-        rules.ffn_size(9216),
-        rules.vocab_size(262208),
-        rules.context_length(131072),
-        rules.activation("gelu_tanh", "hidden_activation"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
+        hyper_rules.hidden_size(2304),
+        hyper_rules.n_layers(26),
+        hyper_rules.n_heads(8),
+        hyper_rules.n_kv_heads(4),
+        hyper_rules.head_dim(256),
+        hyper_rules.ffn_size(9216),
+        hyper_rules.vocab_size(262208),
+        hyper_rules.context_length(131072),
+        hyper_rules.activation("gelu_tanh", "hidden_activation"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
         *rope_rules(
             Rope(
                 theta=1e6, theta_local=LOCAL_THETA, local_key="rope_local_base_freq", layers="full"

@@ -10,13 +10,13 @@ gemma.py.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.gemma import PLUS_ONE
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import RoleRow, tables
+from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import Binding, HyperRule
-from aprfmt.arch.vision import UNUSED, of_projector, siglip_hyper, siglip_rows
-from aprfmt.arch.vocabulary import PROJECTORS
+from aprfmt.arch.spec_builders import named
+from aprfmt.arch.tensor_rows import RoleRow, tables
+from aprfmt.arch.vision_towers import UNUSED, of_projector, siglip_hyper, siglip_rows
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -54,12 +54,12 @@ _TENSORS, _BINDINGS = tables(
 
 GEMMA3_VISION = named(
     _NAME, (_TENSORS, _BINDINGS),
-    rules.hyper_table(
+    hyper_rules.hyper_table(
         *siglip_hyper(),
-        rules.size("image_tokens", "mm_tokens_per_image", default=256),
+        hyper_rules.size("image_tokens", "mm_tokens_per_image", default=256),
         HyperRule(
             "projection_size", {"gguf": ("{arch}.vision.projection_dim",)}, "size",
-            write={"gguf": _write}, shape=rules.axis("mm.input_projection.weight", 1),
+            write={"gguf": _write}, shape=hyper_rules.axis("mm.input_projection.weight", 1),
         ),
     ),
     evidence=of_projector(KIND), section="vision_config",

@@ -12,17 +12,17 @@ from dataclasses import replace
 from reprlib import repr as short_repr
 from statistics import NormalDist
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma import NO_BIASES, embedding_scale
 from aprfmt.arch.gemma2 import pattern_loss, softcap
-from aprfmt.arch.joins import Stacked
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import KV, Q, RoleRow, around, gated_mlp, linear, norm, tables
+from aprfmt.arch.sliding_window import PerLayer, Window, causal, period, window_rules
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.values import number, sequence, single
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, causal, period, window_rules
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, around, gated_mlp, linear, norm, tables
+from aprfmt.arch.value_checks import number, sequence, single
+from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -153,8 +153,8 @@ def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
     return (
         HyperRule(PER, {"hf": ("hidden_size_per_layer_input",), "gguf": (key,)}, "int",
             default, {"gguf": 0}),
-        rules.size("per_layer_vocab", "vocab_size_per_layer_input", default=vocab,
-            shape=rules.axis("per_layer_token_embd.weight", 0), shape_wins=True),
+        hyper_rules.size("per_layer_vocab", "vocab_size_per_layer_input", default=vocab,
+            shape=hyper_rules.axis("per_layer_token_embd.weight", 0), shape_wins=True),
     )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def same_width(default: int) -> HyperRule:
             raise ArchError(f"{found[1]}: has {len(widths)} widths; expected one for all layers")
         return widths.pop(), found[1]
 
-    rule = rules.ffn_size(default)
+    rule = hyper_rules.ffn_size(default)
     gguf = rule.keys["gguf"][0]
     return replace(rule, read={
         "hf": lambda facts, hp: read("intermediate_size", facts, hp),
@@ -276,7 +276,7 @@ def _copies() -> HyperRule:
     def gguf(value: Value, hp: Params) -> Params:
         return {"{arch}.altup.active_idx": 0, "{arch}.altup.num_inputs": value}
 
-    usual = rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4)
+    usual = hyper_rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4)
     return replace(usual, check=check, write={"hf": hf, "gguf": gguf})
 
 
@@ -342,20 +342,20 @@ _TENSORS, _BINDINGS = tables(
 )
 GEMMA3N = ArchSpec(
     name="gemma3n",
-    hyper=rules.hyper_table(
-        rules.hidden_size(2048),
-        rules.n_layers(35),
-        rules.n_heads(8),
-        rules.n_kv_heads(2),
-        rules.head_dim(256),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.hidden_size(2048),
+        hyper_rules.n_layers(35),
+        hyper_rules.n_heads(8),
+        hyper_rules.n_kv_heads(2),
+        hyper_rules.head_dim(256),
         same_width(16384),
-        rules.vocab_size(262400),
-        rules.context_length(32768),
-        rules.activation("gelu_tanh", "hidden_activation"),
-        rules.tied_embeddings(True),
-        *rules.attention_biases(),
-        rules.fixed("qk_norm", True),
-        rules.fixed("attn_scale", 1.0),
+        hyper_rules.vocab_size(262400),
+        hyper_rules.context_length(32768),
+        hyper_rules.activation("gelu_tanh", "hidden_activation"),
+        hyper_rules.tied_embeddings(True),
+        *hyper_rules.attention_biases(),
+        hyper_rules.fixed("qk_norm", True),
+        hyper_rules.fixed("attn_scale", 1.0),
         *rope_rules(
             Rope(theta=1e6, theta_local=10000.0, local_key="rope_local_base_freq", layers="full")
         ),
@@ -365,11 +365,11 @@ GEMMA3N = ArchSpec(
         own_kv(15),
         *per_layer_sizes(262144, 256),
         _copies(),
-        rules.flag("altup_scaled", True, "altup_correct_scale"),
+        hyper_rules.flag("altup_scaled", True, "altup_correct_scale"),
         HyperRule("altup_extra", default=lambda hp: hp[_N] - 1),
-        rules.size(
+        hyper_rules.size(
             "laurel_rank", "laurel_rank", default=64,
-            shape=rules.axis("laurel_l.weight", 0), shape_wins=True,
+            shape=hyper_rules.axis("laurel_l.weight", 0), shape_wins=True,
         ),
         _sparsity(),
     ),

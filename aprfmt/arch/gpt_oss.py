@@ -6,14 +6,14 @@ calls the norm before the experts `post_attention_norm`. Source: docs/architectu
 converter's gpt_oss.py.
 """
 
-from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.joins import Split
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layout_steps import Transposed
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import YARN_BETAS, Rope, yarn_attention
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, norm, tables
+from aprfmt.arch.sliding_window import Window, period, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
-from aprfmt.arch.steps import Transposed
-from aprfmt.arch.window import Window, period, window_rules
+from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, norm, tables
 
 _EXPERTS = LAYER + "mlp.experts."
 _TURNED = Transposed()
@@ -67,19 +67,19 @@ YARN = {
 
 GPT_OSS = ArchSpec(
     name="gpt_oss",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.head_dim(64),
-        rules.context_length(131072),
-        rules.norm_eps(1e-5),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.head_dim(64),
+        hyper_rules.context_length(131072),
+        hyper_rules.norm_eps(1e-5),
         HyperRule(
             "activation",
             default="swiglu_oai",
             write={"hf": lambda value, hp: {"hidden_act": "silu"}},
         ),
-        rules.tied_embeddings(shown=False),
-        *rules.attention_biases(True),
-        rules.fixed("mlp_bias", True),
+        hyper_rules.tied_embeddings(shown=False),
+        *hyper_rules.attention_biases(True),
+        hyper_rules.fixed("mlp_bias", True),
         *rope_rules(Rope(theta=150000.0, hf_default=YARN)),
         *window_rules(Window(128, 128, period(2), stated=True)),
         *moe.counts(128, 4, "num_local_experts num_experts"),

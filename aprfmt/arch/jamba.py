@@ -7,7 +7,7 @@ modeling_jamba; the gguf package's name map; the converter's jamba.py.
 
 from collections.abc import Mapping
 
-from aprfmt.arch import moe, rules
+from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.layer_kinds import (
     SSM,
@@ -20,9 +20,9 @@ from aprfmt.arch.layer_kinds import (
     write_period,
 )
 from aprfmt.arch.mamba import bias_rules, expanded, mamba_mixer, rank, state_rules
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import LAYER, RoleRow, around, experts, gated_mlp, norm, tables
 from aprfmt.arch.spec import Facts, HyperRule
+from aprfmt.arch.spec_builders import named
+from aprfmt.arch.tensor_rows import LAYER, RoleRow, around, experts, gated_mlp, norm, tables
 from aprfmt.base.protocols import Value
 
 _ATTENTION = "attn_layer_period", "attn_layer_offset"
@@ -56,15 +56,15 @@ JAMBA = named(
         ),
         hf_first=_BINDINGS,
     ),
-    rules.hyper_table(
+    hyper_rules.hyper_table(
         kv_heads(8),
-        rules.ffn_size(14336),
-        rules.context_length(262144),
+        hyper_rules.ffn_size(14336),
+        hyper_rules.context_length(262144),
         *NO_ROPE,
         *moe.counts(16, 2),
-        rules.size("moe_ffn_size", default=lambda hp: hp["ffn_size"]),
+        hyper_rules.size("moe_ffn_size", default=lambda hp: hp["ffn_size"]),
         HyperRule("moe_layers", read={"hf": _sparse}, write={"hf": write_period(*_EXPERTS)},
-            default=rules.per_layer(True), shape=having("ffn_gate_inp.weight")),
+            default=hyper_rules.per_layer(True), shape=having("ffn_gate_inp.weight")),
         attention_layers(by_period(*_ATTENTION, (8, 4)), write_period(*_ATTENTION)),
         others(),
         expanded("mamba_expand"),

@@ -6,12 +6,12 @@ Sources: transformers' configurations; the converter's jamba.py, granite.py, lfm
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from aprfmt.arch import rules
-from aprfmt.arch.rows import KV, LAYER, Q, RoleRow, linear
+from aprfmt.arch import hyper_rules
+from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.arch.spec import Facts, HyperRule, LayoutStep, Read, Write, split_key
-from aprfmt.arch.steps import RowsPermuted
-from aprfmt.arch.values import sequence
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, linear
+from aprfmt.arch.value_checks import sequence
+from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -69,7 +69,7 @@ def kv_heads(hf_default: int | None = None) -> HyperRule:
     def write(value: Value, hp: Params) -> Params:
         return {KV_HEADS: [value if on else 0 for on in hp["attention_layers"]]}
 
-    usual = rules.n_kv_heads(hf_default)
+    usual = hyper_rules.n_kv_heads(hf_default)
     return replace(usual, read={"gguf": read}, write={"gguf": write})
 
 
@@ -77,7 +77,7 @@ def attention_layers(
     hf: Read, write_hf: Write, default: Callable[[Params], PerLayer] | None = None
 ) -> HyperRule:
     """Return the rule for the layers with attention; `hf` reads config.json's keys."""
-    return _by_heads("attention_layers", True, hf, write_hf, default or rules.per_layer(True))
+    return _by_heads("attention_layers", True, hf, write_hf, default or hyper_rules.per_layer(True))
 
 
 def convolved_layers(hf: Read, write_hf: Write) -> HyperRule:
@@ -85,7 +85,7 @@ def convolved_layers(hf: Read, write_hf: Write) -> HyperRule:
 
     Where no key says which they are, those are that have a kernel.
     """
-    rule = _by_heads("conv_layers", False, hf, write_hf, rules.per_layer(False))
+    rule = _by_heads("conv_layers", False, hf, write_hf, hyper_rules.per_layer(False))
     return replace(rule, shape=having("shortconv.conv.weight"))
 
 

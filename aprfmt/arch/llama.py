@@ -5,12 +5,14 @@ GGUF calls all three `llama` and has Q and K in adjacent pairs. Source: docs/arc
 
 from collections.abc import Collection, Mapping
 
-from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.joins import Stacked
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import (
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
+from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
     RoleRow,
@@ -21,8 +23,6 @@ from aprfmt.arch.rows import (
     norm,
     tables,
 )
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
-from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.base.protocols import Value
 
 # Old checkpoints store inverse frequencies, which the rotary module computes.
@@ -37,8 +37,10 @@ _TENSORS, _BINDINGS = tables(
 
 LLAMA = ArchSpec(
     name="llama",
-    hyper=rules.hyper_table(
-        *rules.attention_biases(), rules.mlp_bias(), rules.rope_style("half", permuted=True)
+    hyper=hyper_rules.hyper_table(
+        *hyper_rules.attention_biases(),
+        hyper_rules.mlp_bias(),
+        hyper_rules.rope_style("half", permuted=True),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -66,10 +68,10 @@ def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> boo
 
 MISTRAL = ArchSpec(
     name="mistral",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.context_length(4096 * 32),
-        rules.rope_style("half", permuted=True),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.context_length(4096 * 32),
+        hyper_rules.rope_style("half", permuted=True),
         *window_rules(Window(hf_default=4096, listed=False)),
     ),
     tensors=_MISTRAL_TENSORS,
@@ -111,17 +113,17 @@ _MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = tables(
 
 MIXTRAL = ArchSpec(
     name="mixtral",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.context_length(4096 * 32),
-        rules.norm_eps(1e-5),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.context_length(4096 * 32),
+        hyper_rules.norm_eps(1e-5),
         *rope_rules(Rope(theta=1e6)),
-        rules.rope_style("half", permuted=True),
+        hyper_rules.rope_style("half", permuted=True),
         *window_rules(Window(listed=False)),
         *moe.counts(8, 2, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size"),
         moe.all_layers(),
-        rules.fixed("norm_topk", True),
+        hyper_rules.fixed("norm_topk", True),
     ),
     tensors=_MIXTRAL_TENSORS,
     bindings=_MIXTRAL_BINDINGS,

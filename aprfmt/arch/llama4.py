@@ -10,13 +10,17 @@ llama4.py; llama.cpp's llama4.cpp.
 
 from collections.abc import Callable, Mapping
 
-from aprfmt.arch import losses, moe, rules
-from aprfmt.arch.joins import Split
+from aprfmt.arch import hyper_rules, losses, moe
+from aprfmt.arch.joining_steps import Split
+from aprfmt.arch.layout_steps import Transposed
+from aprfmt.arch.nope_layers import every_fourth, rope_layers, rotating
 from aprfmt.arch.qwen2_moe import shared_expert
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import (
+from aprfmt.arch.sliding_window import PerLayer, Window, period, window_rules
+from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
+from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
     RoleRow,
@@ -27,12 +31,8 @@ from aprfmt.arch.rows import (
     norm,
     tables,
 )
-from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.steps import Transposed
-from aprfmt.arch.unrotated import every_fourth, rope_layers, rotating
-from aprfmt.arch.values import boolean, number, sequence
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import PerLayer, Window, period, window_rules
+from aprfmt.arch.value_checks import boolean, number, sequence
+from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -176,19 +176,19 @@ _LOST = (
 
 LLAMA4 = ArchSpec(
     name="llama4",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.head_dim(128),
-        rules.context_length(131072),
-        rules.norm_eps(1e-5),
-        rules.ffn_size(16384, "intermediate_size_mlp"),
-        *rules.attention_biases(),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.head_dim(128),
+        hyper_rules.context_length(131072),
+        hyper_rules.norm_eps(1e-5),
+        hyper_rules.ffn_size(16384, "intermediate_size_mlp"),
+        *hyper_rules.attention_biases(),
         HyperRule(
             "qk_norm", {"hf": ("use_qk_norm",)}, "bool", True, read={"gguf": _normed_gguf},
             write={"gguf": lambda value, hp: {}},
         ),
         *rope_rules(Rope(theta=500000.0)),
-        rules.rope_style("interleaved"),
+        hyper_rules.rope_style("interleaved"),
         rope_layers(_rotating_gguf),
         *window_rules(
             Window(
@@ -206,13 +206,14 @@ LLAMA4 = ArchSpec(
         ),
         *moe.counts(16, 1, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size", 8192),
-        rules.size("shared_ffn_size", "intermediate_size", "expert_shared_feed_forward_length",
-            default=lambda hp: hp["moe_ffn_size"], hf_default=8192),
+        hyper_rules.size("shared_ffn_size", "intermediate_size",
+            "expert_shared_feed_forward_length", default=lambda hp: hp["moe_ffn_size"],
+            hf_default=8192),
         HyperRule(
             "moe_layers",
             read={"hf": _sparse, "gguf": _sparse_gguf},
             write={"hf": _write_sparse, "gguf": _write_sparse_gguf},
-            default=rules.per_layer(True),
+            default=hyper_rules.per_layer(True),
         ),
         moe.router("sigmoid"),
     ),

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aprfmt.arch import rules
+from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.named import described
+from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
-from aprfmt.arch.rows import RoleRow, around, linear, norm, tables
 from aprfmt.arch.spec import BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.steps import Reshaped
-from aprfmt.arch.values import number, sequence
-from aprfmt.arch.values import whole as whole_number
+from aprfmt.arch.spec_builders import described
+from aprfmt.arch.tensor_rows import RoleRow, around, linear, norm, tables
+from aprfmt.arch.value_checks import number, sequence
+from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -124,16 +124,18 @@ def _divides(value: Value, facts: Facts, hp: Params) -> str:
 def state_rules(state: str, taps: str, default: int) -> tuple[HyperRule, ...]:
     """Return the rules of both kinds of mixers; the arguments are keys of config.json."""
     return (
-        rules.size("ssm_state", state, "ssm.state_size", hf_default=default),
-        rules.size("conv_taps", taps, "ssm.conv_kernel", default=4),
+        hyper_rules.size("ssm_state", state, "ssm.state_size", hf_default=default),
+        hyper_rules.size("conv_taps", taps, "ssm.conv_kernel", default=4),
     )
 
 
 def head_rules(heads: str, groups: str, default: int, n_groups: int) -> tuple[HyperRule, ...]:
     """Return the rules of mamba2's heads and groups; the arguments are keys of config.json."""
     return (
-        rules.size("ssm_heads", heads, "ssm.time_step_rank", hf_default=default),
-        rules.size("ssm_groups", groups, "ssm.group_count", hf_default=n_groups, check=_divides),
+        hyper_rules.size("ssm_heads", heads, "ssm.time_step_rank", hf_default=default),
+        hyper_rules.size(
+            "ssm_groups", groups, "ssm.group_count", hf_default=n_groups, check=_divides
+        ),
         HyperRule("ssm_group_size", default=_group_size),
     )
 
@@ -165,7 +167,7 @@ def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule
         keys = tuple(least.split())
         return (
             HyperRule("ssm_step_low", {"hf": keys}, "float", 0.0, {"hf": 0.001}),
-            rules.fixed("ssm_step_high", None),
+            hyper_rules.fixed("ssm_step_high", None),
         )
     return (
         # The greatest one is read before `write` is called: both stand in one key.
@@ -197,9 +199,12 @@ def mixer_rules(
 ) -> tuple[HyperRule, ...]:
     """Return the rules that all mixers have: the gate's norm, time steps, the activation."""
     return (
-        rules.fixed("ssm_norm", False),
-        rules.fixed("ssm_norm_first", False),
-        *(limits or (rules.fixed("ssm_step_low", 0.0), rules.fixed("ssm_step_high", None))),
+        hyper_rules.fixed("ssm_norm", False),
+        hyper_rules.fixed("ssm_norm_first", False),
+        *(
+            limits
+            or (hyper_rules.fixed("ssm_step_low", 0.0), hyper_rules.fixed("ssm_step_high", None))
+        ),
         activation or HyperRule("ssm_activation", default=lambda hp: hp["activation"]),
     )
 
@@ -224,8 +229,8 @@ IGNORED = frozenset(
 def bias_rules(conv: str, projections: str) -> tuple[HyperRule, ...]:
     """Return the rules for biases; the arguments are keys of config.json."""
     return (
-        rules.flag("conv_bias", True, conv, present=("ssm_conv1d.bias",)),
-        rules.flag("ssm_bias", False, projections, present=("ssm_in.bias",)),
+        hyper_rules.flag("conv_bias", True, conv, present=("ssm_conv1d.bias",)),
+        hyper_rules.flag("ssm_bias", False, projections, present=("ssm_in.bias",)),
     )
 
 
@@ -236,12 +241,15 @@ def _no_heads(value: Value, hp: Params) -> Params:
 # No attention, no MLP, no positions, and no bound on them.
 _ALONE: tuple[HyperRule, ...] = (
     HyperRule("n_heads", default=0, write={"gguf": _no_heads}),
-    *(rules.fixed(name, 0) for name in ("n_kv_heads", "head_dim", "value_head_dim", "ffn_size")),
-    rules.context_length(UNBOUNDED, ""),
-    rules.fixed("attn_scale", 1.0),
+    *(
+        hyper_rules.fixed(name, 0)
+        for name in ("n_kv_heads", "head_dim", "value_head_dim", "ffn_size")
+    ),
+    hyper_rules.context_length(UNBOUNDED, ""),
+    hyper_rules.fixed("attn_scale", 1.0),
     *NO_ROPE,
-    HyperRule("ssm_layers", default=rules.per_layer(True)),
-    HyperRule("mlp_layers", default=rules.per_layer(False)),
+    HyperRule("ssm_layers", default=hyper_rules.per_layer(True)),
+    HyperRule("mlp_layers", default=hyper_rules.per_layer(False)),
     HyperRule("wide_stream", {"hf": ("residual_in_fp32",)}, "bool", True),
 )
 
@@ -255,10 +263,10 @@ def _rows(mixer: Rows) -> Any:
 
 
 def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    return rules.hyper_table(
+    return hyper_rules.hyper_table(
         *_ALONE,
-        rules.n_layers(32),
-        rules.norm_eps(1e-5, "layer_norm_epsilon"),
+        hyper_rules.n_layers(32),
+        hyper_rules.norm_eps(1e-5, "layer_norm_epsilon"),
         *bias_rules("use_conv_bias", "use_bias"),
         *overrides,
     )
@@ -270,7 +278,7 @@ def _block(**fields: Any) -> BlockSpec:
 
 _MIXER = "backbone.layers.{L}.mixer"
 _MAMBA_HYPER = (
-    rules.tied_embeddings(True),
+    hyper_rules.tied_embeddings(True),
     expanded("expand", "intermediate_size"),
     rank("time_step_rank"),
     *state_rules("state_size", "conv_kernel", 16),
@@ -315,12 +323,12 @@ MAMBA2 = described(
     "mamba2",
     _rows(mamba2_mixer(_MIXER)),
     _mamba(
-        rules.tied_embeddings(),
+        hyper_rules.tied_embeddings(),
         replace(expanded(), write={"hf": _of_heads}),
         *head_rules("num_heads", "n_groups", 128, 8),
         *state_rules("state_size", "conv_kernel", 128),
         *mixer_rules(limits=limit_rules()),
-        rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
+        hyper_rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
     ),
     _block(recurrence="mamba2"),
     ignored=_UNUSED | IGNORED | {"head_dim"},

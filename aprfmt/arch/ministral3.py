@@ -8,15 +8,15 @@ llama.cpp's mistral3.cpp, which permutes Q and K like llama's.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import ORIGINAL, HFRope, Rope
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.values import number
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import IGNORED_WINDOW, Window, window_rules
+from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.value_checks import number
+from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -70,13 +70,13 @@ _TENSORS, _BINDINGS = tables(
 
 MINISTRAL3 = ArchSpec(
     name="ministral3",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.head_dim(128),
-        rules.context_length(262144),
-        rules.norm_eps(1e-5),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.head_dim(128),
+        hyper_rules.context_length(262144),
+        hyper_rules.norm_eps(1e-5),
         *_RULES.values(),
-        rules.rope_style("half", permuted=True),
+        hyper_rules.rope_style("half", permuted=True),
         *window_rules(Window(listed=False)),
         HyperRule(
             "temperature_scale",

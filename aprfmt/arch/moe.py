@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from aprfmt.arch.rules import fixed, per_layer, size
+from aprfmt.arch.hyper_rules import fixed, per_layer, size
 from aprfmt.arch.spec import Facts, HyperRule, Loss
-from aprfmt.arch.values import sequence, whole
+from aprfmt.arch.value_checks import sequence, whole
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]

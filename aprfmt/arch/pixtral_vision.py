@@ -10,13 +10,13 @@ modeling_llava and modeling_mistral3; the gguf package's name map; the converter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch import rules
-from aprfmt.arch.named import named
-from aprfmt.arch.rows import KV, Q, RoleRow, linear, norm, single, tables
+from aprfmt.arch import hyper_rules
+from aprfmt.arch.layout_steps import RowsPermuted
+from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import HyperRule, Loss
-from aprfmt.arch.steps import RowsPermuted
-from aprfmt.arch.vision import UNUSED, of_projector, tower_hyper
-from aprfmt.arch.vocabulary import PROJECTORS
+from aprfmt.arch.spec_builders import named
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, norm, single, tables
+from aprfmt.arch.vision_towers import UNUSED, of_projector, tower_hyper
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -78,12 +78,14 @@ PIXTRAL_VISION = named(
         *_projection(1, "hidden_size"),
         *_projection(2, _OUT),
     )),
-    rules.hyper_table(
+    hyper_rules.hyper_table(
         *tower_hyper(1e-5, "gelu", class_token=False, usual=_USUAL),
-        rules.size("patch_merge", "spatial_merge_size", "vision.spatial_merge_size", default=1),
+        hyper_rules.size(
+            "patch_merge", "spatial_merge_size", "vision.spatial_merge_size", default=1
+        ),
         HyperRule(
             "projection_size", {"gguf": ("{arch}.vision.projection_dim",)}, "size",
-            write={"gguf": _write}, shape=rules.axis("mm.1.weight", 0),
+            write={"gguf": _write}, shape=hyper_rules.axis("mm.1.weight", 0),
         ),
     ),
     lost=(Loss("gguf", "projection_size", lambda hp: True,

@@ -7,7 +7,7 @@ sentence_transformers/models/Pooling.py; llama.cpp's `enum llama_pooling_type`.
 from collections.abc import Mapping
 
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.values import boolean, whole
+from aprfmt.arch.value_checks import boolean, whole
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

@@ -5,12 +5,12 @@ Source: docs/architectures.md.
 
 from collections.abc import Callable, Mapping
 
-from aprfmt.arch import losses, rules
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts
-from aprfmt.arch.values import whole as whole_number
-from aprfmt.arch.window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
+from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 
 MAX_WINDOW_LAYERS = 28  # transformers' default
@@ -44,9 +44,9 @@ _TENSORS, _BINDINGS = tables(
 
 QWEN2 = ArchSpec(
     name="qwen2",
-    hyper=rules.hyper_table(
-        rules.context_length(32768),
-        rules.flag("attention_bias", True, present=("attn_q.bias",)),
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.context_length(32768),
+        hyper_rules.flag("attention_bias", True, present=("attn_q.bias",)),
         *window_rules(WINDOW),
     ),
     tensors=_TENSORS,

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from aprfmt.arch.moves import Moves
-from aprfmt.arch.sizes import size_of
+from aprfmt.arch.element_moves import Moves
+from aprfmt.arch.layout_steps import ChangesValues, Shape, Shapes, Sizes, only
+from aprfmt.arch.size_expressions import size_of
 from aprfmt.arch.spec import Array, Move
-from aprfmt.arch.steps import ChangesValues, Shape, Shapes, Sizes, only
 from aprfmt.errors import ArchError
 
 

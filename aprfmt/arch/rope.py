@@ -23,7 +23,7 @@ from reprlib import repr as short_repr
 from aprfmt.arch.rope_gguf import read_gguf, write_gguf
 from aprfmt.arch.rope_hf import HFRope, Rope, full_head_dim, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.values import MAX_ROTATED, number, positive
+from aprfmt.arch.value_checks import MAX_ROTATED, number, positive
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

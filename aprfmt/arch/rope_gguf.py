@@ -10,7 +10,7 @@ from typing import Any
 
 from aprfmt.arch.rope_hf import YARN_BETAS, full_head_dim, longrope_attention, yarn_attention
 from aprfmt.arch.spec import DerivedTensor, Facts
-from aprfmt.arch.values import number, positive, same_value, shortest, text, whole
+from aprfmt.arch.value_checks import number, positive, same_value, shortest, text, whole
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

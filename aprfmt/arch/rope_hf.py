@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.values import boolean, divisors, number, positive, text, whole
+from aprfmt.arch.value_checks import boolean, divisors, number, positive, text, whole
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

@@ -4,9 +4,9 @@ GGUF calls the norm before the MLP `post_attention_norm`. Source: transformers' 
 llama.cpp's seed-oss.cpp.
 """
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
+from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
 
 _TENSORS, _BINDINGS = tables(
     around(
@@ -21,14 +21,14 @@ _TENSORS, _BINDINGS = tables(
 
 SEED_OSS = ArchSpec(
     name="seed_oss",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(8),
-        rules.head_dim(128),
-        rules.context_length(524288),
-        rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
-        rules.flag("attention_out_bias", False, "attention_out_bias",
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(8),
+        hyper_rules.head_dim(128),
+        hyper_rules.context_length(524288),
+        hyper_rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
+        hyper_rules.flag("attention_out_bias", False, "attention_out_bias",
             present=("attn_output.bias",)),
-        rules.mlp_bias(),
+        hyper_rules.mlp_bias(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -24,15 +24,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from aprfmt.arch.block import BlockSpec as BlockSpec
-from aprfmt.arch.called import CALLED
-from aprfmt.arch.vocabulary import F32_ROLES as F32_ROLES
-from aprfmt.arch.vocabulary import HYPER_NAMES as HYPER_NAMES
-from aprfmt.arch.vocabulary import SPECIAL_NAMES as SPECIAL_NAMES
-from aprfmt.arch.vocabulary import role_key as role_key
-from aprfmt.arch.vocabulary import split_key as split_key
+from aprfmt.arch.aliases import CALLED
+from aprfmt.arch.block_spec import BlockSpec as BlockSpec
+from aprfmt.arch.role_vocabulary import F32_ROLES as F32_ROLES
+from aprfmt.arch.role_vocabulary import HYPER_NAMES as HYPER_NAMES
+from aprfmt.arch.role_vocabulary import SPECIAL_NAMES as SPECIAL_NAMES
+from aprfmt.arch.role_vocabulary import role_key as role_key
+from aprfmt.arch.role_vocabulary import split_key as split_key
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
-from aprfmt.base.shown import short_repr
 from aprfmt.errors import ArchError
 
 if TYPE_CHECKING:

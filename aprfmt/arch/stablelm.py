@@ -3,13 +3,13 @@
 Source: docs/architectures.md; transformers' modeling_stablelm.
 """
 
-from aprfmt.arch import losses, rules
-from aprfmt.arch.joins import Stacked
+from aprfmt.arch import hyper_rules, losses
+from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import Rope
-from aprfmt.arch.rows import FUSED, LAYER, RoleRow, around, attention, gated_mlp, tables
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
+from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, gated_mlp, tables
 
 _HEADS = {"q": "n_heads", "k": "n_kv_heads"}
 _TENSORS, _BINDINGS = tables(
@@ -42,14 +42,14 @@ _TENSORS, _BINDINGS = tables(
 
 STABLELM = ArchSpec(
     name="stablelm",
-    hyper=rules.hyper_table(
-        rules.n_kv_heads(32),
-        rules.context_length(4096),
-        rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        rules.tied_embeddings(shown=False),
-        rules.flag("attention_bias", False, "use_qkv_bias", present=("attn_q.bias",)),
-        rules.qk_norm(False, "qk_layernorm"),
-        rules.flag(
+    hyper=hyper_rules.hyper_table(
+        hyper_rules.n_kv_heads(32),
+        hyper_rules.context_length(4096),
+        hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
+        hyper_rules.tied_embeddings(shown=False),
+        hyper_rules.flag("attention_bias", False, "use_qkv_bias", present=("attn_q.bias",)),
+        hyper_rules.qk_norm(False, "qk_layernorm"),
+        hyper_rules.flag(
             "parallel_residual", False, "use_parallel_residual", gguf="use_parallel_residual",
             absent=("ffn_norm.weight", "ffn_norm.bias"),
         ),

@@ -12,7 +12,7 @@ from aprfmt.base.protocols import raw_parts
 from aprfmt.codecs import CODECS, codec, quant_state
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Plan
-from aprfmt.conversion.packed import has_companions
+from aprfmt.conversion.packed_weights import has_companions
 from aprfmt.conversion.plan import build
 from aprfmt.errors import ArchError, CodecError, ConversionError, UsageError
 from aprfmt.formats import FORMATS

@@ -11,7 +11,7 @@ from aprfmt.attestation.recipes import Recipe
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import CODECS, codec
-from aprfmt.conversion.choosing import importance_of
+from aprfmt.conversion.encoding_choice import importance_of
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.run import CHUNK, Written, chunks, encode_piece, pieces
 from aprfmt.errors import CodecError, ConversionError

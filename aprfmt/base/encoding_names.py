@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.named import FILE_TYPES
+from aprfmt.base.metadata_values import FILE_TYPES
 
 # Folded spelling -> name of the encoding. A dtype of arithmetic is its encoding's numpy name.
 ALIASES: Mapping[str, str] = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from aprfmt.base.forks import CONTESTED, DECODED, MEASURED, TypeSize
+from aprfmt.base.fork_types import CONTESTED, DECODED, MEASURED, TypeSize
 from aprfmt.base.registry import points
 from aprfmt.errors import CodecError
 

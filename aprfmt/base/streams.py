@@ -7,7 +7,7 @@ import codecs
 from collections.abc import Mapping
 from typing import TextIO
 
-from aprfmt.base.text import ELLIPSIS, spell
+from aprfmt.base.text_escape import ELLIPSIS, spell
 
 HANDLER = "aprfmt.spelled"
 # Characters that this package prints of its own, by what stands for them.

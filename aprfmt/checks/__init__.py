@@ -67,7 +67,7 @@ def _unreadable(path: Path, error: FormatError, strict: bool) -> Validation:
 
     Raises `error` for what is no model at all.
     """
-    from aprfmt.checks.asking import answered, told
+    from aprfmt.checks.check_runner import answered, told
 
     try:
         kind = recognised(path)
@@ -95,7 +95,7 @@ def validate_model(
     Without `whole` the checks that read every stored byte are NOT_RUN; `source` is the model that
     this one was made of.
     """
-    from aprfmt.checks.asking import answered, ask
+    from aprfmt.checks.check_runner import answered, ask
     from aprfmt.checks.context import Checked
 
     context = Checked(model, arch, progress, source, accept)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aprfmt.arch.spec import ArchSpec
-from aprfmt.checks.file.census import Progress, SeenTensor, take
-from aprfmt.checks.file.words import Words, read_words
+from aprfmt.checks.file.stored_vocabulary import Words, read_words
+from aprfmt.checks.file.value_pass import Progress, SeenTensor, take
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.notebook import Card, Table, Tone
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.outcome import Check, Outcome, Report, count_outcomes, exit_code, verdict
-from aprfmt.base.shown import short_repr
 from aprfmt.errors import AprfmtError
 from aprfmt.model.ledger import (
     OF_A_PASS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aprfmt.base.named import shown
+from aprfmt.base.metadata_values import shown
 from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
@@ -227,7 +227,7 @@ def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
 
 def _hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDiff, ...]:
     """List differing hyperparameters; all of them change the forward pass but the lengths."""
-    from aprfmt.arch.values import same_value
+    from aprfmt.arch.value_checks import same_value
 
     if not alignment.by_role:
         return ()

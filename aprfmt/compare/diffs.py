@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import SURPLUS, Damage
-from aprfmt.base.shown import short_repr
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (

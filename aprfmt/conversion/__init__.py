@@ -10,25 +10,25 @@ from aprfmt.arch import check_arch
 from aprfmt.base.memory import keep_freed
 from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
 from aprfmt.conversion.options import Options
+from aprfmt.conversion.output_format import target_format, target_of
 from aprfmt.conversion.report import ConversionReport, TensorOutcome
-from aprfmt.conversion.target import target_format, target_of
 from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import MappedFile, MappedSource
+from aprfmt.formats.mapped_file import MappedFile, MappedSource
 from aprfmt.model import Model, open_model
 from aprfmt.model.hf_folder import ours
 from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
-    from aprfmt.conversion.accounted import Account
+    from aprfmt.conversion.accounting import Account
     from aprfmt.conversion.metadata import CarriedMetadata
     from aprfmt.conversion.outputs import Output
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import Written
     from aprfmt.conversion.source_hash import SourceHash
-    from aprfmt.conversion.verifying import Verifier
-    from aprfmt.formats.resumed import ResumedSet
+    from aprfmt.conversion.verification import Verifier
+    from aprfmt.formats.resumable_output import ResumedSet
     from aprfmt.formats.sequential import LeftRoom
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
@@ -59,7 +59,7 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
     from aprfmt.conversion.far import bring_small
     from aprfmt.conversion.source_hash import SourceHash
-    from aprfmt.conversion.verifying import Verifier
+    from aprfmt.conversion.verification import Verifier
 
     target = target_of(model, dst, to)
     hashed = options.source_hash and model.format != target.name and options.arch != "none"
@@ -84,8 +84,8 @@ def _converted(
     """Plan, write, verify and report."""
     from aprfmt.conversion.metadata import HASH_KEY
     from aprfmt.conversion.plan import build
-    from aprfmt.conversion.quantized import prepare
-    from aprfmt.conversion.restoring import record as keep_bits
+    from aprfmt.conversion.quantize_options import prepare
+    from aprfmt.conversion.restoration_record import record as keep_bits
     from aprfmt.conversion.run import Written, outcome
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
@@ -111,7 +111,7 @@ def _converted(
         if options.resume:
             begun = _resumed(model, target, dst, plan, carried, asked)
         if begun is not None and begun.published:
-            from aprfmt.conversion.resume import note
+            from aprfmt.conversion.resume_state import note
 
             files = tuple(_planned(model, target, dst, plan, carried, options))
             for output, record in zip(plan.outputs, written, strict=True):
@@ -144,8 +144,8 @@ def _stated(
     model: Model, target: FormatSpec, dst: Path, plan: "Plan", options: Options
 ) -> "tuple[CarriedMetadata, tuple[str, ...]]":
     """Return metadata and texts, and the roles left out; refuses a plan that would lose more."""
-    from aprfmt.conversion.absent import record_absent
-    from aprfmt.conversion.foreseen import check_foreseen
+    from aprfmt.conversion.missing_roles import record_absent
+    from aprfmt.conversion.preflight import check_foreseen
 
     carried = _carried(model, target, plan, options)
     absent = record_absent(carried, model, plan, options)
@@ -156,7 +156,7 @@ def _stated(
 
 def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "CarriedMetadata":
     """Return the metadata and texts of the output, and the record of what was left out."""
-    from aprfmt.conversion.accounted import RECORD, REMOVED, check_files, record_text
+    from aprfmt.conversion.accounting import RECORD, REMOVED, check_files, record_text
     from aprfmt.conversion.metadata import CarriedMetadata, bare, carry
 
     if options.arch == "none" and model.format != target.name:
@@ -180,7 +180,7 @@ def arch_name(model: Model, options: Options) -> str | None:
 
 def _leftover(dst: Path, options: Options) -> list[Note]:
     """Return a warning where a stopped run of this output still waits to be continued."""
-    from aprfmt.formats.resumed import staging_of
+    from aprfmt.formats.resumable_output import staging_of
 
     hidden = staging_of(dst)
     if options.resume or not hidden.is_dir():
@@ -193,7 +193,7 @@ def _open_sink(
     model: Model, target: FormatSpec, weights: Path, options: Options, files: FileSet | None
 ) -> Sink:
     """Open the target's sink into a set of files, with the options it understands."""
-    from aprfmt.conversion.choosing import kept_as_bytes
+    from aprfmt.conversion.encoding_choice import kept_as_bytes
 
     wishes: dict[str, Any] = {"files": files}
     if options.alignment is not None:
@@ -234,8 +234,8 @@ def _resumed(
 ) -> "ResumedSet":  # fmt: skip
     """Return the files of a run that may be continued, and what an earlier one left of them."""
     from aprfmt.conversion.beside import Nowhere
-    from aprfmt.conversion.resume import check_asked, digest_of, sources_of
-    from aprfmt.formats.resumed import ResumedSet
+    from aprfmt.conversion.resume_state import check_asked, digest_of, sources_of
+    from aprfmt.formats.resumable_output import ResumedSet
 
     check_asked(asked)
     weights, folder = _places(target, dst)
@@ -311,7 +311,7 @@ def refuse_changed_source(model: Model) -> None:
         if isinstance(shard.file, MappedFile):
             shard.file.refuse_changed()
     if any(map(is_remote, model.source.files)):
-        from aprfmt.remote.file import refuse_changed
+        from aprfmt.remote.remote_file import refuse_changed
 
         refuse_changed(model.source.files)
 
@@ -329,7 +329,7 @@ def _write_tensors(
     """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
     from aprfmt.conversion.ahead import Ahead
     from aprfmt.conversion.far import by_place, write_by_place
-    from aprfmt.conversion.resume import keeps, kept_of
+    from aprfmt.conversion.resume_state import keeps, kept_of
     from aprfmt.conversion.run import chunks
     from aprfmt.formats.sequential import SequentialSink
 
@@ -402,8 +402,8 @@ def _verify(
     verifier: "Verifier",
 ) -> "tuple[int, Account]":  # fmt: skip
     """Re-open what was written; compare with the source what was not compared in that place."""
-    from aprfmt.conversion.accounted import balanced
-    from aprfmt.conversion.verifying import compare
+    from aprfmt.conversion.accounting import balanced
+    from aprfmt.conversion.verification import compare
 
     with open_model(entry(files)) as result:
         stored: Mapping[str, LazyTensor] = result.source.tensors

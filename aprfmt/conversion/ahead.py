@@ -18,8 +18,8 @@ from typing import Self
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
 from aprfmt.base.encodings import encoding
-from aprfmt.conversion.choosing import importance_of
-from aprfmt.conversion.counts import Counts
+from aprfmt.conversion.change_counts import Counts
+from aprfmt.conversion.encoding_choice import importance_of
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.run import (
@@ -36,10 +36,10 @@ from aprfmt.conversion.run import (
     recoding,
 )
 from aprfmt.errors import ConversionError
-from aprfmt.formats.mapped import in_mapped_file
-from aprfmt.formats.output import OutputFile
+from aprfmt.formats.crc_combine import combine
+from aprfmt.formats.mapped_file import in_mapped_file
+from aprfmt.formats.output_file import OutputFile
 from aprfmt.formats.sequential import FILES, LeftRoom, SequentialSink
-from aprfmt.formats.summing import combine
 from aprfmt.tensors.runs import RunBytes
 
 BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger

@@ -14,7 +14,7 @@ from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
-from aprfmt.conversion.packed import Packed, has_companions
+from aprfmt.conversion.packed_weights import Packed, has_companions
 from aprfmt.conversion.repacking import ScaledTensor
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.quantizing.mixture import EMBEDDINGS, base_name

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aprfmt.base.protocols import Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec
-from aprfmt.formats.jsonio import loads
+from aprfmt.formats.bounded_json import loads
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import read_text
 from aprfmt.model.patterns import close

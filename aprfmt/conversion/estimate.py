@@ -64,9 +64,9 @@ def memory(model: "Model", plan: "Plan", options: Options) -> int:
 
 def _fetched() -> int:
     """Return what a source that is fetched holds: parts on their way and here, and the digest's."""
-    from aprfmt.remote.file import KEPT
-    from aprfmt.remote.passing import HELD
-    from aprfmt.remote.stream import AHEAD, PART
+    from aprfmt.remote.read_ahead import AHEAD, PART
+    from aprfmt.remote.remote_file import KEPT
+    from aprfmt.remote.stream_hash import HELD
 
     return 2 * AHEAD * PART + HELD + KEPT
 
@@ -173,7 +173,7 @@ def _fetching(plan: "Plan") -> float | None:
     What the cache has of the rest is not known before it is asked for.
     """
     from aprfmt.conversion.outputs import stored_parts
-    from aprfmt.remote.file import RemoteFile
+    from aprfmt.remote.remote_file import RemoteFile
 
     lying: dict[tuple[Path, int], tuple[RemoteFile, int]] = {}
     for output in plan.outputs:

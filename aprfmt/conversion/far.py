@@ -14,7 +14,7 @@ from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, stored_parts
 from aprfmt.conversion.run import Written, chunks
 from aprfmt.errors import ConversionError
-from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.formats.sequential import FILES, LeftRoom, SequentialSink
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.runs import ByteRun
@@ -37,7 +37,7 @@ def bring_small(source: "Source") -> None:
     """
     if not any(map(is_remote, source.files)):
         return
-    from aprfmt.remote.file import GAP, KEPT, RemoteFile
+    from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
 
     ranges: dict[RemoteFile, list[tuple[int, int]]] = {}
     left = KEPT // 2

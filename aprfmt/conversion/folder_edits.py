@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.arch.keys import IGNORED
+from aprfmt.arch.other_keys import IGNORED
 from aprfmt.base.protocols import Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.conversion.edits import KeyChange, json_value
 from aprfmt.conversion.key_names import TEMPLATE_FILE, TEMPLATE_KEYS, keys_of
 from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.jsonio import loads
+from aprfmt.formats.bounded_json import loads
 from aprfmt.model.hf_folder import MAX_TEXT, HFFolder, read_text
 from aprfmt.model.patterns import close
 from aprfmt.remote.paths import is_remote

@@ -9,10 +9,10 @@ from aprfmt.base.crc import crc32
 from aprfmt.conversion import ConversionReport, arch_name, refuse_changed_source
 from aprfmt.errors import ConversionError, FormatError, OutputError
 from aprfmt.formats import FORMATS, open_source
-from aprfmt.formats.mapped import open_bytes
-from aprfmt.formats.patched import Patch, patch
+from aprfmt.formats.crc_combine import combine
+from aprfmt.formats.in_place_patch import Patch, patch
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink
-from aprfmt.formats.summing import combine
 from aprfmt.remote.paths import RemotePath
 
 if TYPE_CHECKING:

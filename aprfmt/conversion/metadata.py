@@ -11,21 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.arch.draft import counted
-from aprfmt.arch.hyper import write_hyper
-from aprfmt.arch.values import same_value
+from aprfmt.arch.draft_head import counted
+from aprfmt.arch.hyperparameters import write_hyper
+from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
 from aprfmt.conversion.dialects import InDialect, claims
 from aprfmt.conversion.gguf_vocabulary import KEY as VOCABULARY_KEY
 from aprfmt.conversion.gguf_vocabulary import restored_vocabulary, vocabulary_record
-from aprfmt.conversion.kept import config_text, drop_files, own_config
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, Plan
-from aprfmt.conversion.quantized import IMATRIX_RECORD, RECORD
+from aprfmt.conversion.quantize_options import IMATRIX_RECORD, RECORD
+from aprfmt.conversion.sidecar_files import config_text, drop_files, own_config
 from aprfmt.errors import FormatError
 from aprfmt.formats import FORMATS, FormatSpec
 from aprfmt.model import Model

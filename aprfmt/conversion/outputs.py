@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo
-from aprfmt.conversion.packed import PackedPart
+from aprfmt.conversion.packed_weights import PackedPart
 from aprfmt.errors import CodecError, ConversionError
-from aprfmt.formats.mapped import MappedFile
-from aprfmt.tensors.restore import Restoration
+from aprfmt.formats.mapped_file import MappedFile
+from aprfmt.tensors.restoration import Restoration
 from aprfmt.tensors.runs import ByteRun
 
 if TYPE_CHECKING:

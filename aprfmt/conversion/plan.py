@@ -13,35 +13,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.bind import Group, packed_binding
-from aprfmt.arch.draft import stored_groups
-from aprfmt.arch.moves import chained, compose, to_logical, to_stored, whole
+from aprfmt.arch.binding import Group, packed_binding
+from aprfmt.arch.draft_head import stored_groups
+from aprfmt.arch.element_moves import chained, compose, to_logical, to_stored, whole
 from aprfmt.arch.spec import HyperParams, Move, split_key
 from aprfmt.base.columns import Columns
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
-from aprfmt.conversion.absent import absent_roles, check_complete
-from aprfmt.conversion.accounted import dropped_record
-from aprfmt.conversion.choosing import check_importance, choose_encodings, in_parts
+from aprfmt.conversion.accounting import dropped_record
 from aprfmt.conversion.dialects import keep_codes
-from aprfmt.conversion.kept import file_names
+from aprfmt.conversion.encoding_choice import check_importance, choose_encodings, in_parts
+from aprfmt.conversion.missing_roles import absent_roles, check_complete
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS as PLAIN_FLOATS
 from aprfmt.conversion.outputs import Output as Output
 from aprfmt.conversion.outputs import Plan as Plan
 from aprfmt.conversion.outputs import make_info
-from aprfmt.conversion.quantized import check_fit, check_requantization
+from aprfmt.conversion.passthrough import packed_names, stored_joined, stored_output, turned_output
+from aprfmt.conversion.quantize_options import check_fit, check_requantization
 from aprfmt.conversion.repacking import Repacking, Substitute, check_exact, find, numbers_beside
-from aprfmt.conversion.stored import packed_names, stored_joined, stored_output, turned_output
+from aprfmt.conversion.sidecar_files import file_names
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
-from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_said
 from aprfmt.model.patterns import matchers
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.towers import tower_root
-from aprfmt.tensors.restore import Restoration, restore_bits
+from aprfmt.tensors.restoration import Restoration, restore_bits
 from aprfmt.tensors.runs import ByteRun, element_runs
 from aprfmt.tensors.view import View
 

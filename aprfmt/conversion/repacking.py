@@ -18,7 +18,7 @@ from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.errors import AprfmtError, CodecError, ConversionError
 from aprfmt.formats import FormatSpec
-from aprfmt.formats.mapped import MemoryTensor, in_mapped_file
+from aprfmt.formats.mapped_file import MemoryTensor, in_mapped_file
 from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from aprfmt.base.background_iterator import overlapped
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
 from aprfmt.base.encodings import encoding
-from aprfmt.base.overlap import overlapped
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.shapes import matrix
 from aprfmt.codecs import codec, decode
 from aprfmt.codecs.parallel import cpu_count
-from aprfmt.conversion.choosing import importance_of
-from aprfmt.conversion.counts import Counts
+from aprfmt.conversion.change_counts import Counts
+from aprfmt.conversion.encoding_choice import importance_of
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.repacking import judged_of
 from aprfmt.conversion.report import Fidelity, TensorOutcome
 from aprfmt.errors import CodecError, ConversionError
-from aprfmt.quantizing.rows import encode_rows
+from aprfmt.quantizing.row_encoding import encode_rows
 from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, first_difference, windows
 from aprfmt.tensors.view import decode_rows
 

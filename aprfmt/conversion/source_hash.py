@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aprfmt.base.protocols import Source
-    from aprfmt.remote.passing import PassingHash
+    from aprfmt.remote.stream_hash import PassingHash
 
 PLACEHOLDER = hashlib.sha256(b"aprfmt: the digest of the source is written here").hexdigest()
 
@@ -90,7 +90,7 @@ def _passing(source: "Source") -> "dict[Path, PassingHash]":
     fetched = [path for path in source.files if isinstance(path, RemotePath)]
     if not fetched:
         return {}
-    from aprfmt.remote.file import RemoteFile
-    from aprfmt.remote.passing import PassingHash
+    from aprfmt.remote.remote_file import RemoteFile
+    from aprfmt.remote.stream_hash import PassingHash
 
     return {path: PassingHash(RemoteFile(path)) for path in fetched}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aprfmt.arch.values import same_value
+from aprfmt.arch.value_checks import same_value
 from aprfmt.base.protocols import Value
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
 from aprfmt.diagnosis.found import Evidence

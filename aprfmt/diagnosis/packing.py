@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.arch.bind import bind
+from aprfmt.arch.binding import bind
 from aprfmt.base.protocols import Value
 from aprfmt.codecs.dialect import Dialect, StoredPart
 from aprfmt.codecs.dialects import DIALECTS, dialects_at

@@ -14,7 +14,7 @@ from typing import Any
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.outcome import Outcome
-from aprfmt.checks.asking import ask
+from aprfmt.checks.check_runner import ask
 from aprfmt.checks.context import Checked
 from aprfmt.checks.records import NotRun
 from aprfmt.checks.table import file_checks

@@ -15,9 +15,9 @@ from typing import IO, Any
 from aprfmt.base.installation import install_command
 from aprfmt.base.version import __version__
 from aprfmt.errors import FormatError, OutputError
-from aprfmt.fleet.answers import AnswerLine, answer_of
-from aprfmt.fleet.subjects import FleetModel
-from aprfmt.fleet.units import ERROR, OPEN, SCHEMA, Row
+from aprfmt.fleet.answer_lines import AnswerLine, answer_of
+from aprfmt.fleet.model_search import FleetModel
+from aprfmt.fleet.tasks import ERROR, OPEN, SCHEMA, Row
 
 PARQUET = ".parquet"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.errors import UsageError
-from aprfmt.fleet.answers import AnswerLine, answer_of, facts_of
+from aprfmt.fleet.answer_lines import AnswerLine, answer_of, facts_of
+from aprfmt.fleet.model_search import FleetModel, Unlisted, find
 from aprfmt.fleet.questions import questions
 from aprfmt.fleet.results import Results, check_parquet
-from aprfmt.fleet.subjects import FleetModel, Unlisted, find
 from aprfmt.fleet.summary import Summary
-from aprfmt.fleet.units import DERIVES, ERROR, OPEN, Task, row_of
+from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, pronounce
 from aprfmt.remote.traffic import TRAFFIC
@@ -246,7 +246,7 @@ def _ask(request: ScanRequest, tasks: Iterator[Task], gathered: _Gathered, meter
 
 def _answers(request: ScanRequest, tasks: Iterator[Task], meter: _Meter) -> Iterator[AnswerLine]:
     if request.ray is not None:
-        from aprfmt.fleet.on_ray import ray_answers
+        from aprfmt.fleet.ray_tasks import ray_answers
 
         yield from ray_answers(tasks, request.ray, request.limits)
         return

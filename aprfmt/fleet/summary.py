@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aprfmt.fleet.answers import RowFacts
+from aprfmt.fleet.answer_lines import RowFacts
+from aprfmt.fleet.model_search import FleetModel
 from aprfmt.fleet.questions import UNREAD
-from aprfmt.fleet.subjects import FleetModel
-from aprfmt.fleet.units import DERIVES, ERROR
+from aprfmt.fleet.tasks import DERIVES, ERROR
 
 SHARED = 0.5  # of the tensors of a family's members that are alike, from here on they are listed
 MANY = 1000  # groups of copies listed; the sums are of all

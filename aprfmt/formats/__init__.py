@@ -14,8 +14,8 @@ from aprfmt.base.encodings import Encoding
 from aprfmt.base.protocols import Note, Overlay, Region, Sink, Source, TensorInfo
 from aprfmt.base.registry import Registry
 from aprfmt.errors import FormatError, UnsupportedError
-from aprfmt.formats.fields import HeaderField
-from aprfmt.formats.foreign import foreign_file
+from aprfmt.formats.foreign_formats import foreign_file
+from aprfmt.formats.header_field import HeaderField
 from aprfmt.remote.paths import place
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def detect(path: Path) -> FormatSpec:
 
     Raises UnsupportedError for files recognised as something else, FormatError otherwise.
     """
-    from aprfmt.formats.mapped import open_bytes
+    from aprfmt.formats.mapped_file import open_bytes
 
     with closing(open_bytes(path)) as file:
         head, size = bytes(file.view[:4096]), file.size
@@ -150,7 +150,7 @@ def open_source(path: Path | str, *, partial: bool = False, damaged: bool = Fals
     reading an affected tensor raises; without it the first fault raises. Folders are handled by
     `aprfmt.model`. Raises FormatError if the file is not in one of FORMATS.
     """
-    from aprfmt.formats.patched import refuse_half_changed
+    from aprfmt.formats.in_place_patch import refuse_half_changed
 
     path = place(path)
     refuse_half_changed(path)

@@ -21,8 +21,9 @@ from types import TracebackType
 from typing import Self
 
 from aprfmt.errors import OutputError
-from aprfmt.formats.ending import OPEN
-from aprfmt.formats.exchange import exchange
+from aprfmt.formats.atomic_swap import exchange
+from aprfmt.formats.cleanup import OPEN
+from aprfmt.formats.in_place_patch import complete
 from aprfmt.formats.journal import (
     clean_leftovers,
     is_journal,
@@ -32,10 +33,9 @@ from aprfmt.formats.journal import (
     reserved,
     status_of,
 )
-from aprfmt.formats.mapped import identity_of
-from aprfmt.formats.output import OutputFile
-from aprfmt.formats.patched import complete
-from aprfmt.formats.temporary import (
+from aprfmt.formats.mapped_file import identity_of
+from aprfmt.formats.output_file import OutputFile
+from aprfmt.formats.temporary_files import (
     as_output_error,
     is_temporary,
     output_error,

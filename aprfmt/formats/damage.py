@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from aprfmt.base.protocols import Damage, Note, TensorInfo
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 
 

@@ -28,11 +28,11 @@ from typing import Any
 
 from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError, OutputError
-from aprfmt.formats import jsonio
+from aprfmt.formats import bounded_json
 from aprfmt.formats.notices import announce
-from aprfmt.formats.positioned import read_at
+from aprfmt.formats.positional_io import read_at
 from aprfmt.formats.signature import is_signed, key_path, owned, sign
-from aprfmt.formats.temporary import (
+from aprfmt.formats.temporary_files import (
     LockedFolder,
     as_output_error,
     clean,
@@ -72,7 +72,7 @@ class Journal:
     def dumps(self) -> bytes:
         """Return the journal file's bytes, signed."""
         value = self._unsigned() | {"signature": sign(SCHEMA, self._payload())}
-        return jsonio.dumps(value).encode("utf-8")
+        return bounded_json.dumps(value).encode("utf-8")
 
     def is_signed(self) -> bool:
         """Return whether this user's key signed it."""
@@ -94,7 +94,7 @@ class Journal:
         }
 
     def _payload(self) -> bytes:
-        return jsonio.dumps(self._unsigned()).encode("utf-8")
+        return bounded_json.dumps(self._unsigned()).encode("utf-8")
 
 
 def _identity(facts: os.stat_result, *, stable: bool = True) -> str:
@@ -373,7 +373,7 @@ def _read(folder: Path, name: str) -> Journal:
         data = read_at(fd, facts.st_size, 0)
     finally:
         os.close(fd)
-    value = jsonio.loads(data, str(path), max_bytes=_MAX_BYTES, surrogates=True)
+    value = bounded_json.loads(data, str(path), max_bytes=_MAX_BYTES, surrogates=True)
     return parse_journal(value, path)
 
 

@@ -12,11 +12,11 @@ from typing import Self
 
 from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import TensorInfo, Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.output import OutputFile, OutputRoom
-from aprfmt.formats.summing import RunningSum, SummedPiece
+from aprfmt.formats.crc_combine import RunningSum, SummedPiece
+from aprfmt.formats.output_file import OutputFile, OutputRoom
 
 _WIDTH = 4  # bytes of a checksum
 FILES = 192  # files that are open at a time, about; systems allow 256 and more

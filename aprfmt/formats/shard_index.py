@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from aprfmt.base.protocols import ByteSource, Note
 from aprfmt.errors import FormatError
+from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.jsonio import loads
-from aprfmt.formats.mapped import Buffer, open_bytes
-from aprfmt.formats.shardset import MAX_INDEX, member, refuse_mixed, require
+from aprfmt.formats.mapped_file import Buffer, open_bytes
+from aprfmt.formats.shard_set import MAX_INDEX, member, refuse_mixed, require
 from aprfmt.remote.paths import each
 
 Opened = TypeVar("Opened")

@@ -13,7 +13,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from aprfmt.formats.temporary import temporary_name
+from aprfmt.formats.temporary_files import temporary_name
 
 _BYTES = 32
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)

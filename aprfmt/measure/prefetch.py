@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.errors import AprfmtError
-from aprfmt.formats.mapped import in_mapped_file
+from aprfmt.formats.mapped_file import in_mapped_file
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.tensors.runs import ByteRun, RunBytes, differs, first_difference
 from aprfmt.tensors.view import View

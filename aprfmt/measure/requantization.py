@@ -23,7 +23,7 @@ from aprfmt.measure.records import EQUAL, Derivation, TensorDiff
 from aprfmt.model import Model, open_model
 from aprfmt.quantizing.imatrix import ImportanceMatrix, read_imatrix
 from aprfmt.quantizing.mixture import quantized
-from aprfmt.quantizing.rows import encode_rows
+from aprfmt.quantizing.row_encoding import encode_rows
 from aprfmt.tensors.view import View
 
 HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making is given up

@@ -23,7 +23,7 @@ from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
-    from aprfmt.formats.mapped import Buffer
+    from aprfmt.formats.mapped_file import Buffer
     from aprfmt.measure.numbers import Step
     from aprfmt.measure.prefetch import First
 

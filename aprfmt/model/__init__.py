@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import check_arch
-from aprfmt.base.collector import collector_paused
+from aprfmt.base.garbage_collector import collector_paused
+from aprfmt.base.object_repr import public_dir, short_repr
 from aprfmt.base.protocols import Damage, Note, Source, Typed, Value
-from aprfmt.base.shown import public_dir, short_repr
 from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
 from aprfmt.formats import FORMATS, detect, open_source
 from aprfmt.model.hf_folder import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from aprfmt.model.kinds import Kind
     from aprfmt.model.resolve import Resolution
     from aprfmt.model.unread import Unread
-    from aprfmt.tensors.restore import Restoration
+    from aprfmt.tensors.restoration import Restoration
     from aprfmt.tokenizer import Tokenizer
     from aprfmt.tokenizer.carried import Carried
 
@@ -178,7 +178,7 @@ class Model(Mapping[str, View]):
         For what reads a model again and again: each byte that comes is kept in a temporary file.
         """
         if self._remembering is None and any(isinstance(p, RemotePath) for p in self.source.files):
-            from aprfmt.remote.file import remembering
+            from aprfmt.remote.remote_file import remembering
 
             self._remembering = remembering(self.source.files)
 
@@ -194,7 +194,7 @@ class Model(Mapping[str, View]):
     def __exit__(self, kind: object, *exc: object) -> None:
         try:
             if kind is None and any(map(is_remote, self.source.files)):
-                from aprfmt.remote.file import refuse_changed
+                from aprfmt.remote.remote_file import refuse_changed
 
                 refuse_changed(self.source.files)
         finally:
@@ -209,7 +209,7 @@ class Model(Mapping[str, View]):
             return self.folder.config
         carried = self.source.metadata.get(HF_CONFIG_KEYS.get(self.key_style, ""))
         if isinstance(carried, str):
-            from aprfmt.formats.jsonio import loads
+            from aprfmt.formats.bounded_json import loads
 
             where = f"{self.path}: metadata {HF_CONFIG_KEYS[self.key_style]}"
             try:
@@ -223,7 +223,7 @@ class Model(Mapping[str, View]):
     @cached_property
     def style(self) -> str | None:
         """The naming style of the tensors ("hf", "gguf"), or None where neither fits."""
-        from aprfmt.arch.bind import detect_style
+        from aprfmt.arch.binding import detect_style
 
         found = detect_style(self._lazy)
         if found is None:
@@ -321,7 +321,7 @@ class Model(Mapping[str, View]):
     @cached_property
     def records(self) -> "Restoration":
         """The source bits that a file of ours records; empty for files of other writers."""
-        from aprfmt.tensors.restore import read_restoration
+        from aprfmt.tensors.restoration import read_restoration
 
         return read_restoration(self.metadata, str(self.path))
 

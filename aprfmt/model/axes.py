@@ -14,7 +14,7 @@ from aprfmt.model.relations import Relation, entry
 from aprfmt.model.renames import command
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Bound, Group
+    from aprfmt.arch.binding import Bound, Group
     from aprfmt.arch.spec import ArchSpec, HyperParams
 
 Shape = tuple[int, ...]
@@ -28,7 +28,7 @@ def turned(
 
     `shapes` are the stored shapes by name. Nothing is turned where fewer than two tensors are.
     """
-    from aprfmt.arch.steps import Transposed, TransposedEach
+    from aprfmt.arch.layout_steps import Transposed, TransposedEach
 
     made: list[Group] = []
     found: list[tuple[str, Shape]] = []
@@ -53,8 +53,8 @@ def turned(
 
 def _fits(spec: "ArchSpec", group: "Group", stored: list[Shape], hyper: "HyperParams") -> bool:
     """Say whether stored shapes give every role of a group the shape the configuration asks for."""
-    from aprfmt.arch.bind import logical_shapes
-    from aprfmt.arch.required import logical_shape
+    from aprfmt.arch.binding import logical_shapes
+    from aprfmt.arch.required_roles import logical_shape
 
     try:
         logical = logical_shapes(group.binding, stored, hyper)

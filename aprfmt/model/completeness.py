@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.names import expand
-from aprfmt.arch.required import collapsed
+from aprfmt.arch.name_templates import expand
+from aprfmt.arch.required_roles import collapsed
 from aprfmt.arch.spec import split_key
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, ArchError, FormatError, UsageError
@@ -84,7 +84,7 @@ def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ..
     text = metadata.get(RECORD)
     if text is None:
         return ()
-    from aprfmt.formats.jsonio import loads
+    from aprfmt.formats.bounded_json import loads
 
     found = loads(text, f"{where}: {RECORD}", max_bytes=_MAX_BYTES) if type(text) is str else text
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):

@@ -1,13 +1,13 @@
-"""A model's draft head: its tensors found, and read as a model of one layer (arch/draft.py)."""
+"""A model's draft head: its tensors found, and read as a model of one layer (`arch.draft_head`)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.bind import groups_for
-from aprfmt.arch.draft import HeadNames, head_hyper, head_spec, inner
-from aprfmt.arch.required import coverage
+from aprfmt.arch.binding import groups_for
+from aprfmt.arch.draft_head import HeadNames, head_hyper, head_spec, inner
+from aprfmt.arch.required_roles import coverage
 from aprfmt.arch.spec import ArchSpec, HyperParams, split_key
 from aprfmt.errors import ArchError
 from aprfmt.model.completeness import listed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, cast
 
-from aprfmt.arch.names import NameIndex, core
+from aprfmt.arch.name_templates import NameIndex, core
 from aprfmt.errors import UsageError
 from aprfmt.tensors.companions import SECTIONS
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.names import detect_style
+from aprfmt.arch.name_templates import detect_style
 from aprfmt.base.protocols import Note, Value, shape_is_known
 from aprfmt.errors import ArchError
 from aprfmt.model.hf_folder import pooling_file
@@ -19,10 +19,10 @@ from aprfmt.model.patterns import select, select_one
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from aprfmt.arch.bind import Bound
-    from aprfmt.arch.draft import Head
-    from aprfmt.arch.hyper import KeyReport
-    from aprfmt.arch.required import Coverage
+    from aprfmt.arch.binding import Bound
+    from aprfmt.arch.draft_head import Head
+    from aprfmt.arch.hyperparameters import KeyReport
+    from aprfmt.arch.required_roles import Coverage
     from aprfmt.arch.spec import ArchSpec, HyperParam, HyperParams
     from aprfmt.model import Model
     from aprfmt.model.relations import Relation
@@ -148,9 +148,9 @@ def read_under(
 
     `style` is the naming style, None: that of most names. Raises ArchError.
     """
-    from aprfmt.arch.bind import bind, known_shapes, of_packed, without_partial
-    from aprfmt.arch.draft import first_head, heads
-    from aprfmt.arch.required import coverage
+    from aprfmt.arch.binding import bind, known_shapes, of_packed, without_partial
+    from aprfmt.arch.draft_head import first_head, heads
+    from aprfmt.arch.required_roles import coverage
     from aprfmt.arch.spec import split_key
     from aprfmt.model.axes import turned
     from aprfmt.model.completeness import accepts
@@ -250,7 +250,7 @@ def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
 
     Empty where the architecture is unknown.
     """
-    from aprfmt.arch.draft import stored_groups
+    from aprfmt.arch.draft_head import stored_groups
 
     try:
         resolution = model.resolution
@@ -319,7 +319,7 @@ def read_hyperparameters(
     where both are there. The last item says, for parts whose presence the tensors show (biases,
     say), whether the keys, or else the tables, require them.
     """
-    from aprfmt.arch.hyper import read_hyper
+    from aprfmt.arch.hyperparameters import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
 
     subject = str(model.path)
@@ -364,7 +364,7 @@ def reconcile(
     native: "HyperParams", carried: "HyperParams", subject: str
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
     """Merge: what the format states wins; equal up to float32 rounding keeps the config's."""
-    from aprfmt.arch.values import same_value
+    from aprfmt.arch.value_checks import same_value
 
     rows: dict[str, HyperParam] = {name: carried.of(name) for name in carried}
     notes = []

@@ -89,7 +89,7 @@ class Unread:
         self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
     ) -> frozenset[str]:
         """Return those of the missing roles whose weights these are."""
-        from aprfmt.arch.bind import groups_for
+        from aprfmt.arch.binding import groups_for
 
         return frozenset(
             key

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.protocols import LazyTensor, Source, TensorInfo, Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats import open_sink, open_source
 from aprfmt.formats.cursor import Cursor
-from aprfmt.formats.foreign import text_kind
+from aprfmt.formats.foreign_formats import text_kind
 from aprfmt.formats.gguf.reader import open_buffer
-from aprfmt.formats.mapped import Buffer, open_bytes
+from aprfmt.formats.mapped_file import Buffer, open_bytes
 from aprfmt.quantizing.mixture import base_name
 from aprfmt.tensors.digest import file_sha256
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from operator import mod
 from typing import Any
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.encoding_names import ALIASES, TYPE_ALIASES, find_name, not_offered
 from aprfmt.base.encodings import ENCODINGS, encoding
-from aprfmt.base.named import FILE_TYPES
+from aprfmt.base.metadata_values import FILE_TYPES
 from aprfmt.codecs import CODECS
 from aprfmt.errors import UsageError
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aprfmt.errors import BackendUnavailableError, RemoteError, UsageError
-from aprfmt.remote.guard import POLICY
+from aprfmt.remote.address_policy import POLICY
 from aprfmt.remote.site import FIRST, FileFacts, changed, identity_of, is_strong, known
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC

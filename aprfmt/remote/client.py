@@ -22,13 +22,13 @@ from functools import cache
 from typing import cast
 from urllib.parse import urljoin
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.base.version import __version__
 from aprfmt.errors import AprfmtError, RemoteError
-from aprfmt.remote import guard, proxies
-from aprfmt.remote.body import Body, content_length
-from aprfmt.remote.deadline import LIMITS, BadAnswer, Limits, TimedSocket
-from aprfmt.remote.guard import RequestTarget
+from aprfmt.remote import address_policy, proxies
+from aprfmt.remote.address_policy import RequestTarget
+from aprfmt.remote.response_body import Body, content_length
+from aprfmt.remote.timed_socket import LIMITS, BadAnswer, Limits, TimedSocket
 from aprfmt.remote.traffic import TRAFFIC
 
 ATTEMPTS = 5
@@ -111,7 +111,7 @@ def _tls() -> ssl.SSLContext:
 class Client:
     """Sends requests; `resolver`, `dialer`, `wait`, `clock` and `limits` are what tests replace."""
 
-    resolver: guard.Resolver = guard.resolve
+    resolver: address_policy.Resolver = address_policy.resolve
     dialer: Callable[[str, int], socket.socket] = dial
     wait: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
@@ -157,7 +157,7 @@ class Client:
                 pause = _asked(answer.headers, _pause(attempt), where)
             if attempt + 1 < ATTEMPTS:
                 self.wait(pause)
-        to = guard.target(url, where)
+        to = address_policy.target(url, where)
         proxy = "".join(
             f"{name} is set and is not honoured; " for name in proxies.unused(*to.server[:2])
         )
@@ -181,7 +181,7 @@ class Client:
         before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
         for _ in range(MAX_STEPS + 1):
-            to = guard.target(url, where)
+            to = address_policy.target(url, where)
             if before is not None and before[0].server != to.server:
                 sent.pop("Authorization", None)  # a token is for the host it was given for
             with TRAFFIC.request():
@@ -222,7 +222,7 @@ class Client:
         sent: Headers,
     ) -> _Reply:
         addresses = self._addresses(to)
-        guard.judge(to, addresses, before, where)
+        address_policy.judge(to, addresses, before, where)
         closed = self._closed
         for _ in range(2):
             kept = self._kept(to)
@@ -278,7 +278,7 @@ class Client:
             if context is not None:
                 sock = _secured(sock, context, to.host)
             connection = http.client.HTTPConnection(to.host, to.port)
-            if to.port == guard.PORTS[to.scheme]:
+            if to.port == address_policy.PORTS[to.scheme]:
                 connection.default_port = to.port
             connection.sock = TimedSocket(sock, self.limits, self.clock)
             return connection

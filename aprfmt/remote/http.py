@@ -10,7 +10,7 @@ from typing import TypeVar
 from urllib.parse import unquote, urlunsplit
 
 from aprfmt.errors import UsageError
-from aprfmt.remote.guard import parts_of, target
+from aprfmt.remote.address_policy import parts_of, target
 from aprfmt.remote.ranges import Denied, Gone, Ranges
 from aprfmt.remote.site import FileFacts, known
 from aprfmt.remote.sites import SiteSpec

@@ -92,8 +92,8 @@ def snapshot(repository: str, revision: str) -> Path | None:
 
 def _is_model(folder: Path) -> bool:
     """Say whether weights lie in a snapshot, all files that an index names included."""
-    from aprfmt.formats.jsonio import load_file
-    from aprfmt.formats.shardset import MAX_INDEX
+    from aprfmt.formats.bounded_json import load_file
+    from aprfmt.formats.shard_set import MAX_INDEX
 
     for path in [*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")]:
         named = load_file(path, MAX_INDEX).get("weight_map", {}).values()
@@ -150,7 +150,7 @@ class HubSite:
             return self._listed
 
     def _ask(self) -> tuple[str, Mapping[str, _Row]]:
-        from aprfmt.formats.jsonio import loads
+        from aprfmt.formats.bounded_json import loads
 
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise RemoteError(

@@ -5,11 +5,11 @@ import re
 import threading
 from collections.abc import Mapping
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import RemoteError
 from aprfmt.remote import client
-from aprfmt.remote.body import content_length
 from aprfmt.remote.client import Headers
+from aprfmt.remote.response_body import content_length
 from aprfmt.remote.site import FIRST, FileFacts, changed, identity_of, is_strong, missing
 
 _RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19})")

@@ -35,11 +35,11 @@ SITES: Registry[SiteSpec] = Registry(
         "s3": "aprfmt.remote.buckets:SITE",
         "gs": "aprfmt.remote.buckets:SITE",
         "az": "aprfmt.remote.buckets:SITE",
-        "file": "aprfmt.remote.local:SITE",
+        "file": "aprfmt.remote.file_urls:SITE",
     },
     UsageError,
 )
-OTHER = "aprfmt.remote.anywhere:SITE"  # every scheme that the table has not
+OTHER = "aprfmt.remote.fsspec_sites:SITE"  # every scheme that the table has not
 
 _open: dict[tuple[str, ...], Site] = {}
 _lock = threading.Lock()

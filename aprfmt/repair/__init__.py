@@ -17,10 +17,10 @@ from typing import Any
 from aprfmt.base.protocols import ByteSource, TensorInfo
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import open_bytes
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model.manifest import manifest_path, read
 from aprfmt.remote.paths import is_remote
-from aprfmt.repair.ranges import Range, joined, rest
+from aprfmt.repair.byte_ranges import Range, joined, rest
 
 WINDOW = 8 << 20
 

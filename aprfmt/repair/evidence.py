@@ -8,7 +8,7 @@ from aprfmt.base.protocols import ByteSource, TensorInfo
 from aprfmt.errors import FormatError
 from aprfmt.formats import detect
 from aprfmt.formats.damage import Structure
-from aprfmt.repair.ranges import Range
+from aprfmt.repair.byte_ranges import Range
 
 _STEP = 4096  # differing bytes are told to the page
 _WINDOW = 8 << 20

@@ -12,10 +12,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.overlap import overlapped
+from aprfmt.base.background_iterator import overlapped
 from aprfmt.base.protocols import ByteSource, LazyTensor
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats.mapped import Buffer, MappedFile, cut_line, open_bytes
+from aprfmt.formats.mapped_file import Buffer, MappedFile, cut_line, open_bytes
 from aprfmt.tensors.runs import all_runs, windows
 
 if TYPE_CHECKING:

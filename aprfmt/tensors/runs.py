@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.columns import FEW, Columns
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.protocols import ByteSource, LazyTensor
-from aprfmt.formats.mapped import MappedFile, StoredTensor
+from aprfmt.formats.mapped_file import MappedFile, StoredTensor
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,16 +6,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.object_repr import public_dir, short_repr
 from aprfmt.base.protocols import LazyTensor, Value, damage_of, raw_parts
 from aprfmt.base.shapes import matrix
-from aprfmt.base.shown import public_dir, short_repr
 from aprfmt.errors import ArchError, CodecError, FormatError, UnsupportedError
 from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, element_runs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from aprfmt.arch.bind import Group
+    from aprfmt.arch.binding import Group
     from aprfmt.arch.spec import LayoutStep, Move
     from aprfmt.codecs.lattice import Lattice
     from aprfmt.tensors.packed_rows import PackedRows
@@ -177,7 +177,7 @@ class View:
         """
         if self.damage:
             raise FormatError(self.damage)
-        from aprfmt.arch.moves import chained
+        from aprfmt.arch.element_moves import chained
 
         shapes = [[tensor.info.shape for tensor in self.stored]]
         for step in self.layout[:-1]:
@@ -279,7 +279,7 @@ class View:
         import numpy as np
 
         from aprfmt.codecs import decode, encode
-        from aprfmt.tensors.restore import restore_bits
+        from aprfmt.tensors.restoration import restore_bits
 
         name, patch = self._record
         logical = [decode_tensor(self.stored[0])]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.arch.bind import bind, groups_for
+from aprfmt.arch.binding import bind, groups_for
 from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.session import Session

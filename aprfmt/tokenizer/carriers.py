@@ -213,7 +213,7 @@ def _back_from_apr(carried: Carried) -> dict[str, Value | Typed]:
     text = carried.model.metadata.get(keys.APR_GGUF)
     if carried.model.key_style != "apr" or not isinstance(text, str):
         return {}
-    from aprfmt.formats.jsonio import loads
+    from aprfmt.formats.bounded_json import loads
 
     where = f"{carried.where}: {keys.APR_GGUF}"
     rows = loads(text, where, max_bytes=256 << 20, nonfinite=True, surrogates=True)

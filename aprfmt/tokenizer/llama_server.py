@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
 
-from aprfmt.base.child import import_path
+from aprfmt.base.child_process import import_path
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.errors import BackendUnavailableError, FormatError

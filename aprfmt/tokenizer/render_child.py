@@ -199,7 +199,7 @@ def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
     """Return (status, text) for one request."""
     from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
-    from aprfmt.base.suspicious import scan
+    from aprfmt.base.template_scan import scan
 
     try:
         if request["task"] == "scan":

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from aprfmt.codecs import decode
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
-from aprfmt.formats.jsonio import load_file
-from aprfmt.formats.mapped import open_regular
+from aprfmt.formats.bounded_json import load_file
+from aprfmt.formats.mapped_file import open_regular
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
 from aprfmt.model.sidecar_files import file_row
 

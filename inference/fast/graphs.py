@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aprfmt.base.collector import collector_paused
+from aprfmt.base.garbage_collector import collector_paused
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.kv_cache import KVCache, State
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.encoding_names import not_offered
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.codecs import CODECS, decode, encode, writable

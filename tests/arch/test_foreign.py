@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.hyper import derived_tensors, losses, read_hyper, write_hyper
+from aprfmt.arch.hyperparameters import derived_tensors, losses, read_hyper, write_hyper
 from aprfmt.arch.spec import Facts, HyperParams
-from aprfmt.arch.values import single
+from aprfmt.arch.value_checks import single
 from aprfmt.errors import ArchError
 from tests.arch.tiny import SIZES, TINY, Vector, make, read
 

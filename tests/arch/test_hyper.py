@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.arch import ARCHS, arch_names
-from aprfmt.arch.carried import CARRIED
-from aprfmt.arch.hyper import losses, read_hyper, unsaid, write_hyper
+from aprfmt.arch.carried_hyperparameters import CARRIED
+from aprfmt.arch.hyperparameters import losses, read_hyper, unsaid, write_hyper
 from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES, Facts, HyperParam, HyperParams
-from aprfmt.arch.values import inverse, shortest, single
+from aprfmt.arch.value_checks import inverse, shortest, single
 from aprfmt.errors import ArchError
 from aprfmt.model.resolve import reconcile
 from tests.arch.tiny import SIZES, TINY, Tiny, as_file, make, read
@@ -253,7 +253,7 @@ def test_logit_scale_divides_in_granite_and_multiplies_in_cohere() -> None:
 
 
 def test_apr_keys_are_canonical_and_never_null() -> None:
-    from aprfmt.arch.rules import BASE
+    from aprfmt.arch.hyper_rules import BASE
 
     aliases = {key for rule in BASE for key in rule.keys.get("apr", ())[1:]}
     for tiny in TINY:

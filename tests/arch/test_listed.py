@@ -17,9 +17,9 @@ from safetensors.numpy import load_file
 
 import aprfmt
 from aprfmt.arch import ARCHS
-from aprfmt.arch.bind import bind, groups_for
-from aprfmt.arch.hyper import read_hyper, write_hyper
-from aprfmt.arch.required import expected_roles
+from aprfmt.arch.binding import bind, groups_for
+from aprfmt.arch.hyperparameters import read_hyper, write_hyper
+from aprfmt.arch.required_roles import expected_roles
 from aprfmt.arch.spec import Facts
 from aprfmt.errors import AprfmtError
 from aprfmt.model import open_model

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from aprfmt.arch import find_arch
-from aprfmt.arch.bind import bind, known_shapes
-from aprfmt.arch.hyper import read_hyper
+from aprfmt.arch.binding import bind, known_shapes
+from aprfmt.arch.hyperparameters import read_hyper
 from aprfmt.arch.spec import Facts
 from tests.arch.listed import CUT, LISTED, REMOTE, built
 from tests.arch.tiny import TINY, ready

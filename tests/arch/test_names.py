@@ -7,9 +7,9 @@ import gguf
 import pytest
 
 from aprfmt.arch import ARCHS, arch_names
-from aprfmt.arch.bind import bind, detect_style, groups_for, known_shapes
-from aprfmt.arch.names import NameIndex, core, expand
-from aprfmt.arch.required import coverage, expected_roles
+from aprfmt.arch.binding import bind, detect_style, groups_for, known_shapes
+from aprfmt.arch.name_templates import NameIndex, core, expand
+from aprfmt.arch.required_roles import coverage, expected_roles
 from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
 from aprfmt.errors import ArchError
 from tests.arch.tiny import IN_GGUF, TINY, Tiny, make, read

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.page import counted, model_types, page, with_own_names
+from aprfmt.arch.docs_page import counted, model_types, page, with_own_names
 from tests.arch.listed import LISTED
 from tests.arch.tiny import TINY
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_is_current() -> None:
     path = ROOT / "docs" / "architectures.md"
-    assert path.read_text() == page(), "run python -m aprfmt.arch.page > docs/architectures.md"
+    assert path.read_text() == page(), "run python -m aprfmt.arch.docs_page > docs/architectures.md"
 
 
 @pytest.mark.parametrize("name", ARCHS.own)

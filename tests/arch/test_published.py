@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.bind import Bound, bind
-from aprfmt.arch.draft import heads
-from aprfmt.arch.hyper import read_hyper
-from aprfmt.arch.required import expected_roles, logical_shape
+from aprfmt.arch.binding import Bound, bind
+from aprfmt.arch.draft_head import heads
+from aprfmt.arch.hyperparameters import read_hyper
+from aprfmt.arch.required_roles import expected_roles, logical_shape
 from aprfmt.arch.spec import ArchSpec, Facts
 
 FILES = sorted((Path(__file__).parent / "published").glob("*.json"))

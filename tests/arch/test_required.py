@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from aprfmt.arch import ARCHS, arch_names, find_arch
-from aprfmt.arch.bind import bind
-from aprfmt.arch.hyper import read_hyper, write_hyper
-from aprfmt.arch.required import coverage, expected_roles
+from aprfmt.arch.binding import bind
+from aprfmt.arch.hyperparameters import read_hyper, write_hyper
+from aprfmt.arch.required_roles import coverage, expected_roles
 from aprfmt.arch.spec import ArchSpec, Facts, split_key
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.checks.context import Checked
-from aprfmt.checks.file.population import completeness
+from aprfmt.checks.file.architecture_checks import completeness
 from aprfmt.conversion import convert
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.plan import build

@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aprfmt.arch.element_moves import compose, invert, merged
 from aprfmt.arch.grouped_rows import ByGroup, Tiled
-from aprfmt.arch.joins import KvB, Split, Stacked
-from aprfmt.arch.moves import compose, invert, merged
+from aprfmt.arch.joining_steps import KvB, Split, Stacked
+from aprfmt.arch.layout_steps import (
+    Added,
+    HalvesExchanged,
+    Oriented,
+    Reshaped,
+    RowsPermuted,
+    Transposed,
+)
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import LayoutStep, Move
-from aprfmt.arch.steps import Added, HalvesExchanged, Oriented, Reshaped, RowsPermuted, Transposed
 from aprfmt.errors import ArchError
 
 sizes = st.integers(1, 5)

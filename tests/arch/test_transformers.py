@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, arch_names
-from aprfmt.arch.bind import bind, groups_for
-from aprfmt.arch.hyper import read_hyper, unsaid, write_hyper
-from aprfmt.arch.required import coverage
+from aprfmt.arch.binding import bind, groups_for
+from aprfmt.arch.hyperparameters import read_hyper, unsaid, write_hyper
+from aprfmt.arch.required_roles import coverage
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.values import same_value
+from aprfmt.arch.value_checks import same_value
 from tests.arch.bases import OLDER, assumed, silent
 from tests.arch.tiny import TINY, Tiny, as_file, make, parameter_shapes, read, ready
 

@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.bind import Bound, bind, known_shapes, logical_shapes
-from aprfmt.arch.hyper import KeyReport, derived_tensors, read_hyper
+from aprfmt.arch.binding import Bound, bind, known_shapes, logical_shapes
+from aprfmt.arch.hyperparameters import KeyReport, derived_tensors, read_hyper
 from aprfmt.arch.spec import ArchSpec, Facts, HyperParams
-from aprfmt.arch.values import single
+from aprfmt.arch.value_checks import single
 from tests.arch.tiny_sizes import (
     BLOOM,
     DELTA,

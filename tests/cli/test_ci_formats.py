@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.cli.ci_formats import Case, junit, sarif, with_verdict
+from aprfmt.cli.ci_reports import Case, junit, sarif, with_verdict
 from aprfmt.cli.pre_commit import run_hook
 from tests.cli.run import aprfmt
 

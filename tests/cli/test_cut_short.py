@@ -15,7 +15,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import MappedFile, cut_files
+from aprfmt.formats.mapped_file import MappedFile, cut_files
 from tests.conftest import ROOT
 from tests.conversion.folders import write_safetensors
 from tests.patience import PATIENCE

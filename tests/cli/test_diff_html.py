@@ -316,7 +316,7 @@ def test_the_page_of_a_diagnosis(tab: Page, demo_model: Path, tmp_path: Path) ->
 
 
 def test_the_page_of_parity(tab: Page, demo_model: Path, tmp_path: Path) -> None:
-    from aprfmt.cli.parity_html import render_page
+    from aprfmt.cli.parity.page import render_page
 
     page = tmp_path / "p.html"
     words = ("parity", demo_model, "--between", "numpy:float64", "numpy:float32")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aprfmt.cli.histograms import BINS, histogram
-from aprfmt.cli.html import in_script, page
+from aprfmt.cli.html_page import in_script, page
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt
 

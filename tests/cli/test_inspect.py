@@ -9,8 +9,8 @@ from pathlib import Path
 import gguf
 import pytest
 
-from aprfmt.arch.used import used
-from aprfmt.base.named import FILE_TYPES, GUESSED, NAMES, file_type_name, meaning
+from aprfmt.arch.used_hyperparameters import used
+from aprfmt.base.metadata_values import FILE_TYPES, GUESSED, NAMES, file_type_name, meaning
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.models import save_tiny

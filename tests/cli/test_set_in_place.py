@@ -16,8 +16,8 @@ import safetensors
 
 from aprfmt.errors import AprfmtError
 from aprfmt.formats import open_source
-from aprfmt.formats.mapped import identity_of
-from aprfmt.formats.patched import SCHEMA, file_of, parse_patch, patch, patch_of
+from aprfmt.formats.in_place_patch import SCHEMA, file_of, parse_patch, patch, patch_of
+from aprfmt.formats.mapped_file import identity_of
 from aprfmt.formats.signature import sign
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder

@@ -12,7 +12,7 @@ import pytest
 
 from aprfmt import codecs
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.conversion.counts import Counts, only_blocks
+from aprfmt.conversion.change_counts import Counts, only_blocks
 from aprfmt.errors import CodecError
 from tests.codecs.levels import golden, level, misaligned, native
 from tests.patience import PATIENCE

@@ -7,7 +7,7 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import CODECS, encode, writable
 from aprfmt.codecs.repack_blocks import _scale
 from aprfmt.errors import AprfmtError, CodecError
-from aprfmt.formats.pytorch.calls import _sparse
+from aprfmt.formats.pytorch.pickle_calls import _sparse
 
 
 def test_what_is_writable_encodes_weights_and_nothing_else_does() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aprfmt.compare import diff_models
-from aprfmt.formats.mapped import StoredTensor
+from aprfmt.formats.mapped_file import StoredTensor
 from aprfmt.measure import prefetch
 from aprfmt.measure.alignment import TensorPair, align
 from aprfmt.measure.prefetch import Beforehand

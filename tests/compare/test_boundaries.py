@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import aprfmt
-from aprfmt.arch.values import same_value
+from aprfmt.arch.value_checks import same_value
+from aprfmt.base.bounded_regex import matches_start
 from aprfmt.base.protocols import Typed
-from aprfmt.base.regexes import matches_start
 from aprfmt.causes.tensor.explanation import _with_numbers
 from aprfmt.causes.tokenizer import special_ids, vocabulary_lists
 from aprfmt.compare import _hyperparameters

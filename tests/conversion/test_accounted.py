@@ -15,7 +15,7 @@ import aprfmt
 from aprfmt.base.protocols import Typed
 from aprfmt.checks import validate
 from aprfmt.conversion import plan as plans
-from aprfmt.conversion.accounted import account, recorded
+from aprfmt.conversion.accounting import account, recorded
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.model.sidecar_files import ROWS as FILE_ROWS
 from tests.cli.run import aprfmt as command

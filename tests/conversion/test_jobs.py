@@ -22,7 +22,7 @@ from aprfmt.codecs.laid_out import LaidOut
 from aprfmt.conversion import ahead, convert, run
 from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ConversionError, OutputError
-from aprfmt.formats.output import OutputFile
+from aprfmt.formats.output_file import OutputFile
 from tests.cli.run import aprfmt
 from tests.conversion.dialect_folders import write_folder
 from tests.conversion.folders import llama_folder

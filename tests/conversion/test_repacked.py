@@ -14,7 +14,7 @@ from aprfmt.conversion.options import Options
 from aprfmt.conversion.repacking import find
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats import FORMATS
-from aprfmt.formats.mapped import MappedFile
+from aprfmt.formats.mapped_file import MappedFile
 from tests.cli.run import aprfmt as command
 from tests.conversion.dialect_floats import nvfp4
 from tests.conversion.dialect_folders import (

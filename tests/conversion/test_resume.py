@@ -16,7 +16,7 @@ from aprfmt.conversion import convert
 from aprfmt.conversion import run as conversion_run
 from aprfmt.errors import AprfmtError, OutputError, UsageError
 from aprfmt.formats import open_sink, open_source
-from aprfmt.formats.resumed import (
+from aprfmt.formats.resumable_output import (
     SCHEMA,
     SUFFIX,
     KeptTensor,

@@ -15,7 +15,7 @@ import pytest
 
 from aprfmt.fleet.results import latest, lines_of
 from aprfmt.fleet.run import ScanRequest, scan
-from aprfmt.fleet.units import ERROR
+from aprfmt.fleet.tasks import ERROR
 from aprfmt.fleet.workers import Limits
 from tests.fleet.stores import folder, sparse
 from tests.patience import PATIENCE

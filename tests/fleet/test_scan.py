@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.fleet.answers import AnswerLine
+from aprfmt.fleet.answer_lines import AnswerLine
+from aprfmt.fleet.model_search import FleetModel, described, find
 from aprfmt.fleet.questions import questions
 from aprfmt.fleet.results import latest, lines_of, read_parquet
 from aprfmt.fleet.run import ScanBudget, ScanRequest, scan
-from aprfmt.fleet.subjects import FleetModel, described, find
-from aprfmt.fleet.units import DERIVES, ERROR, OPEN, SCHEMA, Task
+from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, SCHEMA, Task
 from aprfmt.fleet.workers import Limits, Workers
 from tests.cli.run import aprfmt
 from tests.fleet.stores import LLAMA, folder, hub, sparse

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from aprfmt.errors import UsageError
-from aprfmt.fleet.subjects import ENDS, FleetModel, Unlisted, described, files_of, find
+from aprfmt.fleet.model_search import ENDS, FleetModel, Unlisted, described, files_of, find
 from tests.cli.run import aprfmt
 from tests.fleet.stores import folder, hub, ollama, sparse, weights
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from aprfmt.formats import atomic
 from aprfmt.formats.atomic import pending, recover
-from aprfmt.formats.ending import install_signal_handlers
-from aprfmt.formats.exchange import exchange
+from aprfmt.formats.atomic_swap import exchange
+from aprfmt.formats.cleanup import install_signal_handlers
 from tests.formats.publishing import CALLS, SCENARIOS, Scenario
 from tests.formats.writers import VERSIONS, WRITERS, Writer
 from tests.patience import PATIENCE

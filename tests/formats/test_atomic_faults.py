@@ -11,7 +11,7 @@ import pytest
 
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats.atomic import FileSet, pending, recover
-from aprfmt.formats.temporary import temporary_name
+from aprfmt.formats.temporary_files import temporary_name
 from tests.formats.publishing import SCENARIOS, Scenario
 from tests.formats.writers import Writer
 

@@ -8,7 +8,7 @@ import pytest
 from aprfmt.errors import OutputError
 from aprfmt.formats import atomic
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.temporary import SUFFIX, temporary_name
+from aprfmt.formats.temporary_files import SUFFIX, temporary_name
 from tests.formats.writers import contents
 
 

@@ -16,9 +16,9 @@ import pytest
 from aprfmt.errors import OutputError
 from aprfmt.formats import atomic, journal
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.output import OutputFile
-from aprfmt.formats.temporary import LockedFolder, remove
-from aprfmt.formats.temporary import locked as lock_folder
+from aprfmt.formats.output_file import OutputFile
+from aprfmt.formats.temporary_files import LockedFolder, remove
+from aprfmt.formats.temporary_files import locked as lock_folder
 from tests.formats.publishing import BYSTANDER, SCENARIOS, Scenario
 from tests.patience import PATIENCE
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import OutputError
-from aprfmt.formats import atomic, exchange
+from aprfmt.formats import atomic, atomic_swap
 from aprfmt.formats.atomic import FileSet, pending, recover
 from tests.formats.publishing import SCENARIOS, Scenario
 
@@ -202,13 +202,13 @@ def test_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     a.write_bytes(b"a")
     b.mkdir()
-    if not exchange.exchange(a, b):
+    if not atomic_swap.exchange(a, b):
         pytest.skip("NOT-RUN: renameat2 with RENAME_EXCHANGE is not available here")
     assert a.is_dir() and b.read_bytes() == b"a"
     with pytest.raises(FileNotFoundError):
-        exchange.exchange(a, tmp_path / "absent")
+        atomic_swap.exchange(a, tmp_path / "absent")
     monkeypatch.setattr(ctypes, "CDLL", lambda *args, **kwargs: object())
-    assert not exchange.exchange(a, b)
+    assert not atomic_swap.exchange(a, b)
 
 
 def test_many_files_are_kept_open_no_longer_than_asked(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from aprfmt.errors import OutputError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.mapped import MappedFile, origin
+from aprfmt.formats.mapped_file import MappedFile, origin
 from aprfmt.tensors import equal as module
 from aprfmt.tensors.equal import equal
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aprfmt.base.protocols import Typed
 from aprfmt.errors import ConversionError
 from aprfmt.formats.gguf.layout import TYPE_BY_ID, TYPE_BY_NAME
-from aprfmt.formats.gguf.typed import encode_key, encode_value, type_of
+from aprfmt.formats.gguf.value_encoding import encode_key, encode_value, type_of
 from tests.formats.gguf_writing import read, write
 
 SAMPLES: dict[str, Any] = {

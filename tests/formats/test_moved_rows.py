@@ -13,7 +13,7 @@ import pytest
 from aprfmt.arch.spec import Move
 from aprfmt.base.columns import Columns
 from aprfmt.base.protocols import LazyTensor, TensorInfo
-from aprfmt.formats.mapped import MappedFile, MemoryTensor, StoredTensor
+from aprfmt.formats.mapped_file import MappedFile, MemoryTensor, StoredTensor
 from aprfmt.tensors.runs import RunBytes, element_runs, windows
 
 ROWS, COLUMNS, AT = 60, 10, 3  # F16: rows of 20 bytes, behind three others

@@ -19,7 +19,7 @@ from aprfmt.formats import signature
 from aprfmt.formats.atomic import FileSet, pending, recover
 from aprfmt.formats.journal import Journal, publish_set
 from aprfmt.formats.signature import is_signed, key_path, sign
-from aprfmt.formats.temporary import SUFFIX, temporary_name
+from aprfmt.formats.temporary_files import SUFFIX, temporary_name
 
 NAME = ".aprfmt-journal-0123456789abcdef.json"
 

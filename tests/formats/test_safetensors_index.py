@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from aprfmt.errors import FormatError
 from aprfmt.formats import detect, open_source
 from aprfmt.formats.safetensors.reader import open_index
-from aprfmt.formats.shardset import member
+from aprfmt.formats.shard_set import member
 from tests.formats.apr_writing import info, pattern
 from tests.formats.safetensors_cases import entry, file
 from tests.formats.test_safetensors_write import patterns, write

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats import FORMATS
+from aprfmt.formats.crc_combine import combine
 from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, deal
-from aprfmt.formats.summing import combine
 from tests.conftest import ROOT
 from tests.formats.apr_writing import info
 

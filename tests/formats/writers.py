@@ -14,7 +14,7 @@ from typing import Any
 
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.formats import FORMATS, open_sink, written
-from aprfmt.formats.temporary import SUFFIX
+from aprfmt.formats.temporary_files import SUFFIX
 from tests.formats.publishing import BYSTANDER
 
 VERSIONS = (1, 2, 3)
@@ -169,7 +169,7 @@ def _npy(root: Path, version: int) -> None:
 
 
 def _html(root: Path, version: int) -> None:
-    from aprfmt.cli.html import write_page
+    from aprfmt.cli.html_page import write_page
 
     write_page(root / "page.html", f"<p>{version}</p>" * 1000, True)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import Source, Typed
-from aprfmt.base.text import escape
+from aprfmt.base.text_escape import escape
 from aprfmt.errors import (
     AprfmtError,
     ConversionError,
@@ -21,14 +21,14 @@ from aprfmt.formats.apr import reader as apr_reader
 from aprfmt.formats.apr import writer as apr_writer
 from aprfmt.formats.apr.fields import header_fields as apr_fields
 from aprfmt.formats.apr.shards import manifest, parse_manifest
+from aprfmt.formats.bounded_json import loads
 from aprfmt.formats.gguf import reader as gguf_reader
 from aprfmt.formats.gguf import writer as gguf_writer
 from aprfmt.formats.gguf.fields import header_fields as gguf_fields
-from aprfmt.formats.jsonio import loads
 from aprfmt.formats.safetensors import reader as safetensors_reader
 from aprfmt.formats.safetensors import writer as safetensors_writer
 from aprfmt.formats.safetensors.fields import header_fields as safetensors_fields
-from aprfmt.formats.shardset import MAX_INDEX
+from aprfmt.formats.shard_set import MAX_INDEX
 from tests.fuzz.contract import BrokenPromiseError, check_shown, same
 from tests.fuzz.memory import MemoryFiles
 

@@ -244,7 +244,7 @@ def patch() -> list[bytes]:
 
 def journal() -> list[bytes]:
     from aprfmt.formats.journal import Journal
-    from aprfmt.formats.temporary import temporary_name
+    from aprfmt.formats.temporary_files import temporary_name
 
     made = Journal("x", [(temporary_name("m.gguf"), "m.gguf")], ["old.gguf"], {"old.gguf": "1:2:3"})
     planted = made.dumps().replace(b'"signature":"', b'"signature":"0')

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.hyper import losses, read_hyper
+from aprfmt.arch.hyperparameters import losses, read_hyper
 from aprfmt.arch.spec import Facts
 from aprfmt.errors import ArchError
 from aprfmt.inference.session import Session

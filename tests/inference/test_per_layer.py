@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.arch.gemma3n import GEMMA3N, kv_sources, std_multiplier
-from aprfmt.arch.hyper import read_hyper, write_hyper
+from aprfmt.arch.hyperparameters import read_hyper, write_hyper
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.values import single
+from aprfmt.arch.value_checks import single
 from aprfmt.errors import ArchError
 from aprfmt.inference.forward import Carried, Span, forward
 from aprfmt.inference.layer_heads import kv_source

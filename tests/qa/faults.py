@@ -144,7 +144,7 @@ def padded(folder: Path) -> None:
 
 def empty_rows(found: Tensors) -> None:
     """A third of the vocabulary was never filled, and no probe asks for it."""
-    from aprfmt.checks.gates.subject import PROBE_TOKENS
+    from aprfmt.checks.gates.model_under_test import PROBE_TOKENS
 
     table = found["model.embed_tokens.weight"]
     asked = {1 + i * 7919 % (len(table) - 1) for i in range(PROBE_TOKENS)}

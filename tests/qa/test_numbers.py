@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aprfmt.base.encodings import encoding
-from aprfmt.cli.trace_show import observations
+from aprfmt.cli.trace.output import observations
 from aprfmt.codecs import decode, encode
 from aprfmt.errors import AprfmtError, TensorNotFoundError
 from aprfmt.inference.backends import BACKENDS

@@ -6,7 +6,7 @@ import pytest
 
 import aprfmt
 from aprfmt.conversion import Options
-from aprfmt.conversion.quantized import mixture_of
+from aprfmt.conversion.quantize_options import mixture_of
 from aprfmt.errors import UsageError
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES, Mixture, fitting, leading
 

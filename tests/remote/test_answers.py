@@ -8,8 +8,8 @@ import pytest
 import aprfmt
 from aprfmt.errors import RemoteError, UnsupportedError
 from aprfmt.remote import client
-from aprfmt.remote.file import RemoteFile
 from aprfmt.remote.paths import RemotePath, place
+from aprfmt.remote.remote_file import RemoteFile
 from aprfmt.remote.traffic import TRAFFIC
 from tests.cli.run import aprfmt as command
 from tests.remote.server import RangeServer
@@ -163,7 +163,7 @@ def test_a_redirect_that_must_not_be_followed(
     server: RangeServer, monkeypatch: pytest.MonkeyPatch, to: str, said: str
 ) -> None:
     monkeypatch.setattr(client, "CLIENT", connecting(server, PUBLIC))
-    monkeypatch.setattr("aprfmt.remote.guard.POLICY.plain_http", True)
+    monkeypatch.setattr("aprfmt.remote.address_policy.POLICY.plain_http", True)
     server.moved["/x"] = to
     server.files["/y"] = b"GGUF" + bytes(64)
     with pytest.raises(RemoteError, match=said):

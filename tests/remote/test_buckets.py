@@ -62,7 +62,7 @@ def test_a_folder_of_a_bucket_is_the_folder(
 def test_an_object_that_changes_is_an_error(bucket: Any) -> None:
     bucket.put_object(Bucket="models", Key="x.bin", Body=bytes(1 << 20))
     path = place("s3://models/x.bin")
-    from aprfmt.formats.mapped import open_bytes
+    from aprfmt.formats.mapped_file import open_bytes
 
     source = open_bytes(path)
     assert bytes(source.view[1 << 19 : (1 << 19) + 4]) == bytes(4)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.errors import RemoteError
-from aprfmt.remote import guard
-from aprfmt.remote.guard import Reach, is_loopback, is_public, judge, reach, target
+from aprfmt.remote import address_policy
+from aprfmt.remote.address_policy import Reach, is_loopback, is_public, judge, reach, target
 
 PUBLIC = (
     "1.1.1.1", "8.8.8.8", "93.184.216.34", "100.63.255.255", "100.128.0.1", "172.15.0.1",
@@ -79,7 +79,7 @@ _SAMPLES = {Reach.PUBLIC: "93.184.216.34", Reach.PRIVATE: "10.0.0.7", Reach.HERE
 
 @pytest.mark.parametrize(("came", "to"), list(itertools.product(_SAMPLES, _SAMPLES)))
 def test_a_step_never_leads_nearer(came: Reach, to: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard.POLICY, "plain_http", True)
+    monkeypatch.setattr(address_policy.POLICY, "plain_http", True)
     before = target("http://came.example/x", "W"), [_SAMPLES[came]]
     step = target(f"http://{_SAMPLES[to]}/y", "W")
     if to >= came and to != Reach.METADATA:
@@ -99,7 +99,7 @@ def test_one_address_of_many_is_enough_to_refuse() -> None:
 def test_a_name_never_leads_to_a_metadata_service(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard.POLICY, "plain_http", True)
+    monkeypatch.setattr(address_policy.POLICY, "plain_http", True)
     with pytest.raises(RemoteError, match=f"the name {host} leads to an address of a metadata"):
         judge(target(f"http://{host}/x", "W"), ["169.254.169.254"], None, "W")
     judge(target("http://169.254.169.254/x", "W"), ["169.254.169.254"], None, "W")  # it was given
@@ -111,4 +111,4 @@ def test_a_name_never_leads_to_a_metadata_service(
     ("fe80::1%eth0", False), ("1:2", False), ("a." * 126 + "b", True), ("a." * 127 + "b", False),
 ])  # fmt: skip
 def test_what_is_a_host(host: str, right: bool) -> None:
-    assert guard.is_host(host) == right
+    assert address_policy.is_host(host) == right

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from aprfmt.errors import RemoteError
 from aprfmt.remote import client
 from aprfmt.remote.client import Client
-from aprfmt.remote.deadline import LIMITS, Limits
 from aprfmt.remote.ranges import Ranges
+from aprfmt.remote.timed_socket import LIMITS, Limits
 from tests.cli.run import aprfmt as command
 from tests.patience import PATIENCE
 
@@ -164,7 +164,7 @@ def test_no_change_of_an_answer_is_a_crash(data: st.DataObject) -> None:
             b"", b"-", b"9" * 20, b"\x00", b"\xff", b"\r\n", b"[", b":", b"%", b"f" * 20, b"\t",
         ]) | st.binary(max_size=6))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch, answering(bytes(answer)) as asked:
-        patch.setattr("aprfmt.remote.guard.POLICY.plain_http", True)
+        patch.setattr("aprfmt.remote.address_policy.POLICY.plain_http", True)
         try:
             assert len(read(patch, asked)) <= 1000
         except RemoteError as error:

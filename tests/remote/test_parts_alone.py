@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from aprfmt.remote.file import AGAIN, WINDOW, RemoteObject
-from aprfmt.remote.remembered import Remembered
+from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
+from aprfmt.remote.temporary_cache import Remembered
 
 
 @pytest.mark.parametrize("proven", [False, True])

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import aprfmt
-from aprfmt.remote.remembered import ROOM, SHARE, Remembered
+from aprfmt.remote.temporary_cache import ROOM, SHARE, Remembered
 from tests.cli.run import aprfmt as command
 from tests.conversion.folders import llama_folder
 from tests.patience import PATIENCE
@@ -64,7 +64,7 @@ def test_what_finds_no_room_comes_again(
     expected = command("hash", there).out
     once = server.sent()
     room = SimpleNamespace(free=(SHARE - 1) << 20)
-    monkeypatch.setattr("aprfmt.remote.remembered.shutil.disk_usage", lambda _: room)
+    monkeypatch.setattr("aprfmt.remote.temporary_cache.shutil.disk_usage", lambda _: room)
     with aprfmt.open(there) as model:
         model.remember()
         for name in model:

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from aprfmt.formats.mapped import open_bytes
-from aprfmt.remote import stream
+from aprfmt.formats.mapped_file import open_bytes
+from aprfmt.remote import read_ahead
 from aprfmt.remote.paths import place
-from aprfmt.remote.stream import Stream
+from aprfmt.remote.read_ahead import Stream
 from tests.cli.run import aprfmt as command
 from tests.conftest import ROOT
 from tests.patience import PATIENCE
@@ -35,7 +35,7 @@ PLACES = st.tuples(st.integers(0, SIZE), st.integers(0, 9000)).map(
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     scaled = {"LARGE": 5000, "PART": 1000, "STREAK": 3000, "NEXT": 50, "LITTLE": 300}
     for name, value in scaled.items():
-        monkeypatch.setattr(stream, name, value)
+        monkeypatch.setattr(read_ahead, name, value)
 
 
 class Source:
@@ -155,9 +155,9 @@ def test_a_server_that_hangs_does_not_keep_a_program_that_is_done(server: RangeS
     server.files["/x"] = bytes(40 << 20)
     server.stuck = threading.Event()
     code = (
-        "from aprfmt.remote import client\nfrom aprfmt.remote.deadline import Limits\n"
+        "from aprfmt.remote import client\nfrom aprfmt.remote.timed_socket import Limits\n"
         "client.CLIENT.limits = Limits(silence=1e6, head=1e6)\n"
-        "from aprfmt.remote.paths import place\nfrom aprfmt.formats.mapped import open_bytes\n"
+        "from aprfmt.remote.paths import place\nfrom aprfmt.formats.mapped_file import open_bytes\n"
         f"source = open_bytes(place('{server.url}/x'))\nsource.expect(0, source.size)\n"
         "print('done')"
     )
@@ -253,9 +253,9 @@ def test_parts_that_wait_to_be_read_hold_no_other_back(monkeypatch: pytest.Monke
     found = Stream(SIZE, fetch)
     for at in range(0, 40_000, 10_000):
         found.expect(at, at + 10_000)
-    for _ in range(stream.AHEAD - 1):
+    for _ in range(read_ahead.AHEAD - 1):
         assert others.acquire(timeout=PATIENCE)
-    assert stream.AHEAD >= stream._THREADS
+    assert read_ahead.AHEAD >= read_ahead._THREADS
     late.set()
     assert bytes(found.get(0, 1000)) == DATA[:1000]
     found.close()

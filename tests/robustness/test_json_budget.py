@@ -5,7 +5,7 @@ import json
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.formats import jsonio, jsonlimits
+from aprfmt.formats import bounded_json, jsonlimits
 from aprfmt.formats.jsonlimits import BUDGETS, Budget
 
 SMALL = tuple(budget._replace(free=100) for budget in BUDGETS)
@@ -17,7 +17,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loads(text: str) -> object:
-    return jsonio.loads(text.encode(), "x.json", max_bytes=1 << 30)
+    return bounded_json.loads(text.encode(), "x.json", max_bytes=1 << 30)
 
 
 # kind of limit, one element of a text that costs much more memory or time than it has bytes

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from aprfmt.base.outcome import Outcome
-from aprfmt.cli.eval_show import KlFacts
-from aprfmt.cli.running import WhereRan
+from aprfmt.cli.eval.output import KlFacts
+from aprfmt.cli.run_options import WhereRan
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.verdicts import Certainty
 from tests.schemas.generate import Record

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.base.suspicious import scan
+from aprfmt.base.template_scan import scan
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer import scan_template, template
 from aprfmt.tokenizer.render_child import environment

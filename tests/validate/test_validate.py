@@ -15,13 +15,13 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.checks import table, validate
 from aprfmt.checks.file import scales
-from aprfmt.checks.file.census import WINDOW, windows
-from aprfmt.checks.file.claims import file_types
-from aprfmt.checks.file.writers import FAULTS, WriterFault
+from aprfmt.checks.file.faulty_writers import FAULTS, WriterFault
+from aprfmt.checks.file.stated_facts import file_types
+from aprfmt.checks.file.value_pass import WINDOW, windows
 from aprfmt.codecs import CODECS
 from aprfmt.codecs.base import BlockCodec
 from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
-from aprfmt.formats.mapped import MemoryTensor
+from aprfmt.formats.mapped_file import MemoryTensor
 from tests.cli.run import ROOT, aprfmt
 from tests.conftest import not_run
 from tests.conversion.folders import write_safetensors
@@ -286,7 +286,7 @@ def test_windows_cover_every_byte_once(
 ) -> None:
     from aprfmt.tensors.stats import Accumulator, tensor_stats
 
-    monkeypatch.setattr("aprfmt.checks.file.census.WINDOW", 150)
+    monkeypatch.setattr("aprfmt.checks.file.value_pass.WINDOW", 150)
     row = ENCODINGS[encoding]
     count = int(np.prod(shape))
     size = shape[0] * 288 if encoding == "Q4_K" else row.nbytes(shape)

@@ -15,7 +15,7 @@ from aprfmt.measure.encoding_noise import UNIT, noise_of
 from aprfmt.measure.numbers import wide
 from aprfmt.measure.records import Explanation
 from aprfmt.measure.tensors import in_steps
-from aprfmt.quantizing.rows import encode_rows
+from aprfmt.quantizing.row_encoding import encode_rows
 from aprfmt.tensors.norms import dot
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from aprfmt.arch.vocabulary import split_key
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.registry import offered
 from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.compound import remainder, rereadings

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.moves import to_stored
+from aprfmt.arch.element_moves import to_stored
 from aprfmt.base.encodings import ENCODINGS, numbers
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.causes.row import Cause

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.protocols import Damage, Note
-from aprfmt.base.text import escape, shorten
+from aprfmt.base.text_escape import escape, shorten
 from aprfmt.checks.context import Checked
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.formats.apr.layout import ALIGNMENT
-from aprfmt.formats.mapped import Shard
+from aprfmt.formats.mapped_file import Shard
 from aprfmt.model import manifest
 from aprfmt.model.manifest import between
 from aprfmt.model.relations import of_file

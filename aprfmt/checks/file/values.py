@@ -1,6 +1,6 @@
 """Checks of the stored values: what the one pass over them found."""
 
-from aprfmt.arch.bind import bind
+from aprfmt.arch.binding import bind
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.checks.context import Checked
 from aprfmt.checks.records import Finding, NotRun, Result

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.checks.bounds import VOCAB_SHARE
 from aprfmt.checks.context import Checked
-from aprfmt.checks.file.words import Words, read_words
+from aprfmt.checks.file.stored_vocabulary import Words, read_words
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tokenizer.carried import Carried

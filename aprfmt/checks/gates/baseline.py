@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aprfmt.base.outcome import Check, check, not_run
-from aprfmt.checks.gates.subject import Subject
+from aprfmt.checks.gates.model_under_test import Subject
 from aprfmt.checks.records import LEFT_OUT, Answer, NotRun, Result
 from aprfmt.inference.loss import in_bits
 

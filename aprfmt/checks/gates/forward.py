@@ -11,7 +11,7 @@ from aprfmt.base.encodings import encoding
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.gates.golden import TEXT, Text
-from aprfmt.checks.gates.subject import Subject
+from aprfmt.checks.gates.model_under_test import Subject
 from aprfmt.checks.records import Measure, NotRun, Result
 from aprfmt.inference import evaluation
 from aprfmt.inference.evaluation import Sample, plan

@@ -13,7 +13,7 @@ from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks import bounds
 from aprfmt.checks.gates.gibberish import signals
 from aprfmt.checks.gates.golden import Prompt
-from aprfmt.checks.gates.subject import Subject
+from aprfmt.checks.gates.model_under_test import Subject
 from aprfmt.checks.records import NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import written

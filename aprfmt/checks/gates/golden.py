@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.errors import FormatError
-from aprfmt.formats.jsonio import load_file
+from aprfmt.formats.bounded_json import load_file
 from aprfmt.model import Model
 
 NAME = "golden.json"  # beside the weights

@@ -6,9 +6,9 @@ from typing import Any
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.base.protocols import Value
 from aprfmt.checks import bounds
-from aprfmt.checks.asking import retold
-from aprfmt.checks.file.population import disagreements
-from aprfmt.checks.gates.subject import Subject
+from aprfmt.checks.check_runner import retold
+from aprfmt.checks.file.architecture_checks import disagreements
+from aprfmt.checks.gates.model_under_test import Subject
 from aprfmt.checks.records import Measure, Result, listed
 from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError

@@ -14,7 +14,7 @@ from aprfmt.arch.spec import split_key
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.bounds import RoleBounds, numbers, role_bounds
-from aprfmt.checks.gates.subject import Subject
+from aprfmt.checks.gates.model_under_test import Subject
 from aprfmt.checks.records import Measure, Result, listed
 from aprfmt.tensors.stats import Accumulator, Stats, merge, tensor_stats
 from aprfmt.tensors.view import View

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from aprfmt.base.protocols import Region
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.formats.apr.layout import HEADER_SIZE
 from aprfmt.formats.apr.parse import parse
 from aprfmt.formats.cursor import Cursor
-from aprfmt.formats.fields import HeaderField, fixed
+from aprfmt.formats.header_field import HeaderField, fixed
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from aprfmt.base.protocols import Typed, Value
 from aprfmt.errors import ConversionError
-from aprfmt.formats.jsonio import dumps
+from aprfmt.formats.bounded_json import dumps
 
 _MAX_DEPTH = 64  # same limit as in reading
 _SIMPLE = frozenset((str, int, bool, type(None)))

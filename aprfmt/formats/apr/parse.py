@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Region, TensorInfo, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
-from aprfmt.formats import carried, jsonio
+from aprfmt.formats import bounded_json, unsupported_encodings
 from aprfmt.formats.apr import layout
-from aprfmt.formats.apr.extent import check_end, check_regions
 from aprfmt.formats.apr.layout import BITS, CODES, COMPRESSED, HEADER_SIZE, Header
 from aprfmt.formats.apr.metadata import misfits
-from aprfmt.formats.apr.parsed import IndexEntry, ParsedApr
+from aprfmt.formats.apr.regions import check_end, check_regions
+from aprfmt.formats.apr.structure import IndexEntry, ParsedApr
 from aprfmt.formats.cursor import MAX_COUNT, MAX_DIMS, MAX_METADATA, Cursor
 from aprfmt.formats.damage import Faults, label
 
@@ -52,7 +52,7 @@ def _parse_compressed(
     try:
         parsed = _parse_plain(buffer, header, legacy, partial, Faults(where, False))
     except FormatError as plain_error:
-        from aprfmt.formats.apr.compressed import expand
+        from aprfmt.formats.apr.compression import expand
 
         try:
             whole = memoryview(expand(buffer[:], header.flags, where)).toreadonly()
@@ -121,7 +121,9 @@ def _parse_plain(
     metadata = _read_metadata(parsed)
     _read_index(parsed)
     stored = {entry.info.name: entry.info for entry in parsed.entries}
-    parsed.metadata, parsed.infos, notes = carried.join(metadata, stored, parsed.where)
+    parsed.metadata, parsed.infos, notes = unsupported_encodings.join(
+        metadata, stored, parsed.where
+    )
     parsed.notes += notes
     check_regions(parsed)
     check_end(parsed, partial)
@@ -175,10 +177,10 @@ def _metadata(parsed: ParsedApr) -> dict[str, Value]:
     if not raw:
         raise FormatError(f"{place}: is empty; APR v2 needs a JSON object")
     try:
-        metadata = jsonio.loads(raw, place, max_bytes=MAX_METADATA, surrogates=True)
+        metadata = bounded_json.loads(raw, place, max_bytes=MAX_METADATA, surrogates=True)
     except FormatError as error:
         # Some training checkpoints hold a key twice; the reference keeps the last.
-        metadata = jsonio.loads(
+        metadata = bounded_json.loads(
             raw, place, max_bytes=MAX_METADATA, surrogates=True, duplicates="last"
         )
         parsed.warn(

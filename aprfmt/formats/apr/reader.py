@@ -5,10 +5,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from aprfmt.formats.apr.parse import parse
-from aprfmt.formats.apr.sets import open_manifest, open_siblings
+from aprfmt.formats.apr.shard_set import open_manifest, open_siblings
 from aprfmt.formats.apr.source import AprShard as AprShard
 from aprfmt.formats.apr.source import AprSource as AprSource
-from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
+from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
 from aprfmt.remote.paths import place
 
 

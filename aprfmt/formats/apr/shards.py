@@ -13,10 +13,10 @@ from typing import Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
-from aprfmt.formats import jsonio
-from aprfmt.formats.apr.parsed import ParsedApr
+from aprfmt.formats import bounded_json
+from aprfmt.formats.apr.structure import ParsedApr
 from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.shardset import MAX_INDEX, member
+from aprfmt.formats.shard_set import MAX_INDEX, member
 
 MAX_SHARDS = 99_999  # five digits in the names
 MANIFEST_VERSION = "2.0"
@@ -65,7 +65,7 @@ class Member:
 
 def read_manifest(path: Path) -> list[Member]:
     """Return the shards a manifest names, in order; FormatError if it contradicts itself."""
-    return parse_manifest(jsonio.load_file(path, MAX_INDEX), path)
+    return parse_manifest(bounded_json.load_file(path, MAX_INDEX), path)
 
 
 def parse_manifest(value: Any, path: Path) -> list[Member]:

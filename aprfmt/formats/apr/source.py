@@ -5,15 +5,15 @@ from pathlib import Path
 
 from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Source, Value
-from aprfmt.formats import mapped
+from aprfmt.formats import mapped_file
 from aprfmt.formats.apr.layout import Header
-from aprfmt.formats.apr.parsed import FooterState, ParsedApr
-from aprfmt.formats.mapped import BufferFile
-from aprfmt.formats.shardset import union
-from aprfmt.formats.summing import combine
+from aprfmt.formats.apr.structure import FooterState, ParsedApr
+from aprfmt.formats.crc_combine import combine
+from aprfmt.formats.mapped_file import BufferFile
+from aprfmt.formats.shard_set import union
 
 
-class AprShard(mapped.Shard[ParsedApr]):
+class AprShard(mapped_file.Shard[ParsedApr]):
     """One open file and its structure; the tensors are the logical ones, in index order."""
 
     __slots__ = ()
@@ -66,7 +66,7 @@ class AprShard(mapped.Shard[ParsedApr]):
             at = max(at, stop)
 
 
-class AprSource(mapped.MappedSource[AprShard]):
+class AprSource(mapped_file.MappedSource[AprShard]):
     """An open APR model: one file, or all shards of a set.
 
     `tensors` are logical: encodings APR has no code for are joined back under their own name and

@@ -14,15 +14,15 @@ from typing import Any
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo, Typed, Value
 from aprfmt.errors import CodecError, ConversionError, UsageError
-from aprfmt.formats import carried, sequential
+from aprfmt.formats import sequential, unsupported_encodings
 from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.layout import BITS, COMPRESSED, align
 from aprfmt.formats.apr.metadata import TYPED_NAMES, canonical, spell_metadata
 from aprfmt.formats.apr.reader import AprSource
 from aprfmt.formats.apr.shards import MAX_SHARDS, manifest, manifest_name, shard_name, stem_of
 from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.bounded_json import dumps
 from aprfmt.formats.damage import label
-from aprfmt.formats.jsonio import dumps
 
 _U64 = 1 << 64
 _MAX_METADATA = (1 << 32) - 1
@@ -111,7 +111,9 @@ class AprSink(sequential.SequentialSink):
             path = self._path.with_name(shard_name(stem, number, count))
             program = _fresh(path, raw, part, flags)
             programs.append(program)
-            names = sorted(carried.stored_info(info, layout.holds).name for info in part)
+            names = sorted(
+                unsupported_encodings.stored_info(info, layout.holds).name for info in part
+            )
             rows.append((path.name, sequential.program_size(program), names))
         text = json.dumps(manifest(rows), indent=2, ensure_ascii=False)
         path = self._path.with_name(manifest_name(stem))
@@ -153,13 +155,13 @@ def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
 
 def _described(infos: Iterable[TensorInfo]) -> dict[str, Value]:
     """Return the metadata entry for tensors that the format has no code for."""
-    return carried.describe(infos, layout.holds)
+    return unsupported_encodings.describe(infos, layout.holds)
 
 
 def _check(info: TensorInfo, where: str) -> None:
     """Raise ConversionError for a tensor that APR cannot hold."""
     what = f"{where}: {label(info.name)}"
-    stored = carried.stored_info(info, layout.holds)
+    stored = unsupported_encodings.stored_info(info, layout.holds)
     length = len(_name(stored))
     if length > layout.MAX_NAME_BYTES:
         raise ConversionError(
@@ -200,7 +202,7 @@ def _fresh(
     path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int
 ) -> sequential.Program:
     """Return one complete file: data in the order of `infos`, index sorted by name."""
-    stored = [carried.stored_info(info, layout.holds) for info in infos]
+    stored = [unsupported_encodings.stored_info(info, layout.holds) for info in infos]
     sequential.check_unique(stored, str(path))
     entries: list[tuple[bytes, bytes]] = []
     body: list[sequential.Segment] = []

@@ -13,7 +13,7 @@ from functools import cache
 from aprfmt.base.encodings import encoding as encoding_row
 from aprfmt.base.encodings import numbers
 from aprfmt.errors import UnsupportedError
-from aprfmt.formats.mapped import StoredTensor
+from aprfmt.formats.mapped_file import StoredTensor
 
 
 @cache

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from aprfmt.base.protocols import Note, Region, TensorInfo
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
 from aprfmt.formats.damage import Faults, Structure, label, report_overlap
 from aprfmt.formats.gguf import layout
-from aprfmt.formats.gguf.forked import Extents, TableLine, count_of, headless, settle, undecoded
+from aprfmt.formats.gguf.fork_types import Extents, TableLine, count_of, headless, settle, undecoded
 from aprfmt.formats.gguf.layout import MAX_INT64, align, encoding_of
 from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
 

@@ -9,7 +9,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.gguf.layout import BYTE_ORDERS
 from aprfmt.formats.gguf.parse import parse
 from aprfmt.formats.gguf.split import GgufShard, check_set, siblings
-from aprfmt.formats.mapped import Buffer, BufferFile, MappedSource, open_bytes
+from aprfmt.formats.mapped_file import Buffer, BufferFile, MappedSource, open_bytes
 from aprfmt.remote.paths import each, place
 
 
@@ -44,7 +44,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     Raises FormatError (TruncatedError, UnsupportedError) for what is not GGUF, for a missing shard,
     and for a set whose shards disagree or were left half written.
     """
-    from aprfmt.formats.shardset import refuse_mixed
+    from aprfmt.formats.shard_set import refuse_mixed
 
     path = place(path)
     with ExitStack() as stack:

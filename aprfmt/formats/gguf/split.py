@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
-from aprfmt.formats import mapped
+from aprfmt.formats import mapped_file
 from aprfmt.formats.gguf.byteorder import SwappedTensor
 from aprfmt.formats.gguf.layout import (
     BYTE_ORDERS,
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from aprfmt.formats.gguf.parse import ParsedGguf
 
 
-class GgufShard(mapped.Shard["ParsedGguf"]):
+class GgufShard(mapped_file.Shard["ParsedGguf"]):
     """One file of a source, and its structure."""
 
     __slots__ = ()
 
     @property
-    def whole(self) -> type[mapped.StoredTensor]:
+    def whole(self) -> type[mapped_file.StoredTensor]:
         """A tensor that turns its bytes where the file is big-endian."""
-        return SwappedTensor if self.parsed.order == ">" else mapped.StoredTensor
+        return SwappedTensor if self.parsed.order == ">" else mapped_file.StoredTensor
 
 
 def _whole(parsed: "ParsedGguf", key: str) -> int | None:

@@ -11,12 +11,12 @@ from typing import Any
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo, Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.gguf import layout
 from aprfmt.formats.gguf.split import divide
-from aprfmt.formats.gguf.typed import Piece, encode_key, encode_value
+from aprfmt.formats.gguf.value_encoding import Piece, encode_key, encode_value
 from aprfmt.formats.sequential import Program, Room, Segment, SequentialSink
 
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, TensorInfo, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.damage import Faults, Structure
-from aprfmt.formats.mapped import open_bytes
-from aprfmt.formats.pytorch.flatten import Flattened
+from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.formats.pytorch.layout import is_index
+from aprfmt.formats.pytorch.state_dict import Flattened
 from aprfmt.formats.pytorch.storages import Contents, read_contents
 from aprfmt.formats.pytorch.tensor import StridedTensor, open_tensor
 from aprfmt.remote.paths import place
@@ -196,7 +196,7 @@ def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
 def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
     """Open every file that a `*.bin.index.json` names, as one model; they must agree on tensors."""
     from aprfmt.formats.shard_index import files_there, open_files, read_index
-    from aprfmt.formats.shardset import union
+    from aprfmt.formats.shard_set import union
 
     path = place(path)
     index = read_index(path)

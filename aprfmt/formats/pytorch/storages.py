@@ -10,14 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.base.protocols import ByteSource
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.pytorch.archive import Record, read_directory
-from aprfmt.formats.pytorch.calls import describe_call
-from aprfmt.formats.pytorch.described import DTYPES, STORAGES, Global, Storage, Table, TensorValue
 from aprfmt.formats.pytorch.layout import MAGIC, is_tar, is_zip
-from aprfmt.formats.pytorch.opcodes import Stream, Unpickler, described
+from aprfmt.formats.pytorch.pickle_calls import describe_call
+from aprfmt.formats.pytorch.pickle_reader import Stream, Unpickler, described
+from aprfmt.formats.pytorch.pickle_values import (
+    DTYPES,
+    STORAGES,
+    Global,
+    Storage,
+    Table,
+    TensorValue,
+)
+from aprfmt.formats.pytorch.zip_archive import Record, read_directory
 
 MAX_PICKLE = 256 << 20
 _PROTOCOL = 1001  # the number behind the magic number

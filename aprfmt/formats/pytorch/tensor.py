@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import ByteSource, LazyTensor, TensorInfo
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError, UsageError
-from aprfmt.formats.mapped import DamagedTensor, StoredTensor
-from aprfmt.formats.pytorch.described import DTYPES, TensorValue
+from aprfmt.formats.mapped_file import DamagedTensor, StoredTensor
+from aprfmt.formats.pytorch.pickle_values import DTYPES, TensorValue
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

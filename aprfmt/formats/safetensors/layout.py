@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from aprfmt.base.encodings import BY_SAFETENSORS, Encoding, encoding
 from aprfmt.base.protocols import TensorInfo, Value
-from aprfmt.formats.carried import stored_info
-from aprfmt.formats.jsonio import dumps
+from aprfmt.formats.bounded_json import dumps
+from aprfmt.formats.unsupported_encodings import stored_info
 
 PREFIX = 8  # bytes of the header's length
 ALIGNMENT = 8  # the header is padded with spaces to this

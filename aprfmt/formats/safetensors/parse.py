@@ -13,9 +13,9 @@ from typing import Any
 
 from aprfmt.base.encodings import BY_SAFETENSORS, UNNAMED, Encoding
 from aprfmt.base.protocols import SURPLUS, Note, Region, TensorInfo
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError
-from aprfmt.formats import carried, jsonio
+from aprfmt.formats import bounded_json, unsupported_encodings
 from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, hold
 from aprfmt.formats.damage import Faults, Structure, label, report_overlap
 from aprfmt.formats.safetensors.layout import FIELDS, INDEX_SUFFIX, METADATA, PREFIX, U64, bits
@@ -105,7 +105,7 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     _check_end(parsed, partial)
     if end is None:
         _check_gaps(parsed)
-    if carried.KEY in metadata:
+    if unsupported_encodings.KEY in metadata:
         _join(parsed)
     return parsed
 
@@ -114,7 +114,7 @@ def _of_json(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
     """Fill in metadata and tensors by parsing the header as JSON, whatever it holds."""
     where, faults = parsed.where, parsed.faults
     header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
-    twice = header.keys_twice if isinstance(header, jsonio.Doubled) else frozenset()
+    twice = header.keys_twice if isinstance(header, bounded_json.Doubled) else frozenset()
     parsed.metadata.update(_metadata(header.pop(METADATA, {}), faults))
     if len(header) > MAX_COUNT:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
@@ -175,7 +175,7 @@ def _compact_metadata(first: bytes, where: str) -> tuple[dict[str, str], int] | 
         start = len(METADATA) + 4  # behind the brace, the key and its colon
         _, end = json.JSONDecoder().raw_decode(text, start)
         size = len(text[:end].encode())
-        value = jsonio.loads(first[start:size], where, max_bytes=WINDOW)
+        value = bounded_json.loads(first[start:size], where, max_bytes=WINDOW)
     except (FormatError, ValueError, RecursionError):
         return None
     sound = isinstance(value, dict) and all(type(item) is str for item in value.values())
@@ -206,16 +206,21 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
 def _join(parsed: ParsedSafe) -> None:
     """Give tensors that the format has no dtype for their own names, encodings and shapes."""
     where, stored = parsed.where, parsed.infos
-    text = parsed.metadata.pop(carried.KEY)
+    text = parsed.metadata.pop(unsupported_encodings.KEY)
     try:
-        table: Any = jsonio.loads(text.encode(), f"{where}: {carried.KEY}", max_bytes=MAX_HEADER)
+        table: Any = bounded_json.loads(
+            text.encode(), f"{where}: {unsupported_encodings.KEY}", max_bytes=MAX_HEADER
+        )
     except (FormatError, UnicodeEncodeError) as error:
         parsed.warn(
             "carried_tensors",
-            f"{carried.KEY} cannot be read, its tensors stay bytes: {shorten(str(error), 200)}",
+            f"{unsupported_encodings.KEY} cannot be read, its tensors stay bytes: "
+            f"{shorten(str(error), 200)}",
         )
         return
-    _, parsed.infos, notes = carried.join({carried.KEY: table}, stored, where)
+    _, parsed.infos, notes = unsupported_encodings.join(
+        {unsupported_encodings.KEY: table}, stored, where
+    )
     parsed.notes += notes
     names = dict(zip(stored, parsed.infos, strict=True))
     parsed.carried = {name: at for at, name in names.items() if name != at}
@@ -316,9 +321,9 @@ def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
         )
         faults.add(error)
     if not faults.collect:
-        header = jsonio.loads(raw, where, max_bytes=MAX_HEADER)
+        header = bounded_json.loads(raw, where, max_bytes=MAX_HEADER)
     else:
-        header = jsonio.loads(raw, where, max_bytes=MAX_HEADER, duplicates="mark")
+        header = bounded_json.loads(raw, where, max_bytes=MAX_HEADER, duplicates="mark")
     assert isinstance(header, dict)  # it begins with a brace
     return header
 
@@ -375,7 +380,7 @@ def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, in
         known = ", ".join(BY_SAFETENSORS)
         said = f": dtype {shorten(str(dtype), 40)!r} is not one of {known}"
         return None, tuple(shape), extent, wrong or said
-    if isinstance(entry, jsonio.Doubled):
+    if isinstance(entry, bounded_json.Doubled):
         wrong = wrong or f": {shorten(min(entry.keys_twice), 40)!r} stands twice in its entry"
     return row, tuple(shape), extent, wrong or _size_error(row, shape, extent)
 

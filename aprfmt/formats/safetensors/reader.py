@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Value
-from aprfmt.formats import mapped
-from aprfmt.formats.mapped import Buffer, BufferFile, open_bytes
-from aprfmt.formats.safetensors.index import (
+from aprfmt.formats import mapped_file
+from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
+from aprfmt.formats.safetensors.index_check import (
     IndexFault,
     check_map,
     complete_set,
@@ -18,13 +18,13 @@ from aprfmt.formats.safetensors.parse import ParsedSafe, merge_metadata, parse
 from aprfmt.remote.paths import is_remote, place
 
 
-class SafeShard(mapped.Shard[ParsedSafe]):
+class SafeShard(mapped_file.Shard[ParsedSafe]):
     """One open file and its structure."""
 
     __slots__ = ()
 
 
-class SafetensorsSource(mapped.MappedSource[SafeShard]):
+class SafetensorsSource(mapped_file.MappedSource[SafeShard]):
     """An open safetensors model: one file, or all shards of an index.
 
     `metadata` is `__metadata__` (strings only), merged over the shards of a sharded model.
@@ -104,7 +104,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     FormatError.
     """
     from aprfmt.formats.shard_index import files_there, open_files, read_index
-    from aprfmt.formats.shardset import union
+    from aprfmt.formats.shard_set import union
 
     path = place(path)
     index = read_index(path)

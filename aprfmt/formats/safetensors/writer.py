@@ -12,16 +12,16 @@ from typing import Any
 
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo, Typed, Value
-from aprfmt.base.text import shorten
+from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
-from aprfmt.formats.carried import KEY, describe, stored_info
+from aprfmt.formats.bounded_json import dumps
 from aprfmt.formats.cursor import MAX_HEADER
 from aprfmt.formats.damage import label
-from aprfmt.formats.jsonio import dumps
 from aprfmt.formats.safetensors import layout
 from aprfmt.formats.safetensors.reader import SafetensorsSource
 from aprfmt.formats.sequential import Program, Room, SequentialSink, deal
+from aprfmt.formats.unsupported_encodings import KEY, describe, stored_info
 
 # transformers refuses files that do not name the framework of their tensors.
 _FORMAT_KEY, _FORMAT = "format", "pt"
