@@ -14,7 +14,7 @@ from typing import Any
 
 from aprfmt.checks.check_runner import answered, ask
 from aprfmt.checks.gates.baseline_file import save
-from aprfmt.checks.gates.model_under_test import QaRequest, Subject
+from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
 from aprfmt.errors import UsageError
@@ -55,7 +55,7 @@ def run(
     backend = request.choice.open(  # a device that is not there is an error, no verdict
         deterministic=request.deterministic, threads=request.threads
     )
-    with Subject.open(request) as subject:
+    with ModelUnderTest.open(request) as subject:
         chosen = (asked if only else set(names)) - set(skip)
         for at, row in enumerate(rows):
             if progress is not None:
@@ -68,7 +68,7 @@ def run(
         )  # fmt: skip
 
 
-def _answer(row: CheckRow, subject: Subject, wanted: bool) -> Answer:
+def _answer(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
     """Ask a gate that is wanted and whose ground holds."""
     if not wanted:
         return answered(row, Result(), LEFT_OUT)

@@ -1,6 +1,6 @@
 """SARIF and JUnit of what `validate`, `qa`, `scan` and `diff` found: what a CI server shows.
 
-Both are made of `Case` records, and those of the same object that `--json` prints.
+Both are made of `ReportCase` records, and those of the same object that `--json` prints.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ DAMAGED = "damage"
 
 
 @dataclass(frozen=True)
-class Case:
+class ReportCase:
     """One question about one file: the check or gate asked, the answer, and its place.
 
     `place` is a tensor, a key or an offset inside `file`; "" where the answer is about all of it.
@@ -38,20 +38,20 @@ class Case:
     seconds: float = 0.0
 
 
-def cases_of_validation(body: Mapping[str, Any]) -> list[Case]:
+def cases_of_validation(body: Mapping[str, Any]) -> list[ReportCase]:
     """Return a case a finding of `validate`, and one for each check that found nothing."""
     file, found = body["subject"], []
     for check in body["checks"]:
         noted = [one for one in body["findings"] if one["check"] == check["name"]]
         for one in noted:
             level: Level = "fail" if one["level"] == "fail" or body["strict"] else "warning"
-            found.append(Case(check["name"], file, level, _sentence(one), one["where"]))
+            found.append(ReportCase(check["name"], file, level, _sentence(one), one["where"]))
         if not noted:
             found.append(_case(check, check["name"], file))
     return found
 
 
-def cases_of_gates(body: Mapping[str, Any]) -> list[Case]:
+def cases_of_gates(body: Mapping[str, Any]) -> list[ReportCase]:
     """Return a case a check of `qa` that did not pass, and one for each other gate."""
     file, found = body["model"], []
     for gate in body["gates"]:
@@ -59,13 +59,13 @@ def cases_of_gates(body: Mapping[str, Any]) -> list[Case]:
         if gate["outcome"] == "NOT_RUN" or not apart:
             text = gate["why"] or gate["proves"]
             level = _level(gate["outcome"])
-            found.append(Case(gate["name"], file, level, text, seconds=gate["seconds"]))
+            found.append(ReportCase(gate["name"], file, level, text, seconds=gate["seconds"]))
             continue
         found += [_case(one, f"{gate['name']}: {one['name']}", file) for one in apart]
     return found
 
 
-def cases_of_scan(body: Mapping[str, Any]) -> list[Case]:
+def cases_of_scan(body: Mapping[str, Any]) -> list[ReportCase]:
     """Return a case an answer of `scan` that is no pass, and one a model with its other answers."""
     found = []
     for model in body["models"]:
@@ -73,43 +73,43 @@ def cases_of_scan(body: Mapping[str, Any]) -> list[Case]:
         for row in rows:
             texts = [f"{one['where']}: {_sentence(one)}" for one in row["findings"]]
             text = "; ".join(texts) or row["found"]
-            found.append(Case(row["check"], row["model"], _level(row["outcome"]), text))
+            found.append(ReportCase(row["check"], row["model"], _level(row["outcome"]), text))
         text = f"{model['PASS']} answers passed, {model['NOT_RUN']} not run"
         level: Level = "pass" if model["PASS"] else "not run"
-        found.append(Case("other checks", model["model"], level, text))
+        found.append(ReportCase("other checks", model["model"], level, text))
     return found
 
 
 def cases_of_diff(
     body: Mapping[str, Any], apart: Mapping[str, int], accept: Collection[str]
-) -> list[Case]:
+) -> list[ReportCase]:
     """Return a case a tensor of `diff`, one a section of fields, and one a fault of a file.
 
     `apart` has how many fields of a section differ and count.
     """
     file = body["b"]
     equal = (*EQUAL, "WITHIN") if "within" in accept else EQUAL
-    found = [Case(DAMAGED, one["file"], "error", one["text"]) for one in body["damage"]]
+    found = [ReportCase(DAMAGED, one["file"], "error", one["text"]) for one in body["damage"]]
     for row in body["tensors"]:
         verdict = row["verdict"]
         level: Level = "pass" if verdict in equal else "fail"
         if verdict == "UNREADABLE":
             level = "error"
         text = f"{verdict}: {row['cause']}".removesuffix(": ")
-        found.append(Case("tensor", file, level, text, row["name_b"] or row["name_a"]))
+        found.append(ReportCase("tensor", file, level, text, row["name_b"] or row["name_a"]))
     for section, count in apart.items():
         names = ", ".join(row["name"] for row in body[section]) or "what lies beside the tensors"
-        found.append(Case(section, file, "fail", f"{count} differ: {names}"))
+        found.append(ReportCase(section, file, "fail", f"{count} differ: {names}"))
     return found
 
 
-def with_verdict(cases: Sequence[Case], code: int, file: str) -> list[Case]:
+def with_verdict(cases: Sequence[ReportCase], code: int, file: str) -> list[ReportCase]:
     """Return the cases and the exit code as one: no report may look better than the command."""
     word: Level = "pass" if code == 0 else "fail" if code == 1 else "error"
-    return [*cases, Case("verdict", file, word, f"exit {code}: {EXIT_CODES[code]}")]
+    return [*cases, ReportCase("verdict", file, word, f"exit {code}: {EXIT_CODES[code]}")]
 
 
-def sarif(command: str, cases: Sequence[Case], code: int) -> dict[str, Any]:
+def sarif(command: str, cases: Sequence[ReportCase], code: int) -> dict[str, Any]:
     """Return a SARIF 2.1.0 log: failures are errors, warnings are warnings.
 
     What did not run is a notification of the invocation, as it is no result.
@@ -150,7 +150,7 @@ def sarif(command: str, cases: Sequence[Case], code: int) -> dict[str, Any]:
     }
 
 
-def _result(case: Case, rule: int) -> dict[str, Any]:
+def _result(case: ReportCase, rule: int) -> dict[str, Any]:
     address = case.file if "://" in case.file else quote(Path(case.file).as_posix())
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": address}}}
     if case.place:
@@ -165,7 +165,7 @@ def _result(case: Case, rule: int) -> dict[str, Any]:
     }
 
 
-def junit(command: str, cases: Sequence[Case]) -> str:
+def junit(command: str, cases: Sequence[ReportCase]) -> str:
     """Return JUnit's XML, as Jenkins, GitLab and GitHub's reporters read it.
 
     A failure is a `failure`, what could not be answered an `error`, NOT-RUN a `skipped`; a warning
@@ -208,10 +208,10 @@ def _level(outcome: str) -> Level:
     return levels.get(outcome, "error")
 
 
-def _case(check: Mapping[str, Any], name: str, file: str) -> Case:
+def _case(check: Mapping[str, Any], name: str, file: str) -> ReportCase:
     level = _level(check["outcome"])
     text = check["found"] if level in ("pass", "not run") else _sentence(check)
-    return Case(name, file, level, text, check["where"])
+    return ReportCase(name, file, level, text, check["where"])
 
 
 def _sentence(found: Mapping[str, Any]) -> str:

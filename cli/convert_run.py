@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aprfmt.model.renames import Rename
 
 
-class Wishes(TypedDict, total=False):
+class ConvertOptions(TypedDict, total=False):
     """What commands that convert take: fields of conversion's Options.
 
     Each command has some of them; one that is absent has the default of Options. `accept` is that
@@ -55,7 +55,7 @@ class Wishes(TypedDict, total=False):
 
 def run(
     src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
-    **wishes: Unpack[Wishes],
+    **wishes: Unpack[ConvertOptions],
 ) -> int:  # fmt: skip
     """Convert and report; every conversion command but `set` ends here."""
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
@@ -69,7 +69,7 @@ def run(
 
 def converted(
     src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
-    **wishes: Unpack[Wishes],
+    **wishes: Unpack[ConvertOptions],
 ) -> "ConversionReport":  # fmt: skip
     """Convert, warn of what the target cannot say, and return the report."""
     from aprfmt.conversion.output_format import NoFormatError, has_extension
@@ -91,7 +91,7 @@ def converted(
 
 
 def _way(
-    adapter: Path | None, base: Path | None, wishes: Wishes
+    adapter: Path | None, base: Path | None, wishes: ConvertOptions
 ) -> "Callable[..., ConversionReport]":
     """Return the function that converts: plainly, with an adapter merged, or an adapter itself.
 

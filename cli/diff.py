@@ -27,9 +27,9 @@ from aprfmt.errors import UsageError
               help="Show the worst N tensors (with -v: 10).")  # fmt: skip
 @options.verbose("Every cause, differing field and text, the worst tensors with numbers.")
 @options.accept(within=True)
-@click.option("--base", type=options.Place(), metavar="SRC", help="The float source: "
+@click.option("--base", type=options.PathOrAddress(), metavar="SRC", help="The float source: "
               "say which quantized tensors derive from it byte for byte.")  # fmt: skip
-@click.option("--adapter", type=options.Place(), metavar="DIR", help="Say whether B is A "
+@click.option("--adapter", type=options.PathOrAddress(), metavar="DIR", help="Say whether B is A "
               "with this LoRA adapter merged: once, in every shard.")  # fmt: skip
 @click.option("--imatrix", type=options.NamedPath(), metavar="FILE",
               help="With --base: the importance matrix that was used.")  # fmt: skip

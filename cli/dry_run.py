@@ -9,7 +9,7 @@ import click
 from aprfmt.cli import render, run_options
 
 if TYPE_CHECKING:
-    from aprfmt.cli.trace.request import TraceAsked, TraceWanted
+    from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
     from aprfmt.inference.device import Choice
     from aprfmt.inference.dry.estimate import DeviceMemory, Estimate
     from aprfmt.inference.parity.request import ParityRequest
@@ -21,7 +21,7 @@ option = click.option(
 
 
 def of_run(
-    text: str, tokens: run_options.Tokens, where: run_options.WhereOptions, max_tokens: int
+    text: str, tokens: run_options.TokenOptions, where: run_options.WhereOptions, max_tokens: int
 ) -> int:
     """Say what `aprfmt run` takes: the prompt's pass, and a step for every token but the last."""
     from dataclasses import replace
@@ -41,10 +41,10 @@ def of_run(
 
 def of_trace(
     text: str,
-    tokens: run_options.Tokens,
+    tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
-    asked: "TraceAsked",
-    wanted: "TraceWanted",
+    asked: "TraceRequest",
+    wanted: "TraceOutputs",
 ) -> int:
     """Say what `aprfmt trace --payload` takes with these points and layers."""
     from aprfmt.cli.trace import point_selection, recording

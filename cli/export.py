@@ -6,7 +6,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
+from aprfmt.cli.convert_run import ConvertOptions, run
 from aprfmt.cli.import_ import stem
 from aprfmt.errors import UsageError
 
@@ -25,7 +25,9 @@ from aprfmt.errors import UsageError
 @options.leaving
 @options.accept()
 @options.writing
-def command(model: Path, to: str | None, output: Path | None, **wishes: Unpack[Wishes]) -> int:
+def command(
+    model: Path, to: str | None, output: Path | None, **wishes: Unpack[ConvertOptions]
+) -> int:
     """Convert MODEL to GGUF, or to safetensors in a folder that transformers loads."""
     from aprfmt.formats import FORMATS
 

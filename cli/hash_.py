@@ -6,7 +6,7 @@ import click
 
 from aprfmt.cli import options, render
 from aprfmt.cli.damage_report import told
-from aprfmt.cli.hash_show import Hashes, show
+from aprfmt.cli.hash_show import HashResult, show
 from aprfmt.errors import UsageError
 
 
@@ -18,7 +18,7 @@ from aprfmt.errors import UsageError
 @click.option(
     "--blocks", is_flag=True, help="With --write: SHA-256 of every MiB too, to repair by."
 )
-@click.option("--check", type=options.Place(), metavar="MANIFEST",
+@click.option("--check", type=options.PathOrAddress(), metavar="MANIFEST",
               help="Compare with a manifest; exit 1 names everything that differs.")  # fmt: skip
 @options.arch
 @options.force
@@ -46,7 +46,7 @@ def command(
             manifest.check_place(opened.path, force=force)
         with render.ProgressLine("hash") as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
-        body: Hashes = {"model": str(opened.path), "tensors": rows}
+        body: HashResult = {"model": str(opened.path), "tensors": rows}
         if write:
             body["written"] = str(manifest.write(opened, rows, force=force, blocks=blocks))
         if expected is not None:

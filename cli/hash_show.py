@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from aprfmt.model.manifest import Failure, TensorRow
 
 
-class Hashes(TypedDict):
+class HashResult(TypedDict):
     """What `aprfmt hash` says; `written` and `failures` where it wrote or compared."""
 
     model: str
@@ -19,7 +19,7 @@ class Hashes(TypedDict):
     failures: NotRequired["list[Failure]"]
 
 
-def show(body: Hashes, found: "Pronounced | None" = None) -> None:
+def show(body: HashResult, found: "Pronounced | None" = None) -> None:
     """Print the hashes, or the verdict of a check."""
     if found is not None:
         for row in body.get("failures", ()):

@@ -7,7 +7,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
+from aprfmt.cli.convert_run import ConvertOptions, run
 
 
 @click.command("import")
@@ -18,7 +18,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.leaving
 @options.accept()
 @options.writing
-def command(src: Path, output: Path | None, **wishes: Unpack[Wishes]) -> int:
+def command(src: Path, output: Path | None, **wishes: Unpack[ConvertOptions]) -> int:
     """Convert SRC (safetensors, GGUF, a Hugging Face folder) to APR v2 and verify it."""
     dst = output if output is not None else Path(f"{stem(src)}.apr")
     return run(src, dst, "apr", **wishes)

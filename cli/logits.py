@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from aprfmt.model.ledger import Pronounced
 
 
-class LogitsFound(TypedDict):
+class LogitsResult(TypedDict):
     """What `aprfmt logits` says; `top` of the last row."""
 
-    run: run_options.WhereRan
+    run: run_options.RunLocation
     tokens: dict[str, object]
     shape: list[int]
     dtype: str
@@ -27,7 +27,7 @@ class LogitsFound(TypedDict):
 
 
 @click.command("logits")
-@options.gathered(tokens=run_options.Tokens, where=run_options.WhereOptions)
+@options.gathered(tokens=run_options.TokenOptions, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @run_options.what
 @click.option("--out", type=options.NamedPath(), help="Write float32 [tokens, vocab] .npy.")
@@ -39,7 +39,7 @@ def command(
     model: str,
     out: Path | None,
     force: bool,
-    tokens: run_options.Tokens,
+    tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:
     """Compute the logits of every token, and judge the last row.
@@ -63,7 +63,7 @@ def command(
         top = run_options.top_tokens(found[-1], opened)
         report = Report(str(opened.path), tuple(rows_gate(found)))
         verdict = pronounce_report(report, opened)
-        body: LogitsFound = {
+        body: LogitsResult = {
             "run": run_options.run_facts(run),
             "tokens": {"ids": ids, "text": text},
             "shape": list(found.shape),
@@ -82,7 +82,7 @@ def command(
     )  # fmt: skip
 
 
-def show(body: LogitsFound, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:
+def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:
     """Print where it ran, the best tokens of the last row, the gate, and the verdict."""
     render.line(run_options.headline(body["run"]), style="head")
     if body["output"]:
@@ -93,7 +93,7 @@ def show(body: LogitsFound, found: "tuple[Check, ...]", verdict: "Pronounced") -
     check_output.show_verdict(verdict)
 
 
-def answer(body: LogitsFound, report: "Report", verdict: "Pronounced") -> "list[Line]":
+def answer(body: LogitsResult, report: "Report", verdict: "Pronounced") -> "list[Line]":
     """Return the verdict, what failed in the gate, and the best tokens of the last row."""
     best = ", ".join(
         f"{one['id']} {render.quoted(one.get('piece', ''))} {one['logit']:.4f}"

@@ -206,11 +206,11 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
     click.echo(f"aprfmt: {escape(message)}", err=True)
     form = asked_format(args)
     if form in ("sarif", "junit"):
-        from aprfmt.cli.ci_reports import Case
+        from aprfmt.cli.ci_reports import ReportCase
         from aprfmt.cli.render import print_cases
 
         command = next((arg for arg in args if arg in COMMANDS), "aprfmt")
-        print_cases(form, command, [Case("error", _place(message), "error", message)], 2)
+        print_cases(form, command, [ReportCase("error", _place(message), "error", message)], 2)
     if form == "json":
         from aprfmt.cli.render import envelope, print_json
 

@@ -185,7 +185,7 @@ common = _common(output_format.FORMS, f"{_FORM}.")
 common_ci = _common(output_format.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
 
 
-class Place(NamedPath):
+class PathOrAddress(NamedPath):
     """A path, or an address: a RemotePath."""
 
     def coerce_path_result(self, value: object) -> Path:
@@ -197,7 +197,7 @@ class Place(NamedPath):
 
 def model(name: str = "model") -> Callable[[F], F]:
     """Add a MODEL argument: a file, a folder, org/name in the local hub cache, or an address."""
-    return click.argument(name, type=Place())
+    return click.argument(name, type=PathOrAddress())
 
 
 arch = click.option("--arch", help="Architecture by name, overriding what the file says.")

@@ -10,7 +10,7 @@ from aprfmt.cli.ci_reports import cases_of_gates, with_verdict
 from aprfmt.cli.html_page import add_page
 
 
-class QaAsked(TypedDict):
+class QaOptions(TypedDict):
     """What is handed on to `aprfmt.qa.run` as it was given."""
 
     against: Path | None
@@ -26,7 +26,7 @@ class QaAsked(TypedDict):
 @click.command("qa")
 @options.gathered(where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
-@click.option("--against", metavar="OTHER", type=options.Place(),
+@click.option("--against", metavar="OTHER", type=options.PathOrAddress(),
               help="Another copy of the model: hold this one against it.")  # fmt: skip
 @click.option("--also", multiple=True, metavar="RUN",
               help="Compare with this run too: torch, cuda, cuda:1, numpy::float64.")  # fmt: skip
@@ -52,7 +52,7 @@ class QaAsked(TypedDict):
 @options.common_ci
 def command(
     model: str, also: tuple[str, ...], fail_on: str, save_baseline: Path | None,
-    html: Path | None, force: bool, where: run_options.WhereOptions, **asked: Unpack[QaAsked],
+    html: Path | None, force: bool, where: run_options.WhereOptions, **asked: Unpack[QaOptions],
 ) -> int:  # fmt: skip
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 

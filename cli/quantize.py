@@ -7,7 +7,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
+from aprfmt.cli.convert_run import ConvertOptions, run
 from aprfmt.errors import UsageError
 
 
@@ -44,7 +44,7 @@ class TypesInHelp(click.Command):
 def command(
     src: Path, dst: Path, named: str | None, to: str | None, calibrate: Path | None,
     chunks: int | None,
-    **wishes: Unpack[Wishes],
+    **wishes: Unpack[ConvertOptions],
 ) -> int:  # fmt: skip
     """Quantize SRC to DST; GPTQ, AWQ and the like round to nearest, uncalibrated.
 

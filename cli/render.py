@@ -20,7 +20,7 @@ from aprfmt.base.text_escape import guard
 from aprfmt.cli import output_format
 
 if TYPE_CHECKING:
-    from aprfmt.cli.ci_reports import Case
+    from aprfmt.cli.ci_reports import ReportCase
     from aprfmt.compare.short_answer import Line
 
 WIDEST = 60  # characters of a field's value in a line for people
@@ -85,7 +85,7 @@ def emit(
     exit_code: int = 0,
     show: Callable[[], None] | None = None,
     written: bool = False,
-    cases: "Callable[[], Sequence[Case]] | None" = None,
+    cases: "Callable[[], Sequence[ReportCase]] | None" = None,
     answer: "Callable[[], Sequence[Line]] | None" = None,
 ) -> int:
     """Print a command's result in the form that was asked for: JSON, or by `show` for people.
@@ -128,7 +128,7 @@ def shortened(lines: "Sequence[Line]") -> "Sequence[Line]":
     return [*lines[:most], (f"... {left} more lines (--format human, --json)", "dim"), *end]
 
 
-def print_cases(form: str, command: str, cases: "Sequence[Case]", exit_code: int) -> None:
+def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_code: int) -> None:
     """Print what --format asks for: SARIF as one JSON object, or JUnit's XML."""
     from aprfmt.cli.ci_reports import junit, sarif
 

@@ -13,7 +13,7 @@ from aprfmt.errors import UsageError
 @click.option(
     "--from",
     "copy",
-    type=options.Place(),
+    type=options.PathOrAddress(),
     metavar="SOURCE",
     help="A good copy: a file, or an address of which only the ranges needed are fetched.",
 )
@@ -25,7 +25,7 @@ from aprfmt.errors import UsageError
 )
 @click.option(
     "--manifest",
-    type=options.Place(),
+    type=options.PathOrAddress(),
     metavar="FILE",
     help="What `aprfmt hash --write` wrote of the good file; default: beside one of the two.",
 )

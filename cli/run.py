@@ -10,7 +10,7 @@ from aprfmt.cli import options, output_format, render, run_options
 
 
 @click.command("run")
-@options.gathered(tokens=run_options.Tokens, where=run_options.WhereOptions)
+@options.gathered(tokens=run_options.TokenOptions, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @run_options.what
 @click.option("--max-tokens", type=options.WholeNumber(1), default=128, show_default=True,
@@ -32,7 +32,7 @@ from aprfmt.cli import options, output_format, render, run_options
 @options.common
 def command(
     model: str, max_tokens: int, ignore_stop: bool, dry_run: bool,
-    tokens: run_options.Tokens, where: run_options.WhereOptions,
+    tokens: run_options.TokenOptions, where: run_options.WhereOptions,
     temperature: float, top_k: int, top_p: float, seed: int,
 ) -> int:  # fmt: skip
     """Generate text, greedily unless --temperature says otherwise.

@@ -46,7 +46,7 @@ where = options.group(
     click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
     within,
 )
-# What is run: exactly one names the tokens; the fields of `Tokens`.
+# What is run: exactly one names the tokens; the fields of `TokenOptions`.
 what = options.group(
     click.option("--prompt", metavar="TEXT",
                  help="Text, tokenized as the model does it; - is stdin."),
@@ -92,7 +92,7 @@ class WhereOptions(WithinOptions):
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenOptions:
     """What is run: exactly one of the options of `what`."""
 
     prompt: str | None
@@ -141,7 +141,7 @@ def warn_of(model: "Model") -> None:
         render.warn(f"{model.path}: {accepted}", "accepted_missing")
 
 
-def token_ids(model: "Model", tokens: Tokens) -> tuple[list[int], str | None]:
+def token_ids(model: "Model", tokens: TokenOptions) -> tuple[list[int], str | None]:
     """Return (ids, the text they stand for); UsageError unless exactly one source is given."""
     if len(tokens.given) != 1:
         found = " and ".join(tokens.given) or "none of them"
@@ -234,7 +234,7 @@ def check_ids(model: "Model", ids: list[int]) -> list[int]:
     return ids
 
 
-class WhereRan(TypedDict):
+class RunLocation(TypedDict):
     """Where a model ran; `backend` the backend's own facts, `via` how an engine was reached."""
 
     model: str
@@ -249,7 +249,7 @@ class WhereRan(TypedDict):
     peak_rss_bytes: NotRequired[int | None]
 
 
-def run_facts(run: "Run", trace: "Trace | None" = None) -> WhereRan:
+def run_facts(run: "Run", trace: "Trace | None" = None) -> RunLocation:
     """Return what JSON says of where it ran: requested, ran, why, backend facts, peak memory.
 
     An engine's facts are those of its trace.
@@ -257,7 +257,7 @@ def run_facts(run: "Run", trace: "Trace | None" = None) -> WhereRan:
     from aprfmt.inference.session import peak_rss
 
     model, choice = run.model, run.choice
-    facts: WhereRan = {
+    facts: RunLocation = {
         "model": str(model.path),
         "format": model.format,
         "architecture": model.spec.name,
@@ -275,7 +275,7 @@ def run_facts(run: "Run", trace: "Trace | None" = None) -> WhereRan:
     return facts
 
 
-def headline(run: WhereRan) -> str:
+def headline(run: RunLocation) -> str:
     """Return what ran where, and the memory it took, of what `run_facts` says."""
     peak = run.get("peak_rss_bytes")
     took = f", peak memory {render.size_text(peak)}" if peak else ""

@@ -77,7 +77,9 @@ class TextWriter:
         sys.stdout.flush()
 
 
-def report(run: run_options.WhereRan, made: int, end: str, took: "Speed", tokenizer: float) -> None:
+def report(
+    run: run_options.RunLocation, made: int, end: str, took: "Speed", tokenizer: float
+) -> None:
     """Say on stderr how it ended and how fast it was; the tokenizer came after so many seconds."""
     why = {"max_tokens": "--max-tokens reached", "context": "the context is full"}.get(end, end)
     parts = [f"{made} token{'' if made == 1 else 's'}, {why}"]

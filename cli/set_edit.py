@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.cli import render
 from aprfmt.errors import AprfmtError, UsageError
 
@@ -38,7 +38,7 @@ def finish(model: Path) -> None:
 
 
 @dataclass
-class Request:
+class EditRequest:
     """What was asked for: keys of the file's own metadata, and values of the folder's text files.
 
     `unknown` are near names by key that is neither in the file nor known.
@@ -66,7 +66,7 @@ class Request:
         return self.files.texts() if self.files is not None and self.files.changed else {}
 
 
-def changed_in_place(opened: "Model", request: Request) -> tuple[dict[str, object], int]:
+def changed_in_place(opened: "Model", request: EditRequest) -> tuple[dict[str, object], int]:
     """Change what was asked for where it lies; return the JSON, and how many bytes.
 
     Closes the model. Raises UsageError for changes of weights and of files beside them at once.
@@ -90,7 +90,7 @@ def changed_in_place(opened: "Model", request: Request) -> tuple[dict[str, objec
 
 def parsed(
     opened: "Model", changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
-) -> Request:
+) -> EditRequest:
     """Return the changes asked for, each at the place where readers look. Raises UsageError."""
     from aprfmt.conversion import edits
     from aprfmt.conversion.folder_edits import FolderEdits, has_files
@@ -113,7 +113,7 @@ def parsed(
         wanted = " or ".join(FORMATS[opened.format].extensions)
         raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
     files = FolderEdits(opened) if has_files(opened) else None
-    request = Request({}, [], {}, files)
+    request = EditRequest({}, [], {}, files)
     for key in remove:
         own = key if files is None else files.of_weights(key)
         if files is not None and own is None:
@@ -143,7 +143,7 @@ def parsed(
             request.values[key] = edits.parse(opened, key, kind, text)
     edits.check_present(opened, request.remove)
     arch = request.values.get("general.architecture")
-    also = [str(arch.value if isinstance(arch, Typed) else arch)] if arch is not None else []
+    also = [str(arch.value if isinstance(arch, TypedValue) else arch)] if arch is not None else []
     request.unknown = edits.unknown(opened, list(request.values), also)
     return request
 
@@ -154,11 +154,11 @@ def doubts(opened: "Model", template: bool) -> dict[str, list[str]]:
     `template` asks the check of the chat template too, which renders it in a process of its own.
     """
     from aprfmt.checks.check_runner import ask
-    from aprfmt.checks.context import Checked
+    from aprfmt.checks.context import CheckContext
     from aprfmt.checks.table import file_checks
     from aprfmt.model.resolve import OWN_KEY_USED
 
-    context = Checked(opened, opened.forced, None, None)
+    context = CheckContext(opened, opened.forced, None, None)
     answers = [
         ask(row, context)
         for row in file_checks()

@@ -6,7 +6,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import Wishes, run
+from aprfmt.cli.convert_run import ConvertOptions, run
 
 
 @click.command("split")
@@ -20,7 +20,7 @@ from aprfmt.cli.convert_run import Wishes, run
 @options.jobs
 @options.accept()
 @options.common
-def command(src: Path, dst: Path, **wishes: Unpack[Wishes]) -> int:
+def command(src: Path, dst: Path, **wishes: Unpack[ConvertOptions]) -> int:
     """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""
     wishes["complete"] = False  # a plain copy of the stored tensors
     return run(src, dst, None, **wishes)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 STATS = ("mean", "std", "min", "max", "zeros", "nan", "inf")  # columns of --stats
 
 
-class TensorListed(TypedDict):
+class TensorRow(TypedDict):
     """A tensor's row: `damage` where its bytes cannot be trusted, `stats` where asked for."""
 
     name: str
@@ -25,9 +25,9 @@ class TensorListed(TypedDict):
     stats: NotRequired[dict[str, object]]
 
 
-def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> TensorListed:
+def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> TensorRow:
     """Return one tensor's row."""
-    row: TensorListed = {
+    row: TensorRow = {
         "name": name,
         "role": " ".join(roles),
         "shape": list(tensor.shape),
@@ -54,7 +54,7 @@ def tensor_stats(tensor: "View") -> dict[str, object]:
         return {"error": str(error)}
 
 
-def show(rows: list[TensorListed], total: int, stats: bool) -> None:
+def show(rows: list[TensorRow], total: int, stats: bool) -> None:
     """Print the table for people."""
     damaged = any("damage" in row for row in rows)
     table = []

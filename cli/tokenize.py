@@ -8,7 +8,7 @@ import click
 from aprfmt.cli import options, render, run_options
 
 
-class TokensFound(TypedDict):
+class TokenizeResult(TypedDict):
     """What `aprfmt tokenize` says; `tokens` in the vocabulary's spelling, `pieces` as text."""
 
     model: str
@@ -48,7 +48,7 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
             ids = tokenizer.encode(
                 text, add_special=not no_special, parse_special=not no_parse_special
             )
-        body: TokensFound = {
+        body: TokenizeResult = {
             "model": str(opened.path), "tokenizer": tokenizer.origin, "text": text,
             "count": len(ids), "ids": ids, "tokens": [tokenizer.token(i) for i in ids],
             "pieces": [tokenizer.piece(i) for i in ids],
@@ -57,7 +57,7 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
     return render.emit(body, 0, lambda: show(body, decode))
 
 
-def show(body: TokensFound, decode: bool) -> None:
+def show(body: TokenizeResult, decode: bool) -> None:
     """Print ids for people: one line of numbers, then one token a line."""
     if decode:
         render.say(body["text"])

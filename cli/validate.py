@@ -12,7 +12,7 @@ from aprfmt.cli.html_page import add_page
 @click.command("validate")
 @options.model()
 @click.option("--strict", is_flag=True, help="Warnings fail, too.")
-@click.option("--against", metavar="SRC", type=options.Place(),
+@click.option("--against", metavar="SRC", type=options.PathOrAddress(),
               help="What MODEL was made of: nothing of it may be lost.")  # fmt: skip
 @options.allow_missing
 @options.accept()

@@ -15,7 +15,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
 from aprfmt.inference.evaluation import Sample, plan
 from aprfmt.inference.session import Session
-from aprfmt.quantizing.imatrix import Collected, InputSums
+from aprfmt.quantizing.imatrix import CollectedImatrix, InputSums
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import Binding
@@ -52,7 +52,7 @@ def collect(
     prefix: int = 0,
     chunks: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Collected:
+) -> CollectedImatrix:
     """Run a text through the model; return the sums by GGUF tensor name.
 
     `ids` are the text's tokens, of which the first `prefix` stand before every window; what fills
@@ -72,7 +72,7 @@ def collect(
             session.prefill(each)
             if progress is not None:
                 progress(done + 1, len(passes))
-    return Collected(_named(model, sums), name, len(passes), size)
+    return CollectedImatrix(_named(model, sums), name, len(passes), size)
 
 
 def _named(model: "Model", sums: Sums) -> Sums:

@@ -27,7 +27,7 @@ from aprfmt.model import Model
 from aprfmt.model.adapter_parts import unwrapped
 
 if TYPE_CHECKING:
-    from aprfmt.arch.binding import Group
+    from aprfmt.arch.binding import BoundGroup
     from aprfmt.arch.spec import LayoutStep
 
 Array = np.ndarray[Any, Any]
@@ -71,7 +71,7 @@ class _Target(NamedTuple):
 
     name: str
     shape: Shape
-    group: "Group | None"  # None: the base has it under this name
+    group: "BoundGroup | None"  # None: the base has it under this name
 
 
 def parameter_changes(

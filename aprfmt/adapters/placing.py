@@ -16,7 +16,7 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import near
 
 if TYPE_CHECKING:
-    from aprfmt.arch.binding import Group
+    from aprfmt.arch.binding import BoundGroup
 
 Array = np.ndarray[Any, Any]
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # whole names, or ends of them
@@ -130,7 +130,9 @@ def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[st
     return there.stored[0], moved(_as_stored(adapter, pair), group, there, base, adapter)
 
 
-def moved(pair: LowRank, here: "Group", there: "Group", base: Model, adapter: Adapter) -> LowRank:
+def moved(
+    pair: LowRank, here: "BoundGroup", there: "BoundGroup", base: Model, adapter: Adapter
+) -> LowRank:
     """Return a pair with its rows in the order of another style; ConversionError where it cannot.
 
     Rows may be permuted: then those of `b` are, and the lengths.

@@ -12,7 +12,7 @@ import numpy as np
 from aprfmt.adapters.merging import stray_notes
 from aprfmt.adapters.placing import Array, LowRank, moved, placed, whole_tensors
 from aprfmt.adapters.reading import Adapter, Stored, read_adapter
-from aprfmt.base.protocols import Note, TensorInfo, Typed
+from aprfmt.base.protocols import Note, TensorInfo, TypedValue
 from aprfmt.codecs import encode
 from aprfmt.conversion.outputs import make_info
 from aprfmt.conversion.report import ConversionReport, TensorOutcome
@@ -205,8 +205,8 @@ def _gguf(
         "general.architecture": model.spec.called["gguf"][0],
         "general.type": "adapter",
         "adapter.type": "lora",
-        "adapter.lora.alpha": Typed(_alpha(adapter), "float32"),
-        **({"general.base_model.count": Typed(1, "uint32"), "general.base_model.0.name": base}
+        "adapter.lora.alpha": TypedValue(_alpha(adapter), "float32"),
+        **({"general.base_model.count": TypedValue(1, "uint32"), "general.base_model.0.name": base}
            if isinstance(base, str) else {}),
     }, {}  # fmt: skip
 

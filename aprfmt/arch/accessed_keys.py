@@ -10,7 +10,7 @@ from aprfmt.errors import ArchError
 _OUTER_FIRST = frozenset({"tie_word_embeddings"})
 
 
-class Watched(Mapping[str, Value]):
+class AccessedKeys(Mapping[str, Value]):
     """Values that record which of them were read, nested objects included.
 
     Listing the keys reads no value: in a GGUF that would decode the whole vocabulary.
@@ -25,7 +25,7 @@ class Watched(Mapping[str, Value]):
         self._inner = nested if isinstance(nested, Mapping) else {}
         self._inner_key = inner if isinstance(nested, Mapping) else None
         self._inner_label = f"{label}{inner}."
-        self._nested: dict[str, Watched] = {}
+        self._nested: dict[str, AccessedKeys] = {}
         self.seen: dict[str, None] = {}
 
     def __getitem__(self, key: str) -> Value:
@@ -38,7 +38,7 @@ class Watched(Mapping[str, Value]):
             value, label = self._values[key], self._label
         if isinstance(value, Mapping):
             if key not in self._nested:
-                self._nested[key] = Watched(value, f"{label}{key}.")
+                self._nested[key] = AccessedKeys(value, f"{label}{key}.")
             return self._nested[key]
         self.seen[label + key] = None
         return value
@@ -76,7 +76,7 @@ class NotSettledError(ArchError):
     """A rule asks for a hyperparameter that has no value."""
 
 
-class Live(HyperParams):
+class PartialHyperParams(HyperParams):
     """The hyperparameters read so far; asking for any other raises NotSettledError."""
 
     def __init__(self, rows: dict[str, HyperParam]) -> None:

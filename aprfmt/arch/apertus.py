@@ -8,7 +8,7 @@ metadata instead of tensors: no GGUF table. Source: transformers' modeling_apert
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec
 from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, linear, norm, tables
 
@@ -38,7 +38,7 @@ APERTUS = ArchSpec(
         hyper_rules.fixed("activation", "xielu"),
         *hyper_rules.attention_biases(),
         hyper_rules.fixed("qk_norm", True),
-        *rope_rules(Rope(theta=12e6, hf_default=_LLAMA3)),
+        *rope_rules(RopeDefaults(theta=12e6, hf_default=_LLAMA3)),
     ),
     tensors=_TENSORS,
     bindings={"hf": _BINDINGS["hf"]},

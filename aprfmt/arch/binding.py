@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BoundGroup:
     """One binding at one layer: the stored names in the binding's order, and the role keys."""
 
     binding: Binding
@@ -29,7 +29,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundNames:
     """A file's tensor names sorted by the tables.
 
     `groups` come in execution order. `derived` are tensors that hold hyperparameters, `buffers`
@@ -38,7 +38,7 @@ class Bound:
     names (the existing ones are in `unbound`).
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[BoundGroup, ...]
     unbound: tuple[str, ...]
     derived: tuple[str, ...] = ()
     incomplete: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Order:
         return phase, layer or 0, rank
 
 
-def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
+def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
     """Sort stored names into the groups of a style.
 
     All bindings are tried; if two of them offer a role, the earlier one gets it and the names of
@@ -83,7 +83,7 @@ def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
         other = elements.setdefault(match.element or 0, name)
         if other != name:
             raise ArchError(f"tensors {other!r} and {name!r} are the same one in two spellings")
-    groups: dict[tuple[int, int | None], Group] = {}
+    groups: dict[tuple[int, int | None], BoundGroup] = {}
     claimed: set[str] = set()
     incomplete: dict[str, tuple[str, ...]] = {}
     for b, layer in sorted(found, key=lambda at: (at[0], at[1] or 0)):
@@ -92,7 +92,7 @@ def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
         if lacking:
             incomplete.update(dict.fromkeys(roles, lacking))
         elif not claimed.intersection(roles):
-            groups[b, layer] = Group(bindings[b], layer, stored, roles)
+            groups[b, layer] = BoundGroup(bindings[b], layer, stored, roles)
             claimed.update(roles)
     used = {name for group in groups.values() for name in group.stored}
     derived = {row.name(style) for row in spec.derived}
@@ -104,7 +104,7 @@ def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> Bound:
     }
     claims = used | derived | buffers
     order = Order(spec)
-    return Bound(
+    return BoundNames(
         tuple(sorted(groups.values(), key=lambda group: order(group.roles[0]))),
         tuple(name for name in every if name not in claims),
         tuple(name for name in every if name in derived),
@@ -133,7 +133,7 @@ def _stored_names(
     return tuple(stored), tuple(lacking)
 
 
-def without_partial(bound: Bound, hp: Mapping[str, Value]) -> Bound:
+def without_partial(bound: BoundNames, hp: Mapping[str, Value]) -> BoundNames:
     """Return `bound` with groups that have fewer stored tensors than `hp` asks for as incomplete.
 
     Names alone do not show that the last experts of a stack are missing. A stack with too many
@@ -156,7 +156,7 @@ def without_partial(bound: Bound, hp: Mapping[str, Value]) -> Bound:
     )
 
 
-def of_packed(bound: Bound, packed: Set[str]) -> Bound:
+def of_packed(bound: BoundNames, packed: Set[str]) -> BoundNames:
     """Return `bound` with the weights in `packed` (stored names) bound without transposition.
 
     Packed weights are stored as [out, in], also where the plain weight is [in, out] (gpt2's
@@ -177,7 +177,7 @@ def packed_binding(binding: Binding) -> Binding:
     return replace(binding, steps=steps)
 
 
-def known_shapes(bound: Bound, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+def known_shapes(bound: BoundNames, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return logical shapes by role key as far as they follow without hyperparameters.
 
     `shapes` are the stored shapes by name. A role whose steps need hyperparameters gets `()`: it
@@ -205,7 +205,7 @@ def logical_shapes(
 
 def groups_for(
     spec: ArchSpec, style: str, roles: Collection[str], hp: Mapping[str, Value]
-) -> list[Group]:
+) -> list[BoundGroup]:
     """Return the stored tensors that hold these role keys in a style, in execution order.
 
     Each role goes to the first binding whose roles are all in `roles`. Raises ArchError listing
@@ -213,7 +213,7 @@ def groups_for(
     """
     bindings = spec.bindings.get(style, ())
     wanted = set(roles)
-    groups: list[Group] = []
+    groups: list[BoundGroup] = []
     done: set[str] = set()
     homeless: list[str] = []
     for key in sorted(wanted, key=Order(spec)):
@@ -228,7 +228,7 @@ def groups_for(
         for binding in bindings:
             keys = tuple(role_key(layer, other) for other in binding.roles)
             if role in binding.roles and wanted.issuperset(keys) and done.isdisjoint(keys):
-                groups.append(Group(binding, layer, _written_names(binding, layer, hp), keys))
+                groups.append(BoundGroup(binding, layer, _written_names(binding, layer, hp), keys))
                 done.update(keys)
                 break
         else:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, HyperRule
 from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
 
@@ -49,7 +49,7 @@ COHERE = ArchSpec(
             default_in={"gguf": lambda hp: hp["n_layers"] >= 64},
         ),
         hyper_rules.fixed("parallel_residual", True),
-        *rope_rules(Rope(theta=500000.0)),
+        *rope_rules(RopeDefaults(theta=500000.0)),
         hyper_rules.rope_style("interleaved"),
         logit_factor(),
     ),

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from aprfmt.arch import hyper_rules
-from aprfmt.arch.binding import Bound, Group, bind, groups_for, of_packed, without_partial
+from aprfmt.arch.binding import BoundGroup, BoundNames, bind, groups_for, of_packed, without_partial
 from aprfmt.arch.name_templates import NameIndex, core
 from aprfmt.arch.size_expressions import size_of
 from aprfmt.arch.spec import (
@@ -144,7 +144,7 @@ def head_hyper(spec: ArchSpec, hp: HyperParams) -> HyperParams:
 class Head:
     """A draft head's tensors in a file: groups under the model's role keys, and its sizes."""
 
-    bound: Bound
+    bound: BoundNames
     hyper: HyperParams
 
 
@@ -159,13 +159,13 @@ def heads(
         bound = of_packed(bound, {target for target, name in stored.items() if name in packed})
         bound = without_partial(bound, hyper)
         groups = tuple(
-            Group(group.binding, layer, tuple(stored[name] for name in group.stored),
+            BoundGroup(group.binding, layer, tuple(stored[name] for name in group.stored),
                   tuple(outer(layer, key) for key in group.roles))
             for group in bound.groups
         )  # fmt: skip
         found.append(
             Head(
-                Bound(
+                BoundNames(
                     groups,
                     tuple(stored[name] for name in bound.unbound),
                     buffers=tuple(stored[name] for name in bound.buffers),
@@ -240,7 +240,7 @@ def inner(key: str) -> str:
 
 def stored_groups(
     spec: ArchSpec, style: str, roles: Collection[str], hp: HyperParams
-) -> list[Group]:
+) -> list[BoundGroup]:
     """As `groups_for`, which holds for the model alone; roles of draft heads come behind it."""
     if style not in spec.draft:
         return groups_for(spec, style, roles, hp)
@@ -258,7 +258,7 @@ def stored_groups(
 
 def _head_groups(
     spec: ArchSpec, style: str, layer: int, keys: Collection[str], hp: HyperParams
-) -> list[Group]:
+) -> list[BoundGroup]:
     """Return the stored tensors of a head's roles; ArchError for one that has no name there."""
     head, count = head_spec(spec), size_of("n_layers", hp)
     renamed = HeadNames(head, style, count, layer - count)
@@ -270,7 +270,7 @@ def _head_groups(
             f"tensors: {', '.join(homeless[:4])}; leave them out with --drop"
         )
     return [
-        Group(group.binding, layer, tuple(map(renamed.stored, group.stored)),
+        BoundGroup(group.binding, layer, tuple(map(renamed.stored, group.stored)),
               tuple(outer(layer, key) for key in group.roles))
         for group in groups_for(head, style, [inner(key) for key in keys], head_hyper(spec, hp))
     ]  # fmt: skip

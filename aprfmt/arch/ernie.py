@@ -5,7 +5,7 @@ Source: transformers' modeling_ernie4_5; the converter's ernie.py, llama.cpp's e
 
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
 
@@ -19,7 +19,7 @@ BIAS_LOSS = Loss(
     lambda hp: hp["mlp_bias"] or hp["attention_out_bias"],
     "llama.cpp has no biases of the output and of the MLP here and refuses the file",
 )
-ROPE = (*rope_rules(Rope(theta=500000.0)), hyper_rules.rope_style("interleaved"))
+ROPE = (*rope_rules(RopeDefaults(theta=500000.0)), hyper_rules.rope_style("interleaved"))
 
 _TENSORS, _BINDINGS = tables(
     around(

@@ -22,7 +22,7 @@ from aprfmt.arch.mamba import (
 )
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.spec_builders import described
 from aprfmt.arch.tensor_rows import LAYER, RoleRow, around, attention, gated_mlp, norm, tables
@@ -112,7 +112,7 @@ FALCON_H1 = described(
         hyper_rules.norm_eps(1e-5),
         *hyper_rules.attention_biases(),
         hyper_rules.mlp_bias(hf="mlp_bias"),
-        *rope_rules(Rope(theta=100000.0)),
+        *rope_rules(RopeDefaults(theta=100000.0)),
         HyperRule("ssm_layers", default=hyper_rules.per_layer(True)),
         expanded("mamba_expand", "mamba_d_ssm"),
         *head_rules("mamba_n_heads", "mamba_n_groups", 128, 1),

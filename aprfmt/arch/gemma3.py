@@ -19,7 +19,7 @@ from aprfmt.arch.gemma2 import (
     softcap,
 )
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import PerLayer, Window, period, window_rules
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import FUSED, around, attention, tables
@@ -76,7 +76,7 @@ GEMMA3 = ArchSpec(
         *hyper_rules.attention_biases(),
         hyper_rules.fixed("qk_norm", True),
         *rope_rules(
-            Rope(
+            RopeDefaults(
                 theta=1e6, theta_local=LOCAL_THETA, local_key="rope_local_base_freq", layers="full"
             )
         ),

@@ -17,7 +17,7 @@ from aprfmt.arch.gemma import NO_BIASES, embedding_scale
 from aprfmt.arch.gemma2 import pattern_loss, softcap
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import PerLayer, Window, causal, period, window_rules
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, around, gated_mlp, linear, norm, tables
@@ -357,7 +357,9 @@ GEMMA3N = ArchSpec(
         hyper_rules.fixed("qk_norm", True),
         hyper_rules.fixed("attn_scale", 1.0),
         *rope_rules(
-            Rope(theta=1e6, theta_local=10000.0, local_key="rope_local_base_freq", layers="full")
+            RopeDefaults(
+                theta=1e6, theta_local=10000.0, local_key="rope_local_base_freq", layers="full"
+            )
         ),
         *listed_windows(512, period(5)),
         softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),

@@ -30,7 +30,7 @@ from aprfmt.arch.gemma3n import (
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import FREQS, UNTURNED
-from aprfmt.arch.rope_hf import Rope, full_head_dim
+from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
 from aprfmt.arch.sliding_window import PerLayer, period
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, DerivedTensor, Facts, HyperRule, Read
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, around, linear, norm, tables
@@ -124,7 +124,7 @@ _JOINED = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 _HALVES = (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),)
 
 
-_ROPE = Rope(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True)
+_ROPE = RopeDefaults(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True)
 
 
 def _rope() -> tuple[HyperRule, ...]:

@@ -7,7 +7,7 @@ phi3. Source: transformers' modeling_glm4; the converter's glm.py, llama.cpp's g
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, linear, norm, tables
 
@@ -34,7 +34,7 @@ GLM4 = ArchSpec(
         hyper_rules.context_length(131072),
         hyper_rules.norm_eps(1.5625e-7),
         hyper_rules.flag("attention_bias", True, "attention_bias", present=("attn_q.bias",)),
-        *rope_rules(Rope(partial=0.5)),
+        *rope_rules(RopeDefaults(partial=0.5)),
         hyper_rules.rope_style("interleaved"),
     ),
     tensors=_TENSORS,

@@ -9,7 +9,7 @@ from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_
 from aprfmt.arch.mla import dense_first, groups, shared_experts
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
 
@@ -40,7 +40,7 @@ GLM4_MOE = ArchSpec(
         hyper_rules.norm_eps(1e-5),
         hyper_rules.flag("attention_bias", False, "attention_bias", present=("attn_q.bias",)),
         hyper_rules.qk_norm(False, "use_qk_norm"),
-        *rope_rules(Rope(partial=0.5)),
+        *rope_rules(RopeDefaults(partial=0.5)),
         *moe.counts(128, 8, EXPERTS_HF),
         moe.expert_size(hf_default=1408),
         shared_experts("n_shared_experts", 1),

@@ -8,7 +8,7 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_rows
 from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
 from aprfmt.arch.tensor_rows import Q, around, linear, norm, tables
 
@@ -43,7 +43,7 @@ GPT_NEOX = ArchSpec(
         hyper_rules.fixed("mlp_bias", True),
         hyper_rules.flag("parallel_residual", True, "use_parallel_residual",
             gguf="use_parallel_residual"),
-        *rope_rules(Rope(partial=0.25, base_key="rotary_emb_base")),
+        *rope_rules(RopeDefaults(partial=0.25, base_key="rotary_emb_base")),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

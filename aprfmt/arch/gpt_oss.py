@@ -10,7 +10,7 @@ from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.layout_steps import Transposed
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import YARN_BETAS, Rope, yarn_attention
+from aprfmt.arch.rope_hf import YARN_BETAS, RopeDefaults, yarn_attention
 from aprfmt.arch.sliding_window import Window, period, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
 from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, norm, tables
@@ -80,7 +80,7 @@ GPT_OSS = ArchSpec(
         hyper_rules.tied_embeddings(shown=False),
         *hyper_rules.attention_biases(True),
         hyper_rules.fixed("mlp_bias", True),
-        *rope_rules(Rope(theta=150000.0, hf_default=YARN)),
+        *rope_rules(RopeDefaults(theta=150000.0, hf_default=YARN)),
         *window_rules(Window(128, 128, period(2), stated=True)),
         *moe.counts(128, 4, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size"),

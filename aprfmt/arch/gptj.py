@@ -11,7 +11,7 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gpt2 import BUFFERS, four_times
 from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.tensor_rows import KV, Q, around, linear, norm, tables
 from aprfmt.arch.value_checks import whole as whole_number
@@ -37,7 +37,7 @@ _TENSORS, _BINDINGS = tables(
 
 def _rope() -> tuple[HyperRule, ...]:
     """Return the rope rules; the config counts the rotated elements, and the base is fixed."""
-    rows = {rule.name: rule for rule in rope_rules(Rope(partial=1.0))}
+    rows = {rule.name: rule for rule in rope_rules(RopeDefaults(partial=1.0))}
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
         found = facts.first("rotary_dim")

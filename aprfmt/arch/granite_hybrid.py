@@ -35,7 +35,7 @@ from aprfmt.arch.mamba import (
 )
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.spec_builders import Made, described
 from aprfmt.arch.tensor_rows import LAYER, RoleRow, around, experts, gated_mlp, norm, tables
@@ -107,7 +107,7 @@ BAMBA = described(
         hyper_rules.norm_eps(1e-5),
         *hyper_rules.attention_biases(),
         hyper_rules.mlp_bias(),
-        *rope_rules(Rope(partial=0.5)),
+        *rope_rules(RopeDefaults(partial=0.5)),
         hyper_rules.rope_style("half", permuted=True),
         _rotated(True),
         attention_layers(by_index("attn_layer_indices"), indices("attn_layer_indices")),

@@ -13,7 +13,7 @@ from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, shared_expert
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import HFRope, Rope
+from aprfmt.arch.rope_hf import HFRope, RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
 from aprfmt.arch.value_checks import positive, sequence
@@ -23,7 +23,7 @@ from aprfmt.errors import ArchError
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
-_ROPE = Rope()
+_ROPE = RopeDefaults()
 
 
 def _alpha(facts: Facts) -> float | None:

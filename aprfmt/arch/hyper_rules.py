@@ -8,7 +8,7 @@ from typing import Any
 
 from aprfmt.arch.pooling import pooling
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import HYPER_NAMES, MISSING, SPECIAL_NAMES, Facts, HyperRule, Write, split_key
 from aprfmt.arch.value_checks import MAX_LAYERS, number, single, text
 from aprfmt.base.protocols import Value
@@ -350,7 +350,7 @@ BASE: tuple[HyperRule, ...] = (
     fixed("qkv_clip", None),
     fixed("qk_norm", False),
     fixed("parallel_residual", False),
-    *rope_rules(Rope()),
+    *rope_rules(RopeDefaults()),
     rope_style("half"),
     HyperRule("rope_layers", default=per_layer(True)),
     fixed("sliding_window", None),

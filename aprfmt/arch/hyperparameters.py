@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aprfmt.arch.accessed_keys import Live, NotSettledError, Watched
+from aprfmt.arch.accessed_keys import AccessedKeys, NotSettledError, PartialHyperParams
 from aprfmt.arch.carried_hyperparameters import CARRIED, STYLES, carried
 from aprfmt.arch.other_keys import IGNORED, KNOWN
 from aprfmt.arch.spec import (
@@ -129,10 +129,10 @@ class _Reader:
             if self.facts.style in KNOWN and KNOWN[self.facts.style].nested
             else ""
         )
-        self.watched = Watched(self.facts.values, inner=inner)
+        self.watched = AccessedKeys(self.facts.values, inner=inner)
         arch_key = self.facts.arch_key or (self.spec.called.get("gguf") or ("",))[0]
         self.facts = replace(self.facts, values=self.watched, arch_key=arch_key)
-        self.live = Live(self.rows)
+        self.live = PartialHyperParams(self.rows)
 
     def settle(self, rule: HyperRule) -> HyperParam | None:
         """Return the value of one rule with its origin; None without a key and a default."""

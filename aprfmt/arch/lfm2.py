@@ -21,7 +21,7 @@ from aprfmt.arch.layer_kinds import (
 from aprfmt.arch.mla import dense_first
 from aprfmt.arch.recurrent_steps import Depthwise
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import RoleRow, experts, linear, norm, tables, whole
 from aprfmt.arch.value_checks import boolean, number
@@ -125,7 +125,7 @@ _SHARED = (
     _tied(),
     hyper_rules.fixed("activation", "silu"),
     hyper_rules.fixed("qk_norm", True),
-    *rope_rules(Rope(theta=1e6)),
+    *rope_rules(RopeDefaults(theta=1e6)),
     hyper_rules.size("conv_taps", "conv_L_cache", "shortconv.l_cache", default=3),
     _convolving(),
     others("rope_layers", "conv_layers"),

@@ -11,7 +11,7 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.layer_kinds import IN, attention_rows, having, others
 from aprfmt.arch.lfm2 import CONVOLUTION, GATED, LAST
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope, full_head_dim
+from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
 from aprfmt.arch.tensor_rows import LAYER, RoleRow, norm, tables, whole
 from aprfmt.arch.value_checks import sequence
@@ -85,7 +85,9 @@ def _rope() -> tuple[HyperRule, ...]:
         rotated = 2 * int(0.5 * full_head_dim(hp) // 2)
         return {"type": "proportional", "factor": 1.0, "rotated": rotated}
 
-    made = rope_rules(Rope(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True))
+    made = rope_rules(
+        RopeDefaults(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True)
+    )
     return tuple(
         replace(rule, default_in={"hf": usual}) if rule.name == "rope_scaling" else rule
         for rule in made

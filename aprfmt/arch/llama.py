@@ -9,7 +9,7 @@ from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.tensor_rows import (
@@ -117,7 +117,7 @@ MIXTRAL = ArchSpec(
         hyper_rules.n_kv_heads(8),
         hyper_rules.context_length(4096 * 32),
         hyper_rules.norm_eps(1e-5),
-        *rope_rules(Rope(theta=1e6)),
+        *rope_rules(RopeDefaults(theta=1e6)),
         hyper_rules.rope_style("half", permuted=True),
         *window_rules(Window(listed=False)),
         *moe.counts(8, 2, "num_local_experts num_experts"),

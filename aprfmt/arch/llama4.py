@@ -17,7 +17,7 @@ from aprfmt.arch.nope_layers import every_fourth, rope_layers, rotating
 from aprfmt.arch.qwen2_moe import shared_expert
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import PerLayer, Window, period, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import (
@@ -187,7 +187,7 @@ LLAMA4 = ArchSpec(
             "qk_norm", {"hf": ("use_qk_norm",)}, "bool", True, read={"gguf": _normed_gguf},
             write={"gguf": lambda value, hp: {}},
         ),
-        *rope_rules(Rope(theta=500000.0)),
+        *rope_rules(RopeDefaults(theta=500000.0)),
         hyper_rules.rope_style("interleaved"),
         rope_layers(_rotating_gguf),
         *window_rules(

@@ -18,7 +18,7 @@ from aprfmt.arch.mla import groups
 from aprfmt.arch.qwen2 import QWEN2, WINDOW
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import PerLayer, Window, window_rules
 from aprfmt.arch.spec import MISSING, Binding, DraftNames, Facts, HyperRule
 from aprfmt.arch.spec_builders import named
@@ -181,7 +181,7 @@ MIMO_V2 = named(
             default=lambda hp: hp["head_dim"], hf_default=128),
         hyper_rules.context_length(131072),
         replace(_EPS, keys={**_EPS.keys, "hf": ("layernorm_epsilon", "rms_norm_eps")}),
-        *rope_rules(Rope(theta=5e6, theta_local=10000.0, local_key="swa_rope_theta",
+        *rope_rules(RopeDefaults(theta=5e6, theta_local=10000.0, local_key="swa_rope_theta",
             partial=0.334, nested=True)),
         *_windows(),
         *moe.counts(256, 8, EXPERTS_HF),

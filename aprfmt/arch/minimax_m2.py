@@ -10,7 +10,7 @@ from typing import Any
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.deepseek import sigmoid_router
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
 from aprfmt.arch.tensor_rows import (
     FUSED,
@@ -54,7 +54,7 @@ _TENSORS, _BINDINGS = tables(
 
 def _rotated() -> tuple[HyperRule, ...]:
     """Return the rope rules; published configs say `rotary_dim` for the rotated elements."""
-    rows = {rule.name: rule for rule in rope_rules(Rope(theta=5e6, partial=1.0))}
+    rows = {rule.name: rule for rule in rope_rules(RopeDefaults(theta=5e6, partial=1.0))}
     usual: Any = rows["rope_dim"].read["hf"]
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:

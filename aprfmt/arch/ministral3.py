@@ -11,7 +11,7 @@ from dataclasses import replace
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import ORIGINAL, HFRope, Rope
+from aprfmt.arch.rope_hf import ORIGINAL, HFRope, RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
@@ -20,7 +20,7 @@ from aprfmt.arch.value_checks import whole as whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
-_ROPE = Rope(theta=1e6, log_mul=1.0)
+_ROPE = RopeDefaults(theta=1e6, log_mul=1.0)
 _BETA = "llama_4_scaling_beta"
 
 

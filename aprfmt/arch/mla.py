@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope, mscale
+from aprfmt.arch.rope_hf import RopeDefaults, mscale
 from aprfmt.arch.spec import MISSING, Facts, HyperRule, Read
 from aprfmt.arch.value_checks import MAX_ROTATED
 from aprfmt.arch.value_checks import whole as whole_number
@@ -166,7 +166,7 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
             "attention_out_bias", False, "attention_bias", present=("attn_output.bias",),
             written=False,
         ),
-        *rope_rules(Rope()),
+        *rope_rules(RopeDefaults()),
         HyperRule(
             "rope_dim",
             {"hf": ("qk_rope_head_dim",), "gguf": ("{arch}.rope.dimension_count",)},

@@ -13,7 +13,7 @@ from aprfmt.arch.encoders import BLOCK, embeddings, encoder, encoder_hyper
 from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import KINDS
 from aprfmt.arch.spec import Binding, Facts, HyperRule
 from aprfmt.arch.tensor_rows import Q, RoleRow, linear, norm, tables
@@ -117,7 +117,7 @@ MODERNBERT = encoder(
         HyperRule("attn_norm_layers",
             default=lambda hp: (False, *(True,) * (hp["n_layers"] - 1))),
         *_WINDOWS,
-        *rope_rules(Rope(theta=160000.0, theta_local=10000.0, local_key="local_rope_theta",
+        *rope_rules(RopeDefaults(theta=160000.0, theta_local=10000.0, local_key="local_rope_theta",
             base_key="global_rope_theta")),
         hyper_rules.rope_style("half"),
         HyperRule("rope_layers", default=hyper_rules.per_layer(True)),

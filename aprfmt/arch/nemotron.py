@@ -7,7 +7,7 @@ which adds the 1.
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec
 from aprfmt.arch.tensor_rows import FUSED, RoleRow, attention, plain_mlp, tables, whole
 
@@ -43,7 +43,7 @@ NEMOTRON = ArchSpec(
         hyper_rules.tied_embeddings(shown=False),
         *hyper_rules.attention_biases(),
         hyper_rules.mlp_bias(),
-        *rope_rules(Rope(partial=0.5)),
+        *rope_rules(RopeDefaults(partial=0.5)),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -6,7 +6,7 @@ transformers' modeling files; the gguf package's name map.
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Loss
 from aprfmt.arch.spec_builders import named
 from aprfmt.arch.tensor_rows import (
@@ -43,7 +43,7 @@ BITNET = named(
         hyper_rules.norm_eps(1e-5),
         hyper_rules.activation("relu2"),
         *hyper_rules.attention_biases(),
-        *rope_rules(Rope(theta=500000.0)),
+        *rope_rules(RopeDefaults(theta=500000.0)),
     ),
     lost=(
         Loss(
@@ -72,6 +72,6 @@ EUROBERT = named(
         hyper_rules.context_length(8192),
         hyper_rules.norm_eps(1e-5),
         hyper_rules.fixed("tied_embeddings", True),
-        *rope_rules(Rope(theta=250000.0)),
+        *rope_rules(RopeDefaults(theta=250000.0)),
     ),
 )  # fmt: skip

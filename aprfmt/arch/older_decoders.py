@@ -10,7 +10,7 @@ from aprfmt.arch import hyper_rules
 from aprfmt.arch.fused_projection import GROUPED, fused_in, fused_rows
 from aprfmt.arch.gpt2 import NO_ROPE, POSITIONS, four_times
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import HyperRule
 from aprfmt.arch.spec_builders import named
 from aprfmt.arch.tensor_rows import (
@@ -84,7 +84,7 @@ OLMO = named(
         hyper_rules.n_kv_heads(),
         hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         *hyper_rules.attention_biases(),
-        *rope_rules(Rope()),
+        *rope_rules(RopeDefaults()),
         hyper_rules.rope_style("half", permuted=True),
         HyperRule("qkv_clip", {"hf": ("clip_qkv",), "gguf": ("{arch}.attention.clamp_kqv",)},
             "positive", None),
@@ -159,7 +159,7 @@ PERSIMMON = named(
         hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         hyper_rules.activation("relu2"),
         hyper_rules.qk_norm(True, "qk_layernorm"),
-        *rope_rules(Rope(partial=0.5)),
+        *rope_rules(RopeDefaults(partial=0.5)),
     ),
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import Window, period, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
 from aprfmt.arch.tensor_rows import FUSED, KV, Q, around, attention, gated_mlp, norm, tables
@@ -52,7 +52,7 @@ OLMO3 = ArchSpec(
     name="olmo3",
     hyper=hyper_rules.hyper_table(
         *_HYPER,
-        *rope_rules(Rope(theta=500000.0, layers="full", nested=True)),
+        *rope_rules(RopeDefaults(theta=500000.0, layers="full", nested=True)),
         *window_rules(Window(4096, 4096, period(4))),
     ),
     tensors=_TENSORS,

@@ -6,7 +6,7 @@ Source: docs/architectures.md; transformers' modeling_phi.
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, around, attention, norm, plain_mlp, tables
 
@@ -48,7 +48,7 @@ PHI2 = ArchSpec(
         hyper_rules.fixed("mlp_bias", True),
         hyper_rules.qk_norm(False, "qk_layernorm"),
         hyper_rules.fixed("parallel_residual", True),
-        *rope_rules(Rope(partial=0.5)),
+        *rope_rules(RopeDefaults(partial=0.5)),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -8,7 +8,7 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, around, linear, norm, tables
@@ -46,7 +46,7 @@ PHI3 = ArchSpec(
         hyper_rules.context_length(4096),
         hyper_rules.norm_eps(1e-5),
         *rope_rules(
-            Rope(partial=1.0, original=4096, aliases={"su": "longrope", "yarn": "longrope"})
+            RopeDefaults(partial=1.0, original=4096, aliases={"su": "longrope", "yarn": "longrope"})
         ),
         *window_rules(Window(listed=False, stated=True)),
     ),

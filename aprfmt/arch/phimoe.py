@@ -13,7 +13,7 @@ from reprlib import repr as short_repr
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, experts, norm, tables
@@ -40,7 +40,7 @@ _TENSORS, _MADE = tables(
     hf_more=(Binding((LAYER + "mlp.router.weight",), ("ffn_gate_inp.weight",)), *FUSED),
 )  # fmt: skip
 
-_RULES = {rule.name: rule for rule in rope_rules(Rope(theta=1e6, original=4096))}
+_RULES = {rule.name: rule for rule in rope_rules(RopeDefaults(theta=1e6, original=4096))}
 _SCALING = _RULES["rope_scaling"]
 
 

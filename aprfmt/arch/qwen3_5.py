@@ -14,13 +14,13 @@ from aprfmt.arch.grouped_rows import Tiled
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, SHARED_GATE, shared_expert
 from aprfmt.arch.qwen3_next import shared_size
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.rope_sections import sections
 from aprfmt.arch.spec import ArchSpec, Binding, HyperRule, TensorRule
 from aprfmt.arch.tensor_rows import RoleRow, around, gated_mlp, tables
 
 SECTIONS = (11, 11, 10)  # transformers' default, and the converter's
-_ROPE = Rope(partial=0.25)
+_ROPE = RopeDefaults(partial=0.25)
 _HEADS, _HEAD = (Tiled("delta_value_dim"),), (Tiled("1"),)
 _BEHIND_KEYS = (Tiled("delta_value_dim", f"2*{delta_net.KEYS}"),)
 

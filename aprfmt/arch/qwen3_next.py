@@ -20,7 +20,7 @@ from aprfmt.arch.qwen2_moe import (
     shared_expert,
 )
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, HyperRule
 from aprfmt.arch.tensor_rows import LAYER, around, tables
 
@@ -88,7 +88,7 @@ QWEN3_NEXT = ArchSpec(
         hyper_rules.context_length(32768),
         *hyper_rules.attention_biases(),
         hyper_rules.fixed("qk_norm", True),
-        *rope_rules(Rope(partial=0.25)),
+        *rope_rules(RopeDefaults(partial=0.25)),
         *moe.counts(512, 10),
         moe.expert_size(hf_default=512),
         shared_size(),

@@ -19,7 +19,7 @@ from aprfmt.arch.qwen3_moe import QWEN3_MOE
 from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.rope_sections import IGNORED, old_sections
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, every, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, Loss
@@ -29,7 +29,7 @@ from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 _MROPE = {"mrope": "default"}  # what the first checkpoints call it
-_TWO, _THREE = Rope(theta=1e6, aliases=_MROPE), Rope(theta=5e5, aliases=_MROPE)
+_TWO, _THREE = RopeDefaults(theta=1e6, aliases=_MROPE), RopeDefaults(theta=5e5, aliases=_MROPE)
 _IGNORED = IGNORED.union(
     "video_token_id vision_start_token_id vision_end_token_id vision_token_id".split()
 )

@@ -22,7 +22,7 @@ YARN_BETAS = (32.0, 1.0)  # default beta_fast and beta_slow, from the YaRN paper
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeDefaults:
     """What differs between architectures.
 
     Defaults for absent keys: `theta`; `theta_local` (windowed layers; None: same as theta);
@@ -95,7 +95,7 @@ class _Objects:
 class HFRope:
     """The rope objects of one config: full layers, windowed layers, and the outer one."""
 
-    row: Rope
+    row: RopeDefaults
     facts: Facts
     dim: Callable[[], int] = int  # gives the elements of a head in full layers; asked if needed
     full: _Objects = field(default_factory=_Objects)
@@ -265,7 +265,9 @@ _READ: Mapping[str, Callable[[HFRope, _Objects, int, int], Scaling]] = {
 # --- writing: old-style keys, which transformers 4 and 5 both load -----------------------------
 
 
-def write_hf(row: Rope, scaling: Mapping[str, Value] | None, hp: Params) -> dict[str, Value]:
+def write_hf(
+    row: RopeDefaults, scaling: Mapping[str, Value] | None, hp: Params
+) -> dict[str, Value]:
     """Return `rope_scaling` and its companions, and nested `rope_parameters` where used."""
     old = None if scaling is None else _WRITE[scaling["type"]](scaling, hp)
     out: dict[str, Value] = {} if row.new else {"rope_scaling": old}

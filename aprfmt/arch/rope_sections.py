@@ -7,7 +7,7 @@ the rope object, llama.cpp requires them in a GGUF (four numbers, of which the l
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aprfmt.arch.rope_hf import Rope, write_hf
+from aprfmt.arch.rope_hf import RopeDefaults, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.arch.value_checks import sequence
 from aprfmt.arch.value_checks import whole as whole_number
@@ -36,13 +36,13 @@ def _hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
     return None
 
 
-def _scaling(rope: Rope, hp: Params) -> Params:
+def _scaling(rope: RopeDefaults, hp: Params) -> Params:
     """Return the rope object of config.json without theta and sections."""
     found: Params | None = write_hf(rope, hp["rope_scaling"], hp)["rope_scaling"]
     return found or {"rope_type": "default"}
 
 
-def sections(rope: Rope, usual: Sections) -> HyperRule:
+def sections(rope: RopeDefaults, usual: Sections) -> HyperRule:
     """Return the rule for the pairs; `usual` are those of a model that does not say them.
 
     Written to config.json where they are not the usual ones, with the whole rope object.
@@ -69,7 +69,7 @@ def sections(rope: Rope, usual: Sections) -> HyperRule:
     )
 
 
-def old_sections(rope: Rope, usual: Sections, *, interleaved: bool = False) -> HyperRule:
+def old_sections(rope: RopeDefaults, usual: Sections, *, interleaved: bool = False) -> HyperRule:
     """Return the rule for models of which every reader wants the sections, in `rope_scaling`."""
 
     def to_hf(value: Value, hp: Params) -> Params:

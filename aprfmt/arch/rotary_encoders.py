@@ -15,7 +15,7 @@ from aprfmt.arch.encoders import BLOCK, POOLER, embeddings, encoder, encoder_hyp
 from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, PARTS, fused_in, fused_rows
 from aprfmt.arch.required_values import must_be
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, Facts, HyperRule
 from aprfmt.arch.tensor_rows import Q, RoleRow, linear, norm, tables
 from aprfmt.arch.value_checks import sequence, text
@@ -77,7 +77,9 @@ def _tasks(value: Value, facts: Facts, hp: Params) -> str:
     return f"{found[1]} names adapters for {names}; the model runs without one"
 
 
-def _rotated(rope: Rope, check: Callable[[Value, Facts, Params], str]) -> tuple[HyperRule, ...]:
+def _rotated(
+    rope: RopeDefaults, check: Callable[[Value, Facts, Params], str]
+) -> tuple[HyperRule, ...]:
     each = HyperRule("rope_layers", default=hyper_rules.per_layer(True), check=check)
     return (*rope_rules(rope), hyper_rules.rope_style("half"), each)
 
@@ -126,7 +128,7 @@ NOMIC_BERT = encoder(
         hyper_rules.ffn_size(None, "intermediate_size n_inner"),
         hyper_rules.context_length(2048, "max_position_embeddings n_positions"),
         _activation(),
-        *_rotated(Rope(theta=1000.0, base_key="rotary_emb_base"), _usual),
+        *_rotated(RopeDefaults(theta=1000.0, base_key="rotary_emb_base"), _usual),
     ),
     replace(BLOCK, position="rope", mlp="gated"),
     more_ignored="""attn_pdrop embd_pdrop resid_pdrop dense_seq_output fused_bias_fc
@@ -172,7 +174,7 @@ JINA_EMBEDDINGS_V3 = encoder(
     ),
     encoder_hyper(
         hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        *_rotated(Rope(theta=20000.0, base_key="rotary_emb_base"), _tasks),
+        *_rotated(RopeDefaults(theta=20000.0, base_key="rotary_emb_base"), _tasks),
     ),
     replace(BLOCK, position="rope"),
     evidence=_has_mixers,

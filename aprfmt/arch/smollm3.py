@@ -10,7 +10,7 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.nope_layers import every_fourth, rope_layers, rotating
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
@@ -42,7 +42,7 @@ SMOLLM3 = ArchSpec(
         hyper_rules.tied_embeddings(True),
         *hyper_rules.attention_biases(),
         hyper_rules.mlp_bias(),
-        *rope_rules(Rope(theta=2e6)),
+        *rope_rules(RopeDefaults(theta=2e6)),
         hyper_rules.rope_style("half", permuted=True),
         rope_layers(),
         *window_rules(Window(layers=_unrotated, gguf_layers=every, switch=True, listed_wins=True)),

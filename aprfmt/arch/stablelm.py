@@ -7,7 +7,7 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
-from aprfmt.arch.rope_hf import Rope
+from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
 from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, gated_mlp, tables
 
@@ -53,7 +53,7 @@ STABLELM = ArchSpec(
             "parallel_residual", False, "use_parallel_residual", gguf="use_parallel_residual",
             absent=("ffn_norm.weight", "ffn_norm.bias"),
         ),
-        *rope_rules(Rope(partial=0.25)),
+        *rope_rules(RopeDefaults(partial=0.25)),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -13,7 +13,7 @@ from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import CODECS, codec
 from aprfmt.conversion.encoding_choice import importance_of
 from aprfmt.conversion.outputs import Output
-from aprfmt.conversion.run import CHUNK, Written, chunks, encode_piece, pieces
+from aprfmt.conversion.run import CHUNK, WrittenTensor, chunks, encode_piece, pieces
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.measure.requantization import HOPELESS, Way, through
 from aprfmt.model import Model
@@ -137,7 +137,7 @@ def _tensor(
         return replace(base, state="not reproduced", tensor=name, why=why)
     searched = quantized(info.encoding)
     if output.copies or output.part is not None:
-        found = _compare(chunks(output, recipe.options, Written()), held)
+        found = _compare(chunks(output, recipe.options, WrittenTensor()), held)
         how = "laid out anew" if output.made else "bytes of the base"
         if output.part is not None:
             how = recipe.type or base.encoding

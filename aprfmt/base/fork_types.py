@@ -107,7 +107,7 @@ MEASURED: tuple[tuple[str, int, TypeSize, str], ...] = (
 )
 
 
-class Claim(NamedTuple):
+class TypeClaim(NamedTuple):
     """One more meaning of an id: what it is called, by whom, and how many bytes it takes."""
 
     name: str
@@ -124,29 +124,29 @@ _STQ, _G128 = TypeSize(256, 42), TypeSize(128, 34)
 _PR = "llama.cpp PR 22836"
 
 
-def _hifi(name: str, size: int) -> Claim:
+def _hifi(name: str, size: int) -> TypeClaim:
     """Return the claim of a K-quant with outliers or residuals beside each block."""
-    return Claim(name, "the HIFI forks", TypeSize(256, size))
+    return TypeClaim(name, "the HIFI forks", TypeSize(256, size))
 
 
 # What else an id is used for. Upstream's meaning, where it has one, is the row's of the encoding
 # table; types of a KV cache are never stored in a file and do not stand here.
-CONTESTED: Mapping[int, tuple[Claim, ...]] = {
-    36: (Claim("I2_S", "BitNet", TypeSize(4, 1, 0, 32)),),
-    42: (Claim("STQ1_0", f"the first files of {_PR}", _STQ),
-         Claim("Q2_0_G128", "Bonsai's forks", _G128, ("GGML_Q2_0_G128", 1)),
+CONTESTED: Mapping[int, tuple[TypeClaim, ...]] = {
+    36: (TypeClaim("I2_S", "BitNet", TypeSize(4, 1, 0, 32)),),
+    42: (TypeClaim("STQ1_0", f"the first files of {_PR}", _STQ),
+         TypeClaim("Q2_0_G128", "Bonsai's forks", _G128, ("GGML_Q2_0_G128", 1)),
          _hifi("Q3_K_HIFI", 136)),
     43: (
-        Claim("STQ1_0", f"{_PR} since upstream took 42", _STQ),
-        Claim("IQ1_XS", "unsloth's fork", TypeSize(256, 46)),
-        Claim("Q2_0_G128", "Bonsai's forks", _G128, ("GGML_Q2_0_G128", 1)),
-        Claim("NF4DQ", "a fork with NF4", TypeSize(1024, 532)),
+        TypeClaim("STQ1_0", f"{_PR} since upstream took 42", _STQ),
+        TypeClaim("IQ1_XS", "unsloth's fork", TypeSize(256, 46)),
+        TypeClaim("Q2_0_G128", "Bonsai's forks", _G128, ("GGML_Q2_0_G128", 1)),
+        TypeClaim("NF4DQ", "a fork with NF4", TypeSize(1024, 532)),
         _hifi("Q6_K_HIFI", 222),
     ),
     44: (_hifi("Q6_K_HIFI_DYNAMIC", 236),),
     45: (_hifi("Q6_K_HIFI_RES8", 232),),
     46: (_hifi("Q5_K_HIFI_RES8", 196),),
-    47: (Claim("Q2_0", "TurboQuant's forks", TypeSize(64, 18)), _hifi("Q3_K_HIFI_RES8", 132)),
+    47: (TypeClaim("Q2_0", "TurboQuant's forks", TypeSize(64, 18)), _hifi("Q3_K_HIFI_RES8", 132)),
     48: (_hifi("Q4_K_HIFI", 168),),
     49: (_hifi("Q2_K_HIFI", 96),),
     50: (_hifi("Q2_K_LITE", 96),),
@@ -154,8 +154,8 @@ CONTESTED: Mapping[int, tuple[Claim, ...]] = {
     52: (_hifi("Q4_K_LITE", 128),),
     53: (_hifi("Q5_K_LITE", 164),),
     54: (_hifi("Q6_K_LITE", 196),),
-    142: (Claim("IQ2_TN", f"{IK} of 2024", TypeSize(256, 66)),
-          Claim("PQ2_0", "Bonsai's forks", _G128, ("general.file_type", 141))),
-    143: (Claim("IQ1_TN", f"{IK} of 2024", TypeSize(256, 54)),
-          Claim("PTQ1_0", "Bonsai's forks", TypeSize(128, 28))),
+    142: (TypeClaim("IQ2_TN", f"{IK} of 2024", TypeSize(256, 66)),
+          TypeClaim("PQ2_0", "Bonsai's forks", _G128, ("general.file_type", 141))),
+    143: (TypeClaim("IQ1_TN", f"{IK} of 2024", TypeSize(256, 54)),
+          TypeClaim("PTQ1_0", "Bonsai's forks", TypeSize(128, 28))),
 }  # fmt: skip

@@ -96,9 +96,9 @@ def validate_model(
     this one was made of.
     """
     from aprfmt.checks.check_runner import answered, ask
-    from aprfmt.checks.context import Checked
+    from aprfmt.checks.context import CheckContext
 
-    context = Checked(model, arch, progress, source, accept)
+    context = CheckContext(model, arch, progress, source, accept)
     answers = tuple(
         ask(row, context, strict=strict)
         if whole or not row.whole

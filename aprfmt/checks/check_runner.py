@@ -5,20 +5,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from aprfmt.base.outcome import Check, check, verdict
-from aprfmt.checks.context import Checked
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import LISTED, SHOWN, Answer, Finding, NotRun, Result, listed, summed
 from aprfmt.checks.table import CHECKS, CheckRow
 from aprfmt.errors import AprfmtError, UnsupportedError
 
 
-def ask(row: CheckRow, context: Checked, *, strict: bool = False) -> Answer:
+def ask(row: CheckRow, context: CheckContext, *, strict: bool = False) -> Answer:
     """Return what a row says of a model; with `strict` its warnings are failures."""
     began = time.perf_counter()
     result, why = result_of(row, context)
     return answered(row, result, why, time.perf_counter() - began, strict=strict)
 
 
-def result_of(row: CheckRow, context: Checked) -> tuple[Result, str]:
+def result_of(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
     """Return what a row's function gives, and why it did not run ("" where it did).
 
     A gate that cannot finish failed, and so did a row of another package. A row of `validate` is
@@ -44,7 +44,9 @@ def result_of(row: CheckRow, context: Checked) -> tuple[Result, str]:
         return Result(checks=[_unfinished(row, error)]), ""
 
 
-def retold(context: Checked, check_name: str, name: str, *, strict: bool = True) -> Iterator[Check]:
+def retold(
+    context: CheckContext, check_name: str, name: str, *, strict: bool = True
+) -> Iterator[Check]:
     """Yield the result of one of our rows of `validate` as a check of a gate, under another name.
 
     Everything it found stands in one line. Nothing is yielded for a check of other formats.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aprfmt.arch.spec import ArchSpec
-from aprfmt.checks.file.stored_vocabulary import Words, read_words
-from aprfmt.checks.file.value_pass import Progress, SeenTensor, take
+from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_words
+from aprfmt.checks.file.value_pass import Progress, TensorScan, take
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
@@ -17,7 +17,7 @@ from aprfmt.tokenizer.carriers import has_tokenizer
 
 
 @dataclass
-class Checked:
+class CheckContext:
     """One model under its checks. Everything costly is made when the first check asks for it."""
 
     model: Model
@@ -32,7 +32,7 @@ class Checked:
         return str(self.model.path)
 
     @cached_property
-    def census(self) -> Mapping[str, SeenTensor]:
+    def census(self) -> Mapping[str, TensorScan]:
         """What one pass over every stored tensor found, by stored name."""
         return take(self.model, self.progress)
 
@@ -77,7 +77,7 @@ class Checked:
         return carried
 
     @cached_property
-    def words(self) -> Words:
+    def words(self) -> StoredVocabulary:
         """The vocabulary as it is stored; NotRun where it cannot be read."""
         try:
             return read_words(self.carried)

@@ -167,7 +167,7 @@ class CheckReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NamedFinding:
     """A finding under the name of its check."""
 
     check: str
@@ -228,12 +228,14 @@ class Validation(CheckReport):
         return tuple(check for answer in self.answers for check in answer.checks)
 
     @property
-    def findings(self) -> tuple[Noted, ...]:
+    def findings(self) -> tuple[NamedFinding, ...]:
         """Everything that is wrong or odd, under the name of its check."""
-        return tuple(Noted(answer.name, one) for answer in self.answers for one in answer.findings)
+        return tuple(
+            NamedFinding(answer.name, one) for answer in self.answers for one in answer.findings
+        )
 
     @property
-    def warnings(self) -> tuple[Noted, ...]:
+    def warnings(self) -> tuple[NamedFinding, ...]:
         """The findings that are odd, not wrong."""
         return tuple(noted for noted in self.findings if noted.finding.level == "warning")
 

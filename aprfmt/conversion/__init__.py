@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import check_arch
 from aprfmt.base.memory import keep_freed
-from aprfmt.base.protocols import LazyTensor, Note, Orders, Sink, TensorInfo
+from aprfmt.base.protocols import LazyTensor, Note, OrderedSink, Sink, TensorInfo
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.output_format import target_format, target_of
 from aprfmt.conversion.report import ConversionReport, TensorOutcome
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from aprfmt.conversion.metadata import CarriedMetadata
     from aprfmt.conversion.outputs import Output
     from aprfmt.conversion.plan import Plan
-    from aprfmt.conversion.run import Written
+    from aprfmt.conversion.run import WrittenTensor
     from aprfmt.conversion.source_hash import SourceHash
     from aprfmt.conversion.verification import Verifier
-    from aprfmt.formats.resumable_output import ResumedSet
-    from aprfmt.formats.sequential import LeftRoom
+    from aprfmt.formats.resumable_output import ResumableFileSet
+    from aprfmt.formats.sequential import DeferredSlot
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
 
@@ -86,7 +86,7 @@ def _converted(
     from aprfmt.conversion.plan import build
     from aprfmt.conversion.quantize_options import prepare
     from aprfmt.conversion.restoration_record import record as keep_bits
-    from aprfmt.conversion.run import Written, outcome
+    from aprfmt.conversion.run import WrittenTensor, outcome
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
     asked = options
@@ -94,9 +94,9 @@ def _converted(
     plan = build(model, target, options)
     keep_bits(model, target, plan)
     carried, absent = _stated(model, target, dst, plan, options)
-    written = [Written() for _ in plan.outputs]
+    written = [WrittenTensor() for _ in plan.outputs]
     digest: str | None = None
-    begun: ResumedSet | None = None
+    begun: ResumableFileSet | None = None
     judged: tuple[int, Account] | None = None
     expected: dict[str, Any] | None = None
     if hashing:
@@ -209,7 +209,7 @@ def _open_sink(
 
 
 def _in_order(target: FormatSpec, sink: Sink, plan: "Plan") -> list[TensorInfo]:
-    order = sink.order if isinstance(sink, Orders) else target.order
+    order = sink.order if isinstance(sink, OrderedSink) else target.order
     return order([output.info for output in plan.outputs])
 
 
@@ -231,18 +231,18 @@ def _planned(
 def _resumed(
     model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
     asked: Options,
-) -> "ResumedSet":  # fmt: skip
+) -> "ResumableFileSet":  # fmt: skip
     """Return the files of a run that may be continued, and what an earlier one left of them."""
-    from aprfmt.conversion.beside import Nowhere
+    from aprfmt.conversion.beside import NullFileSet
     from aprfmt.conversion.resume_state import check_asked, digest_of, sources_of
-    from aprfmt.formats.resumable_output import ResumedSet
+    from aprfmt.formats.resumable_output import ResumableFileSet
 
     check_asked(asked)
     weights, folder = _places(target, dst)
-    sink = _open_sink(model, target, weights, asked, Nowhere())
+    sink = _open_sink(model, target, weights, asked, NullFileSet())
     sink.plan(carried.metadata, _in_order(target, sink, plan))
     digest = digest_of(sink, asked, carried.texts)
-    files = ResumedSet(dst, force=asked.force, folder=folder, ours=ours)
+    files = ResumableFileSet(dst, force=asked.force, folder=folder, ours=ours)
     files.begin(sources_of(model), digest)
     return files
 
@@ -253,10 +253,10 @@ def _write(
     dst: Path,
     plan: "Plan",
     carried: "CarriedMetadata",
-    written: "list[Written]",
+    written: "list[WrittenTensor]",
     options: Options,
     digest: "SourceHash | None",
-    begun: "ResumedSet | None",
+    begun: "ResumableFileSet | None",
     verifier: "Verifier | None",
 ) -> "tuple[tuple[Path, ...], tuple[int, Account] | None]":
     """Write all outputs, publish the files together and return them; `verifier` reads them back.
@@ -320,14 +320,14 @@ def _write_tensors(
     sink: "Sink",
     infos: "Sequence[TensorInfo]",
     plan: "Plan",
-    written: "list[Written]",
+    written: "list[WrittenTensor]",
     options: Options,
-    begun: "ResumedSet | None",
+    begun: "ResumableFileSet | None",
     verifier: "Verifier | None",
     source_files: Sequence[Path],
 ) -> None:
     """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
-    from aprfmt.conversion.ahead import Ahead
+    from aprfmt.conversion.ahead import WorkerPool
     from aprfmt.conversion.far import by_place, write_by_place
     from aprfmt.conversion.resume_state import keeps, kept_of
     from aprfmt.conversion.run import chunks
@@ -343,7 +343,9 @@ def _write_tensors(
         if options.progress is not None:
             options.progress(done, total)
 
-    def whole(output: "Output", record: "Written", room: "LeftRoom | None" = None) -> None:
+    def whole(
+        output: "Output", record: "WrittenTensor", room: "DeferredSlot | None" = None
+    ) -> None:
         if begun is not None:
             begun.done(output.info.name, kept_of(record))
         if verifier is not None:
@@ -363,7 +365,7 @@ def _write_tensors(
     with ExitStack() as stack:
         ahead = None
         if isinstance(sink, SequentialSink):
-            ahead = stack.enter_context(Ahead(sink, options, whole))
+            ahead = stack.enter_context(WorkerPool(sink, options, whole))
         for info in infos:
             if kept(info):
                 continue
@@ -398,7 +400,7 @@ def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
 
 
 def _verify(
-    files: tuple[Path, ...], plan: "Plan", written: "list[Written]", model: "Model",
+    files: tuple[Path, ...], plan: "Plan", written: "list[WrittenTensor]", model: "Model",
     verifier: "Verifier",
 ) -> "tuple[int, Account]":  # fmt: skip
     """Re-open what was written; compare with the source what was not compared in that place."""

@@ -49,7 +49,7 @@ _INPUTS_GONE = "of activations, which a weight of the copy has not"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SourceItem:
     """One thing of the source: what it is, what became of it, and how or why."""
 
     name: str
@@ -62,7 +62,7 @@ class Entry:
 class Account:
     """The entries of a source; `balanced` where none is lost."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[SourceItem, ...]
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -71,7 +71,7 @@ class Account:
         return {fate: found[fate] for fate in FATES}
 
     @property
-    def lost(self) -> tuple[Entry, ...]:
+    def lost(self) -> tuple[SourceItem, ...]:
         """The entries of which the copy has nothing, and no flag said so."""
         return tuple(entry for entry in self.entries if entry.fate == "lost")
 
@@ -103,7 +103,7 @@ class Account:
         }
 
 
-def lost_text(entries: Sequence[Entry]) -> str:
+def lost_text(entries: Sequence[SourceItem]) -> str:
     """Return what an error says of lost entries."""
     shown = ", ".join(f"{entry.name} ({entry.kind})" for entry in entries[:_SHOWN])
     return f"{shown}{' ...' if len(entries) > _SHOWN else ''}"
@@ -130,7 +130,7 @@ def _record(model: Model) -> Mapping[str, Any]:
     return json_object(text, f"{model.path}: {RECORD}") if isinstance(text, str) else {}
 
 
-def files(source: Model, fate: Callable[[str, str], Entry]) -> Iterator[Entry]:
+def files(source: Model, fate: Callable[[str, str], SourceItem]) -> Iterator[SourceItem]:
     """Yield an entry for every companion file of a source; `fate(name, kind)` makes it."""
     for name in file_names(source):
         kind = companion_kind(name)
@@ -151,7 +151,7 @@ class _Both:
 
     # --- tensors ------------------------------------------------------------------------------
 
-    def tensors(self) -> Iterator[Entry]:
+    def tensors(self) -> Iterator[SourceItem]:
         """Yield an entry for every stored tensor, parts of packed weights each by itself."""
         for name, view in self.source.items():
             entry = self._tensor(name, view)
@@ -170,7 +170,7 @@ class _Both:
         same = self.copy.get(name)
         return () if same is None else (same,)
 
-    def _tensor(self, name: str, view: "View") -> Entry:
+    def _tensor(self, name: str, view: "View") -> SourceItem:
         stored = view.stored[0]
         name = stored.parts[""].info.name if stored.parts else name
         item = self.read[name] if name in self.read else Item("tensor", name, "unread")
@@ -179,43 +179,45 @@ class _Both:
         if not found:
             why = self.excused(name) or self.excused(view.name)
             if why:
-                return Entry(name, kind, "dropped", why)
+                return SourceItem(name, kind, "dropped", why)
             if item.reading == "hyperparameter":
-                return Entry(name, kind, "transformed", item.of)
+                return SourceItem(name, kind, "transformed", item.of)
             if item.reading == "without effect":
-                return Entry(name, kind, "dropped", item.of)
-            return Entry(name, kind, "lost", "the copy has no such tensor")
+                return SourceItem(name, kind, "dropped", item.of)
+            return SourceItem(name, kind, "lost", "the copy has no such tensor")
         encodings = "+".join(dict.fromkeys(one.encoding for one in found))
         names = ", ".join(dict.fromkeys(each for one in found for each in one.names))
         steps = {step for one in found for step in one.steps}
         if encodings != view.encoding:
-            return Entry(name, kind, "transformed", f"{view.encoding} to {encodings}: {names}")
+            return SourceItem(name, kind, "transformed", f"{view.encoding} to {encodings}: {names}")
         before = {step for key in self.roles_of.get(view.name, ())
                   for step in self.source.roles[key].steps}  # fmt: skip
         if steps != before or (not before and any(one.shape != view.shape for one in found)):
-            return Entry(name, kind, "transformed", f"laid out anew: {names}")
-        return Entry(name, kind, "copied", names if names != name else "")
+            return SourceItem(name, kind, "transformed", f"laid out anew: {names}")
+        return SourceItem(name, kind, "copied", names if names != name else "")
 
-    def _part(self, name: str, weight: str, view: "View", main: Entry) -> Entry:
+    def _part(self, name: str, weight: str, view: "View", main: SourceItem) -> SourceItem:
         """Return the entry of a scale: it stands in the copy, or it is in the values of one."""
         if main.fate in ("dropped", "lost"):
-            return Entry(name, "scale", main.fate, main.how)
+            return SourceItem(name, "scale", main.fate, main.how)
         found = self._answers(weight)
         suffix = next(key for key, part in view.parts.items() if part.info.name == name)
         beside = suffix.lstrip("._")
         if any(part.lstrip("._") == beside for one in found for part in one.parts):
-            return Entry(name, "scale", "copied")
+            return SourceItem(name, "scale", "copied")
         if any(other.info.name == name for one in found for other in one.parts.values()):
-            return Entry(name, "scale", "copied")
+            return SourceItem(name, "scale", "copied")
         if all(one.encoding == view.encoding for one in found):
             why = self.excused(name)
-            return Entry(name, "scale", "dropped" if why else "lost", why or "the copy has it not")
+            return SourceItem(
+                name, "scale", "dropped" if why else "lost", why or "the copy has it not"
+            )
         if OF_INPUTS.search(beside):
             why = self.excused(name)
-            return Entry(name, "scale", "dropped" if why else "lost", why or _INPUTS_GONE)
-        return Entry(name, "scale", "transformed", f"part of {main.how}")
+            return SourceItem(name, "scale", "dropped" if why else "lost", why or _INPUTS_GONE)
+        return SourceItem(name, "scale", "transformed", f"part of {main.how}")
 
-    def head(self) -> Iterator[Entry]:
+    def head(self) -> Iterator[SourceItem]:
         """Yield the entry of a head that is the embedding's own tensor."""
         key, table = "output.weight", "token_embd.weight"
         try:
@@ -227,12 +229,12 @@ class _Both:
             return
         name = f"{key} (tied)"
         if key in self.roles:
-            yield Entry(name, "tied head", "transformed", "a tensor of its own")
+            yield SourceItem(name, "tied head", "transformed", "a tensor of its own")
         elif not self.roles or (table in self.roles and self._ties()):
-            yield Entry(name, "tied head", "copied", "tied")
+            yield SourceItem(name, "tied head", "copied", "tied")
         else:
             why = self.excused(key) or self.excused(table)
-            yield Entry(name, "tied head", "dropped" if why else "lost", why or "is not tied")
+            yield SourceItem(name, "tied head", "dropped" if why else "lost", why or "is not tied")
 
     def _ties(self) -> bool:
         """Say whether the copy ties its head; one that names no known architecture is not asked."""
@@ -243,7 +245,7 @@ class _Both:
 
     # --- what stands in keys ------------------------------------------------------------------
 
-    def keys(self) -> Iterator[Entry]:
+    def keys(self) -> Iterator[SourceItem]:
         """Yield an entry for what the source keeps in its keys: vocabulary, template, licence."""
         from aprfmt.tokenizer.carriers import has_tokenizer
 
@@ -258,14 +260,16 @@ class _Both:
                 same = found == _licence(source, name)
             if there:
                 how = "in the copy's own form" if name == VOCABULARY else "another"
-                yield Entry(name, kind, *(("copied",) if same else ("transformed", how)))
+                yield SourceItem(name, kind, *(("copied",) if same else ("transformed", how)))
             else:
                 why = self.excused(name)
-                yield Entry(name, kind, "dropped" if why else "lost", why or "the copy has none")
+                yield SourceItem(
+                    name, kind, "dropped" if why else "lost", why or "the copy has none"
+                )
 
     # --- what nothing reads -------------------------------------------------------------------
 
-    def unread(self) -> Iterator[Entry]:
+    def unread(self) -> Iterator[SourceItem]:
         """Yield an entry for every file and key of the source that no table lists.
 
         A copy holds the keys for which its format has a place, and no such file.
@@ -282,21 +286,23 @@ class _Both:
                 continue  # it has its entry by what it is
             fate, how = fates.get(states.get((item.kind, item.name), "equal"), ("copied", ""))
             within = "config.json" if item.kind == "config key" else item.name
-            yield Entry(item.name, f"unread {item.kind}", fate, self.excused(within) or how)
+            yield SourceItem(item.name, f"unread {item.kind}", fate, self.excused(within) or how)
 
     # --- files --------------------------------------------------------------------------------
 
-    def file(self, name: str, kind: str) -> Entry:
+    def file(self, name: str, kind: str) -> SourceItem:
         """Return what became of a companion file."""
         if name in self._texts:
             same = self._texts[name] == self._stated.get(name)
-            return Entry(name, kind, "copied" if same else "transformed",
+            return SourceItem(name, kind, "copied" if same else "transformed",
                          "" if same else "says what the copy is")  # fmt: skip
         made = self._made_of(name, kind)
         if made:
-            return Entry(name, kind, "transformed", made)
+            return SourceItem(name, kind, "transformed", made)
         why = self.excused(name)
-        return Entry(name, kind, "dropped" if why else "lost", why or "the copy has no such file")
+        return SourceItem(
+            name, kind, "dropped" if why else "lost", why or "the copy has no such file"
+        )
 
     def _made_of(self, name: str, kind: str) -> str:
         """Return what of the copy says the same as a file that it does not hold; "" for nothing."""
@@ -397,9 +403,9 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
     """Raise ConversionError for files beside the weights that would be lost without a flag."""
     from aprfmt.tokenizer.carriers import has_tokenizer
 
-    def fate(name: str, kind: str) -> Entry:
+    def fate(name: str, kind: str) -> SourceItem:
         carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
-        return Entry(name, kind, "copied" if carried or name in left_out else "lost")
+        return SourceItem(name, kind, "copied" if carried or name in left_out else "lost")
 
     lost = [entry for entry in files(source, fate) if entry.fate == "lost"]
     if lost:

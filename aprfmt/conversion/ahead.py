@@ -18,7 +18,7 @@ from typing import Self
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
 from aprfmt.base.encodings import encoding
-from aprfmt.conversion.change_counts import Counts
+from aprfmt.conversion.change_counts import ChangeCounts
 from aprfmt.conversion.encoding_choice import importance_of
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
@@ -27,7 +27,7 @@ from aprfmt.conversion.run import (
     CHUNK,
     WINDOW,
     RowPiece,
-    Written,
+    WrittenTensor,
     check_overflow,
     copied,
     encode_piece,
@@ -39,7 +39,7 @@ from aprfmt.errors import ConversionError
 from aprfmt.formats.crc_combine import combine
 from aprfmt.formats.mapped_file import in_mapped_file
 from aprfmt.formats.output_file import OutputFile
-from aprfmt.formats.sequential import FILES, LeftRoom, SequentialSink
+from aprfmt.formats.sequential import FILES, DeferredSlot, SequentialSink
 from aprfmt.tensors.runs import RunBytes
 
 BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
@@ -59,7 +59,7 @@ class PlacedPiece:
 
     nbytes: int = 0
     crc: int = 0
-    counts: Counts | None = None
+    counts: ChangeCounts | None = None
     lost_codes: int | None = None
 
 
@@ -68,17 +68,17 @@ class _Begun:
     """A tensor that workers write, and how much of it they have written."""
 
     output: Output
-    written: Written
-    room: LeftRoom
+    written: WrittenTensor
+    room: DeferredSlot
     nbytes: int = 0
 
 
 PieceWork = tuple[int, Callable[[], PlacedPiece]]
-GivesWork = Callable[[LeftRoom], Iterator[PieceWork]]
+GivesWork = Callable[[DeferredSlot], Iterator[PieceWork]]
 FileWork = Iterator[tuple[_Begun, PieceWork | None]]  # None behind a tensor's last piece
 
 
-class Ahead:
+class WorkerPool:
     """Workers that write the outputs they are given; a context manager.
 
     Of one job they write only what lies in no file: repacks, and parts of weights. Of several they
@@ -91,7 +91,7 @@ class Ahead:
         self,
         sink: SequentialSink,
         options: Options,
-        whole: Callable[[Output, Written, LeftRoom], None],
+        whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
     ) -> None:
         self._sink, self._options, self._whole = sink, options, whole
         self._workers = max(options.jobs, AT_LEAST)
@@ -109,7 +109,7 @@ class Ahead:
     def __exit__(self, *exc: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def write(self, output: Output, written: Written) -> bool:
+    def write(self, output: Output, written: WrittenTensor) -> bool:
         """Have the next planned tensor written; False where the caller is to do that.
 
         Raises what went wrong with an earlier one.
@@ -194,7 +194,7 @@ class Ahead:
         self._sink.filled(begun.room, begun.written.crc)
         self._whole(output, begun.written, begun.room)
 
-    def _summed(self, output: Output, room: LeftRoom) -> bool:
+    def _summed(self, output: Output, room: DeferredSlot) -> bool:
         """Say whether anybody asks for the checksum of what is written."""
         read_back = self._options.verify and (
             encodes(output) or output.made or output.part is not None
@@ -218,7 +218,7 @@ class Ahead:
             return partial(self._encoded, output)
         return partial(self._copied, output) if here else None
 
-    def _part(self, output: Output, room: LeftRoom) -> Iterator[PieceWork]:
+    def _part(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
         """Yield the work on one stored tensor of a weight; only one is made at a time."""
         part, summed = output.part, self._summed(output, room)
         assert part is not None
@@ -227,11 +227,11 @@ class Ahead:
             with self._making:
                 data = part.data()
             room.place.put(0, data)
-            return PlacedPiece(len(data), crc32(data) if summed else 0, Counts())
+            return PlacedPiece(len(data), crc32(data) if summed else 0, ChangeCounts())
 
         yield output.info.nbytes, work
 
-    def _made(self, output: Output, room: LeftRoom) -> Iterator[PieceWork]:
+    def _made(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
         """Yield the work on an output whose bytes are made, in bands that stay in the cache."""
         assert output.runs is not None
         data, summed = RunBytes(output.runs), self._summed(output, room)
@@ -241,12 +241,12 @@ class Ahead:
             room.place.put(start, band)
             if not data.reordered:
                 data.drop(start, stop)
-            return PlacedPiece(stop - start, crc32(band) if summed else 0, Counts())
+            return PlacedPiece(stop - start, crc32(band) if summed else 0, ChangeCounts())
 
         for start in range(0, len(data), BAND):
             yield BAND, partial(work, start, min(start + BAND, len(data)))
 
-    def _copied(self, output: Output, room: LeftRoom) -> Iterator[PieceWork]:
+    def _copied(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
         """Yield the work on an output whose bytes are copied."""
         assert output.runs is not None
         data, summed = RunBytes(output.runs), self._summed(output, room)
@@ -258,12 +258,12 @@ class Ahead:
                 room.place.put(at, window)
                 crc, at = crc32(window, crc) if summed else 0, at + window.nbytes
             data.drop(start, stop)
-            return PlacedPiece(stop - start, crc, Counts())
+            return PlacedPiece(stop - start, crc, ChangeCounts())
 
         for start in range(0, len(data), step):
             yield 0, partial(work, start, min(start + step, len(data)))
 
-    def _encoded(self, output: Output, room: LeftRoom) -> Iterator[PieceWork]:
+    def _encoded(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
         """Yield the work on an output that is encoded, and on what that loses of packed codes."""
         shape = output.info.shape
         whole = math.prod(shape)
@@ -276,7 +276,7 @@ class Ahead:
             yield HELD * CHUNK, partial(_lost, output)
 
     def _work(
-        self, output: Output, room: LeftRoom, piece: RowPiece, parts: int
+        self, output: Output, room: DeferredSlot, piece: RowPiece, parts: int
     ) -> Callable[[], PlacedPiece]:
         """Return the work on a piece: one thread's, or every worker's on a large one."""
         alone = parts == 1 and math.prod(output.info.shape) > LARGE

@@ -17,7 +17,7 @@ class _Blank(OutputFile):
         """Let the bytes go."""
 
 
-class Nowhere(FileSet):
+class NullFileSet(FileSet):
     """A set of files that writes nothing: for a sink that is only planned."""
 
     def create(self, path: Path) -> OutputFile:
@@ -32,7 +32,7 @@ def planned_sizes(
 
     `open_sink` opens the target's sink into a set of files, `plan` plans it.
     """
-    sink = open_sink(Nowhere())
+    sink = open_sink(NullFileSet())
     plan(sink)
     return {**sink.sizes, **{path: len(text) for path, text in texts.items()}}
 

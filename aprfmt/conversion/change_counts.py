@@ -30,14 +30,14 @@ def only_blocks(encoding: str) -> bool:
 
 
 @dataclass
-class Counts:
+class ChangeCounts:
     """How re-encoding changed the values of one tensor."""
 
     changed: int = 0
     overflowed: int = 0
     underflowed: int = 0
 
-    def join(self, other: "Counts") -> None:
+    def join(self, other: "ChangeCounts") -> None:
         """Add what was counted of another part of the tensor."""
         self.changed += other.changed
         self.overflowed += other.overflowed
@@ -68,7 +68,7 @@ class Counts:
         except KeyError:
             return False
         for counted in found:
-            self.join(Counts(*counted))
+            self.join(ChangeCounts(*counted))
         return True
 
     def add(self, before: "Array", after: "Array") -> None:
@@ -76,7 +76,7 @@ class Counts:
         native = native_kernels()
         if native is not None and _plain(before, after):
             changed, overflowed, underflowed = native.changes(before, after)
-            self.join(Counts(changed, overflowed, underflowed))
+            self.join(ChangeCounts(changed, overflowed, underflowed))
             return
         differs = before != after
         if not differs.any():

@@ -14,7 +14,7 @@ from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
-from aprfmt.conversion.packed_weights import Packed, has_companions
+from aprfmt.conversion.packed_weights import PackedWeight, has_companions
 from aprfmt.conversion.repacking import ScaledTensor
 from aprfmt.errors import CodecError, ConversionError
 from aprfmt.quantizing.mixture import EMBEDDINGS, base_name
@@ -34,7 +34,7 @@ _ACTIVATIONS = "input_scale"  # stands beside ModelOpt's weights where calibrati
 
 
 @dataclass
-class Sources:
+class LatestGrid:
     """The weight whose grid was made last, so that only one's is in memory."""
 
     name: str = ""
@@ -42,13 +42,13 @@ class Sources:
 
 
 @dataclass(eq=False)
-class InDialect(Packed):
+class DialectWeight(PackedWeight):
     """One weight to be stored in a dialect's tensors."""
 
     writer: "Writer" = field(kw_only=True)
     settings: "Settings" = field(kw_only=True)
     output: Output = field(kw_only=True)
-    latest: Sources = field(kw_only=True)
+    latest: LatestGrid = field(kw_only=True)
     beside: Mapping[str, bytes] = field(kw_only=True, default_factory=dict)  # float32 numbers
 
     def part(self, suffix: str) -> bytes:
@@ -122,8 +122,8 @@ def writer_of(options: Options) -> "Writer | None":
 
 
 def in_dialect(
-    output: Output, writer: "Writer", options: Options, dtype: str, latest: Sources
-) -> InDialect:
+    output: Output, writer: "Writer", options: Options, dtype: str, latest: LatestGrid
+) -> DialectWeight:
     """Return a weight as it will be stored; `dtype` is that of its scales where nothing says it."""
     if len(output.info.shape) != 2 + writer.stacked:
         what = "stacks [experts, out, in]" if writer.stacked else "matrices [out, in]"
@@ -131,7 +131,7 @@ def in_dialect(
             f"{output.info.name}: has shape {list(output.info.shape)}; {writer.encoding} stores "
             f"{what}: leave it as it is with --tensor PATTERN=ENCODING"
         )
-    return InDialect(
+    return DialectWeight(
         output.info.name, writer.encoding, output.info.shape, output.make, writer=writer,
         settings=_settings(output, writer, options, dtype), output=output, latest=latest,
         beside=_beside(output, writer),
@@ -271,7 +271,7 @@ def claims(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], Mapping[str, A
     Modules that are left as they are: every other matrix but embeddings.
     """
     held = [one.part.packed for one in outputs if one.part is not None]
-    packed = [one for one in held if isinstance(one, InDialect)]
+    packed = [one for one in held if isinstance(one, DialectWeight)]
     left = [one for one in outputs if one.part is None and _is_module(one)]
     every = all(one.beside for one in packed)
     settings = packed[0].settings._replace(activations=every)

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import FORMATS, FormatSpec
@@ -77,7 +77,7 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
     return left, ""
 
 
-def parse(model: Model, key: str, wished: str, text: str) -> Value | Typed:
+def parse(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
     """Return `text` as the value of a model's key; `wished` is the type asked for, "" if none was.
 
     `@FILE` means the content of the file. Raises UsageError if the text does not fit the type.
@@ -89,18 +89,18 @@ def parse(model: Model, key: str, wished: str, text: str) -> Value | Typed:
     if whole:
         text = read_text(Path(text[1:]))
     if wished:
-        return Typed(_typed(text, wished, key, whole), wished)
+        return TypedValue(_typed(text, wished, key, whole), wished)
     if key in model.metadata:
         return _like_present(model, key, text, whole)
     return _new(model, rules, key, text, whole)
 
 
-def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | Typed:
+def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | TypedValue:
     """Return `text` as a value of the kind that the key has in the file."""
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
         try:
-            return Typed(_typed(text, kind, key, whole), kind)
+            return TypedValue(_typed(text, kind, key, whole), kind)
         except UsageError as error:
             raise UsageError(f"{error}; for another type give {key}:TYPE=VALUE") from None
     return json_value(key, model.metadata[key], text, whole)
@@ -122,14 +122,14 @@ def json_value(key: str, present: Value, text: str, whole: bool = False) -> Valu
     return value
 
 
-def _new(model: Model, spec: FormatSpec, key: str, text: str, whole: bool) -> Value | Typed:
+def _new(model: Model, spec: FormatSpec, key: str, text: str, whole: bool) -> Value | TypedValue:
     """Return the value of a new key: of the key's known type, else read as JSON."""
     known = spec.values.keys(_architectures(model))
     kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
     listed = not whole and text.lstrip().startswith("[")
     for kind in kinds:
         if kind.startswith(ARRAY) is listed:
-            return Typed(_typed(text, kind, key, whole), kind)
+            return TypedValue(_typed(text, kind, key, whole), kind)
     if whole or (spec.takes("") and not spec.takes(0)):  # a format of texts only
         return text if whole else _unquoted(text)
     value = _json_or_text(text, key)

@@ -11,15 +11,15 @@ from aprfmt.base.encoding_names import find_name, nearest_names, not_offered
 from aprfmt.base.encodings import ENCODINGS, encoding
 from aprfmt.base.protocols import Note, TensorInfo
 from aprfmt.codecs import codec, encode, writable
-from aprfmt.conversion.dialects import Sources, in_dialect, writer_of
+from aprfmt.conversion.dialects import LatestGrid, in_dialect, writer_of
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
 from aprfmt.conversion.packed_weights import (
     DTYPES,
     Claimed,
     LatestParts,
-    Packed,
     PackedPart,
+    PackedWeight,
     has_companions,
     weight_dtype,
 )
@@ -201,10 +201,10 @@ def in_parts(
     outputs: list[Output], model: Model, target: FormatSpec, options: Options
 ) -> list[Output]:
     """Replace every weight whose encoding has companions by its stored parts."""
-    latest, sources, writer = LatestParts(), Sources(), writer_of(options)
+    latest, sources, writer = LatestParts(), LatestGrid(), writer_of(options)
     found: list[Output] = []
     for output in outputs:
-        packed: Packed
+        packed: PackedWeight
         if writer is not None and output.info.encoding == writer.encoding:
             dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
             packed = in_dialect(output, writer, options, DTYPES[dtype], sources)

@@ -12,10 +12,10 @@ from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import ByteSource, TensorInfo
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, stored_parts
-from aprfmt.conversion.run import Written, chunks
+from aprfmt.conversion.run import WrittenTensor, chunks
 from aprfmt.errors import ConversionError
 from aprfmt.formats.mapped_file import MemoryTensor
-from aprfmt.formats.sequential import FILES, LeftRoom, SequentialSink
+from aprfmt.formats.sequential import FILES, DeferredSlot, SequentialSink
 from aprfmt.remote.paths import is_remote
 from aprfmt.tensors.runs import ByteRun
 
@@ -62,10 +62,10 @@ def by_place(sink: "Sink", outputs: Sequence[Output]) -> bool:
 def write_by_place(
     sink: SequentialSink,
     infos: Sequence[TensorInfo],
-    held: "dict[str, tuple[Output, Written]]",
+    held: "dict[str, tuple[Output, WrittenTensor]]",
     files: "Sequence[Path]",
     options: Options,
-    whole: Callable[[Output, Written, LeftRoom], None],
+    whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
     kept: Callable[[TensorInfo], bool],
 ) -> None:
     """Write all outputs, each into the room that is left for it; `whole` is told of each.

@@ -12,7 +12,7 @@ from aprfmt.formats import FORMATS, open_source
 from aprfmt.formats.crc_combine import combine
 from aprfmt.formats.in_place_patch import Patch, patch
 from aprfmt.formats.mapped_file import open_bytes
-from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink
+from aprfmt.formats.sequential import Checksum, FileProgram, SequentialSink, TensorSlot
 from aprfmt.remote.paths import RemotePath
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def change(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
     Closes the model. Raises ConversionError where the tensors would have to move, OutputError
     where the file cannot be written.
     """
-    from aprfmt.conversion.run import Written, outcome
+    from aprfmt.conversion.run import WrittenTensor, outcome
 
     path = _one_file(model)
     plan, program = _planned(model, options)
@@ -40,8 +40,8 @@ def change(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
     places = {name: _facts(tensor.info) for name, tensor in model.source.tensors.items()}
     report = ConversionReport(
         model.path, model.format, path, model.format, (path,), arch_name(model, options),
-        tuple(outcome(output, Written()) for output in plan.outputs), tuple(model.notes), None,
-        None, {path: path.stat().st_size},
+        tuple(outcome(output, WrittenTensor()) for output in plan.outputs), tuple(model.notes),
+        None, None, {path: path.stat().st_size},
     )  # fmt: skip
     model.close()
     if pieces:
@@ -60,7 +60,7 @@ def change_texts(
     """
     from aprfmt.conversion.folder_edits import write_in_place
     from aprfmt.conversion.plan import build
-    from aprfmt.conversion.run import Written, outcome
+    from aprfmt.conversion.run import WrittenTensor, outcome
 
     assert model.folder is not None
     folder = model.folder.path
@@ -69,14 +69,14 @@ def change_texts(
     sizes = {folder / name: len(text.encode()) for name, text in texts.items()}
     report = ConversionReport(
         model.path, model.format, folder, model.format, paths, arch_name(model, options),
-        tuple(outcome(output, Written()) for output in plan.outputs), tuple(model.notes), None,
-        None, sizes,
+        tuple(outcome(output, WrittenTensor()) for output in plan.outputs), tuple(model.notes),
+        None, None, sizes,
     )  # fmt: skip
     model.close()
     return report, write_in_place(folder, texts)
 
 
-def _changed(model: "Model", program: Program) -> tuple[str, list[Patch]]:
+def _changed(model: "Model", program: FileProgram) -> tuple[str, list[Patch]]:
     """Return the patches that turn the file's bytes into the planned ones.
 
     Before them stands the identity of the file, which was planned for before: where it was written
@@ -121,9 +121,9 @@ def _one_file(model: "Model") -> Path:
     return path
 
 
-def _planned(model: "Model", options: "Options") -> tuple["Plan", Program]:
+def _planned(model: "Model", options: "Options") -> tuple["Plan", FileProgram]:
     """Return the plan, and the file as it would be written anew."""
-    from aprfmt.conversion.beside import Nowhere
+    from aprfmt.conversion.beside import NullFileSet
     from aprfmt.conversion.metadata import carry
     from aprfmt.conversion.plan import build
 
@@ -131,7 +131,7 @@ def _planned(model: "Model", options: "Options") -> tuple["Plan", Program]:
     plan = build(model, target, options)
     metadata = carry(model, target.name, plan, options).metadata
     wishes: dict[str, Any] = {"like": model.source} if target.rewrites else {}
-    sink = target.open_sink(model.source.files[0], files=Nowhere(), **wishes)
+    sink = target.open_sink(model.source.files[0], files=NullFileSet(), **wishes)
     if not isinstance(sink, SequentialSink):
         raise ConversionError(
             f"{model.path}: files of {target.name} are not changed in place; {_COPY}"
@@ -157,13 +157,13 @@ def _fitted(head: bytes, start: int, model: "Model") -> bytes:
 
 
 def _places(
-    program: Program, head: bytes, model: "Model", file: "ByteSource"
+    program: FileProgram, head: bytes, model: "Model", file: "ByteSource"
 ) -> list[tuple[int, bytes]]:
     """Return (offset, bytes) of everything behind the head; ConversionError if a tensor moves."""
     found: list[tuple[int, bytes]] = []
     at = len(head)
     for part in program.body:
-        if isinstance(part, Room):
+        if isinstance(part, TensorSlot):
             info = model.source.tensors[part.name].info
             if part.nbytes and (info.offset, info.nbytes) != (at, part.nbytes):
                 raise ConversionError(

@@ -15,11 +15,11 @@ from aprfmt.arch.draft_head import counted
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
-from aprfmt.conversion.dialects import InDialect, claims
+from aprfmt.conversion.dialects import DialectWeight, claims
 from aprfmt.conversion.gguf_vocabulary import KEY as VOCABULARY_KEY
 from aprfmt.conversion.gguf_vocabulary import restored_vocabulary, vocabulary_record
 from aprfmt.conversion.options import Options
@@ -49,7 +49,7 @@ HASH_KEY = "aprfmt.source.sha256"
 class CarriedMetadata:
     """Metadata for the sink, and text files to write beside the weights (HF folders)."""
 
-    metadata: dict[str, Value | Typed]
+    metadata: dict[str, Value | TypedValue]
     texts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -87,10 +87,10 @@ def carry(model: Model, target: str, plan: Plan, options: Options) -> CarriedMet
     return carried
 
 
-def _quantization_record(model: Model) -> dict[str, Value | Typed]:
+def _quantization_record(model: Model) -> dict[str, Value | TypedValue]:
     """Return the source's record of how it was quantized, which stays true in another format."""
     return {
-        key: Typed(value, "uint32") if type(value) is int else value
+        key: TypedValue(value, "uint32") if type(value) is int else value
         for key, value in model.metadata.items()
         if key.startswith((RECORD, IMATRIX_RECORD))
     }
@@ -137,7 +137,7 @@ def _claim(
     if not packed:
         return None, {}
     for output in outputs:
-        if output.part is not None and isinstance(output.part.packed, InDialect):
+        if output.part is not None and isinstance(output.part.packed, DialectWeight):
             claim, files = claims(outputs)
             return claim, {name: json.dumps(said, indent=4) + "\n" for name, said in files.items()}
     name = min(packed)
@@ -175,16 +175,20 @@ def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[st
     return dict(sorted(made.items())) if ordered else made
 
 
-def _typed_like(model: Model, key: str, value: Value | Typed) -> Value | Typed:
+def _typed_like(model: Model, key: str, value: Value | TypedValue) -> Value | TypedValue:
     """Give a user's override the type the key already has in the file, unless it names one."""
     types = model.source.types
-    return Typed(value, types[key]) if key in types and not isinstance(value, Typed) else value
+    return (
+        TypedValue(value, types[key])
+        if key in types and not isinstance(value, TypedValue)
+        else value
+    )
 
 
 def _update_claims(carried: CarriedMetadata, outputs: Sequence[Output], target: str) -> None:
     """Update keys that re-encoding made wrong: a GGUF's file type."""
     if target == "gguf":
-        carried.metadata["general.file_type"] = Typed(file_type(outputs), "uint32")
+        carried.metadata["general.file_type"] = TypedValue(file_type(outputs), "uint32")
 
 
 def _identity(model: Model) -> dict[str, Value]:
@@ -268,11 +272,11 @@ def _unspelled(value: Any, type_name: str) -> Any:
 _NAMES = ("inf", "-inf", "nan")
 
 
-def _bare(value: Value | Typed) -> Value:
-    return value.value if isinstance(value, Typed) else value
+def _bare(value: Value | TypedValue) -> Value:
+    return value.value if isinstance(value, TypedValue) else value
 
 
-def _carried_gguf(model: Model) -> dict[str, Typed]:
+def _carried_gguf(model: Model) -> dict[str, TypedValue]:
     text = model.metadata.get(GGUF_KEY)
     if not isinstance(text, str):
         return {}
@@ -281,13 +285,13 @@ def _carried_gguf(model: Model) -> dict[str, Typed]:
     for key, row in json_object(text, where).items():
         if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
             raise FormatError(f"{where}: {shorten(key, 80)!r} is not a pair of a type and a value")
-        found[key] = Typed(_unspelled(row[1], row[0]), row[0])
+        found[key] = TypedValue(_unspelled(row[1], row[0]), row[0])
     return found
 
 
 def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     spec, hyper = model.spec, model.hyper
-    found: dict[str, Value | Typed] = {
+    found: dict[str, Value | TypedValue] = {
         "general.architecture": spec.called["gguf"][0],
         "general.type": "model",
         "general.name": model_name(model),
@@ -302,9 +306,9 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     if "general.file_type" not in carried or any(
         o.info.encoding != o.source_encoding for o in plan.outputs
     ):
-        found["general.file_type"] = Typed(file_type(plan.outputs), "uint32")
+        found["general.file_type"] = TypedValue(file_type(plan.outputs), "uint32")
     if any(encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
-        found["general.quantization_version"] = Typed(2, "uint32")
+        found["general.quantization_version"] = TypedValue(2, "uint32")
     found.update(to_gguf(model))
     found.update(restored_vocabulary(model, found))
     text = config_text(model) if own_config(model) else None
@@ -329,7 +333,7 @@ def _source_metadata(model: Model) -> dict[str, Value]:
 
 def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     config = model.config
-    found: dict[str, Value | Typed] = {
+    found: dict[str, Value | TypedValue] = {
         "model_type": model.spec.name,
         "name": model_name(model),
         "original_format": model.format,
@@ -366,7 +370,7 @@ def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
     texts.update(to_hf(model))
-    metadata: dict[str, Value | Typed] = {"format": "pt"}
+    metadata: dict[str, Value | TypedValue] = {"format": "pt"}
     kept = model.metadata.get(SAFETENSORS)
     if isinstance(kept, str):
         metadata.update(json_object(kept, f"{model.path}: aprfmt.source.metadata"))

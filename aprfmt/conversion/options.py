@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.base.encoding_names import encoding_name
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import TypedValue, Value
 
 if TYPE_CHECKING:
     from aprfmt.model.renames import Rename
@@ -62,7 +62,7 @@ class Options:
     rename: "Sequence[Rename]" = ()
     allow_missing: Sequence[str] = ()
     complete: bool = True
-    metadata: Mapping[str, Value | Typed] = field(default_factory=dict)
+    metadata: Mapping[str, Value | TypedValue] = field(default_factory=dict)
     remove: Sequence[str] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     extra_metadata: Mapping[str, Value] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.encodings import encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.codecs import CODECS, codec, decode
-from aprfmt.conversion.change_counts import Counts
+from aprfmt.conversion.change_counts import ChangeCounts
 from aprfmt.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LatestParts:
 
 
 @dataclass(eq=False)
-class Packed:
+class PackedWeight:
     """One weight to be stored in several tensors.
 
     `make` returns the weight's values, float32 of `shape`; `counts` says how many values changed,
@@ -49,7 +49,7 @@ class Packed:
     encoding: str
     shape: tuple[int, ...]
     make: "Callable[[], Array]"
-    counts: Counts = field(default_factory=Counts, kw_only=True)
+    counts: ChangeCounts = field(default_factory=ChangeCounts, kw_only=True)
     nbytes: int = field(default=0, kw_only=True)  # sum over all parts
     counted: bool = field(default=False, kw_only=True)
     judged: "GroupCounts | None" = field(default=None, kw_only=True)
@@ -67,7 +67,7 @@ class Packed:
 
 
 @dataclass(eq=False)
-class Claimed(Packed):
+class Claimed(PackedWeight):
     """A weight beside which one of its parts claims it; `encode(values)` gives them by suffix."""
 
     encode: "Callable[[Array], Mapping[str, bytes]]"
@@ -110,7 +110,7 @@ class Claimed(Packed):
 class PackedPart:
     """One stored tensor of a packed weight."""
 
-    packed: Packed
+    packed: PackedWeight
     suffix: str
 
     def data(self) -> bytes:

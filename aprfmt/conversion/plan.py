@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.arch.binding import Group, packed_binding
+from aprfmt.arch.binding import BoundGroup, packed_binding
 from aprfmt.arch.draft_head import stored_groups
 from aprfmt.arch.element_moves import chained, compose, to_logical, to_stored, whole
 from aprfmt.arch.spec import HyperParams, Move, split_key
@@ -231,7 +231,7 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
         )
 
 
-def _group_outputs(model: Model, group: Group, repacking: Repacking) -> list[Output]:
+def _group_outputs(model: Model, group: BoundGroup, repacking: Repacking) -> list[Output]:
     """Return the stored tensors of one target binding, made from the model's logical ones."""
     logical = [model.roles[key] for key in group.roles]
     shapes: list[list[tuple[int, ...]]] = [[tensor.shape for tensor in logical]]
@@ -252,7 +252,10 @@ def _group_outputs(model: Model, group: Group, repacking: Repacking) -> list[Out
 
 
 def _element_moves(
-    model: Model, group: Group, logical: Sequence[View], shapes: Sequence[Sequence[tuple[int, ...]]]
+    model: Model,
+    group: BoundGroup,
+    logical: Sequence[View],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
 ) -> tuple[list[LazyTensor], Sequence[Sequence[Move]] | None]:
     """Return the source's stored tensors, and the moves of each output out of these.
 
@@ -278,7 +281,7 @@ def _element_moves(
 
 def _output(
     model: Model,
-    group: Group,
+    group: BoundGroup,
     logical: Sequence[View],
     index: int,
     shape: tuple[int, ...],
@@ -331,7 +334,7 @@ def _output(
 
 
 def _maker(
-    logical: Sequence[View], group: Group, hp: HyperParams, index: int, patch: Value | None
+    logical: Sequence[View], group: BoundGroup, hp: HyperParams, index: int, patch: Value | None
 ) -> "Callable[[], Array]":
     def make() -> "Array":
         arrays = to_stored(group.binding.steps, [tensor.numpy() for tensor in logical], hp)
@@ -342,13 +345,13 @@ def _maker(
     return make
 
 
-def _mover(logical: View, group: Group, hp: HyperParams) -> "Callable[[Array], Array]":
+def _mover(logical: View, group: BoundGroup, hp: HyperParams) -> "Callable[[Array], Array]":
     """Return what moves the elements of the one tensor that a role is stored as to their places."""
     return lambda stored: to_stored(group.binding.steps, [logical.undone([stored])], hp)[0]
 
 
 def _patched(
-    made: "Array", patch: Value | None, logical: Sequence[View], group: Group, hp: HyperParams
+    made: "Array", patch: Value | None, logical: Sequence[View], group: BoundGroup, hp: HyperParams
 ) -> "Array":
     """Return `made` with the bits an earlier file of this style had, if they mean the same values.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Typed, Value
+from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, TypedValue, Value
 from aprfmt.conversion.accounting import balanced
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.errors import AprfmtError
@@ -56,11 +56,11 @@ class PlannedSource:
     damage: Sequence[Damage] = ()
 
     def __init__(
-        self, path: Path, kind: str, metadata: Mapping[str, Value | Typed], plan: Plan
+        self, path: Path, kind: str, metadata: Mapping[str, Value | TypedValue], plan: Plan
     ) -> None:
         self.path, self.format = path, kind
         self.metadata: Mapping[str, Value] = {
-            key: value.value if isinstance(value, Typed) else value
+            key: value.value if isinstance(value, TypedValue) else value
             for key, value in metadata.items()
         }
         self.tensors: Mapping[str, LazyTensor] = {

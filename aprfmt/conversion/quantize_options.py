@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.protocols import Note, Typed, Value
+from aprfmt.base.protocols import Note, TypedValue, Value
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.packed_weights import has_companions
 from aprfmt.errors import ArchError, ConversionError, UsageError
@@ -116,8 +116,8 @@ def _first(value: Value) -> int:
 
 def _record(
     scheme: str, options: Options, matrix: "ImportanceMatrix | None"
-) -> Mapping[str, Value | Typed]:
-    found: dict[str, Value | Typed] = {
+) -> Mapping[str, Value | TypedValue]:
+    found: dict[str, Value | TypedValue] = {
         RECORD + "type": scheme,
         RECORD + "fma": options.fma,
         RECORD + "version": QUANTIZER_VERSION,
@@ -127,16 +127,16 @@ def _record(
     if matrix is not None:
         found[RECORD + "imatrix"] = matrix.sha256
         for key, value, kind in matrix.records():
-            found[key] = Typed(value, kind)
+            found[key] = TypedValue(value, kind)
     return found
 
 
-def _claims(file_type: int | None) -> Mapping[str, Value | Typed]:
-    claims: dict[str, Value | Typed] = {
-        "general.quantization_version": Typed(FORMAT_VERSION, "uint32")
+def _claims(file_type: int | None) -> Mapping[str, Value | TypedValue]:
+    claims: dict[str, Value | TypedValue] = {
+        "general.quantization_version": TypedValue(FORMAT_VERSION, "uint32")
     }
     if file_type is not None:
-        claims["general.file_type"] = Typed(file_type, "uint32")
+        claims["general.file_type"] = TypedValue(file_type, "uint32")
     return claims
 
 

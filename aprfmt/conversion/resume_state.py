@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.version import __version__
-from aprfmt.conversion.change_counts import Counts
+from aprfmt.conversion.change_counts import ChangeCounts
 from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats.mapped_file import open_bytes
-from aprfmt.formats.resumable_output import KeptTensor, ResumedSet
+from aprfmt.formats.resumable_output import FinishedTensor, ResumableFileSet
 from aprfmt.formats.sequential import SequentialSink
 from aprfmt.tensors.digest import file_sha256
 
 if TYPE_CHECKING:
     from aprfmt.base.protocols import Sink, TensorInfo
     from aprfmt.conversion.options import Options
-    from aprfmt.conversion.run import Written
+    from aprfmt.conversion.run import WrittenTensor
     from aprfmt.model import Model
 
 # Fields of Options that decide about no byte of the output.
@@ -66,7 +66,9 @@ def digest_of(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def keeps(sink: "Sink", info: "TensorInfo", begun: ResumedSet, record: "Written") -> bool:
+def keeps(
+    sink: "Sink", info: "TensorInfo", begun: ResumableFileSet, record: "WrittenTensor"
+) -> bool:
     """Leave a tensor that an earlier run wrote as it is, where its bytes are right; say whether."""
     known = begun.tensors.get(info.name)
     if known is None or not isinstance(sink, SequentialSink):
@@ -77,7 +79,7 @@ def keeps(sink: "Sink", info: "TensorInfo", begun: ResumedSet, record: "Written"
     return True
 
 
-def note(begun: ResumedSet, name: str, record: "Written") -> None:
+def note(begun: ResumableFileSet, name: str, record: "WrittenTensor") -> None:
     """Take over what an earlier run found out about a tensor."""
     known = begun.tensors.get(name)
     if known is None:
@@ -85,11 +87,11 @@ def note(begun: ResumedSet, name: str, record: "Written") -> None:
             f"{begun.output}: the journal does not say how {name} was written; "
             "remove it, and the output, to begin anew"
         )
-    record.crc, record.counts = known.crc, Counts(*known.counts)
+    record.crc, record.counts = known.crc, ChangeCounts(*known.counts)
     begun.kept += 1
 
 
-def kept_of(record: "Written") -> KeptTensor:
+def kept_of(record: "WrittenTensor") -> FinishedTensor:
     """Return what the journal says of a tensor that was written."""
     counts = record.counts
-    return KeptTensor(record.crc, (counts.changed, counts.overflowed, counts.underflowed))
+    return FinishedTensor(record.crc, (counts.changed, counts.overflowed, counts.underflowed))

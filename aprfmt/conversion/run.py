@@ -16,7 +16,7 @@ from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.shapes import matrix
 from aprfmt.codecs import codec, decode
 from aprfmt.codecs.parallel import cpu_count
-from aprfmt.conversion.change_counts import Counts
+from aprfmt.conversion.change_counts import ChangeCounts
 from aprfmt.conversion.encoding_choice import importance_of
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
@@ -40,11 +40,11 @@ CHUNK = 1 << 22  # elements decoded and encoded at a time
 
 
 @dataclass
-class Written:
+class WrittenTensor:
     """The checksum of one written output, where it is needed, and counts of changed values."""
 
     crc: int = 0
-    counts: Counts = field(default_factory=Counts)
+    counts: ChangeCounts = field(default_factory=ChangeCounts)
     lost_codes: int | None = None
 
 
@@ -56,7 +56,7 @@ class RowPiece(NamedTuple):
     band: "PackedWeight | None" = None
 
 
-def chunks(output: Output, options: Options, written: Written) -> Iterator[memoryview]:
+def chunks(output: Output, options: Options, written: WrittenTensor) -> Iterator[memoryview]:
     """Yield the stored bytes of one output; fills in `written` meanwhile.
 
     Copied bytes are compared with the source's themselves: only a run that may be continued needs
@@ -130,7 +130,9 @@ def _joined(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
         yield memoryview(b"".join(batch))
 
 
-def _made(runs: Sequence[ByteRun], options: Options, written: Written) -> Iterator[memoryview]:
+def _made(
+    runs: Sequence[ByteRun], options: Options, written: WrittenTensor
+) -> Iterator[memoryview]:
     """Yield bytes of runs that make them, in bands that stay in the cache.
 
     Their checksum is counted for who reads them back, or continues.
@@ -150,13 +152,13 @@ def _made(runs: Sequence[ByteRun], options: Options, written: Written) -> Iterat
 
 def first_chunk(output: Output, options: Options, elements: int) -> int:
     """Encode about so many elements as a conversion does; return how many they were."""
-    made = next(_encoded(output, replace(options, allow_overflow=True), Counts(), elements))
+    made = next(_encoded(output, replace(options, allow_overflow=True), ChangeCounts(), elements))
     row = encoding(output.info.encoding)
     return made.nbytes * row.block_size // row.type_size
 
 
 def _encoded(
-    output: Output, options: Options, counts: Counts, chunk: int = CHUNK
+    output: Output, options: Options, counts: ChangeCounts, chunk: int = CHUNK
 ) -> Iterator[memoryview]:
     """Decode, encode and count; in chunks of whole rows if the source's rows are separable."""
     importance = importance_of(output, options)
@@ -171,7 +173,7 @@ def _encoded(
 
 def encode_piece(
     output: Output, options: Options, importance: "Array | None", piece: RowPiece
-) -> "tuple[bytes | memoryview, Counts]":
+) -> "tuple[bytes | memoryview, ChangeCounts]":
     """Return some rows encoded, and what that changed of them."""
     target = output.info.encoding
     band = recoding(output, piece)
@@ -188,7 +190,7 @@ def encode_piece(
         expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
         threads=options.threads or 0,
     )
-    threads, counts = options.threads or cpu_count(), Counts()
+    threads, counts = options.threads or cpu_count(), ChangeCounts()
     if counts.add_encoded(values, target, data, encoding(target).block_size, threads):
         return data, counts
     after = decode(target, data, values.shape, threads=threads)
@@ -208,12 +210,12 @@ def recoding(output: Output, piece: RowPiece) -> "PackedWeight | None":
 
 def _recoded(
     band: "PackedWeight", target: str, options: Options
-) -> "tuple[bytes | memoryview, Counts]":
+) -> "tuple[bytes | memoryview, ChangeCounts]":
     """Return packed rows encoded by kernels, and what that changed of them."""
-    threads, counts = options.threads or cpu_count(), Counts()
+    threads, counts = options.threads or cpu_count(), ChangeCounts()
     made = np.empty(math.prod(band.shape) * encoding(target).type_size, np.uint8).data
     for found in band.recode_into(target, made, threads):
-        counts.join(Counts(*found))
+        counts.join(ChangeCounts(*found))
     return made, counts
 
 
@@ -225,7 +227,7 @@ def _moved(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> 
     return np.ascontiguousarray(held).reshape(-1).view(np.uint8).data
 
 
-def check_overflow(output: Output, options: Options, counts: Counts) -> None:
+def check_overflow(output: Output, options: Options, counts: ChangeCounts) -> None:
     """Raise ConversionError where finite values became infinite and nobody allowed it."""
     if counts.overflowed and not options.allow_overflow:
         raise ConversionError(
@@ -303,7 +305,7 @@ def _bands(packed: "PackedWeight", output: Output, chunk: int) -> "list[PackedWe
         raise ConversionError(f"{output.sources[0].info.name}: {error}") from error
 
 
-def outcome(output: Output, written: Written) -> TensorOutcome:
+def outcome(output: Output, written: WrittenTensor) -> TensorOutcome:
     """Return how one output tensor was written."""
     counts = written.counts
     lossy = counts.changed or counts.overflowed or counts.underflowed

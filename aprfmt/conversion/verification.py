@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from aprfmt.base.protocols import Sink, Source
     from aprfmt.conversion.outputs import Output
-    from aprfmt.conversion.run import Written
+    from aprfmt.conversion.run import WrittenTensor
     from aprfmt.formats.output_file import OutputFile
-    from aprfmt.formats.sequential import LeftRoom
+    from aprfmt.formats.sequential import DeferredSlot
 
 LARGE = 1 << 20  # smaller tensors are read back at the end: they are no work
 
@@ -62,7 +62,11 @@ class Verifier:
         return checksum_notes(self._source, checksum_matches(self._source, checksums))
 
     def written(
-        self, sink: "Sink", output: "Output", record: "Written", room: "LeftRoom | None" = None
+        self,
+        sink: "Sink",
+        output: "Output",
+        record: "WrittenTensor",
+        room: "DeferredSlot | None" = None,
     ) -> None:
         """Begin to compare a tensor, where it is large and at hand.
 
@@ -101,7 +105,7 @@ class Verifier:
             self._waiting.pop(0).result()
 
 
-def compare(output: "Output", record: "Written", stored: LazyTensor) -> None:
+def compare(output: "Output", record: "WrittenTensor", stored: LazyTensor) -> None:
     """Compare a stored tensor with what it was made of. Raises ConversionError."""
     from aprfmt.conversion.run import checksum, equal_bytes
 
@@ -113,7 +117,7 @@ def compare(output: "Output", record: "Written", stored: LazyTensor) -> None:
         raise ConversionError(f"{output.info.name}: reads back with other bytes")
 
 
-def _compare(file: "OutputFile", at: int, output: "Output", record: "Written") -> None:
+def _compare(file: "OutputFile", at: int, output: "Output", record: "WrittenTensor") -> None:
     mapped = MappedFile(file.temporary)
     try:
         if mapped.size < at + output.info.nbytes:

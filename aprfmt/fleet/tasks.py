@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.base.version import __version__
-from aprfmt.checks.context import Checked
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import NotRun
 from aprfmt.compare import diff
 from aprfmt.errors import AprfmtError
 from aprfmt.fleet.model_search import FleetModel
-from aprfmt.fleet.questions import Question, Said, questions
+from aprfmt.fleet.questions import Question, QuestionAnswer, questions
 from aprfmt.model import open_model
 
 SCHEMA = "aprfmt.scan-row/1"
@@ -34,7 +34,9 @@ class Task:
     base: FleetModel | None = None
 
 
-def row_of(task: Task, name: str, said: Said | None, seconds: float = 0.0, why: str = "") -> Row:
+def row_of(
+    task: Task, name: str, said: QuestionAnswer | None, seconds: float = 0.0, why: str = ""
+) -> Row:
     """Return the row of an answer, or of an ERROR with its reason where there is none."""
     subject = task.subject
     row: Row = {
@@ -63,17 +65,17 @@ class Asker:
     def __init__(self) -> None:
         self._table: Mapping[str, Question] = questions()
         self._at: FleetModel | None = None
-        self._context: Checked | None = None
+        self._context: CheckContext | None = None
 
     def answers(self, task: Task) -> Iterator[Row]:
         """Yield a row for every question; of a model that cannot be opened, one row."""
         for name in task.names:
             began = time.perf_counter()
-            said: Said | None
+            said: QuestionAnswer | None
             try:
                 said, why = self._said(task, name), ""
             except NotRun as reason:
-                said, why = Said("NOT_RUN", str(reason)), ""
+                said, why = QuestionAnswer("NOT_RUN", str(reason)), ""
             except MemoryError:
                 said, why = None, "more memory was needed than a unit may take (--unit-memory)"
             except (AprfmtError, OSError) as error:
@@ -84,7 +86,7 @@ class Asker:
             if said is None and name == OPEN:
                 return
 
-    def _said(self, task: Task, name: str) -> Said:
+    def _said(self, task: Task, name: str) -> QuestionAnswer:
         if task.base is not None:
             return derives(task.subject, task.base)
         context = self._opened(task.subject)
@@ -92,11 +94,11 @@ class Asker:
             return opened(context)
         return self._table[name].ask(context)
 
-    def _opened(self, subject: FleetModel) -> Checked:
+    def _opened(self, subject: FleetModel) -> CheckContext:
         if self._context is None or self._at != subject:
             self.close()
             model = open_model(subject.path, partial=True, damaged=True)
-            self._at, self._context = subject, Checked(model)
+            self._at, self._context = subject, CheckContext(model)
         return self._context
 
     def close(self) -> None:
@@ -106,17 +108,17 @@ class Asker:
         self._at = self._context = None
 
 
-def opened(context: Checked) -> Said:
+def opened(context: CheckContext) -> QuestionAnswer:
     """Give the format and the number of tensors; what is wrong with the file, `layout` says."""
     model = context.model
-    return Said(
+    return QuestionAnswer(
         "PASS",
         f"{model.format}, {len(model)} tensors",
         details={"format": model.format, "tensors": len(model), "damage": len(model.damage)},
     )
 
 
-def derives(subject: FleetModel, base: FleetModel) -> Said:
+def derives(subject: FleetModel, base: FleetModel) -> QuestionAnswer:
     """Say whether the quantized tensors of a model are those of a base, encoded again."""
     report = diff(subject.path, base.path, only=("tensors",), base=base.path, explain=False)
     sides = [one for tensor in report.tensors for one in tensor.derivations if one.side == "a"]
@@ -128,7 +130,7 @@ def derives(subject: FleetModel, base: FleetModel) -> Said:
     others = of - same - len(sides)
     proven = bool(yes + same) and not no and len(sides) == yes and not others
     said = f"{yes} of {len(sides)} quantized tensors are base's encoded again, {same} of {of} equal"
-    return Said("PASS" if proven else "FAIL", said, details={
+    return QuestionAnswer("PASS" if proven else "FAIL", said, details={
         "derives": yes, "does_not": no, "open": len(sides) - yes - no, "equal": same,
         "tensors": of, "modes": list(modes),
     })  # fmt: skip

@@ -11,7 +11,7 @@ import threading
 _SYNC = getattr(os, "fdatasync", None)
 
 
-class EarlySync:
+class BackgroundSync:
     """Syncs of one open file, one at a time, beside the threads that write it."""
 
     def __init__(self) -> None:

@@ -120,7 +120,7 @@ def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
     return build
 
 
-class Doubled(dict[str, Any]):
+class DuplicateKeys(dict[str, Any]):
     """An object with duplicate keys (`keys_twice`); the last value of each counts."""
 
     keys_twice: frozenset[str] = frozenset()
@@ -131,7 +131,7 @@ def _marked(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
         result = dict(pairs)
         if len(result) == len(pairs):
             return result
-        doubled = Doubled(result)
+        doubled = DuplicateKeys(result)
         counts = Counter(key for key, _ in pairs)
         doubled.keys_twice = frozenset(key for key, count in counts.items() if count > 1)
         return doubled

@@ -14,19 +14,19 @@ _ASIDE = 1 << 20  # from this size on, the checksum is computed in parallel with
 
 
 @dataclass(slots=True)
-class SummedPiece:
+class ChecksumPiece:
     """Some bytes and their CRC-32; None while others still write them."""
 
     nbytes: int = 0
     crc: int | None = 0
 
 
-class RunningSum:
+class RunningChecksum:
     """CRC-32 of a head that may still change, and of what comes behind it."""
 
     def __init__(self, head: bytes) -> None:
         self._head_bytes = len(head)
-        self._pieces = [SummedPiece()]
+        self._pieces = [ChecksumPiece()]
 
     def add(self, data: bytes | memoryview, write: Callable[[bytes | memoryview], None]) -> None:
         """Write `data` and count it; large pieces are summed by another thread meanwhile."""
@@ -54,15 +54,15 @@ class RunningSum:
         piece.crc = combine(piece.crc or 0, crc, nbytes)
         piece.nbytes += nbytes
 
-    def leave(self, nbytes: int) -> SummedPiece:
+    def leave(self, nbytes: int) -> ChecksumPiece:
         """Count bytes that others write; return where their checksum is to be put."""
-        left = SummedPiece(nbytes, None)
-        self._pieces += [left, SummedPiece()]
+        left = ChecksumPiece(nbytes, None)
+        self._pieces += [left, ChecksumPiece()]
         return left
 
-    def copy(self) -> "RunningSum":
+    def copy(self) -> "RunningChecksum":
         """Return what was counted so far; checksums that come later count in it, too."""
-        twin = RunningSum(b"")
+        twin = RunningChecksum(b"")
         twin._head_bytes = self._head_bytes
         twin._pieces = [*self._pieces[:-1], replace(self._pieces[-1])]
         return twin

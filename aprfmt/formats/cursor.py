@@ -7,7 +7,7 @@ or allocated. The cursor works on any buffer, so parsers can be tested and fuzze
 import struct
 from functools import lru_cache
 
-from aprfmt.base.protocols import Fetched, Region
+from aprfmt.base.protocols import Region, RemoteRegion
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.damage import Faults
 
@@ -34,7 +34,7 @@ def hold(region: Region, stop: int, wish: int = 0) -> memoryview:
     """
     if isinstance(region, memoryview):
         return region
-    assert isinstance(region, Fetched)
+    assert isinstance(region, RemoteRegion)
     return region.held(stop, wish)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aprfmt.errors import ConversionError, FormatError, OutputError
-from aprfmt.formats.background_sync import EarlySync
+from aprfmt.formats.background_sync import BackgroundSync
 from aprfmt.formats.mapped_file import cut_files, cut_line, identity_of, origin
 from aprfmt.formats.positional_io import write_at
 from aprfmt.formats.temporary_files import as_output_error
@@ -61,7 +61,7 @@ class OutputFile:
         self._written = 0
         self._fd: int | None = None
         self._unsynced = 0
-        self._early = EarlySync()
+        self._early = BackgroundSync()
         self._in_system = hasattr(os, "copy_file_range")
         # Where there is no pwrite, writing at an offset moves the position that others write at.
         self._turn = nullcontext() if hasattr(os, "pwrite") else threading.Lock()

@@ -42,7 +42,7 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getatt
 
 
 @dataclass(frozen=True)
-class KeptTensor:
+class FinishedTensor:
     """A tensor that an earlier run wrote: its CRC-32, and how many values changed in it."""
 
     crc: int
@@ -50,12 +50,12 @@ class KeptTensor:
 
 
 @dataclass(frozen=True)
-class Begun:
+class EarlierRun:
     """What an earlier run says of itself: its sources, its plan, its tensors, its last moves."""
 
     sources: Mapping[str, str]
     plan: str
-    tensors: Mapping[str, KeptTensor]
+    tensors: Mapping[str, FinishedTensor]
     moves: Sequence[tuple[str, str, str]]
     run: str  # which run began it: no line of another journal is signed for this one
     signed: bool  # all lines, by this user's key
@@ -67,7 +67,7 @@ def staging_of(output: Path) -> Path:
     return final.parent / f".{final.name}{SUFFIX}"
 
 
-def parse_begun(data: bytes, where: str) -> Begun | None:
+def parse_begun(data: bytes, where: str) -> EarlierRun | None:
     """Return what a journal says; None where it has no whole first line. Raises FormatError."""
     lines = data.split(b"\n")[:-1]
     if not lines:
@@ -82,7 +82,7 @@ def parse_begun(data: bytes, where: str) -> Begun | None:
             f"{where}: its first line is not that of a journal of {SCHEMA}; remove it, and begin "
             "anew"
         )
-    tensors: dict[str, KeptTensor] = {}
+    tensors: dict[str, FinishedTensor] = {}
     moves: list[tuple[str, str, str]] = []
     for line in lines[1:]:
         value, signature = _line(line, where)
@@ -92,7 +92,7 @@ def parse_begun(data: bytes, where: str) -> Begun | None:
         else:
             name, kept = _kept(value, where)
             tensors[name] = kept
-    return Begun(sources, plan, tensors, moves, run, signed)
+    return EarlierRun(sources, plan, tensors, moves, run, signed)
 
 
 def _line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
@@ -111,7 +111,7 @@ def _texts(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
-def _kept(value: Mapping[str, Any], where: str) -> tuple[str, KeptTensor]:
+def _kept(value: Mapping[str, Any], where: str) -> tuple[str, FinishedTensor]:
     name, crc, counts = value.get("tensor"), value.get("crc"), value.get("counts")
     if not (
         isinstance(name, str)
@@ -121,7 +121,7 @@ def _kept(value: Mapping[str, Any], where: str) -> tuple[str, KeptTensor]:
         and all(type(each) is int and each >= 0 for each in counts)
     ):
         raise FormatError(f"{where}: a line is not that of a tensor; remove it, and begin anew")
-    return name, KeptTensor(crc, (counts[0], counts[1], counts[2]))
+    return name, FinishedTensor(crc, (counts[0], counts[1], counts[2]))
 
 
 def _moves(value: object, where: str) -> list[tuple[str, str, str]]:
@@ -147,7 +147,7 @@ def _plain(name: str) -> bool:
     return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
-class ResumedFile(OutputFile):
+class ResumableFile(OutputFile):
     """A file that may lie there already, whole or in part; what is written again is the same."""
 
     def open(self, old: os.stat_result | None) -> None:
@@ -209,7 +209,7 @@ def _open_inside(path: Path, flags: int, mode: int) -> int:
         os.close(folder)
 
 
-class ResumedSet(FileSet):
+class ResumableFileSet(FileSet):
     """A set of files that stays where it is when it is not published, to be continued.
 
     `begin` comes before the first file, `finish` after what was verified has been published.
@@ -227,7 +227,7 @@ class ResumedSet(FileSet):
         self.output = output
         self.hidden = staging_of(output)
         self.published = False  # an earlier run put everything in place
-        self.tensors: Mapping[str, KeptTensor] = {}  # what an earlier run says that it wrote
+        self.tensors: Mapping[str, FinishedTensor] = {}  # what an earlier run says that it wrote
         self.kept = 0  # how many of them were right
         self._home = Path(os.path.realpath(folder)) if folder else self.hidden.parent
         self._journal = self.hidden.with_name(f"{self.hidden.name}.jsonl")
@@ -260,7 +260,7 @@ class ResumedSet(FileSet):
                 os.close(log)
                 raise
 
-    def _enter(self, begun: Begun | None, sources: Mapping[str, str], plan: str) -> None:
+    def _enter(self, begun: EarlierRun | None, sources: Mapping[str, str], plan: str) -> None:
         """Take over what an earlier run left, or begin the journal."""
         if begun is None:
             remove(self.hidden)
@@ -277,7 +277,7 @@ class ResumedSet(FileSet):
         self.published = self._settle(begun.moves)
         self.tensors, self._worth = begun.tensors, True
 
-    def done(self, name: str, kept: KeptTensor) -> None:
+    def done(self, name: str, kept: FinishedTensor) -> None:
         """Note that a tensor is written."""
         self._worth = True
         self._add({"tensor": name, "crc": kept.crc, "counts": kept.counts})
@@ -316,7 +316,7 @@ class ResumedSet(FileSet):
             super().discard()
 
     def _new(self, path: Path, temporary: Path, final: Path) -> OutputFile:
-        return ResumedFile(path, temporary, final)
+        return ResumableFile(path, temporary, final)
 
     def _beside(self, path: Path) -> tuple[Path, os.stat_result | None]:
         found = super()._beside(path)
@@ -377,7 +377,7 @@ class ResumedSet(FileSet):
                 os.rename(lying, self.hidden / final)
         return False
 
-    def _compare(self, begun: Begun, sources: Mapping[str, str], plan: str) -> None:
+    def _compare(self, begun: EarlierRun, sources: Mapping[str, str], plan: str) -> None:
         changed = [name for name in {**begun.sources, **sources}
                    if begun.sources.get(name) != sources.get(name)]  # fmt: skip
         todo = f"remove {self.hidden.name} and {self._journal.name} to begin anew"
@@ -406,7 +406,7 @@ class ResumedSet(FileSet):
         except OSError:
             return  # a file system without locks
 
-    def _read(self, log: int) -> Begun | None:
+    def _read(self, log: int) -> EarlierRun | None:
         facts = os.fstat(log)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_JOURNAL:
             raise FormatError(f"{self._journal}: is no journal; remove it")

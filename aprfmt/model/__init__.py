@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch import check_arch
 from aprfmt.base.garbage_collector import collector_paused
 from aprfmt.base.object_repr import public_dir, short_repr
-from aprfmt.base.protocols import Damage, Note, Source, Typed, Value
+from aprfmt.base.protocols import Damage, Note, Source, TypedValue, Value
 from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
 from aprfmt.formats import FORMATS, detect, open_source
 from aprfmt.model.hf_folder import (
@@ -136,11 +136,11 @@ class Model(Mapping[str, View]):
         return self.source.metadata
 
     @property
-    def typed(self) -> Mapping[str, Value | Typed]:
+    def typed(self) -> Mapping[str, Value | TypedValue]:
         """The metadata, each value with the type its key has in the file, where it has one."""
         types = self.source.types
         return {
-            key: Typed(value, types[key]) if key in types else value
+            key: TypedValue(value, types[key]) if key in types else value
             for key, value in self.metadata.items()
         }
 

@@ -19,7 +19,7 @@ from aprfmt.model.patterns import select, select_one
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
-    from aprfmt.arch.binding import Bound
+    from aprfmt.arch.binding import BoundNames
     from aprfmt.arch.draft_head import Head
     from aprfmt.arch.hyperparameters import KeyReport
     from aprfmt.arch.required_roles import Coverage
@@ -205,8 +205,8 @@ def read_under(
 
 
 def _apart(
-    bound: "Bound", drafts: "Sequence[Head]", names: Sequence[str], end: int | None
-) -> "tuple[Bound, tuple[str, ...]]":
+    bound: "BoundNames", drafts: "Sequence[Head]", names: Sequence[str], end: int | None
+) -> "tuple[BoundNames, tuple[str, ...]]":
     """Return the model's own groups, without its draft heads' tensors, and the names of these.
 
     A layer from `end` on that is no head's has no place in the model.
@@ -230,7 +230,7 @@ def _apart(
 
 
 def _roles(
-    tensors: Mapping[str, View], model: "Model", bound: "Bound", hyper: "HyperParams"
+    tensors: Mapping[str, View], model: "Model", bound: "BoundNames", hyper: "HyperParams"
 ) -> dict[str, View]:
     """Return the logical tensors of a model, or of its draft head, by role key."""
     records = model.records

@@ -64,13 +64,13 @@ class Reach(IntEnum):
 
 
 @dataclass
-class Policy:
+class AddressPolicy:
     """What the user allowed."""
 
     plain_http: bool = False  # --allow-http: to other machines too
 
 
-POLICY = Policy()
+POLICY = AddressPolicy()
 
 
 @dataclass(frozen=True, slots=True)

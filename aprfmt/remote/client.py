@@ -27,8 +27,8 @@ from aprfmt.base.version import __version__
 from aprfmt.errors import AprfmtError, RemoteError
 from aprfmt.remote import address_policy, proxies
 from aprfmt.remote.address_policy import RequestTarget
-from aprfmt.remote.response_body import Body, content_length
-from aprfmt.remote.timed_socket import LIMITS, BadAnswer, Limits, TimedSocket
+from aprfmt.remote.response_body import ResponseBody, content_length
+from aprfmt.remote.timed_socket import LIMITS, BadAnswer, ResponseLimits, TimedSocket
 from aprfmt.remote.traffic import TRAFFIC
 
 ATTEMPTS = 5
@@ -49,7 +49,7 @@ _FINAL = (socket.gaierror, ConnectionRefusedError, ssl.SSLError)  # nothing that
 _HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # but for a connection that was lost
 
 
-class Cut(Exception):
+class ConnectionCut(Exception):
     """An answer ended early, or the connection did: worth another attempt."""
 
 
@@ -80,7 +80,7 @@ class _Reply:
     connection: http.client.HTTPConnection
     response: http.client.HTTPResponse
     headers: Headers
-    body: Body
+    body: ResponseBody
     addresses: Sequence[str]
     closed: int  # how often the client had been closed when it was sent
 
@@ -115,7 +115,7 @@ class Client:
     dialer: Callable[[str, int], socket.socket] = dial
     wait: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    limits: Limits = LIMITS
+    limits: ResponseLimits = LIMITS
     _idle: dict[tuple[str, str, int], list[http.client.HTTPConnection]] = field(
         default_factory=dict
     )
@@ -140,7 +140,7 @@ class Client:
                 raise
             except BadAnswer as error:
                 raise RemoteError(f"{where}: cannot be read: {error}; check the address") from None
-            except (Cut, OSError, http.client.HTTPException) as error:
+            except (ConnectionCut, OSError, http.client.HTTPException) as error:
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise RemoteError(
                         f"{where}: the server's certificate is refused: {error.verify_message}; "
@@ -237,7 +237,7 @@ class Client:
                 response = connection.getresponse()
                 timed.begin_body()
                 found = _headers(response)
-                body = Body(response, found)
+                body = ResponseBody(response, found)
             except (ConnectionError, http.client.RemoteDisconnected, BrokenPipeError):
                 connection.close()
                 if kept is None:
@@ -247,7 +247,7 @@ class Client:
                 connection.close()
                 raise
             return _Reply(to, connection, response, found, body, addresses, closed)
-        raise Cut("kept connections were closed")
+        raise ConnectionCut("kept connections were closed")
 
     def _addresses(self, to: RequestTarget) -> Sequence[str]:
         """Resolve a host once: a name that changes its address would pass the judge twice."""
@@ -340,7 +340,7 @@ def _read(reply: _Reply, size: int) -> bytes:
     data = reply.body.read(size)
     TRAFFIC.count(received=len(data))
     if len(data) < size:
-        raise Cut(f"the answer ends after {len(data)} of {size} bytes")
+        raise ConnectionCut(f"the answer ends after {len(data)} of {size} bytes")
     return data
 
 
@@ -351,7 +351,7 @@ def _read_all(reply: _Reply, most: int) -> bytearray:
         TRAFFIC.count(received=len(piece))
         data += piece
         if len(data) > most:
-            raise Cut(f"the answer goes on after {most} bytes")
+            raise ConnectionCut(f"the answer goes on after {most} bytes")
     return data
 
 
@@ -365,7 +365,7 @@ def _digest(reply: _Reply, size: int) -> str:
     return digest.hexdigest()
 
 
-def _told(error: Exception, limits: Limits) -> str:
+def _told(error: Exception, limits: ResponseLimits) -> str:
     if isinstance(error, TimeoutError):
         return f"no byte for {limits.silence:.0f} seconds"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -36,7 +36,7 @@ def limit() -> int:
     return int(text)
 
 
-class Cache:
+class DiskCache:
     """The ranges on disk; every failure of the disk means only that nothing is kept."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Cache:
                 total -= facts.st_size
 
 
-CACHE = Cache()
+CACHE = DiskCache()
 
 
 def _path(identity: str, start: int, stop: int) -> Path:

@@ -61,7 +61,7 @@ def _line(error: Exception) -> str:
     return shorten(text, 200)
 
 
-class AnySite:
+class FsspecSite:
     """One file system."""
 
     def __init__(self, root: Sequence[str]) -> None:
@@ -142,4 +142,4 @@ class AnySite:
         return digest.hexdigest()
 
 
-SITE = SiteSpec(1, AnySite, _settle)
+SITE = SiteSpec(1, FsspecSite, _settle)

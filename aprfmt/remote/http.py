@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlunsplit
 
 from aprfmt.errors import UsageError
 from aprfmt.remote.address_policy import parts_of, target
-from aprfmt.remote.ranges import Denied, Gone, Ranges
+from aprfmt.remote.ranges import AccessDenied, NotFoundError, RangeReader
 from aprfmt.remote.site import FileFacts, known
 from aprfmt.remote.sites import SiteSpec
 
@@ -65,7 +65,7 @@ class HttpSite:
 
     def __init__(self, root: Sequence[str]) -> None:
         self._key = root[0], root[1]
-        self._ranges = Ranges()
+        self._ranges = RangeReader()
         self._headers = {}
         if self._key in _PASSWORDS:
             login = b64encode(_PASSWORDS[self._key].encode()).decode("ascii")
@@ -83,9 +83,9 @@ class HttpSite:
         if inner not in self._first:
             try:
                 found = self._ranges.first(self._url(inner), self._where(inner), self._headers)
-            except Gone:
+            except NotFoundError:
                 self._first[inner] = None
-            except Denied as error:
+            except AccessDenied as error:
                 raise type(error)(f"{error}; give an address that may be read", {}) from None
             else:
                 self._first[inner] = found

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from aprfmt.errors import RemoteError, UsageError
 from aprfmt.remote.client import Headers
 from aprfmt.remote.paths import hub_cache, hub_home
-from aprfmt.remote.ranges import Denied, Gone, Ranges
+from aprfmt.remote.ranges import AccessDenied, NotFoundError, RangeReader
 from aprfmt.remote.site import FIRST, FileFacts, identity_of, is_strong, missing
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
@@ -123,7 +123,7 @@ class HubSite:
         self._name, _, self._revision = root[2].partition("@")
         self._shown = f"hf://{root[1]}/{root[2]}"
         self._endpoint = endpoint()
-        self._ranges = Ranges()
+        self._ranges = RangeReader()
         self._lock = threading.Lock()
         self._listed: tuple[str, Mapping[str, _Row]] | None = None
         self._wholes: dict[str, bytes] = {}
@@ -162,9 +162,9 @@ class HubSite:
         )
         try:
             text = self._ranges.whole(url, self._shown, self._headers, MAX_LISTING)
-        except Denied as error:
+        except AccessDenied as error:
             raise self._denied(error.headers) from None
-        except Gone:
+        except NotFoundError:
             raise RemoteError(
                 f"{self._shown}: the hub has no such repository or revision; check the name"
             ) from None
@@ -253,7 +253,7 @@ class HubSite:
             return told, self._whole(inner, row)[:FIRST]
         try:
             seen, head = self._ranges.first(self._url(inner), self._where(inner), self._headers)
-        except Denied as error:
+        except AccessDenied as error:
             raise self._denied(error.headers) from None
         if seen.size != row.size:
             raise RemoteError(
@@ -270,7 +270,7 @@ class HubSite:
                 found = self._ranges.whole(
                     self._url(inner), self._where(inner), self._headers, most
                 )
-            except Denied as error:
+            except AccessDenied as error:
                 raise self._denied(error.headers) from None
             if len(found) != row.size:
                 raise RemoteError(
@@ -294,7 +294,7 @@ class HubSite:
             return self._ranges.fetch(
                 self._url(inner), self._where(inner), self._headers, facts, start, stop
             )
-        except Denied as error:
+        except AccessDenied as error:
             raise self._denied(error.headers) from None
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
@@ -304,7 +304,7 @@ class HubSite:
             return hashlib.sha256(self._whole(inner, row)).hexdigest()
         try:
             return self._ranges.one_pass(self._url(inner), self._where(inner), self._headers, facts)
-        except Denied as error:
+        except AccessDenied as error:
             raise self._denied(error.headers) from None
 
 

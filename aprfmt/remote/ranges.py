@@ -16,7 +16,7 @@ _RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19})")
 _DENIED = (401, 403)
 
 
-class Denied(RemoteError):
+class AccessDenied(RemoteError):
     """The server wants to know who asks."""
 
     def __init__(self, message: str, headers: Headers) -> None:
@@ -24,11 +24,11 @@ class Denied(RemoteError):
         self.headers = headers
 
 
-class Gone(RemoteError):
+class NotFoundError(RemoteError):
     """The file does not exist at that address."""
 
 
-class Ranges:
+class RangeReader:
     """Reads ranges of files by URL; redirects are remembered as long as they work."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Ranges:
             try:
                 safe = {name: value for name, value in asked.items() if name != "Authorization"}
                 return client.CLIENT.get(final, where, safe, wanted, hashed)
-            except (Denied, Gone):
+            except (AccessDenied, NotFoundError):
                 pass  # a signed address has run out: ask for a new one
         answer = client.CLIENT.get(url, where, asked, wanted, hashed)
         with self._lock:
@@ -134,9 +134,11 @@ def _parsed(headers: Headers) -> tuple[int, ...]:
 
 def _check_status(status: int, headers: Headers, where: str, expected: int) -> None:
     if status in (404, 410):
-        raise Gone(str(missing(where)))
+        raise NotFoundError(str(missing(where)))
     if status in _DENIED:
-        raise Denied(f"{where}: the server answers {status}: it wants to know who asks", headers)
+        raise AccessDenied(
+            f"{where}: the server answers {status}: it wants to know who asks", headers
+        )
     if status == 200 and expected == 206:
         raise RemoteError(
             f"{where}: the server sends whole files only (200 to a request for a range), which is "

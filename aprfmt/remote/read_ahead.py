@@ -74,7 +74,7 @@ def _little(one: _Expected) -> bool:
     return one.start < one.at and one.stop - one.at < LITTLE
 
 
-class Stream:
+class ReadAhead:
     """Reads of any thread, one at a time; `fetch(start, stop)` makes one request."""
 
     def __init__(self, size: int, fetch: Fetch) -> None:

@@ -19,9 +19,9 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import RemoteError
 from aprfmt.remote.disk_cache import CACHE
 from aprfmt.remote.paths import RemotePath
-from aprfmt.remote.read_ahead import LITTLE, PART, Stream
+from aprfmt.remote.read_ahead import LITTLE, PART, ReadAhead
 from aprfmt.remote.site import changed
-from aprfmt.remote.temporary_cache import Remembered
+from aprfmt.remote.temporary_cache import TemporaryRanges
 from aprfmt.remote.traffic import TRAFFIC
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class RemoteObject:
         self._pieces: OrderedDict[int, memoryview] = OrderedDict()
         self._level, self._last = 0, -PIECES[-1] - 1
         self.told: Callable[[int, memoryview], None] | None = None  # of all bytes that come
-        self._remembered: Remembered | None = None
+        self._remembered: TemporaryRanges | None = None
         self._remembering = 0  # how many ask for that
         self._shelf = threading.Lock()  # of the pieces, which are looked up while others come
         # Of the first answers, where nothing proves their version: where they begin, and that.
@@ -196,7 +196,7 @@ class RemoteObject:
         """Remember what comes until the last of these blocks is left."""
         with self._lock:
             self._remembering += 1
-            self._remembered = self._remembered or Remembered(self.facts.size)
+            self._remembered = self._remembered or TemporaryRanges(self.facts.size)
         try:
             yield
         finally:
@@ -219,7 +219,7 @@ class RemoteFile:
         self.size = self._found.facts.size
         self.identity = self._found.facts.identity
         self.sha256 = self._found.facts.sha256  # as the site publishes it
-        self._stream = Stream(self.size, self._found.gather)
+        self._stream = ReadAhead(self.size, self._found.gather)
 
     def tell(self, whom: Callable[[int, memoryview], None] | None) -> None:
         """Have all bytes that come from now on told to somebody: where they begin, and these."""
@@ -276,7 +276,7 @@ class RemoteFile:
         """Yield the bytes of [start, stop) that are there, in windows; fetches none beyond them."""
         stop = min(stop, self.size)
         held = self._found.held(0, 0)
-        with closing(Stream(stop, self._found.gather)) as stream:
+        with closing(ReadAhead(stop, self._found.gather)) as stream:
             stream.expect(start, stop, max(start, len(held)))
             for first in range(start, stop, size):
                 last = min(first + size, stop)

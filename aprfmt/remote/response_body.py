@@ -28,7 +28,7 @@ def content_length(headers: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-class Body:
+class ResponseBody:
     """What follows the headers of one answer."""
 
     def __init__(self, response: HTTPResponse, headers: Mapping[str, str]) -> None:

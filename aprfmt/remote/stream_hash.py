@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HELD = 192 << 20  # bytes that wait: more than are fetched ahead
 
 
-class PassingHash:
+class StreamHash:
     """The digest of one remote file from its opening on; `stop` ends it."""
 
     def __init__(self, file: "RemoteFile") -> None:

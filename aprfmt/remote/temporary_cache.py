@@ -43,7 +43,7 @@ class _Room:
 ROOM = _Room()
 
 
-class Remembered:
+class TemporaryRanges:
     """Ranges of one file of `size` bytes that came, for any thread.
 
     What is on its way is not asked for twice.

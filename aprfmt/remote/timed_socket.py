@@ -22,7 +22,7 @@ class BadAnswer(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ResponseLimits:
     """Seconds and bytes that a server may take.
 
     `rate` is what a body has to bring a second on average, counted from `grace` seconds after its
@@ -36,13 +36,15 @@ class Limits:
     rate: int = 4 << 10
 
 
-LIMITS = Limits()
+LIMITS = ResponseLimits()
 
 
 class TimedSocket:
     """A connected socket as http.client uses it, with limits on the answer that it receives."""
 
-    def __init__(self, sock: socket.socket, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, sock: socket.socket, limits: ResponseLimits, clock: Callable[[], float]
+    ) -> None:
         self._sock, self._limits, self._clock = sock, limits, clock
         self.begin()
 

@@ -16,7 +16,7 @@ from aprfmt.model.hf_folder import INDEX
 
 
 @dataclass(frozen=True, slots=True)
-class MadeIndex:
+class WrittenIndex:
     """An index that was written: its file and size, how many tensors, and the shards it names."""
 
     path: Path
@@ -25,7 +25,7 @@ class MadeIndex:
     shards: tuple[str, ...]
 
 
-def write_index(folder: Path, output: Path | None = None, *, force: bool = False) -> MadeIndex:
+def write_index(folder: Path, output: Path | None = None, *, force: bool = False) -> WrittenIndex:
     """Write the index of a folder's shards over the one it has, or to `output`.
 
     Every shard is one that is named like the set (`model-*.safetensors`). What the old index says
@@ -66,7 +66,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
         raise OutputError(f"{output}: exists; use --force to replace it")
     with FileSet(force=True) as files:
         files.create(target).write(data)
-    return MadeIndex(target, len(data), len(weight_map), tuple(shard.name for shard in shards))
+    return WrittenIndex(target, len(data), len(weight_map), tuple(shard.name for shard in shards))
 
 
 def _refuse_missing(path: Path, shards: list[Path]) -> None:

@@ -15,7 +15,7 @@ from aprfmt.tensors.runs import ByteRun, RunBytes, all_runs, element_runs
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from aprfmt.arch.binding import Group
+    from aprfmt.arch.binding import BoundGroup
     from aprfmt.arch.spec import LayoutStep, Move
     from aprfmt.codecs.lattice import Lattice
     from aprfmt.tensors.packed_rows import PackedRows
@@ -77,7 +77,7 @@ class View:
         self,
         *stored: LazyTensor,
         role: str | None = None,
-        group: "Group | None" = None,
+        group: "BoundGroup | None" = None,
         hp: Mapping[str, Value] | None = None,
         record: "tuple[str, Value] | None" = None,
     ) -> None:

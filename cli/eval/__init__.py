@@ -4,13 +4,13 @@ import click
 
 from aprfmt.cli import options, run_options
 from aprfmt.cli.eval import batch, scoring
-from aprfmt.cli.eval.scoring import EvalAsked
+from aprfmt.cli.eval.scoring import EvalRequest
 from aprfmt.errors import UsageError
 from aprfmt.measure.tolerances import REPORTED
 
 
 @click.command("eval")
-@options.gathered(asked=EvalAsked, where=run_options.WhereOptions)
+@options.gathered(asked=EvalRequest, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @click.option("--text", "texts", multiple=True, type=options.FILE,
               help="A UTF-8 text file, - is stdin; several are samples of their own.")  # fmt: skip
@@ -51,7 +51,7 @@ from aprfmt.measure.tolerances import REPORTED
 @run_options.where
 @options.arch
 @options.common
-def command(model: str, asked: EvalAsked, where: run_options.WhereOptions) -> int:
+def command(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
     """Measure the cross-entropy of a text in nats per token, and the perplexity.
 
     A label is the token after the one that predicts it. A long text is cut into windows that share

@@ -35,7 +35,7 @@ class BatchFacts(TypedDict):
     loss_of_logits: float | None
 
 
-class Reported(TypedDict):
+class ReportedLoss(TypedDict):
     """The loss that was reported, the one recomputed, and which mistakes give it."""
 
     value: float
@@ -46,10 +46,10 @@ class Reported(TypedDict):
     guesses: list[dict[str, object]]
 
 
-class BatchScored(output.LossFacts):
+class BatchResult(output.LossFacts):
     """What `aprfmt eval --batch` says."""
 
-    run: run_options.WhereRan
+    run: run_options.RunLocation
     batch: BatchFacts
 
 
@@ -73,7 +73,7 @@ def parse_reported(
 
 def measure(
     run: "Run", path: Path, reported: tuple[float, float] | None, within: float
-) -> "tuple[BatchScored, Reported | None, list[Check]]":
+) -> "tuple[BatchResult, ReportedLoss | None, list[Check]]":
     """Score the batch and judge the reported loss; return the JSON and the checks."""
     from aprfmt.inference.batch import read_batch, score
     from aprfmt.inference.loss import judge, mean_loss
@@ -87,7 +87,7 @@ def measure(
             scored.append(one)
             progress(len(scored), len(batch.mask))
     loss = mean_loss(given(batch, scored), vocab)
-    body: BatchScored = {
+    body: BatchResult = {
         "run": run_options.run_facts(run),
         "batch": batch_to_json(batch),
         **output.loss_to_json(loss),
@@ -202,7 +202,7 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
     }  # fmt: skip
 
 
-def answer_to_json(answer: "LossVerdict") -> Reported:
+def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
     """Return the verdict with every guess that gives the number."""
     return {
         "value": answer.reported,
@@ -214,7 +214,7 @@ def answer_to_json(answer: "LossVerdict") -> Reported:
     }
 
 
-def show(body: BatchScored, reported: Reported | None) -> None:
+def show(body: BatchResult, reported: ReportedLoss | None) -> None:
     """Print what the batch holds and both losses."""
     loss, batch = body["loss"], body["batch"]
     render.line(run_options.headline(body["run"]), style="head")

@@ -38,7 +38,7 @@ def loss_to_json(loss: "MeanLoss") -> LossFacts:
     }
 
 
-class Drafts(TypedDict):
+class DraftAcceptance(TypedDict):
     """How many drafts the model accepts, and the share below which a head is dead."""
 
     drafts: int
@@ -57,20 +57,20 @@ class KlFacts(TypedDict):
     tokens: int
 
 
-class Against(LossFacts):
+class ComparedModel(LossFacts):
     """The other model's loss, and how far its predictions are from the first's."""
 
-    run: run_options.WhereRan
+    run: run_options.RunLocation
     divergence: KlFacts | None
 
 
 class EvalFacts(LossFacts, WindowFacts):
     """What `aprfmt eval` says of texts."""
 
-    run: run_options.WhereRan
+    run: run_options.RunLocation
 
 
-def draft_verdict(draft: Drafts) -> str:
+def draft_verdict(draft: DraftAcceptance) -> str:
     """Return what is said of a draft head first."""
     if not draft["drafts"]:
         return "not measured: no draft was scored"
@@ -78,12 +78,14 @@ def draft_verdict(draft: Drafts) -> str:
     return f"{state}: {100 * draft['acceptance']:.1f} % of {draft['drafts']} drafts accepted"
 
 
-def answer(body: EvalFacts, draft: Drafts | None, against: Against | None) -> "list[Line]":
+def answer(
+    body: EvalFacts, draft: DraftAcceptance | None, against: ComparedModel | None
+) -> "list[Line]":
     """Return the losses and how far the two distributions are apart, a line each."""
     lines: list[Line] = []
     if draft is not None:
         lines.append((f"draft head {draft_verdict(draft)}", ""))
-    both: list[EvalFacts | Against] = [body] if against is None else [body, against]
+    both: list[EvalFacts | ComparedModel] = [body] if against is None else [body, against]
     for found in both:
         lines.append((
             f"  {run_options.headline(found['run'])}: {found['loss']:.6f} nats per token, "
@@ -99,11 +101,11 @@ def answer(body: EvalFacts, draft: Drafts | None, against: Against | None) -> "l
     return lines
 
 
-def show(body: EvalFacts, draft: Drafts | None, against: Against | None) -> None:
+def show(body: EvalFacts, draft: DraftAcceptance | None, against: ComparedModel | None) -> None:
     """Print the losses, and how far the two distributions are apart; of drafts, that first."""
     if draft is not None:
         render.line(f"draft head {draft_verdict(draft)}")
-    both: list[EvalFacts | Against] = [body] if against is None else [body, against]
+    both: list[EvalFacts | ComparedModel] = [body] if against is None else [body, against]
     for found in both:
         render.line(run_options.headline(found["run"]), style="head")
         render.pairs([

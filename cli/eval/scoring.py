@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvalAsked:
+class EvalRequest:
     """What is scored, and how it is cut."""
 
     texts: tuple[Path, ...]
@@ -44,7 +44,7 @@ class EvalAsked:
         return bool(self.texts or self.samples or self.ids)
 
 
-def of_texts(model: str, asked: EvalAsked, where: run_options.WhereOptions) -> int:
+def of_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score texts, by two models where another is to be held against; print, return the code."""
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import measure, plan
@@ -74,13 +74,13 @@ def of_texts(model: str, asked: EvalAsked, where: run_options.WhereOptions) -> i
             **output.loss_to_json(measured.loss),
             **windows_to_json(run.model, planned, *cut),
         }
-        draft_found: output.Drafts | None = None
-        against: output.Against | None = None
+        draft_found: output.DraftAcceptance | None = None
+        against: output.ComparedModel | None = None
         if measured.acceptance is not None:
             least = ALIVE if asked.least_accepted is None else asked.least_accepted
             checks.insert(0, measured.acceptance.judged(least, str(run.model.path)))
             found_drafts = measured.acceptance
-            draft_found = output.Drafts(
+            draft_found = output.DraftAcceptance(
                 drafts=found_drafts.drafts,
                 accepted=found_drafts.accepted,
                 acceptance=found_drafts.rate,
@@ -112,7 +112,7 @@ def kl_facts(found: "KlDivergence | None") -> "output.KlFacts | None":
     }  # fmt: skip
 
 
-def of_batch(model: str, asked: EvalAsked, where: run_options.WhereOptions) -> int:
+def of_batch(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
     others = {
         "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,

@@ -8,7 +8,7 @@ import click
 from aprfmt.base.protocols import Source
 from aprfmt.cli import options, render
 from aprfmt.cli.damage_report import told
-from aprfmt.cli.inspect.page import Paged, write
+from aprfmt.cli.inspect.page import PageRequest, write
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("inspect")
-@options.gathered(paged=Paged)
+@options.gathered(paged=PageRequest)
 @options.model()
 @options.verbose("All hyperparameters and their keys, tokenizer, notes.")
 @click.option("--metadata", "all_metadata", is_flag=True, help="Print every metadata key.")
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @options.common
 def command(
     model: Path, verbose: bool, all_metadata: bool, full: bool, account: bool, partial: bool,
-    verify: bool, arch: str | None, paged: Paged,
+    verify: bool, arch: str | None, paged: PageRequest,
 ) -> int:  # fmt: skip
     """Say what a file is: in one line, then by part.
 

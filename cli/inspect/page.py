@@ -26,7 +26,7 @@ LINES = 400  # lines of a template
 
 
 @dataclass(frozen=True)
-class Paged:
+class PageRequest:
     """What of a model goes into a page, and whether one may be replaced."""
 
     html: Path | None
@@ -43,7 +43,7 @@ class Paged:
         check_new(self.force, self.html)
 
 
-def write(opened: "Model", body: "InspectBody", paged: Paged) -> None:
+def write(opened: "Model", body: "InspectBody", paged: PageRequest) -> None:
     """Write the page of an open model; `body` is what `inspect --json` prints of it."""
     from aprfmt.cli.html_page import write_page
 
@@ -55,7 +55,7 @@ def write(opened: "Model", body: "InspectBody", paged: Paged) -> None:
 
 
 def render_page(
-    opened: "Model", body: "InspectBody", paged: Paged, progress: "render.ProgressLine"
+    opened: "Model", body: "InspectBody", paged: PageRequest, progress: "render.ProgressLine"
 ) -> str:
     """Return the page. Of damaged tensors the damage is shown, and everything of the others."""
     from aprfmt.checks import validate_model

@@ -6,14 +6,14 @@ import click
 
 from aprfmt.cli import dry_run, options, run_options
 from aprfmt.cli.parity import modes
-from aprfmt.cli.parity.modes import ParityAsked, ParityWanted
+from aprfmt.cli.parity.modes import ParityOptions, ParityOutputs
 from aprfmt.errors import UsageError
 
 REPEATS = 5
 
 
 @click.command("parity", options_metavar="MODEL --between RUN RUN... [OPTIONS]")
-@options.gathered(asked=ParityAsked, wanted=ParityWanted, tokens=run_options.Tokens)
+@options.gathered(asked=ParityOptions, wanted=ParityOutputs, tokens=run_options.TokenOptions)
 @click.argument("words", nargs=-1, metavar="")
 @click.option("--between", is_flag=True, help="The runs follow: cpu, cuda, torch:cpu:bfloat16, "
               "transformers, llama.cpp. The first is the reference.")  # fmt: skip
@@ -46,7 +46,8 @@ REPEATS = 5
 @options.common
 def command(
     words: tuple[str, ...], between: bool, base: str | None, calibrate: Path | None, repeats: int,
-    replayed: Path | None, asked: ParityAsked, wanted: ParityWanted, tokens: run_options.Tokens,
+    replayed: Path | None, asked: ParityOptions, wanted: ParityOutputs,
+    tokens: run_options.TokenOptions,
 ) -> int:  # fmt: skip
     """Compare runs of one model: every capture point, logits, losses, experts.
 

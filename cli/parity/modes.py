@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ParityAsked(run_options.WithinOptions):
+class ParityOptions(run_options.WithinOptions):
     """How the model runs on each side, and at which points the runs are compared."""
 
     points: str | None
@@ -32,7 +32,7 @@ class ParityAsked(run_options.WithinOptions):
 
 
 @dataclass(frozen=True)
-class ParityWanted:
+class ParityOutputs:
     """What is made of a comparison: files, a page, text of every point."""
 
     bundle: Path | None
@@ -44,7 +44,7 @@ class ParityWanted:
 
 def run(
     text: str, runs: list[str], base: str | None, calibrate: Path | None, repeats: int,
-    asked: ParityAsked, wanted: ParityWanted, tokens: run_options.Tokens,
+    asked: ParityOptions, wanted: ParityOutputs, tokens: run_options.TokenOptions,
 ) -> int:  # fmt: skip
     """Compare the runs, or calibrate with them; print what was found and return the exit code."""
     from aprfmt.inference.device import parse_run
@@ -92,7 +92,7 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def prepare(
-    text: str, asked: ParityAsked, tokens: run_options.Tokens, stack: ExitStack
+    text: str, asked: ParityOptions, tokens: run_options.TokenOptions, stack: ExitStack
 ) -> "tuple[Model, ParityRequest]":
     """Open the model; return it and what to run on it, its ids chosen where none are named."""
     from aprfmt.inference.capture import instances, select_points
@@ -128,7 +128,7 @@ def compared(
     choices: "list[Choice]",
     request: "ParityRequest",
     base: str | None,
-    asked: ParityAsked,
+    asked: ParityOptions,
 ) -> "Parity":
     """Run and compare; `base` is the model before quantization."""
     from aprfmt.inference.parity.between import parity
@@ -141,7 +141,7 @@ def compared(
         return parity(model, choices, request, source)
 
 
-def finish(found: "Parity", body: dict[str, object], wanted: ParityWanted) -> int:
+def finish(found: "Parity", body: dict[str, object], wanted: ParityOutputs) -> int:
     """Draw and print a comparison as it is wanted; return the exit code."""
     from aprfmt.cli.parity.page import render_page
 
@@ -185,7 +185,7 @@ def replay(path: Path, runs: list[str]) -> int:
 
 def measure(
     model: "Model", choices: "list[Choice]", request: "ParityRequest", repeats: int, path: Path,
-    wanted: ParityWanted,
+    wanted: ParityOutputs,
 ) -> int:  # fmt: skip
     """Calibrate; exit 1, nothing written, where a point is beyond what a tolerance may excuse."""
     from aprfmt.inference.parity.calibrate import calibrate, save_calibration

@@ -6,13 +6,18 @@ import click
 
 from aprfmt.cli import dry_run, options, run_options
 from aprfmt.cli.trace import modes
-from aprfmt.cli.trace.dumped_arrays import Dumped
-from aprfmt.cli.trace.request import TraceAsked, TraceWanted
+from aprfmt.cli.trace.dumped_arrays import DumpedArrays
+from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
 
 
 @click.command("trace")
-@options.gathered(asked=TraceAsked, wanted=TraceWanted, dumped=Dumped, tokens=run_options.Tokens,
-                  where=run_options.WhereOptions)  # fmt: skip
+@options.gathered(
+    asked=TraceRequest,
+    wanted=TraceOutputs,
+    dumped=DumpedArrays,
+    tokens=run_options.TokenOptions,
+    where=run_options.WhereOptions,
+)
 @click.argument("model", type=options.MODEL_RUN, required=False)
 @click.option("--payload", is_flag=True, help="Run the model; without it, the plan only.")
 @run_options.what
@@ -61,8 +66,8 @@ from aprfmt.cli.trace.request import TraceAsked, TraceWanted
 @options.force
 @options.common
 def command(
-    model: str | None, loaded: Path | None, list_points: bool, asked: TraceAsked,
-    wanted: TraceWanted, dumped: Dumped, tokens: run_options.Tokens,
+    model: str | None, loaded: Path | None, list_points: bool, asked: TraceRequest,
+    wanted: TraceOutputs, dumped: DumpedArrays, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:  # fmt: skip
     """Show activations at named capture points.

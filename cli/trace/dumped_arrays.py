@@ -24,7 +24,7 @@ STYLES = {"certain": "good", "likely": "", "possible": "warn", "": "dim"}
 
 
 @dataclass(frozen=True)
-class Dumped:
+class DumpedArrays:
     """The arrays to map, and the mapping file to use as it is."""
 
     arrays: Path | None
@@ -32,8 +32,8 @@ class Dumped:
 
 
 def mapped(
-    text: str, dumped: Dumped, tokens: run_options.Tokens, where: run_options.WhereOptions,
-    save: Path | None, force: bool, stack: ExitStack,
+    text: str, dumped: DumpedArrays, tokens: run_options.TokenOptions,
+    where: run_options.WhereOptions, save: Path | None, force: bool, stack: ExitStack,
 ) -> tuple["Model", "Trace", dict[str, object]]:  # fmt: skip
     """Return the model, the trace of the arrays, and what is said of the mapping.
 

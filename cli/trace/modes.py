@@ -11,7 +11,7 @@ import click
 
 from aprfmt.cli import dry_run, options, output_format, render, run_options
 from aprfmt.cli.trace import dumped_arrays
-from aprfmt.cli.trace.request import TraceAsked, TraceWanted
+from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def show(
-    model: str | None, loaded: Path | None, list_points: bool, asked: TraceAsked,
-    wanted: TraceWanted, dumped: dumped_arrays.Dumped, tokens: run_options.Tokens,
+    model: str | None, loaded: Path | None, list_points: bool, asked: TraceRequest,
+    wanted: TraceOutputs, dumped: dumped_arrays.DumpedArrays, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:  # fmt: skip
     """Take the way that the options name; UsageError where they name two."""
@@ -57,8 +57,8 @@ def show(
 
 
 def not_for_load(
-    asked: TraceAsked,
-    tokens: run_options.Tokens,
+    asked: TraceRequest,
+    tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
     list_points: bool,
 ) -> list[str]:
@@ -90,8 +90,8 @@ def only_model() -> str:
 def show_points(
     model: str,
     details: bool,
-    asked: TraceAsked,
-    wanted: TraceWanted,
+    asked: TraceRequest,
+    wanted: TraceOutputs,
     where: run_options.WhereOptions,
 ) -> int:
     """Show the points that a model has; nothing runs, so nothing can be saved or compared."""
@@ -110,9 +110,9 @@ def show_points(
 
 def show_run(
     text: str,
-    asked: TraceAsked,
-    wanted: TraceWanted,
-    tokens: run_options.Tokens,
+    asked: TraceRequest,
+    wanted: TraceOutputs,
+    tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:
     """Run a model, and show what passes its points."""
@@ -151,7 +151,7 @@ def show_run(
 
 
 def show_saved(
-    path: Path, text: str | None, ids: list[int] | None, asked: TraceAsked, wanted: TraceWanted
+    path: Path, text: str | None, ids: list[int] | None, asked: TraceRequest, wanted: TraceOutputs
 ) -> int:
     """Show a saved trace, beside another saved one if --reference names it.
 
@@ -183,9 +183,9 @@ def show_saved(
 
 
 def show_mapped(
-    model: str, dumped: dumped_arrays.Dumped, tokens: run_options.Tokens,
+    model: str, dumped: dumped_arrays.DumpedArrays, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
-    wanted: TraceWanted, asked: TraceAsked,
+    wanted: TraceOutputs, asked: TraceRequest,
 ) -> int:  # fmt: skip
     """Show arrays that another engine dumped as a trace, and what each was taken for."""
     from aprfmt.cli.trace import output, page, point_selection, recording
@@ -224,7 +224,7 @@ def stored_against(
 
 
 def finish(
-    trace: "Trace", body: dict[str, object], wanted: TraceWanted,
+    trace: "Trace", body: dict[str, object], wanted: TraceOutputs,
     against: "Callable[[], TraceDiff]", histograms: "Histograms",
 ) -> int:  # fmt: skip
     """Save, print, compare and draw a trace as it is wanted; return the exit code."""
@@ -256,7 +256,7 @@ def finish(
     return render.emit(body, code, show, answer=answer)
 
 
-def write(trace: "Trace", wanted: TraceWanted) -> list[str]:
+def write(trace: "Trace", wanted: TraceOutputs) -> list[str]:
     """Save a trace where asked; return what was written."""
     from aprfmt.inference.aprt import save_aprt
     from aprfmt.inference.trace_file import save_trace

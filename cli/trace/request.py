@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class TraceAsked:
+class TraceRequest:
     """What is traced: which points of which layers, at which positions, and by what."""
 
     payload: bool
@@ -19,7 +19,7 @@ class TraceAsked:
 
 
 @dataclass(frozen=True)
-class TraceWanted:
+class TraceOutputs:
     """What becomes of a trace: files, a page, a comparison, JSON."""
 
     save: Path | None

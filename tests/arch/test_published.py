@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.binding import Bound, bind
+from aprfmt.arch.binding import BoundNames, bind
 from aprfmt.arch.draft_head import heads
 from aprfmt.arch.hyperparameters import read_hyper
 from aprfmt.arch.required_roles import expected_roles, logical_shape
@@ -45,7 +45,7 @@ def names_of(patterns: list[str]) -> Iterator[str]:
         yield from ("".join(each) for each in product(*choices))
 
 
-def read(file: Path, without: str = "") -> tuple[ArchSpec, list[str], Bound, dict[str, Any]]:
+def read(file: Path, without: str = "") -> tuple[ArchSpec, list[str], BoundNames, dict[str, Any]]:
     """Return the tables found by config and names, the names, what is bound, and the file."""
     data = json.loads(file.read_text())
     names = [name for name in names_of(data["tensors"]) if name != without]

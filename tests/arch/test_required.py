@@ -18,7 +18,7 @@ from aprfmt.arch.hyperparameters import read_hyper, write_hyper
 from aprfmt.arch.required_roles import coverage, expected_roles
 from aprfmt.arch.spec import ArchSpec, Facts, split_key
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.checks.context import Checked
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.architecture_checks import completeness
 from aprfmt.conversion import convert
 from aprfmt.conversion.options import Options
@@ -177,7 +177,7 @@ def leavings(model: Model) -> Iterator[tuple[list[str], set[str]]]:
 
 def refusals(model: Model) -> Iterator[str]:
     """Yield the errors of validate, a session and conversions to all formats."""
-    checked = completeness(Checked(model))
+    checked = completeness(CheckContext(model))
     yield " ".join(f.where for f in checked.findings if f.level == "fail")
     with pytest.raises(ArchError) as refused:
         Session.of(model, BACKENDS["numpy"]("cpu", "float32"))

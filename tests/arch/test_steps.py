@@ -192,7 +192,8 @@ REFUSED: dict[str, tuple[LayoutStep, list[tuple[int, ...]], dict[str, int], str]
     "groups": (ByGroup("g", ("6", "4"), ((0,), (1,))), [(12, 2)], {"g": 2}, "12 rows"),
     "value heads": (Tiled("3"), [(10, 2)], {"delta_key_heads": 2, "delta_value_heads": 4},
                     "4 value heads of 3"),
-    "turned kernel": (Depthwise("c", "t"), [(4, 1, 6)], {"c": 6, "t": 4}, "4 taps for each of 6"),
+    "turned kernel": (Depthwise("c", "t"), [(4, 1, 6)], {"c": 6, "t": 4},
+                      "4 taps for each of 6"),
     "kv_b": (KvB(), [(1, 2, 3)], {"n_heads": 1, "kv_lora_rank": 2, "qk_nope_head_dim": 3,
                                   "value_head_dim": 4}, "expected k_b"),
 }  # fmt: skip

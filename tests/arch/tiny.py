@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from aprfmt.arch import ARCHS, find_arch
-from aprfmt.arch.binding import Bound, bind, known_shapes, logical_shapes
+from aprfmt.arch.binding import BoundNames, bind, known_shapes, logical_shapes
 from aprfmt.arch.hyperparameters import KeyReport, derived_tensors, read_hyper
 from aprfmt.arch.spec import ArchSpec, Facts, HyperParams
 from aprfmt.arch.value_checks import single
@@ -462,7 +462,7 @@ class Read:
     """A tiny model through our tables: names bound, hyperparameters read from its config.json."""
 
     spec: ArchSpec
-    bound: Bound
+    bound: BoundNames
     hp: HyperParams
     report: KeyReport
     known: dict[str, tuple[int, ...]]  # logical, as far as they follow from the file alone

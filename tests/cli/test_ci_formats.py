@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.cli.ci_reports import Case, junit, sarif, with_verdict
+from aprfmt.cli.ci_reports import ReportCase, junit, sarif, with_verdict
 from aprfmt.cli.pre_commit import run_hook
 from tests.cli.run import aprfmt
 
@@ -131,11 +131,13 @@ def test_format_json_is_json(models: Path) -> None:
 
 
 LEVELS = st.sampled_from(["pass", "warning", "fail", "error", "not run"])
-CASES = st.lists(st.builds(Case, st.text(), st.text(min_size=1), LEVELS, st.text(), st.text()))
+CASES = st.lists(
+    st.builds(ReportCase, st.text(), st.text(min_size=1), LEVELS, st.text(), st.text())
+)
 
 
 @given(CASES, st.sampled_from([0, 1, 2]))
-def test_any_text_of_a_file_can_be_written(cases: list[Case], code: int) -> None:
+def test_any_text_of_a_file_can_be_written(cases: list[ReportCase], code: int) -> None:
     every = with_verdict(cases, code, "file")
     log = json.loads(json.dumps(sarif("validate", every, code)))
     assert not sarif_faults(log)

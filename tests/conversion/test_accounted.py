@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.checks import validate
 from aprfmt.conversion import plan as plans
 from aprfmt.conversion.accounting import account, recorded
@@ -290,7 +290,7 @@ def foreign(demo_model: Path, tmp_path: Path) -> Path:
     """Return a GGUF without a key of ours: vocabulary, template and licence stand in its own."""
     aprfmt.convert(demo_model, tmp_path / "ours.gguf")
     meta, types, tensors = read(tmp_path / "ours.gguf")
-    plain = {k: Typed(v, types[k]) for k, v in meta.items() if not k.startswith("aprfmt.")}
+    plain = {k: TypedValue(v, types[k]) for k, v in meta.items() if not k.startswith("aprfmt.")}
     write(tmp_path / "foreign.gguf", {**plain, "general.license": "mit"}, tensors)
     return tmp_path / "foreign.gguf"
 
@@ -318,7 +318,7 @@ def test_what_a_file_keeps_in_its_keys_is_accounted(foreign: Path, target: str) 
 def test_what_is_lost_of_its_keys_fails(name: str, foreign: Path) -> None:
     meta, types, tensors = read(foreign)
     gone = {"vocabulary": "tokenizer.", "chat template": "tokenizer.chat_template"}.get(name, name)
-    less = {k: Typed(v, types[k]) for k, v in meta.items() if not k.startswith(gone)}
+    less = {k: TypedValue(v, types[k]) for k, v in meta.items() if not k.startswith(gone)}
     write(foreign.with_name("less.gguf"), less, tensors)
     with aprfmt.open(foreign.with_name("less.gguf")) as copy, aprfmt.open(foreign) as source:
         lost = account(copy, source, recorded(copy)).lost

@@ -19,9 +19,9 @@ from aprfmt.formats import open_sink, open_source
 from aprfmt.formats.resumable_output import (
     SCHEMA,
     SUFFIX,
-    KeptTensor,
-    ResumedFile,
-    ResumedSet,
+    FinishedTensor,
+    ResumableFile,
+    ResumableFileSet,
     parse_begun,
     staging_of,
 )
@@ -197,10 +197,10 @@ def test_functions_cannot_be_recognised(source: Path, tmp_path: Path) -> None:
 
 
 def test_two_runs_at_once_are_refused(source: Path, tmp_path: Path) -> None:
-    files = ResumedSet(tmp_path / "x.gguf")
+    files = ResumableFileSet(tmp_path / "x.gguf")
     files.begin({"a": "1"}, "plan")
     with pytest.raises(OutputError, match="another run is writing it"):
-        ResumedSet(tmp_path / "x.gguf").begin({"a": "1"}, "plan")
+        ResumableFileSet(tmp_path / "x.gguf").begin({"a": "1"}, "plan")
     files.discard()
     assert not list(tmp_path.glob(".*")), "nothing was written, nothing is left"
 
@@ -210,7 +210,7 @@ def test_a_run_killed_after_it_published_is_verified_and_ended(
 ) -> None:
     dst = tmp_path / "x"
     with monkeypatch.context() as patch:
-        patch.setattr(ResumedSet, "finish", lambda *of: 1 / 0)
+        patch.setattr(ResumableFileSet, "finish", lambda *of: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             convert(source, dst, to="safetensors", resume=True, max_shard_size=60_000)
     before = contents(dst)
@@ -252,14 +252,14 @@ def test_a_folder_that_is_exchanged_for_a_link_while_it_grows_leads_nowhere(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / dst.name).write_bytes(b"mine")
-    real = ResumedFile.open
+    real = ResumableFile.open
 
-    def exchanging(file: ResumedFile, old: os.stat_result | None) -> None:
+    def exchanging(file: ResumableFile, old: os.stat_result | None) -> None:
         file.temporary.parent.rmdir()
         file.temporary.parent.symlink_to(elsewhere)
         real(file, old)
 
-    monkeypatch.setattr(ResumedFile, "open", exchanging)
+    monkeypatch.setattr(ResumableFile, "open", exchanging)
     with pytest.raises(OutputError):
         convert(source, dst, resume=True)
     assert (elsewhere / dst.name).read_bytes() == b"mine" and not dst.exists()
@@ -383,14 +383,14 @@ SOURCES = {"a": "1:2:3:4 5", "b": "6:7:8:9 5"}
 def test_a_run_goes_on_with_the_same_sources_only(
     sources: dict[str, str], plan: str, said: str | None, tmp_path: Path
 ) -> None:
-    first = ResumedSet(tmp_path / "x.gguf")
+    first = ResumableFileSet(tmp_path / "x.gguf")
     first.begin(SOURCES, "plan")
-    first.done("t", KeptTensor(7, (0, 0, 0)))
+    first.done("t", FinishedTensor(7, (0, 0, 0)))
     first.discard()
-    again = ResumedSet(tmp_path / "x.gguf")
+    again = ResumableFileSet(tmp_path / "x.gguf")
     if said is None:
         again.begin(sources, plan)
-        assert again.tensors == {"t": KeptTensor(7, (0, 0, 0))}
+        assert again.tensors == {"t": FinishedTensor(7, (0, 0, 0))}
     else:
         with pytest.raises(OutputError, match=said):
             again.begin(sources, plan)

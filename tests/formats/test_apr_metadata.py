@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.base.protocols import Typed
+from aprfmt.base.protocols import TypedValue
 from aprfmt.errors import ConversionError
 from aprfmt.formats.apr.metadata import (
     ALIASES,
@@ -162,7 +162,7 @@ def test_one_name_a_field(field: str) -> None:
 
 
 def test_typed_values_are_unwrapped() -> None:
-    assert canonical({"hidden_size": Typed(4, "uint32")}, "t") == {"hidden_size": 4}
+    assert canonical({"hidden_size": TypedValue(4, "uint32")}, "t") == {"hidden_size": 4}
 
 
 @pytest.mark.parametrize("key", TYPED, ids=lambda key: key.name)

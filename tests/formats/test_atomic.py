@@ -16,7 +16,7 @@ from aprfmt.errors import OutputError
 from aprfmt.formats import temporary_files
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped_file import MappedFile
-from aprfmt.formats.resumable_output import ResumedSet
+from aprfmt.formats.resumable_output import ResumableFileSet
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -304,7 +304,7 @@ def test_an_address_is_no_place_for_an_output(
     with pytest.raises(OutputError, match="is an address; outputs are files on this machine"):
         FileSet().create(path)
     with pytest.raises(OutputError, match="is an address"):
-        ResumedSet(path).begin({}, "")
+        ResumableFileSet(path).begin({}, "")
     assert not list(tmp_path.iterdir())
     path.parent.mkdir(parents=True)
     with FileSet() as files:

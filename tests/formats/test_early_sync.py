@@ -61,7 +61,7 @@ def test_one_sync_at_a_time_and_none_when_the_file_is_closed(
 ) -> None:
     begun: list[int] = []
     started, closing, ended = threading.Event(), threading.Event(), threading.Event()
-    real = background_sync.EarlySync.end
+    real = background_sync.BackgroundSync.end
 
     def sync(fd: int) -> None:
         begun.append(fd)
@@ -71,12 +71,12 @@ def test_one_sync_at_a_time_and_none_when_the_file_is_closed(
         os.fstat(fd)  # raises where it is closed
         ended.set()
 
-    def end(early: background_sync.EarlySync) -> None:
+    def end(early: background_sync.BackgroundSync) -> None:
         closing.set()
         real(early)
 
     monkeypatch.setattr(background_sync, "_SYNC", sync)
-    monkeypatch.setattr(background_sync.EarlySync, "end", end)
+    monkeypatch.setattr(background_sync.BackgroundSync, "end", end)
     with suppress(KeyboardInterrupt), FileSet() as files:
         out = files.create(tmp_path / "x")
         for _ in range(4):

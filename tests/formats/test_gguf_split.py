@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt.base.protocols import TensorInfo, Typed
+from aprfmt.base.protocols import TensorInfo, TypedValue
 from aprfmt.errors import ConversionError, FormatError, TruncatedError, UsageError
 from aprfmt.formats.gguf.layout import parse_split_name, split_name
 from aprfmt.formats.gguf.reader import open_source
@@ -253,7 +253,7 @@ def test_names(name: str, found: tuple[str, int, int] | None) -> None:
 def test_the_first_file_can_be_amended_last(tmp_path: Path) -> None:
     with open_sink(tmp_path / "m.gguf", max_shard_size=SIZE) as sink:
         infos = [info_of(name, stored) for name, stored in TENSORS.items()]
-        sink.plan(META | {"hash": Typed("0" * 64, "string")}, infos)
+        sink.plan(META | {"hash": TypedValue("0" * 64, "string")}, infos)
         for name, (_, _, data) in TENSORS.items():
             sink.write(name, [memoryview(data)])
         sink.amend("0" * 64, "1" * 64)

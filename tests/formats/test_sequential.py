@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.crc_combine import combine
-from aprfmt.formats.sequential import Checksum, Program, Room, SequentialSink, deal
+from aprfmt.formats.sequential import Checksum, FileProgram, SequentialSink, TensorSlot, deal
 from tests.conftest import ROOT
 from tests.formats.apr_writing import info
 
@@ -38,10 +38,10 @@ class OneFile(SequentialSink):
     """A head, the tensors with a byte between them, a checksum, a tail."""
 
     def _lay_out(
-        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[Program]:
-        body = [part for one in infos for part in (Room(one.name, one.nbytes), b"|")]
-        return [Program(self._path, b"head:", [*body, Checksum(), b"tail"])]
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[FileProgram]:
+        body = [part for one in infos for part in (TensorSlot(one.name, one.nbytes), b"|")]
+        return [FileProgram(self._path, b"head:", [*body, Checksum(), b"tail"])]
 
 
 def test_small_and_large_chunks_count_alike(tmp_path: Path) -> None:

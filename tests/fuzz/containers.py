@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import Source, Typed
+from aprfmt.base.protocols import Source, TypedValue
 from aprfmt.base.text_escape import escape
 from aprfmt.errors import (
     AprfmtError,
@@ -130,7 +130,9 @@ def gguf(data: bytes) -> None:
         for _ in gguf_fields(memoryview(data), str(path)):
             pass
         files = MemoryFiles()
-        metadata = {key: Typed(value, source.types[key]) for key, value in source.metadata.items()}
+        metadata = {
+            key: TypedValue(value, source.types[key]) for key, value in source.metadata.items()
+        }
         _copy(gguf_writer.open_sink(path, files=files.as_set), metadata, source)
     with gguf_reader.open_buffer(files.only, path) as copy:
         after = content(copy)

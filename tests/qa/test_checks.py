@@ -14,7 +14,7 @@ import pytest
 import aprfmt as package
 from aprfmt import qa
 from aprfmt.checks.gates import parity
-from aprfmt.checks.gates.model_under_test import QaRequest, Subject
+from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session
 from aprfmt.measure.tolerances import Tolerance
@@ -83,7 +83,7 @@ def test_a_session_that_differs_from_a_fresh_one_is_found(
 
 def with_copy(monkeypatch: pytest.MonkeyPatch, other: Path) -> None:
     """Let another folder stand for every copy in another format."""
-    monkeypatch.setattr(Subject, "copy", lambda self, name: self.open_other(other))
+    monkeypatch.setattr(ModelUnderTest, "copy", lambda self, name: self.open_other(other))
 
 
 def test_another_tokenizer_in_a_copy_is_found(
@@ -136,7 +136,7 @@ def test_a_value_that_the_probe_never_reads_is_compared_all_the_same(
 ) -> None:
     save_tiny("llama", tmp_path / "model", tied=False)
     other = copied(tmp_path / "model", tmp_path / "other")
-    with Subject.open(QaRequest(other, random_weights=True)) as subject:
+    with ModelUnderTest.open(QaRequest(other, random_weights=True)) as subject:
         unread = next(i for i in range(VOCAB) if i not in subject.probe)
 
     def move(found: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ def test_a_loss_of_another_device_is_bounded(
     """
     save_tiny(arch, tmp_path)
     louder(tmp_path, factor)
-    subject, choice = Subject.open(QaRequest(tmp_path, random_weights=True)), parse_run(run)
+    subject, choice = ModelUnderTest.open(QaRequest(tmp_path, random_weights=True)), parse_run(run)
     with subject, subject.open_session(subject.model, choice) as other:
         logits = other.logits(subject.probe).astype(np.float64)
         most = 2 * rel * float(np.sqrt(np.mean(logits**2)))
@@ -273,7 +273,7 @@ def test_logits_that_are_not_finite_fail_a_device_by_their_place(
 
     monkeypatch.setattr(Session, "logits", odd)
     request = QaRequest(tiny, random_weights=True)
-    with Subject.open(request) as subject:
+    with ModelUnderTest.open(request) as subject:
         other = subject.open_session(subject.model, request.choice)
         with other:
             checks, measure = parity._pair(subject, other, request.choice)
@@ -318,7 +318,7 @@ def test_a_point_that_is_not_finite_on_one_device_is_placed(
 
     monkeypatch.setattr(Session, "trace", odd)
     request = QaRequest(tiny, random_weights=True)
-    with Subject.open(request) as subject:
+    with ModelUnderTest.open(request) as subject:
         with subject.open_session(subject.model, request.choice) as other:
             checks, _ = parity._pair(subject, other, request.choice)
     (one,) = [each for each in checks if each.outcome == "FAIL"]

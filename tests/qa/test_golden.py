@@ -18,7 +18,7 @@ import aprfmt as package
 from aprfmt import qa
 from aprfmt.checks.gates.generation import FORMS, Generated, faulty_side, judged, python_fault
 from aprfmt.checks.gates.gibberish import _loops, signals
-from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, Prompt, read
+from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, GoldenPrompt, read
 from aprfmt.errors import FormatError
 from aprfmt.inference.session import Session
 from tests.cli.run import aprfmt
@@ -150,7 +150,7 @@ class Endless:
 
 
 def test_without_stop_tokens_an_end_is_not_asked() -> None:
-    rows = judged(Prompt("a", "Hello"), answered([1, 2], "Four", None), Endless())  # type: ignore[arg-type]
+    rows = judged(GoldenPrompt("a", "Hello"), answered([1, 2], "Four", None), Endless())  # type: ignore[arg-type]
     said = {one.name: (one.outcome, one.found) for one in rows}
     assert said["a-end"] == ("NOT_RUN", "the model names no stop token")
 
@@ -166,9 +166,9 @@ def test_an_end_is_a_stop_token_and_nothing_else(demo_model: Path) -> None:
         stop = min(tokenizer.stop_ids)
         ids = tokenizer.encode("Four, he said.")
         ended = judged(
-            Prompt("a", "Hello"), answered([*ids, stop], "Four, he said.", stop), tokenizer
+            GoldenPrompt("a", "Hello"), answered([*ids, stop], "Four, he said.", stop), tokenizer
         )
-        cut = judged(Prompt("a", "Hello"), answered(ids, "Four, he said.", None), tokenizer)
+        cut = judged(GoldenPrompt("a", "Hello"), answered(ids, "Four, he said.", None), tokenizer)
     rows = {one.name: one for one in ended}
     assert rows["a-end"].outcome == "PASS"
     assert rows["a-end"].found.startswith(f"stop token {stop} ")
@@ -379,7 +379,7 @@ def test_without_a_golden_file_nothing_is_expected_but_sense() -> None:
 def test_a_template_is_judged_only_where_a_chat_states_its_text(
     messages: Any, prompt: str | None, named: list[str]
 ) -> None:
-    asked = Prompt("p", messages=messages, prompt=prompt)
+    asked = GoldenPrompt("p", messages=messages, prompt=prompt)
     answer = Generated("other text", (1, 2), (3,), "Paris", None)
     names = [each.name for each in judged(asked, answer, Endless())]  # type: ignore[arg-type]
     assert [name for name in names if name.endswith("-template")] == named

@@ -209,13 +209,13 @@ def test_the_cache_has_a_limit(
 
     monkeypatch.setenv("APRFMT_CACHE_SIZE", "1000")
     for i in range(8):
-        disk_cache.Cache().put(f"file {i}", 0, memoryview(bytes(300)))
-        assert bytes(disk_cache.Cache().get(f"file {i}", 0, 300) or b"") == bytes(300)
-    disk_cache.Cache().put("large", 0, memoryview(bytes(501)))
-    assert disk_cache.Cache().get("large", 0, 501) is None
+        disk_cache.DiskCache().put(f"file {i}", 0, memoryview(bytes(300)))
+        assert bytes(disk_cache.DiskCache().get(f"file {i}", 0, 300) or b"") == bytes(300)
+    disk_cache.DiskCache().put("large", 0, memoryview(bytes(501)))
+    assert disk_cache.DiskCache().get("large", 0, 501) is None
     assert sum(path.stat().st_size for path in (tmp_path / "ranges").glob("*/*")) <= 1000
     monkeypatch.setenv("APRFMT_CACHE_SIZE", "0")
-    assert disk_cache.Cache().get("file 7", 0, 300) is None
+    assert disk_cache.DiskCache().get("file 7", 0, 300) is None
 
 
 def test_a_header_that_claims_too_much_is_refused(server: RangeServer) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
-from aprfmt.remote.temporary_cache import Remembered
+from aprfmt.remote.temporary_cache import TemporaryRanges
 
 
 @pytest.mark.parametrize("proven", [False, True])
@@ -26,7 +26,7 @@ def test_so_many_early_answers_are_read_again(proven: bool) -> None:
 
 
 def test_what_was_remembered_is_let_go() -> None:
-    held = Remembered(4096)
+    held = TemporaryRanges(4096)
     assert bytes(
         held.get(10, 20, lambda start, stop: memoryview(bytes(range(start, stop))))
     ) == bytes(range(10, 20))

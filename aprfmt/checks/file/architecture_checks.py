@@ -3,7 +3,7 @@
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
 from aprfmt.checks import bounds
-from aprfmt.checks.context import Checked
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import ArchError
 from aprfmt.model.adapter_parts import adapter_parts
@@ -15,7 +15,7 @@ from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
 
 
-def architecture(ctx: Checked) -> Result:
+def architecture(ctx: CheckContext) -> Result:
     """Check that names and keys fit the tables of the architecture the file names."""
     kind = ctx.model.kind
     if kind is not None and kind.foreign:
@@ -41,7 +41,7 @@ def architecture(ctx: Checked) -> Result:
     return Result(f"{name}, {len(resolution.roles)} roles", findings)
 
 
-def completeness(ctx: Checked) -> Result:
+def completeness(ctx: CheckContext) -> Result:
     """Check that every tensor the configuration demands is there, biases and head included."""
     found = ctx.resolution.coverage
     expected = f"all {found.expected} tensors of the configuration"
@@ -62,7 +62,7 @@ def completeness(ctx: Checked) -> Result:
     return Result(f"{found.found} of {found.expected}{tied}", findings)
 
 
-def shapes(ctx: Checked) -> Result:
+def shapes(ctx: CheckContext) -> Result:
     """Check that every tensor has the shape that the configuration gives it."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
     findings = [
@@ -72,7 +72,7 @@ def shapes(ctx: Checked) -> Result:
     return Result(f"{len(ctx.resolution.roles)} roles", findings)
 
 
-def unexpected(ctx: Checked) -> Result:
+def unexpected(ctx: CheckContext) -> Result:
     """Look for tensors that the architecture has no place for, and at its draft head's."""
     findings = [
         Finding(item.name, item.of or "a tensor of no role", f"tensors of {ctx.spec.name} only",
@@ -89,7 +89,7 @@ def unexpected(ctx: Checked) -> Result:
     return Result(f"none, and a draft head of {len(head)} tensors" if head else "none", findings)
 
 
-def unread(ctx: Checked) -> Result:
+def unread(ctx: CheckContext) -> Result:
     """Look for files, index entries and keys that no table lists: nothing here reads them."""
     index = {one.kind for one in ctx.model.relations} & {"index"}
     # An index that does not fit its shards is one finding, of the check `shards`.
@@ -122,7 +122,7 @@ def disagreements(resolution: Resolution, where: str) -> list[Finding]:
     return [Finding(*each, "one value from every source", level="warning") for each in said]
 
 
-def hyperparameters(ctx: Checked) -> Result:
+def hyperparameters(ctx: CheckContext) -> Result:
     """Check that keys, configuration and tensors say the same of the forward pass."""
     resolution = ctx.resolution
     assumed = len(resolution.report.assumed)
@@ -137,7 +137,7 @@ FAR = 100.0  # beyond a bound by this factor it is no matter of training any mor
 _WORDS = {"std": "standard deviation", "rms": "root mean square"}
 
 
-def role_bounds(ctx: Checked) -> Result:
+def role_bounds(ctx: CheckContext) -> Result:
     """Check that embeddings and norms have statistics of trained weights.
 
     Those are bounded that have a usual size; biases may be as large as they like.
@@ -166,7 +166,7 @@ def role_bounds(ctx: Checked) -> Result:
     return Result(f"{seen} tensors", findings)
 
 
-def _stats(ctx: Checked, logical: View) -> Stats | None:
+def _stats(ctx: CheckContext, logical: View) -> Stats | None:
     """Return the statistics of a role stored as one tensor of numbers; None for other roles."""
     if len(logical.stored) != 1:
         return None

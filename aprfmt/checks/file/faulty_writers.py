@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from aprfmt.base.encodings import encoding
-from aprfmt.checks.context import Checked
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, Result
 from aprfmt.model import Model
 
@@ -85,7 +85,7 @@ FAULTS: tuple[WriterFault, ...] = (
 )  # fmt: skip
 
 
-def writer(ctx: Checked) -> Result:
+def writer(ctx: CheckContext) -> Result:
     """Look for traits of writers whose files are known to be wrong."""
     faults = [fault for fault in FAULTS if ctx.model.format in fault.formats]
     findings = [

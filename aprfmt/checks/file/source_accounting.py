@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from aprfmt.checks.records import Finding, NotRun, Result
 
 if TYPE_CHECKING:
-    from aprfmt.checks.context import Checked
+    from aprfmt.checks.context import CheckContext
 
 
-def accounted(ctx: "Checked") -> Result:
+def accounted(ctx: "CheckContext") -> Result:
     """Account for everything in the source: copied, transformed, or dropped as the file records."""
     from aprfmt.conversion.accounting import account, recorded
 

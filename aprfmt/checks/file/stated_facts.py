@@ -7,7 +7,7 @@ from typing import Any
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.checks.context import Checked
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result, listed
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
@@ -41,7 +41,7 @@ def file_types() -> dict[int, str]:
     return found | dict(_OTHER_TYPES)
 
 
-def file_type(ctx: Checked) -> Result:
+def file_type(ctx: CheckContext) -> Result:
     """Check the stated file type: most weights have it, or of a mixture at least some."""
     metadata = ctx.model.metadata
     if _FILE_TYPE not in metadata:
@@ -99,7 +99,7 @@ def _with_fallbacks(claimed: str) -> set[str]:
     return found
 
 
-def quantization(ctx: Checked) -> Result:
+def quantization(ctx: CheckContext) -> Result:
     """Check that config.json names a quantization exactly if weights are packed that way."""
     config = packing_config(ctx.model)
     if config is None:
@@ -168,7 +168,7 @@ _DTYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def activation_scales(ctx: Checked) -> Result:
+def activation_scales(ctx: CheckContext) -> Result:
     """Look for packed weights without the scale of activations that others packed alike have."""
     found: dict[str, tuple[list[str], list[str]]] = {}
     for name, view in ctx.model.items():
@@ -193,7 +193,7 @@ def activation_scales(ctx: Checked) -> Result:
     return Result(f"{sum(len(having) for having, _ in found.values())} scales", findings)
 
 
-def dtype(ctx: Checked) -> Result:
+def dtype(ctx: CheckContext) -> Result:
     """Check that float weights beside a config.json have the dtype it names."""
     config = ctx.model.config
     if config is None or ctx.model.folder is None:
@@ -216,7 +216,7 @@ def dtype(ctx: Checked) -> Result:
     return Result(f"{stated}", findings)
 
 
-def counts(ctx: Checked) -> Result:
+def counts(ctx: CheckContext) -> Result:
     """Check that numbers a file states about its tensors are those of its tensors."""
     metadata = ctx.model.metadata
     held = {name: tensor.shape for name, tensor in ctx.model.items()}

@@ -12,7 +12,7 @@ from aprfmt.tokenizer.keys import MERGES, SCORES, TOKENS, TYPES
 
 
 @dataclass(frozen=True)
-class Words:
+class StoredVocabulary:
     """A vocabulary as stored: `tokens` by id (None for an id without one), where they stand.
 
     `lists` are the lengths of what must be as long as the tokens. `plain` counts the ids up to the
@@ -28,7 +28,7 @@ class Words:
     own: bool
 
 
-def read_words(carried: Carried) -> Words:
+def read_words(carried: Carried) -> StoredVocabulary:
     """Return the stored vocabulary, the metadata's lists before a tokenizer.json.
 
     Raises FormatError for damaged ones, NotRun where neither holds tokens.
@@ -41,14 +41,14 @@ def read_words(carried: Carried) -> Words:
             if (length := carried.length(key)) is not None
         }
         merges = carried.sequence(MERGES, str)
-        return Words(carried.spelled(TOKENS), tokens, merges, lists, len(tokens), True)
+        return StoredVocabulary(carried.spelled(TOKENS), tokens, merges, lists, len(tokens), True)
     data = carried.parse_tokenizer_json()
     if data is None:
         raise NotRun("the model carries no list of tokens")
     return _from_json(carried, data)
 
 
-def _from_json(carried: Carried, data: Mapping[str, Any]) -> Words:
+def _from_json(carried: Carried, data: Mapping[str, Any]) -> StoredVocabulary:
     model = data.get("model")
     if not isinstance(model, Mapping):
         raise FormatError(f"{carried.origin}: has no object `model`; it is no tokenizer.json")
@@ -68,4 +68,6 @@ def _from_json(carried: Carried, data: Mapping[str, Any]) -> Words:
     pairs = [tuple(row) if isinstance(row, list) else row for row in merges or ()]
     size = max(by_id, default=-1) + 1
     tokens = [by_id.get(i) for i in range(size)]
-    return Words(carried.origin, tokens, pairs if merges is not None else None, {}, plain, False)
+    return StoredVocabulary(
+        carried.origin, tokens, pairs if merges is not None else None, {}, plain, False
+    )

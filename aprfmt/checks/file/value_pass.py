@@ -18,7 +18,7 @@ WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
 
 
 @dataclass(frozen=True, slots=True)
-class SeenTensor:
+class TensorScan:
     """What the pass saw of one stored tensor.
 
     `stats` is None for integers (nothing can be wrong with one) and where `unread` says why not.
@@ -70,7 +70,7 @@ def windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
         tensor.drop(at, stop)
 
 
-def take(model: Model, progress: Progress | None = None) -> dict[str, SeenTensor]:
+def take(model: Model, progress: Progress | None = None) -> dict[str, TensorScan]:
     """Look at every stored tensor once; nothing the size of a tensor is held."""
     tensors = model.source.tensors
     total = sum(tensor.info.nbytes for tensor in tensors.values())
@@ -87,18 +87,18 @@ def take(model: Model, progress: Progress | None = None) -> dict[str, SeenTensor
     return found
 
 
-def _look(tensor: LazyTensor, report: Callable[[int], None]) -> SeenTensor:
+def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
     info = tensor.info
     if damage := damage_of(tensor):
-        return SeenTensor(info, unread=damage)
+        return TensorScan(info, unread=damage)
     try:
         dtype = codec(info.encoding).dtype
     except UnsupportedError as error:
-        return SeenTensor(info, unread=str(error))
+        return TensorScan(info, unread=str(error))
     if dtype == "bool":
-        return SeenTensor(info, odd=_bad_bool(tensor))
+        return TensorScan(info, odd=_bad_bool(tensor))
     if dtype.lstrip("u").startswith("int"):
-        return SeenTensor(info)
+        return TensorScan(info)
     row = encoding_row(info.encoding)
     total, scale, done = Accumulator(), "", 0
     try:
@@ -114,8 +114,8 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> SeenTensor:
             done += len(raw)
             report(done)
     except AprfmtError as error:
-        return SeenTensor(info, unread=str(error))
-    return SeenTensor(info, total.result(), scale)
+        return TensorScan(info, unread=str(error))
+    return TensorScan(info, total.result(), scale)
 
 
 def _bad_bool(tensor: LazyTensor) -> str:

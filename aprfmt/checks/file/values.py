@@ -2,13 +2,13 @@
 
 from aprfmt.arch.binding import bind
 from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.checks.context import Checked
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.tensors.stats import tensor_stats
 
 
-def values(ctx: Checked) -> Result:
+def values(ctx: CheckContext) -> Result:
     """Check that every value is a number; computed buffers (masks) may hold infinities."""
     buffers = _buffers(ctx)
     findings, counted, unread = [], 0, []
@@ -44,7 +44,7 @@ def values(ctx: Checked) -> Result:
     return Result(f"{counted} tensors", findings)
 
 
-def _buffers(ctx: Checked) -> frozenset[str]:
+def _buffers(ctx: CheckContext) -> frozenset[str]:
     """Return the stored names of what is computed, not learned, where the architecture knows."""
     try:
         style = ctx.model.style
@@ -53,7 +53,7 @@ def _buffers(ctx: Checked) -> frozenset[str]:
         return frozenset()
 
 
-def block_scales(ctx: Checked) -> Result:
+def block_scales(ctx: CheckContext) -> Result:
     """Look for scales, sub-scales and sums of blocks that no quantizer writes."""
     seen, findings = 0, []
     for name, row in ctx.census.items():
@@ -90,7 +90,7 @@ def _has_scales(encoding: str) -> bool:
     return row.known and not row.numpy and not row.safetensors
 
 
-def packed(ctx: Checked) -> Result:
+def packed(ctx: CheckContext) -> Result:
     """Check that every weight that is several tensors decodes: its parts are there and fit."""
     findings: list[Finding] = []
     seen = 0

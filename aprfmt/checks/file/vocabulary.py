@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.checks.bounds import VOCAB_SHARE
-from aprfmt.checks.context import Checked
-from aprfmt.checks.file.stored_vocabulary import Words, read_words
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_words
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tokenizer.carried import Carried
@@ -25,7 +25,7 @@ from aprfmt.tokenizer.turn_ends import unstopped_turn
 _MANY = 20  # findings of one kind; the rest is counted
 
 
-def lists(ctx: Checked) -> Result:
+def lists(ctx: CheckContext) -> Result:
     """Check that the vocabulary builds: lists of their lengths, every token once."""
     words = read_words(ctx.carried)
     findings = [
@@ -56,7 +56,7 @@ def _has_ids(carried: Carried) -> bool:
     return True
 
 
-def size(ctx: Checked) -> Result:
+def size(ctx: CheckContext) -> Result:
     """Check that every token has a row of the embedding; in GGUF every row has a token."""
     rows, origin = _rows(ctx)
     words = ctx.words
@@ -79,7 +79,7 @@ def size(ctx: Checked) -> Result:
 _DENSE = ("gguf",)
 
 
-def _rows(ctx: Checked) -> tuple[int, str]:
+def _rows(ctx: CheckContext) -> tuple[int, str]:
     """Return the rows of the embedding as stored, and its name."""
     resolution = ctx.resolution
     logical = resolution.roles.get("token_embd.weight")
@@ -88,7 +88,7 @@ def _rows(ctx: Checked) -> tuple[int, str]:
     return logical.shape[0], logical.stored[0].info.name
 
 
-def ids(ctx: Checked) -> Result:
+def ids(ctx: CheckContext) -> Result:
     """Check that every special id is that of a token."""
     words = ctx.words
     count = len(words.tokens)
@@ -108,7 +108,7 @@ def ids(ctx: Checked) -> Result:
     return Result(f"{len(stated)} ids", findings)
 
 
-def _unstopped(ctx: Checked) -> list[Finding]:
+def _unstopped(ctx: CheckContext) -> list[Finding]:
     """Return a finding where the template ends a turn with an id at which no generation stops.
 
     Base models come with a chat template, too: their own eos is another token, and it is a warning.
@@ -126,12 +126,12 @@ def _unstopped(ctx: Checked) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _configured(ctx: Checked) -> list[tuple[str, int]]:
+def _configured(ctx: CheckContext) -> list[tuple[str, int]]:
     """Return the ids that config.json and generation_config.json state, by place."""
     return [(where, i) for where, i in _said(ctx) if type(i) is int and i >= 0]
 
 
-def _no_ids(ctx: Checked) -> list[Finding]:
+def _no_ids(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each value that stands in place of an id and is not an id."""
     return [
         Finding(where, shorten(repr(value), 80), "an id, a list of ids, or null",
@@ -141,7 +141,7 @@ def _no_ids(ctx: Checked) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _said(ctx: Checked) -> list[tuple[str, Any]]:
+def _said(ctx: CheckContext) -> list[tuple[str, Any]]:
     """Return what config.json and generation_config.json say where ids stand; -1 means none."""
     found = []
     for name, source in (
@@ -155,7 +155,7 @@ def _said(ctx: Checked) -> list[tuple[str, Any]]:
     return found
 
 
-def merges(ctx: Checked) -> Result:
+def merges(ctx: CheckContext) -> Result:
     """Check that every merge joins two tokens to a third."""
     words = ctx.words
     if words.merges is None:
@@ -173,7 +173,7 @@ def merges(ctx: Checked) -> Result:
     return Result(f"{len(words.merges)} merges", findings)
 
 
-def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
+def _wrong_merges(words: StoredVocabulary) -> list[tuple[int, Any]]:
     known = {token for token in words.tokens if token is not None}
     wrong: list[tuple[int, Any]] = []
     for number, merge in enumerate(words.merges or ()):
@@ -187,7 +187,7 @@ def _wrong_merges(words: Words) -> list[tuple[int, Any]]:
     return wrong
 
 
-def template(ctx: Checked) -> Result:
+def template(ctx: CheckContext) -> Result:
     """Check that the chat template only joins texts, and names no token the vocabulary lacks."""
     text = ctx.model.carried.chat_template()
     if text is None:
@@ -207,7 +207,7 @@ def template(ctx: Checked) -> Result:
     return Result(f"{len(text)} characters", findings)
 
 
-def _unknown_tokens(ctx: Checked) -> list[Finding]:
+def _unknown_tokens(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each control token that the template writes and no id stands for."""
     try:
         side = stated(ctx.model)

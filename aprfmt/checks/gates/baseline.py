@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aprfmt.base.outcome import Check, check, not_run
-from aprfmt.checks.gates.model_under_test import Subject
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import LEFT_OUT, Answer, NotRun, Result
 from aprfmt.inference.loss import in_bits
 
 
-def baseline(subject: Subject) -> Result:
+def baseline(subject: ModelUnderTest) -> Result:
     """Compare the gates of this run with a baseline file."""
     if subject.baseline is None:
         raise NotRun("no baseline was given; make one with --save-baseline FILE")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from aprfmt.base.encodings import encoding
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
-from aprfmt.checks.gates.golden import TEXT, Text
-from aprfmt.checks.gates.model_under_test import Subject
+from aprfmt.checks.gates.golden import TEXT, GoldenText
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, NotRun, Result
 from aprfmt.inference import evaluation
 from aprfmt.inference.evaluation import Sample, plan
@@ -25,7 +25,7 @@ Numbers = NDArray[Any]
 STEPS = 6  # tokens run one by one
 
 
-def logits(subject: Subject) -> Result:
+def logits(subject: ModelUnderTest) -> Result:
     """Judge the logits of a short text: finite everywhere, the last row spread and peaked."""
     rows = subject.session.logits(subject.probe)
     last = rows[-1].astype(np.float64)
@@ -48,11 +48,11 @@ def logits(subject: Subject) -> Result:
 # --- loss -------------------------------------------------------------------------------------
 
 
-def loss(subject: Subject) -> Result:
+def loss(subject: ModelUnderTest) -> Result:
     """Measure the loss of each golden text in nats, and hold it to bounds on both sides."""
     kind: Literal["trained", "random"]
     kind = "random" if subject.request.random_weights else "trained"
-    texts = subject.golden.texts or (Text("harbour", TEXT),)
+    texts = subject.golden.texts or (GoldenText("harbour", TEXT),)
     checks: list[Check] = []
     measures: dict[str, Measure] = {}
     for text in texts:
@@ -67,7 +67,7 @@ def loss(subject: Subject) -> Result:
     return Result(checks=checks, measures=measures)
 
 
-def _ids(subject: Subject, text: Text) -> list[int]:
+def _ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
     if subject.tokenizer is not None and text.text is not None:
         return subject.tokenizer.encode(text.text)
     if text.ids is not None:
@@ -77,7 +77,7 @@ def _ids(subject: Subject, text: Text) -> list[int]:
     raise NotRun("the model carries no tokenizer, and no golden file gives token ids")
 
 
-def _allowed(subject: Subject) -> float:
+def _allowed(subject: ModelUnderTest) -> float:
     """Return how far a stated loss may be off: quantized weights, or float16, cost something."""
     plain = all(encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
     exact = subject.session.backend.dtype in ("float32", "float64")
@@ -99,7 +99,7 @@ def measure(
 
 
 def judged(
-    text: Text, found: MeanLoss, shifts: Sequence[float],
+    text: GoldenText, found: MeanLoss, shifts: Sequence[float],
     kind: Literal["trained", "random"], allowed: float,
 ) -> list[Check]:  # fmt: skip
     """Return the checks of one text's loss; a stated loss replaces the bound on good ones."""
@@ -134,7 +134,7 @@ def judged(
 # --- state ------------------------------------------------------------------------------------
 
 
-def state(subject: Subject) -> Result:
+def state(subject: ModelUnderTest) -> Result:
     """Ask the same before and after other work: equal bits, in this session and a fresh one."""
     session, ids = subject.session, subject.probe
     if len(ids) < 4:

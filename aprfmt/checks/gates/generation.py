@@ -12,8 +12,8 @@ from typing import Any
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks import bounds
 from aprfmt.checks.gates.gibberish import signals
-from aprfmt.checks.gates.golden import Prompt
-from aprfmt.checks.gates.model_under_test import Subject
+from aprfmt.checks.gates.golden import GoldenPrompt
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import written
@@ -36,7 +36,7 @@ class Generated:
     stop: int | None
 
 
-def golden_output(subject: Subject) -> Result:
+def golden_output(subject: ModelUnderTest) -> Result:
     """Generate greedily from every golden prompt; compare, look for gibberish, name the side."""
     tokenizer = subject.need_tokenizer()
     prompts = subject.golden.prompts
@@ -45,7 +45,7 @@ def golden_output(subject: Subject) -> Result:
     checks: list[Check] = []
     answers: dict[str, str] = {}
     good: dict[str, bool] = {}
-    typical: dict[str, Prompt] = {}  # of each form: the first that fails, else the first
+    typical: dict[str, GoldenPrompt] = {}  # of each form: the first that fails, else the first
     for prompt in prompts:
         if prompt.messages and tokenizer.chat_template is None:
             checks.append(not_run(f"{prompt.name}-answer", "the model has no chat template"))
@@ -108,7 +108,7 @@ class _Remembering(Sampler):
         return self.drawn[-1]
 
 
-def generate(session: Session, tokenizer: Tokenizer, prompt: Prompt) -> Generated:
+def generate(session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt) -> Generated:
     """Answer a prompt greedily; stop tokens and template are the model's own."""
     if prompt.messages:
         text, ids = tokenizer.chat(prompt.messages)
@@ -131,7 +131,7 @@ def generate(session: Session, tokenizer: Tokenizer, prompt: Prompt) -> Generate
 
 
 def ask(
-    session: Session, tokenizer: Tokenizer, prompt: Prompt
+    session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt
 ) -> tuple[list[Check], Generated | None]:
     """Return the checks of one prompt, and its answer."""
     try:
@@ -144,7 +144,7 @@ def ask(
     return list(judged(prompt, answer, tokenizer)), answer
 
 
-def judged(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> list[Check]:
+def judged(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> list[Check]:
     """Compare an answer with what is expected of it, and look for gibberish."""
     checks = []
     if prompt.messages and prompt.prompt is not None:
@@ -172,7 +172,7 @@ def judged(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> list[Chec
     return checks
 
 
-def _end(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> Check:
+def _end(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
     """Return PASS where a stop token ended the answer; whether one would have come is not known."""
     name, count = f"{prompt.name}-end", len(answer.ids)
     if answer.stop is not None:
@@ -183,7 +183,7 @@ def _end(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> Check:
     return not_run(name, why if tokenizer.stop_ids else "the model names no stop token")
 
 
-def _expected(prompt: Prompt, answer: Generated, tokenizer: Tokenizer) -> Check:
+def _expected(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
     name, todo = f"{prompt.name}-answer", "compare the model with its source: aprfmt diagnose"
     wrong = ""
     if prompt.output_ids is not None and answer.ids != prompt.output_ids:
@@ -238,7 +238,7 @@ def _short(text: str) -> str:
 
 
 def _other_side(
-    subject: Subject, typical: Mapping[str, Prompt]
+    subject: ModelUnderTest, typical: Mapping[str, GoldenPrompt]
 ) -> tuple[str | None, dict[tuple[str, str], bool | None]]:
     """Ask the model of `--against`, else a copy in another format, one prompt of each form."""
     try:

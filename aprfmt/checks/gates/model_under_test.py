@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aprfmt.checks.context import Checked
+from aprfmt.checks.context import CheckContext
 from aprfmt.checks.gates.baseline_file import read
-from aprfmt.checks.gates.golden import Golden, find
+from aprfmt.checks.gates.golden import GoldenFile, find
 from aprfmt.checks.records import Answer, NotRun
 from aprfmt.conversion import convert
 from aprfmt.errors import AprfmtError, UsageError
@@ -54,7 +54,7 @@ class QaRequest:
     accept: tuple[str, ...] = ()
 
 
-class Subject(Checked):
+class ModelUnderTest(CheckContext):
     """The model under test; a context manager that closes everything it opened."""
 
     def __init__(self, request: QaRequest, model: Model) -> None:
@@ -65,7 +65,7 @@ class Subject(Checked):
         self._copies: dict[str, Path | AprfmtError] = {}
 
     @classmethod
-    def open(cls, request: QaRequest) -> "Subject":
+    def open(cls, request: QaRequest) -> "ModelUnderTest":
         """Open the model; raises for one that is unreadable or of an unknown architecture."""
         model = open_model(request.path, arch=request.arch, allow_missing=request.allow_missing)
         try:
@@ -79,7 +79,7 @@ class Subject(Checked):
             model.close()
             raise
 
-    def __enter__(self) -> "Subject":
+    def __enter__(self) -> "ModelUnderTest":
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -87,7 +87,7 @@ class Subject(Checked):
         self.model.close()
 
     @cached_property
-    def golden(self) -> Golden:
+    def golden(self) -> GoldenFile:
         """What is asked of the model."""
         return find(self.model, self.request.golden)
 

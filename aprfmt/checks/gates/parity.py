@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks.check_runner import retold
 from aprfmt.checks.gates.forward import bits
-from aprfmt.checks.gates.model_under_test import Subject
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, NotRun, Result, listed
 from aprfmt.checks.table import ACCOUNTED
 from aprfmt.compare import DiffReport, diff_models
@@ -37,7 +37,7 @@ FINITE = "aprfmt trace names the first point that is not finite"
 # --- formats ----------------------------------------------------------------------------------
 
 
-def format_parity(subject: Subject) -> Result:
+def format_parity(subject: ModelUnderTest) -> Result:
     """Convert to every other format and compare bytes, capture points and logits."""
     checks: list[Check] = []
     mine = _Run.of(subject, subject.model)
@@ -61,7 +61,7 @@ class _Run:
     """Hashes of all points of a pass, and its logits."""
 
     @classmethod
-    def of(cls, subject: Subject, model: Model) -> "_Run":
+    def of(cls, subject: ModelUnderTest, model: Model) -> "_Run":
         """Run the probe through a model, in a session of its own."""
         with subject.open_session(model) as session:
             return cls(session, subject.probe)
@@ -74,7 +74,7 @@ class _Run:
         self.logits: Numbers = session.logits(ids)
 
 
-def _same(subject: Subject, mine: _Run, copy: Model, name: str) -> Iterator[Check]:
+def _same(subject: ModelUnderTest, mine: _Run, copy: Model, name: str) -> Iterator[Check]:
     report = diff_models(subject.model, copy)
     yield _tensors(report, f"{name}-bytes", EQUAL, "SAME_BYTES or SAME_VALUES for every tensor",
                    "aprfmt diff names the tensors and the first byte")  # fmt: skip
@@ -114,7 +114,7 @@ def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
                 "equal logits for every token", "see the first point that differs")  # fmt: skip
 
 
-def _against(subject: Subject, mine: _Run, other: Model) -> Iterator[Check]:
+def _against(subject: ModelUnderTest, mine: _Run, other: Model) -> Iterator[Check]:
     """Compare with the copy the user gave: equal, or the same model in a coarser encoding."""
     report = diff_models(subject.model, other)
     yield _facts(report, "against")
@@ -150,7 +150,7 @@ def _loss(logits: Numbers, labels: list[int]) -> float:
 # --- devices ----------------------------------------------------------------------------------
 
 
-def device_parity(subject: Subject) -> Result:
+def device_parity(subject: ModelUnderTest) -> Result:
     """Run the same tokens on every device asked for, and compare points, logits and loss."""
     request = subject.request
     others = list(request.also)
@@ -173,7 +173,7 @@ def device_parity(subject: Subject) -> Result:
     return Result(checks=checks, measures=measures)
 
 
-def _pair(subject: Subject, other: Session, choice: Choice) -> tuple[list[Check], Measure]:
+def _pair(subject: ModelUnderTest, other: Session, choice: Choice) -> tuple[list[Check], Measure]:
     ids = subject.probe
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)

@@ -8,7 +8,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.checks import bounds
 from aprfmt.checks.check_runner import retold
 from aprfmt.checks.file.architecture_checks import disagreements
-from aprfmt.checks.gates.model_under_test import Subject
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, Result, listed
 from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError
@@ -17,7 +17,7 @@ from aprfmt.model import Model
 # --- tensors ----------------------------------------------------------------------------------
 
 
-def tensor_contract(subject: Subject) -> Result:
+def tensor_contract(subject: ModelUnderTest) -> Result:
     """Hold the tensors to what configuration and architecture demand: names, shapes, encodings."""
     model, found = subject.model, subject.resolution.coverage
     checks = [
@@ -56,7 +56,7 @@ def _against_tensors(text: str) -> bool:
     return "the tensors say" in text
 
 
-def _presence(subject: Subject) -> Check:
+def _presence(subject: ModelUnderTest) -> Check:
     """Report keys that say something else than the tensors show (biases, head, vocabulary)."""
     found = [text for text in _disagreements(subject) if _against_tensors(text)]
     return check("keys-fit-tensors", not found, "; ".join(found) or "they do",
@@ -64,7 +64,7 @@ def _presence(subject: Subject) -> Check:
                  "a part was lost, or config.json is another model's")  # fmt: skip
 
 
-def _disagreements(subject: Subject) -> list[str]:
+def _disagreements(subject: ModelUnderTest) -> list[str]:
     return [one.found for one in disagreements(subject.resolution, subject.where)]
 
 
@@ -84,7 +84,7 @@ def _decodable(model: Model) -> Check:
 # --- metadata ---------------------------------------------------------------------------------
 
 
-def metadata(subject: Subject) -> Result:
+def metadata(subject: ModelUnderTest) -> Result:
     """Ask whether hyperparameters and tokenizer facts can be a working model's."""
     model = subject.model
     return Result(
@@ -135,7 +135,7 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
                     "convert again from a folder with its config.json")  # fmt: skip
 
 
-def _conflicts(subject: Subject) -> Check:
+def _conflicts(subject: ModelUnderTest) -> Check:
     said = [text for text in _disagreements(subject) if not _against_tensors(text)]
     said += [note.text for note in subject.model.notes if note.level == "warning"]
     return check("no-conflicts", not said, "; ".join(said) or "none",
@@ -143,7 +143,7 @@ def _conflicts(subject: Subject) -> Check:
                  "one of them is another model's")  # fmt: skip
 
 
-def _tokenizer(subject: Subject) -> Iterator[Check]:
+def _tokenizer(subject: ModelUnderTest) -> Iterator[Check]:
     tokenizer = subject.tokenizer
     if tokenizer is None:
         yield not_run("tokenizer", "the model carries no tokenizer")

@@ -14,7 +14,7 @@ from aprfmt.arch.spec import split_key
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.bounds import RoleBounds, numbers, role_bounds
-from aprfmt.checks.gates.model_under_test import Subject
+from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, Result, listed
 from aprfmt.tensors.stats import Accumulator, Stats, merge, tensor_stats
 from aprfmt.tensors.view import View
@@ -31,7 +31,7 @@ class RoleStats:
     numbers: Mapping[str, float]
 
 
-def init_statistics(subject: Subject) -> Result:
+def init_statistics(subject: ModelUnderTest) -> Result:
     """Bound mean, deviation, norm and zeros of every tensor by the part it plays."""
     model = subject.model
     arch, block = model.spec.name, model.spec.block

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.errors import ConversionError
 from aprfmt.formats.bounded_json import dumps
 
@@ -130,7 +130,7 @@ def misfits(metadata: Mapping[str, Value]) -> list[str]:
     return found
 
 
-def canonical(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, Value]:
+def canonical(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, Value]:
     """Return the metadata for writing: plain values, one name per alias group.
 
     Nulls of typed keys and of aliases are left out, and an alias that repeats the value of its
@@ -138,7 +138,8 @@ def canonical(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, Va
     another type.
     """
     plain = {
-        name: value.value if isinstance(value, Typed) else value for name, value in metadata.items()
+        name: value.value if isinstance(value, TypedValue) else value
+        for name, value in metadata.items()
     }
     for name in _NAMES:
         if name in plain and plain[name] is None:

@@ -55,7 +55,7 @@ def manifest(shards: Sequence[tuple[str, int, Sequence[str]]]) -> dict[str, Valu
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ManifestShard:
     """One shard of a manifest; `tensors` are stored names, `size` is in bytes."""
 
     path: Path
@@ -63,12 +63,12 @@ class Member:
     tensors: frozenset[str]
 
 
-def read_manifest(path: Path) -> list[Member]:
+def read_manifest(path: Path) -> list[ManifestShard]:
     """Return the shards a manifest names, in order; FormatError if it contradicts itself."""
     return parse_manifest(bounded_json.load_file(path, MAX_INDEX), path)
 
 
-def parse_manifest(value: Any, path: Path) -> list[Member]:
+def parse_manifest(value: Any, path: Path) -> list[ManifestShard]:
     """Return the shards of a manifest's JSON value, in order; FormatError, as `read_manifest`."""
     where = str(path)
     if not isinstance(value, dict) or not isinstance(value.get("shards"), list):
@@ -104,7 +104,7 @@ def _is_index(value: Any, at: int) -> bool:
     return type(value) is int and value == at
 
 
-def _member(manifest_path: Path, at: int, shard: Any) -> Member:
+def _member(manifest_path: Path, at: int, shard: Any) -> ManifestShard:
     where = f"{manifest_path}: shard {at}"
     if not isinstance(shard, dict):
         raise FormatError(f"{where} is {type(shard).__name__}; expected an object")
@@ -117,7 +117,7 @@ def _member(manifest_path: Path, at: int, shard: Any) -> Member:
             f"expected a number of bytes and {at}"
         )
     path = member(manifest_path.parent, shard.get("filename"), str(manifest_path))
-    return Member(path, size, frozenset(names))
+    return ManifestShard(path, size, frozenset(names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats import sequential, unsupported_encodings
 from aprfmt.formats.apr import layout
@@ -66,8 +66,8 @@ class AprSink(sequential.SequentialSink):
         return sorted(layout.order(infos), key=lambda info: places.get(info.name, last))
 
     def _lay_out(
-        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[sequential.Program]:
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[sequential.FileProgram]:
         where, like = str(self._path), self._like
         same = like is not None and _same_metadata(like, metadata)
         if like is not None and same and _unchanged(like, infos, self._limit):
@@ -92,7 +92,7 @@ class AprSink(sequential.SequentialSink):
 
     def _set(
         self, plain: Mapping[str, Value], parts: Sequence[Sequence[TensorInfo]], flags: int
-    ) -> list[sequential.Program]:
+    ) -> list[sequential.FileProgram]:
         """Return the shards and their manifest; only the first shard has the custom keys."""
         where, count = str(self._path), len(parts)
         if count > MAX_SHARDS:
@@ -102,7 +102,7 @@ class AprSink(sequential.SequentialSink):
             )
         stem = stem_of(self._path.name)
         total = sum(info.nbytes for part in parts for info in part)
-        programs: list[sequential.Program] = []
+        programs: list[sequential.FileProgram] = []
         rows: list[tuple[str, int, Sequence[str]]] = []
         for number, part in enumerate(parts):
             sharding = {"shard_count": count, "shard_index": number, "total_size": total}
@@ -117,7 +117,7 @@ class AprSink(sequential.SequentialSink):
             rows.append((path.name, sequential.program_size(program), names))
         text = json.dumps(manifest(rows), indent=2, ensure_ascii=False)
         path = self._path.with_name(manifest_name(stem))
-        return [*programs, sequential.Program(path, (text + "\n").encode("utf-8"))]
+        return [*programs, sequential.FileProgram(path, (text + "\n").encode("utf-8"))]
 
 
 def open_sink(
@@ -200,7 +200,7 @@ def _name(info: TensorInfo) -> bytes:
 
 def _fresh(
     path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int
-) -> sequential.Program:
+) -> sequential.FileProgram:
     """Return one complete file: data in the order of `infos`, index sorted by name."""
     stored = [unsupported_encodings.stored_info(info, layout.holds) for info in infos]
     sequential.check_unique(stored, str(path))
@@ -212,7 +212,7 @@ def _fresh(
         assert code is not None  # stored_info gives nothing else
         name = _name(place)
         entries.append((name, layout.pack_entry(name, code, place.shape, at, place.nbytes)))
-        body += [sequential.Room(info.name, info.nbytes), layout.padding(info.nbytes)]
+        body += [sequential.TensorSlot(info.name, info.nbytes), layout.padding(info.nbytes)]
         at += align(info.nbytes)
     index = b"".join(entry for _, entry in sorted(entries))
     header = layout.fresh_header(flags, len(infos), len(metadata), len(index))
@@ -223,10 +223,10 @@ def _fresh(
         index,
         layout.padding(len(index)),
     ]
-    return sequential.Program(path, b"".join(head), [*body, sequential.Checksum()])
+    return sequential.FileProgram(path, b"".join(head), [*body, sequential.Checksum()])
 
 
-def _flags(metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -> int:
+def _flags(metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> int:
     """Return the flags that are true of a fresh file."""
     quantized = any(not encoding(info.encoding).numpy for info in infos)
     return (
@@ -236,11 +236,11 @@ def _flags(metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]) -
     )
 
 
-def _same_metadata(like: AprSource, metadata: Mapping[str, Value | Typed]) -> bool:
+def _same_metadata(like: AprSource, metadata: Mapping[str, Value | TypedValue]) -> bool:
     """Say whether the metadata equal those of `like`; compared as JSON, as 1 == True in Python."""
     if len(like.shards) > 1:
         return False
-    plain = {k: v.value if isinstance(v, Typed) else v for k, v in metadata.items()}
+    plain = {k: v.value if isinstance(v, TypedValue) else v for k, v in metadata.items()}
     return dumps(plain) == dumps(dict(like.metadata))
 
 
@@ -264,7 +264,7 @@ def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) 
     return len(ours) == len(infos) and offsets == sorted(offsets)
 
 
-def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequential.Program:
+def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequential.FileProgram:
     """Return a copy of `like`: all bytes between the tensors verbatim, then the footer.
 
     The footer's checksum is computed from what is written, unless the source's own footer is
@@ -280,7 +280,7 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequentia
         if info.nbytes:
             body.append(buffer[at : info.offset])
             at = info.offset + info.nbytes
-        body.append(sequential.Room(info.name, info.nbytes))
+        body.append(sequential.TensorSlot(info.name, info.nbytes))
     body.append(buffer[at : parsed.end])
     after = bytes(buffer[parsed.end :])
     if parsed.footer == "present":
@@ -292,4 +292,4 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequentia
         body.append(sequential.Checksum(settle))
     else:
         body.append(after)
-    return sequential.Program(path, bytes(buffer[:data]), body)
+    return sequential.FileProgram(path, bytes(buffer[:data]), body)

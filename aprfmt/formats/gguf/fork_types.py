@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aprfmt.base.encodings import Encoding, unknown
-from aprfmt.base.fork_types import CONTESTED, Claim, TypeSize
+from aprfmt.base.fork_types import CONTESTED, TypeClaim, TypeSize
 from aprfmt.base.text_escape import shorten
 from aprfmt.formats.damage import label
 from aprfmt.formats.gguf.layout import align
@@ -27,7 +27,7 @@ class TableLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Extents:
+class TensorExtents:
     """The bytes each tensor can have: up to the next one, or to the end of the file."""
 
     starts: Sequence[int]  # sorted, each once
@@ -50,7 +50,7 @@ class Extents:
 
 
 def settle(
-    entries: Sequence[TableLine], room: Extents, metadata: Mapping[str, object]
+    entries: Sequence[TableLine], room: TensorExtents, metadata: Mapping[str, object]
 ) -> tuple[list[TableLine], dict[int, str]]:
     """Return the entries, of another encoding where an id means that here, and what to say of it.
 
@@ -97,7 +97,7 @@ def _undecided(entries: Iterable[TableLine], number: int) -> list[TableLine]:
     return [replace(e, row=unknown(number)) if e.row.ggml == number else e for e in entries]
 
 
-def _more(entry: TableLine, room: Extents, kind: Encoding) -> bool:
+def _more(entry: TableLine, room: TensorExtents, kind: Encoding) -> bool:
     """Say whether a tensor has more bytes than an encoding takes, its padding included."""
     nbytes = _bytes(entry, kind)
     return nbytes is not None and room.of(entry)[0] > align(nbytes, room.alignment)
@@ -107,7 +107,7 @@ def _elements(entry: TableLine) -> int:
     return math.prod(entry.shape)
 
 
-def _all_fit(entries: Iterable[TableLine], room: Extents, kind: Encoding | TypeSize) -> bool:
+def _all_fit(entries: Iterable[TableLine], room: TensorExtents, kind: Encoding | TypeSize) -> bool:
     return all(room.fits(entry, _bytes(entry, kind)) for entry in entries)
 
 
@@ -118,11 +118,11 @@ def _bytes(entry: TableLine, kind: Encoding | TypeSize) -> int | None:
     return None if columns % kind.block_size else kind.nbytes(entry.shape)
 
 
-def _either(claims: Sequence[Claim]) -> str:
+def _either(claims: Sequence[TypeClaim]) -> str:
     return " or ".join(map(str, claims))
 
 
-def undecoded(entries: Iterable[TableLine], room: Extents) -> Iterator[str]:
+def undecoded(entries: Iterable[TableLine], room: TensorExtents) -> Iterator[str]:
     """Yield what to say of each type without a codec among these entries."""
     strange: dict[Encoding, list[TableLine]] = {}
     for entry in entries:
@@ -146,7 +146,7 @@ def count_of(names: Sequence[str], noun: str) -> str:
     return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
 
 
-def headless(entry: TableLine, nbytes: int, room: Extents) -> str:
+def headless(entry: TableLine, nbytes: int, room: TensorExtents) -> str:
     """Return what is wrong with a tensor that has no room for its row headers, "" if it has.
 
     gguf-py knew no row headers before September 2026: what it wrote again is short by them.

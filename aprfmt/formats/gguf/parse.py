@@ -17,7 +17,14 @@ from aprfmt.errors import CodecError, FormatError, TruncatedError, UnsupportedEr
 from aprfmt.formats.cursor import MAX_DIMS, Cursor
 from aprfmt.formats.damage import Faults, Structure, label, report_overlap
 from aprfmt.formats.gguf import layout
-from aprfmt.formats.gguf.fork_types import Extents, TableLine, count_of, headless, settle, undecoded
+from aprfmt.formats.gguf.fork_types import (
+    TableLine,
+    TensorExtents,
+    count_of,
+    headless,
+    settle,
+    undecoded,
+)
 from aprfmt.formats.gguf.layout import MAX_INT64, align, encoding_of
 from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
 
@@ -96,7 +103,7 @@ def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
         table=(begin, cursor.offset),
     )  # fmt: skip
     starts = sorted({entry.offset for entry in entries})
-    room = Extents(starts, cursor.size - parsed.data_offset, alignment)
+    room = TensorExtents(starts, cursor.size - parsed.data_offset, alignment)
     entries, said = settle(entries, room, metadata)
     _place(parsed, entries, room, partial)
     _note_entries(parsed, entries, room, said)
@@ -205,7 +212,9 @@ def _countable(dims: Sequence[int]) -> bool:
     return max(dims, default=0) <= MAX_INT64 and math.prod(dims) < MAX_INT64
 
 
-def _place(parsed: ParsedGguf, entries: Sequence[TableLine], room: Extents, partial: bool) -> None:
+def _place(
+    parsed: ParsedGguf, entries: Sequence[TableLine], room: TensorExtents, partial: bool
+) -> None:
     """Give every tensor its bytes; one of unknown layout takes all up to the next."""
     for entry in entries:
         if entry.name in parsed.infos:
@@ -258,7 +267,7 @@ def _known_size(parsed: ParsedGguf, entry: TableLine) -> int:
 
 
 def _note_entries(
-    parsed: ParsedGguf, entries: Sequence[TableLine], room: Extents, said: Mapping[int, str]
+    parsed: ParsedGguf, entries: Sequence[TableLine], room: TensorExtents, said: Mapping[int, str]
 ) -> None:
     if parsed.order == ">":
         parsed.remark("big-endian; tensor bytes are given in little-endian order")

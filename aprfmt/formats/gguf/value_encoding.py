@@ -1,7 +1,7 @@
 """Python values to GGUF metadata values.
 
-A value is `Typed`, or its type comes from the table of known keys, or from Python's own: bool, str,
-int (uint32, else uint64; negative int32, else int64; in lists int32 first, as gguf-py has it),
+A value is `TypedValue`, or its type comes from the table of known keys, or from Python's own: bool,
+str, int (uint32, else uint64; negative int32, else int64; in lists int32 first, as gguf-py has it),
 float (float32, as gguf-py has it), bytes (array:uint8), and lists of these. An array that a reader
 handed out is copied as it is.
 """
@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from aprfmt.base.protocols import Typed, Value
+from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError
 from aprfmt.formats.cursor import MAX_ARRAY, MAX_NESTING, MAX_STRING
@@ -48,13 +48,13 @@ def encode_key(key: str) -> bytes:
     return layout.pack_string(raw)
 
 
-def encode_value(key: str, value: Value | Typed) -> list[Piece]:
+def encode_value(key: str, value: Value | TypedValue) -> list[Piece]:
     """Return a value as stored, with its type before it, in pieces to write one after the other.
 
     Raises ConversionError for a value that its type cannot hold.
     """
-    name = value.type if isinstance(value, Typed) else type_of(key, value)
-    plain = value.value if isinstance(value, Typed) else value
+    name = value.type if isinstance(value, TypedValue) else type_of(key, value)
+    plain = value.value if isinstance(value, TypedValue) else value
     what = f"key '{shorten(key, 100)}'"
     head, _, rest = name.partition(":")
     if head not in layout.TYPE_BY_NAME or (rest and head != layout.ARRAY.name):

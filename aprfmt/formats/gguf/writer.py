@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.gguf import layout
 from aprfmt.formats.gguf.split import divide
 from aprfmt.formats.gguf.value_encoding import Piece, encode_key, encode_value
-from aprfmt.formats.sequential import Program, Room, Segment, SequentialSink
+from aprfmt.formats.sequential import FileProgram, Segment, SequentialSink, TensorSlot
 
 
 class GGUFSink(SequentialSink):
@@ -41,8 +41,8 @@ class GGUFSink(SequentialSink):
         self._alignment_wish = alignment
 
     def _lay_out(
-        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[Program]:
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[FileProgram]:
         for info in infos:
             _check(info)
         plain = {key: value for key, value in metadata.items() if key not in layout.SPLIT_TYPES}
@@ -66,10 +66,10 @@ class GGUFSink(SequentialSink):
         found = layout.parse_split_name(self._path.name)
         return found[0] if found else self._path.stem
 
-    def _choose_alignment(self, metadata: dict[str, Value | Typed]) -> int:
+    def _choose_alignment(self, metadata: dict[str, Value | TypedValue]) -> int:
         """Return the alignment: as asked, else the metadata's, else 32; the key is set to it."""
         given = metadata.get(layout.ALIGNMENT_KEY)
-        given = given.value if isinstance(given, Typed) else given
+        given = given.value if isinstance(given, TypedValue) else given
         chosen = self._alignment_wish if self._alignment_wish is not None else given
         chosen = layout.DEFAULT_ALIGNMENT if chosen is None else chosen
         if (
@@ -82,7 +82,7 @@ class GGUFSink(SequentialSink):
                 f"{layout.MAX_ALIGNMENT}"
             )
         if given is not None or chosen != layout.DEFAULT_ALIGNMENT:
-            metadata[layout.ALIGNMENT_KEY] = Typed(chosen, "uint32")
+            metadata[layout.ALIGNMENT_KEY] = TypedValue(chosen, "uint32")
         return chosen
 
     def _divide(
@@ -134,7 +134,7 @@ def open_sink(
 
 def _program(
     path: Path, metadata: Mapping[str, Sequence[Piece]], infos: Sequence[TensorInfo], alignment: int
-) -> Program:
+) -> FileProgram:
     """Return one file.
 
     Nothing follows the last tensor where its encoding is unknown: a reader takes all that is left
@@ -147,16 +147,16 @@ def _program(
     for info in infos:
         end = layout.align(info.nbytes, alignment)
         entries.append(_entry(info, at))
-        body += [Room(info.name, info.nbytes), zeros[: end - info.nbytes]]
+        body += [TensorSlot(info.name, info.nbytes), zeros[: end - info.nbytes]]
         at += end
     if infos and not encoding(infos[-1].encoding).known:
         body.pop()
     pieces = [piece for key in metadata.values() for piece in key]
     head = b"".join([layout.pack_header(len(infos), len(metadata)), *pieces, *entries])
-    return Program(path, head.ljust(layout.align(len(head), alignment), b"\0"), body)
+    return FileProgram(path, head.ljust(layout.align(len(head), alignment), b"\0"), body)
 
 
-def _encode(key: str, value: Value | Typed) -> list[Piece]:
+def _encode(key: str, value: Value | TypedValue) -> list[Piece]:
     return [encode_key(key), *encode_value(key, value)]
 
 
@@ -164,7 +164,8 @@ def _encode_split(number: int, count: int, tensors: int) -> dict[str, list[Piece
     """Return the keys of one shard of a split of `tensors` tensors; it counts from 0."""
     values = {layout.SPLIT_NO: number, layout.SPLIT_COUNT: count, layout.SPLIT_TENSORS: tensors}
     return {
-        key: _encode(key, Typed(value, layout.SPLIT_TYPES[key])) for key, value in values.items()
+        key: _encode(key, TypedValue(value, layout.SPLIT_TYPES[key]))
+        for key, value in values.items()
     }
 
 

@@ -11,11 +11,11 @@ from aprfmt.formats.cursor import MAX_DIMS
 from aprfmt.formats.pytorch.pickle_reader import described, may_be_described
 from aprfmt.formats.pytorch.pickle_values import (
     DTYPES,
-    Global,
-    Object,
-    Sparse,
+    GlobalName,
+    PickledDict,
+    PickledObject,
+    SparseTensorValue,
     Storage,
-    Table,
     TensorValue,
 )
 
@@ -25,7 +25,7 @@ _NUMPY = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1"
           "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}  # fmt: skip
 
 
-def describe_call(function: Global, args: tuple[Any, ...]) -> Any:
+def describe_call(function: GlobalName, args: tuple[Any, ...]) -> Any:
     """Return what a call describes; None where the function is not in the table.
 
     Raises ValueError for arguments that the function is not given.
@@ -41,7 +41,7 @@ def describe_call(function: Global, args: tuple[Any, ...]) -> Any:
 
 def dtype_of(value: Any) -> str:
     """Return the name of a dtype that a pickle names as torch.NAME."""
-    if isinstance(value, Global) and value.module == "torch" and value.name in DTYPES:
+    if isinstance(value, GlobalName) and value.module == "torch" and value.name in DTYPES:
         return value.name
     raise ValueError(f"{described(value)} is no dtype that is read here")
 
@@ -73,7 +73,7 @@ def _of(
     shape, strides = _numbers(size, "the size"), _numbers(stride, "the stride")
     if len(shape) != len(strides):
         raise ValueError(f"{len(shape)} sizes and {len(strides)} strides")
-    bits = metadata.pairs if isinstance(metadata, Table) else []
+    bits = metadata.pairs if isinstance(metadata, PickledDict) else []
     shifts = tuple(key for key, value in bits if key in ("conj", "neg") and value is True)
     start = _whole(offset, "the offset")
     return TensorValue(storage, dtype, start, shape, strides, shifts=shifts)
@@ -89,7 +89,7 @@ def _tensor_v3(
 
 
 def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None, state: Any = None) -> Any:
-    if not isinstance(data, TensorValue | Sparse):
+    if not isinstance(data, TensorValue | SparseTensorValue):
         raise ValueError(f"the data is {described(data)}")
     if isinstance(data, TensorValue) and not data.kind:
         data.kind = "Parameter"
@@ -103,7 +103,11 @@ def _quantized(
     hooks: Any = None,
 ) -> TensorValue:  # fmt: skip
     found = _tensor(storage, offset, size, stride)
-    if not isinstance(quantizer, tuple) or not quantizer or not isinstance(quantizer[0], Global):
+    if (
+        not isinstance(quantizer, tuple)
+        or not quantizer
+        or not isinstance(quantizer[0], GlobalName)
+    ):
         raise ValueError(f"the quantizer is {described(quantizer)}")
     found.kind = "quantized"
     found.facts["qscheme"] = quantizer[0].name
@@ -132,11 +136,11 @@ def _wrapper(
 
 def _of_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
     """Describe a subclass: the tensor that it is made from, its class, and its attributes."""
-    if not isinstance(function, Global) or not isinstance(args, tuple):
+    if not isinstance(function, GlobalName) or not isinstance(args, tuple):
         raise ValueError(f"it is made by {described(function)}")
     if str(function) not in _CALLS:
         raise ValueError(f"it is made by {described(function)}, which is not in the table")
-    if not isinstance(kind, Global) or not may_be_described(kind):
+    if not isinstance(kind, GlobalName) or not may_be_described(kind):
         raise ValueError(f"its class is {described(kind)}")
     if str(function) == _OF_TYPE:
         raise ValueError("it is made by itself")
@@ -151,11 +155,11 @@ def _of_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
 def _attributes(tensor: TensorValue, state: Any) -> None:
     """Note the attributes in a state: a dict, or a tuple of one and of slots."""
     for table in state if isinstance(state, tuple) else (state,):
-        if isinstance(table, Table):
+        if isinstance(table, PickledDict):
             tensor.parts |= {key: value for key, value in table.pairs if isinstance(key, str)}
 
 
-def _sparse(layout: Any, data: Any) -> Sparse:
+def _sparse(layout: Any, data: Any) -> SparseTensorValue:
     if not isinstance(layout, str) or not isinstance(data, tuple) or len(data) < 3:
         raise ValueError(f"its layout is {described(layout)}, its data {described(data)}")
     coo = layout == "torch.sparse_coo"
@@ -167,23 +171,23 @@ def _sparse(layout: Any, data: Any) -> Sparse:
     if len(data) <= len(names):
         raise ValueError(f"{layout} has {len(data)} values")
     facts = {"layout": layout, "shape": list(_numbers(data[len(names)], "the size"))}
-    return Sparse(layout, dict(zip(names, data, strict=False)), facts)
+    return SparseTensorValue(layout, dict(zip(names, data, strict=False)), facts)
 
 
-def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Sparse:
+def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> SparseTensorValue:
     parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "storage_offsets": offsets}
-    return Sparse("nested", parts, {"layout": "nested"})
+    return SparseTensorValue("nested", parts, {"layout": "nested"})
 
 
-def _table(pairs: Any = None, *more: Any) -> Table:
-    if isinstance(pairs, Table):
-        return Table(list(pairs.pairs))
-    if pairs is None or isinstance(pairs, Global):
-        return Table()
+def _table(pairs: Any = None, *more: Any) -> PickledDict:
+    if isinstance(pairs, PickledDict):
+        return PickledDict(list(pairs.pairs))
+    if pairs is None or isinstance(pairs, GlobalName):
+        return PickledDict()
     rows = pairs if isinstance(pairs, list | tuple) else [pairs]
     if not all(isinstance(row, list | tuple) and len(row) == 2 for row in rows):
         raise ValueError("it is given no pairs")
-    return Table([(row[0], row[1]) for row in rows])
+    return PickledDict([(row[0], row[1]) for row in rows])
 
 
 def _members(values: Any = ()) -> list[Any]:
@@ -224,18 +228,18 @@ def _same(value: Any, *more: Any) -> Any:
     return value
 
 
-def _reconstructor(kind: Any, base: Any, state: Any) -> Object:
-    if not isinstance(kind, Global) or not may_be_described(kind):
+def _reconstructor(kind: Any, base: Any, state: Any) -> PickledObject:
+    if not isinstance(kind, GlobalName) or not may_be_described(kind):
         raise ValueError(f"it makes {described(kind)}")
-    return Object(kind)
+    return PickledObject(kind)
 
 
-def _numpy_dtype(code: Any, *more: Any) -> Object:
-    return Object(Global("numpy", "dtype"), (code,))
+def _numpy_dtype(code: Any, *more: Any) -> PickledObject:
+    return PickledObject(GlobalName("numpy", "dtype"), (code,))
 
 
 def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
-    code = dtype.args[0] if isinstance(dtype, Object) and dtype.args else None
+    code = dtype.args[0] if isinstance(dtype, PickledObject) and dtype.args else None
     row = _NUMPY.get(code) if isinstance(code, str) else None
     if row is None or not isinstance(data, bytes) or len(data) != struct.calcsize("<" + row):
         raise ValueError(f"it is no number of a dtype that is read here ({code!r:.40})")
@@ -243,10 +247,10 @@ def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
     return struct.unpack(order + row, data)[0]
 
 
-def _numpy_array(kind: Any, *more: Any) -> Object:
-    if not isinstance(kind, Global):
+def _numpy_array(kind: Any, *more: Any) -> PickledObject:
+    if not isinstance(kind, GlobalName):
         raise ValueError(f"it makes {described(kind)}")
-    return Object(kind)
+    return PickledObject(kind)
 
 
 _OF_TYPE = "torch._tensor._rebuild_from_type_v2"

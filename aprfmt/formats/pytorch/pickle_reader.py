@@ -1,8 +1,8 @@
 """A pickle read as a description: an interpreter of the opcodes that torch.save writes.
 
-Nothing is imported, called or made. A name becomes a `Global`, a call of one in the table of
-`calls.py` becomes what that function would describe, a class becomes an `Object`. Every other
-opcode is an error. Source of the opcodes: the comments of CPython's Lib/pickletools.py.
+Nothing is imported, called or made. A name becomes a `GlobalName`, a call of one in the table of
+`pickle_calls` becomes what that function would describe, a class becomes a `PickledObject`. Every
+other opcode is an error. Source of the opcodes: the comments of CPython's Lib/pickletools.py.
 """
 
 import struct
@@ -13,7 +13,7 @@ from typing import Any
 from aprfmt.base.protocols import Region
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
-from aprfmt.formats.pytorch.pickle_values import Global, Object, Table, TensorValue
+from aprfmt.formats.pytorch.pickle_values import GlobalName, PickledDict, PickledObject, TensorValue
 
 MAX_OPCODES = 8_000_000  # 200 thousand tensors; the time and memory that a small file may ask for
 MAX_LONG = 1024  # bytes of one integer: what Python prints without asking
@@ -101,7 +101,7 @@ class Unpickler:
     """
 
     def __init__(
-        self, stream: Stream, call: Callable[[Global, tuple[Any, ...]], Any],
+        self, stream: Stream, call: Callable[[GlobalName, tuple[Any, ...]], Any],
         resolve: Callable[[Any], Any], imports: dict[str, None],
     ) -> None:  # fmt: skip
         self.stream = stream
@@ -233,7 +233,7 @@ class Unpickler:
 
     def _append(self, values: list[Any]) -> None:
         target = self._top()
-        if isinstance(target, Object):
+        if isinstance(target, PickledObject):
             target = target.rows
         if not isinstance(target, list):
             raise self._wrong(f"appends to {described(target)}")
@@ -241,9 +241,9 @@ class Unpickler:
 
     def _set_items(self, values: list[Any]) -> None:
         target = self._top()
-        if isinstance(target, Object):
+        if isinstance(target, PickledObject):
             target = target.items
-        if not isinstance(target, Table):
+        if not isinstance(target, PickledDict):
             raise self._wrong(f"sets items of {described(target)}")
         if len(values) % 2:
             raise self._wrong("has a key without a value")
@@ -257,7 +257,7 @@ class Unpickler:
         self._set_items([self._pop(), value])
 
     def _global(self, module: str, name: str) -> None:
-        found = Global(MODULES.get(module, module), name)
+        found = GlobalName(MODULES.get(module, module), name)
         self._imports[str(found)] = None
         self._push(found)
 
@@ -283,7 +283,7 @@ class Unpickler:
 
     def _reduce(self) -> None:
         args, function = self._pop(), self._pop()
-        if not isinstance(function, Global) or not isinstance(args, tuple):
+        if not isinstance(function, GlobalName) or not isinstance(args, tuple):
             raise self._wrong(f"calls {described(function)} with {described(args)}")
         try:
             found = self._call(function, args)
@@ -292,29 +292,29 @@ class Unpickler:
                 raise
             raise self._wrong(f"calls {shorten(str(function), 200)}: {error}") from None
         if found is None and str(function) in PLAIN_CLASSES:
-            found = Object(function, args)
+            found = PickledObject(function, args)
         if found is None:
             raise self._refused(f"calls {shorten(str(function), 200)}")
         self._push(found)
 
     def _new_object(self) -> None:
         args, kind = self._pop(), self._pop()
-        if not isinstance(kind, Global) or not isinstance(args, tuple):
+        if not isinstance(kind, GlobalName) or not isinstance(args, tuple):
             raise self._wrong(f"makes {described(kind)} with {described(args)}")
         if str(kind) in ("collections.OrderedDict", "builtins.dict") and not args:
-            self._push(Table())
+            self._push(PickledDict())
             return
         if not may_be_described(kind):
             raise self._refused(f"makes {shorten(str(kind), 200)}")
-        self._push(Object(kind, args))
+        self._push(PickledObject(kind, args))
 
     def _build(self) -> None:
         state, target = self._pop(), self._top()
-        if isinstance(target, Object):
+        if isinstance(target, PickledObject):
             target.state = state
         elif isinstance(target, TensorValue):
             target.facts["state"] = state
-        elif not isinstance(target, Table):
+        elif not isinstance(target, PickledDict):
             raise self._wrong(f"sets the state of {described(target)}")
 
     def _discard(self) -> None:
@@ -327,14 +327,14 @@ def described(value: Any) -> str:
     """Return what a described value is, for a message."""
     if value is _MARK:
         return "a mark"
-    if isinstance(value, Global):
+    if isinstance(value, GlobalName):
         return shorten(str(value), 200)
-    if isinstance(value, Object):
+    if isinstance(value, PickledObject):
         return f"an object of {shorten(str(value.kind), 200)}"
     return f"a {type(value).__name__}"
 
 
-def may_be_described(kind: Global) -> bool:
+def may_be_described(kind: GlobalName) -> bool:
     """Say whether a class may be one that only holds values.
 
     A class of another package is described by its name. Of the standard library, which has classes
@@ -370,7 +370,7 @@ _OPCODES: Mapping[int, Callable[[Unpickler], Any]] = {
         "C": lambda self: self._bytes(1),
         "\x8e": lambda self: self._bytes(8),
         "\x96": lambda self: self._bytes(8),
-        "}": lambda self: self._push(Table()),
+        "}": lambda self: self._push(PickledDict()),
         "]": lambda self: self._push([]),
         "\x8f": lambda self: self._push([]),  # a set, as its members in order
         ")": lambda self: self._push(()),

@@ -65,7 +65,7 @@ STORAGES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Global:
+class GlobalName:
     """A name that a pickle would have imported."""
 
     module: str
@@ -106,7 +106,7 @@ class TensorValue:
 
 
 @dataclass(slots=True, eq=False)
-class Table:
+class PickledDict:
     """A dict of any kind, as pairs in the order they were set."""
 
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Table:
 
 
 @dataclass(slots=True, eq=False)
-class Sparse:
+class SparseTensorValue:
     """A tensor in a layout other than strided, or a nested one: its parts, and facts on it."""
 
     kind: str
@@ -126,11 +126,11 @@ class Sparse:
 
 
 @dataclass(slots=True, eq=False)
-class Object:
+class PickledObject:
     """An object of a class that is only named: arguments, state, and what was set or appended."""
 
-    kind: Global
+    kind: GlobalName
     args: tuple[Any, ...] = ()
     state: Any = None
-    items: Table = field(default_factory=Table)
+    items: PickledDict = field(default_factory=PickledDict)
     rows: list[Any] = field(default_factory=list)

@@ -10,7 +10,7 @@ from aprfmt.formats.damage import Faults, Structure
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.formats.pytorch.layout import is_index
 from aprfmt.formats.pytorch.state_dict import Flattened
-from aprfmt.formats.pytorch.storages import Contents, read_contents
+from aprfmt.formats.pytorch.storages import PickleContents, read_contents
 from aprfmt.formats.pytorch.tensor import StridedTensor, open_tensor
 from aprfmt.remote.paths import place
 
@@ -21,7 +21,7 @@ class ParsedPickle(Structure):
     """What the structure of one file has in every format; damage raises."""
 
     def __init__(
-        self, where: str, infos: dict[str, TensorInfo], notes: list[Note], contents: Contents
+        self, where: str, infos: dict[str, TensorInfo], notes: list[Note], contents: PickleContents
     ) -> None:
         self.where, self.infos, self.notes = where, infos, notes
         self.faults = Faults(where, False)
@@ -38,7 +38,7 @@ class PickledFile:
     def __init__(self, file: ByteSource) -> None:
         where = str(file.path)
         self.file = file
-        self.contents: Contents = read_contents(file, where)
+        self.contents: PickleContents = read_contents(file, where)
         found = Flattened(self.contents.value, where)
         places, swapped = self.contents.places, self.contents.swapped
         self.metadata: dict[str, Value] = found.values

@@ -5,7 +5,14 @@ from typing import Any
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.pytorch.pickle_values import Global, Object, Sparse, Storage, Table, TensorValue
+from aprfmt.formats.pytorch.pickle_values import (
+    GlobalName,
+    PickledDict,
+    PickledObject,
+    SparseTensorValue,
+    Storage,
+    TensorValue,
+)
 
 MAX_DEPTH = 100  # containers in containers
 MAX_VISITS = 2_000_000  # values that are looked at; one that is shared counts each time
@@ -40,13 +47,13 @@ class Flattened:
             )
         if isinstance(value, TensorValue):
             self._tensor(value, path, depth)
-        elif isinstance(value, Sparse):
+        elif isinstance(value, SparseTensorValue):
             for suffix, part in value.parts.items():
                 self._walk(part, (*path, suffix), depth + 1)
             self._facts(value.facts, path)
-        elif isinstance(value, Table):
+        elif isinstance(value, PickledDict):
             self._table(value, path, depth)
-        elif isinstance(value, Object):
+        elif isinstance(value, PickledObject):
             self._object(value, path, depth)
         elif isinstance(value, list | tuple):
             self._list(value, path, depth)
@@ -58,7 +65,7 @@ class Flattened:
         else:  # bytes, complex numbers and names
             self._value(path, shorten(str(value), 200))
 
-    def _table(self, table: Table, path: tuple[str, ...], depth: int) -> None:
+    def _table(self, table: PickledDict, path: tuple[str, ...], depth: int) -> None:
         last = {}
         for key, value in table.pairs:
             last[_key(key)] = value
@@ -73,12 +80,12 @@ class Flattened:
         for number, value in enumerate(values):
             self._walk(value, (*path, str(number)), depth + 1)
 
-    def _object(self, value: Object, path: tuple[str, ...], depth: int) -> None:
+    def _object(self, value: PickledObject, path: tuple[str, ...], depth: int) -> None:
         name = str(value.kind)
         self.classes[name] = self.classes.get(name, 0) + 1
         rows = value.state if isinstance(value.state, tuple) else (value.state,)
         for state in rows:
-            if not isinstance(state, Table):
+            if not isinstance(state, PickledDict):
                 continue
             module = any(key == "_parameters" for key, _ in state.pairs)
             for key, held in state.pairs:
@@ -136,15 +143,15 @@ def _key(key: Any) -> str:
         return key
     if isinstance(key, tuple) and all(isinstance(each, _SCALARS) for each in key):
         return "(" + ", ".join(str(each) for each in key[:8]) + ")"
-    if isinstance(key, int | float | None | bytes | Global):
+    if isinstance(key, int | float | None | bytes | GlobalName):
         return str(key)
     return type(key).__name__
 
 
 def _holds_tensors(value: Any) -> bool:
     """Say whether an attribute of a tensor is one, or holds some one level below."""
-    if isinstance(value, TensorValue | Sparse):
+    if isinstance(value, TensorValue | SparseTensorValue):
         return True
-    if isinstance(value, Table):
+    if isinstance(value, PickledDict):
         return any(isinstance(each, TensorValue) for _, each in value.pairs)
     return isinstance(value, list | tuple) and any(isinstance(each, TensorValue) for each in value)

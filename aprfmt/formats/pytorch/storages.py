@@ -19,12 +19,12 @@ from aprfmt.formats.pytorch.pickle_reader import Stream, Unpickler, described
 from aprfmt.formats.pytorch.pickle_values import (
     DTYPES,
     STORAGES,
-    Global,
+    GlobalName,
+    PickledDict,
     Storage,
-    Table,
     TensorValue,
 )
-from aprfmt.formats.pytorch.zip_archive import Record, read_directory
+from aprfmt.formats.pytorch.zip_archive import ZipRecord, read_directory
 
 MAX_PICKLE = 256 << 20
 _PROTOCOL = 1001  # the number behind the magic number
@@ -32,7 +32,7 @@ _BLOCK = 512  # of tar
 
 
 @dataclass(slots=True)
-class Contents:
+class PickleContents:
     """What a file holds: the described value, and bytes [start, stop) of every storage by key."""
 
     form: str
@@ -40,7 +40,7 @@ class Contents:
     places: dict[str, tuple[int, int]]
     imports: dict[str, None]
     swapped: bool = False  # big-endian
-    records: Mapping[str, Record] = field(default_factory=dict)
+    records: Mapping[str, ZipRecord] = field(default_factory=dict)
     size: int = 0  # of the file
 
     def regions(self) -> list[tuple[int, int]]:
@@ -56,7 +56,7 @@ class Contents:
         return [(row.header, stop) for row, stop in zip(rows, stops, strict=True)]
 
 
-def read_contents(file: ByteSource, where: str) -> Contents:
+def read_contents(file: ByteSource, where: str) -> PickleContents:
     """Read everything but the storages' bytes. Raises FormatError."""
     head = bytes(file.view[: min(4096, file.size)])
     if is_zip(head):
@@ -109,14 +109,14 @@ class Resolver:
 
 def storage_dtype(kind: Any) -> str:
     """Return the dtype of a storage class; ValueError for any other name."""
-    if isinstance(kind, Global) and kind.name in STORAGES and (
+    if isinstance(kind, GlobalName) and kind.name in STORAGES and (
         kind.module in ("torch", "torch.storage", "torch.cuda")
     ):  # fmt: skip
         return STORAGES[kind.name]
     raise ValueError(f"has a storage of class {described(kind)}, which is not read here")
 
 
-def _zip(file: ByteSource, where: str) -> Contents:
+def _zip(file: ByteSource, where: str) -> PickleContents:
     records = read_directory(file, where)
     pickles = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -156,10 +156,10 @@ def _zip(file: ByteSource, where: str) -> Contents:
     )  # fmt: skip
     if said not in (b"little", b"big"):
         raise FormatError(f"{where}: its byte order is {said!r}; expected little or big")
-    return Contents("zip", value, places, imports, said == b"big", records, file.size)
+    return PickleContents("zip", value, places, imports, said == b"big", records, file.size)
 
 
-def _legacy(file: ByteSource, where: str) -> Contents:
+def _legacy(file: ByteSource, where: str) -> PickleContents:
     imports: dict[str, None] = {}
     resolver = Resolver()
     stream = Stream(file.view, 0, file.size, where)
@@ -170,7 +170,7 @@ def _legacy(file: ByteSource, where: str) -> Contents:
     magic, protocol, system = load(), load(), load()
     if magic != MAGIC or protocol != _PROTOCOL:
         raise FormatError(f"{where}: its magic number or protocol is another; it is damaged")
-    swapped = isinstance(system, Table) and system.get("little_endian") is False
+    swapped = isinstance(system, PickledDict) and system.get("little_endian") is False
     value, keys = load(), load()
     if not isinstance(keys, list) or len(keys) > MAX_COUNT:
         raise FormatError(f"{where}: its list of storages is {described(keys)}; it is damaged")
@@ -186,7 +186,7 @@ def _legacy(file: ByteSource, where: str) -> Contents:
     for key in resolver.storages:
         if key not in places:
             raise FormatError(f"{where}: holds no bytes of storage {shorten(key, 40)!r}")
-    return Contents("legacy", value, places, imports, swapped, size=file.size)
+    return PickleContents("legacy", value, places, imports, swapped, size=file.size)
 
 
 def _counted(
@@ -332,7 +332,7 @@ class _Tar:
             numbers = struct.unpack(f"<{2 * dims + 1}q", stream.take(16 * dims + 8, "its sizes"))
             storage = self.storages.get(str(row[1])) if isinstance(row[1], str | int) else None
             made = describe_call(
-                Global("torch._utils", "_rebuild_tensor"),
+                GlobalName("torch._utils", "_rebuild_tensor"),
                 (storage, numbers[-1], numbers[:dims], numbers[dims:-1]),
             )
             assert isinstance(made, TensorValue)
@@ -348,10 +348,10 @@ def _is_view(row: Any) -> bool:
     )
 
 
-def _tar(file: ByteSource, where: str) -> Contents:
+def _tar(file: ByteSource, where: str) -> PickleContents:
     tar = _Tar(file, where)
     system = tar.load(tar.stream("sys_info"))
-    swapped = isinstance(system, Table) and system.get("little_endian") is False
+    swapped = isinstance(system, PickledDict) and system.get("little_endian") is False
     if swapped:
         raise UnsupportedError(f"{where}: a big-endian file of before 2017; save it again")
     try:
@@ -362,4 +362,4 @@ def _tar(file: ByteSource, where: str) -> Contents:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"{where}: {error}; the file is damaged") from None
-    return Contents("tar", value, tar.places, tar.imports, size=file.size)
+    return PickleContents("tar", value, tar.places, tar.imports, size=file.size)

@@ -29,7 +29,7 @@ _DESCRIPTOR = 8  # the flag of a local header whose sizes stand behind the data
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ZipRecord:
     """One file of the archive: its bytes are [start, start + size) of the whole."""
 
     name: str
@@ -39,7 +39,7 @@ class Record:
     crc: int
 
 
-def read_directory(file: ByteSource, where: str) -> dict[str, Record]:
+def read_directory(file: ByteSource, where: str) -> dict[str, ZipRecord]:
     """Return the records by name, in the order of the directory.
 
     Reads the end of the file, the directory and every local header. Raises FormatError for what
@@ -47,7 +47,7 @@ def read_directory(file: ByteSource, where: str) -> dict[str, Record]:
     """
     entries = list(_entries(file.view, file.size, where))
     heads = file.read([(entry.header, entry.header + _LOCAL.size) for entry in entries])
-    records: dict[str, Record] = {}
+    records: dict[str, ZipRecord] = {}
     for entry, head in zip(entries, heads, strict=True):
         if entry.name in records:
             raise FormatError(f"{where}: its directory has {entry.name!r} twice; it is damaged")
@@ -63,7 +63,7 @@ def read_directory(file: ByteSource, where: str) -> dict[str, Record]:
     return records
 
 
-def _name_end(entry: Record) -> int:
+def _name_end(entry: ZipRecord) -> int:
     return entry.header + _LOCAL.size + len(entry.name.encode("utf-8", "surrogateescape"))
 
 
@@ -109,7 +109,7 @@ def _end(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
     return count, start, length, stop
 
 
-def _entries(view: Region, size: int, where: str) -> Iterator[Record]:
+def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
     """Yield what the directory says; `start` is not known yet."""
     count, begin, length, _ = _end(view, size, where)
     data = bytes(view[begin : begin + length])
@@ -147,7 +147,7 @@ def _entries(view: Region, size: int, where: str) -> Iterator[Record]:
                 f"{where}: {shown!r} is said to take {plain} bytes from byte {header}, the records "
                 f"end at {begin}; it is damaged"
             )
-        yield Record(text, header, 0, plain, crc)
+        yield ZipRecord(text, header, 0, plain, crc)
         at = stop
     if at != length:
         raise FormatError(f"{where}: its zip directory has {length - at} bytes too many")
@@ -178,7 +178,7 @@ def _widened(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
     )
 
 
-def _local(entry: Record, head: bytes, size: int, where: str) -> Record:
+def _local(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
     """Return the record with the place of its bytes, as its local header gives it."""
     what = f"{where}: {shorten(entry.name, 100)!r}"
     if len(head) < _LOCAL.size or head[:4] != LOCAL:
@@ -198,10 +198,10 @@ def _local(entry: Record, head: bytes, size: int, where: str) -> Record:
         raise TruncatedError(
             f"{what} needs bytes {start}..{start + entry.size}, the file has {size}; get it again"
         )
-    return Record(entry.name, entry.header, start, entry.size, entry.crc)
+    return ZipRecord(entry.name, entry.header, start, entry.size, entry.crc)
 
 
-def _refuse_overlap(records: Mapping[str, Record], where: str) -> None:
+def _refuse_overlap(records: Mapping[str, ZipRecord], where: str) -> None:
     """Raise FormatError where two records share bytes, which makes a small file a large one."""
     for before, after in pairwise(sorted(records.values(), key=lambda row: row.header)):
         if before.start + before.size > after.header:

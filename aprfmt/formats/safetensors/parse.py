@@ -114,7 +114,7 @@ def _of_json(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
     """Fill in metadata and tensors by parsing the header as JSON, whatever it holds."""
     where, faults = parsed.where, parsed.faults
     header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
-    twice = header.keys_twice if isinstance(header, bounded_json.Doubled) else frozenset()
+    twice = header.keys_twice if isinstance(header, bounded_json.DuplicateKeys) else frozenset()
     parsed.metadata.update(_metadata(header.pop(METADATA, {}), faults))
     if len(header) > MAX_COUNT:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
@@ -380,7 +380,7 @@ def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, in
         known = ", ".join(BY_SAFETENSORS)
         said = f": dtype {shorten(str(dtype), 40)!r} is not one of {known}"
         return None, tuple(shape), extent, wrong or said
-    if isinstance(entry, bounded_json.Doubled):
+    if isinstance(entry, bounded_json.DuplicateKeys):
         wrong = wrong or f": {shorten(min(entry.keys_twice), 40)!r} stands twice in its entry"
     return row, tuple(shape), extent, wrong or _size_error(row, shape, extent)
 

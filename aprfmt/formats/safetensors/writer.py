@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.encodings import encoding
-from aprfmt.base.protocols import TensorInfo, Typed, Value
+from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
@@ -20,7 +20,7 @@ from aprfmt.formats.cursor import MAX_HEADER
 from aprfmt.formats.damage import label
 from aprfmt.formats.safetensors import layout
 from aprfmt.formats.safetensors.reader import SafetensorsSource
-from aprfmt.formats.sequential import Program, Room, SequentialSink, deal
+from aprfmt.formats.sequential import FileProgram, SequentialSink, TensorSlot, deal
 from aprfmt.formats.unsupported_encodings import KEY, describe, stored_info
 
 # transformers refuses files that do not name the framework of their tensors.
@@ -63,14 +63,14 @@ class SafetensorsSink(SequentialSink):
         return sorted(infos, key=lambda info: (places[info.name].offset, info.nbytes))
 
     def _lay_out(
-        self, metadata: Mapping[str, Value | Typed], infos: Sequence[TensorInfo]
-    ) -> Sequence[Program]:
+        self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
+    ) -> Sequence[FileProgram]:
         where = str(self._path)
         texts = _texts(metadata, where)
         like = self._like
         in_place = like is not None and _in_order_of(like, infos)
         if like is not None and in_place and self._same_file(like, texts, infos):
-            return [Program(self._path, like.header_raw, _rooms(infos))]
+            return [FileProgram(self._path, like.header_raw, _rooms(infos))]
         texts.setdefault(_FORMAT_KEY, _FORMAT)
         for info in infos:
             _check(stored_info(info, layout.holds) if self._carries else info, where)
@@ -98,11 +98,11 @@ class SafetensorsSink(SequentialSink):
 
     def _set(
         self, texts: Mapping[str, str], parts: Sequence[Sequence[TensorInfo]]
-    ) -> list[Program]:
+    ) -> list[FileProgram]:
         """Return the shards and their index; only the first shard has keys other than `format`."""
         count = len(parts)
         stem = _stem(self._path.name)
-        programs: list[Program] = []
+        programs: list[FileProgram] = []
         weight_map: dict[str, str] = {}
         for number, part in enumerate(parts, 1):
             path = self._path.with_name(f"{stem}-{number:05d}-of-{count:05d}.safetensors")
@@ -113,7 +113,7 @@ class SafetensorsSink(SequentialSink):
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         path = self._path.with_name(stem + layout.INDEX_SUFFIX)
-        return [*programs, Program(path, text.encode("utf-8"))]
+        return [*programs, FileProgram(path, text.encode("utf-8"))]
 
 
 def open_sink(
@@ -140,10 +140,10 @@ def open_sink(
     )
 
 
-def _texts(metadata: Mapping[str, Value | Typed], where: str) -> dict[str, str]:
+def _texts(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     for key, value in metadata.items():
-        text = value.value if isinstance(value, Typed) else value
+        text = value.value if isinstance(value, TypedValue) else value
         if not _encodable(key):
             raise ConversionError(f"{where}: metadata key {shorten(key, 80)!r} is not UTF-8")
         if not isinstance(text, str) or not _encodable(text):
@@ -192,7 +192,7 @@ def _check(info: TensorInfo, where: str) -> None:
         )
 
 
-def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> Program:
+def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> FileProgram:
     described = describe(infos, layout.holds)
     if described:
         texts = {**texts, KEY: dumps(described[KEY])}
@@ -202,11 +202,11 @@ def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) 
         raise ConversionError(
             f"{path}: its header takes {size} bytes, the format allows {MAX_HEADER}"
         )
-    return Program(path, head, _rooms(infos))
+    return FileProgram(path, head, _rooms(infos))
 
 
-def _rooms(infos: Sequence[TensorInfo]) -> list[Room]:
-    return [Room(info.name, info.nbytes) for info in infos]
+def _rooms(infos: Sequence[TensorInfo]) -> list[TensorSlot]:
+    return [TensorSlot(info.name, info.nbytes) for info in infos]
 
 
 def _same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
