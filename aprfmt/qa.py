@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from aprfmt.checks.check_runner import answered, ask
+from aprfmt.checks.check_runner import make_answer, run_check
 from aprfmt.checks.gates.baseline_file import save
 from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
 from aprfmt.errors import UsageError
-from aprfmt.remote.paths import place
+from aprfmt.remote.paths import parse_location
 
 __all__ = ["QaReport", "gates", "run", "save_baseline"]
 
@@ -50,7 +50,7 @@ def run(
     for name in (*only, *skip):
         if name not in names:
             raise UsageError(f"gate {name!r} is not known; known: {', '.join(names)}")
-    request = QaRequest(place(model), **options)
+    request = QaRequest(parse_location(model), **options)
     asked = _asked(request, only, skip)
     backend = request.choice.open(  # a device that is not there is an error, no verdict
         deterministic=request.deterministic, threads=request.threads
@@ -71,10 +71,10 @@ def run(
 def _answer(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
     """Ask a gate that is wanted and whose ground holds."""
     if not wanted:
-        return answered(row, Result(), LEFT_OUT)
+        return make_answer(row, Result(), LEFT_OUT)
     if row.needs == "session" and subject.outcome_of(CONTRACT) == "FAIL":
-        return answered(row, Result(), f"{CONTRACT} failed")
-    return ask(row, subject, strict=subject.request.strict)
+        return make_answer(row, Result(), f"{CONTRACT} failed")
+    return run_check(row, subject, strict=subject.request.strict)
 
 
 def save_baseline(report: QaReport, path: Path | str, *, force: bool = False) -> None:

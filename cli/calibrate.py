@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aprfmt.cli import render
-from aprfmt.cli.eval.windows import read_text, whole
+from aprfmt.cli.eval.windows import read_text, whole_text_sample
 from aprfmt.cli.run_options import check_ids
 from aprfmt.errors import OutputError
 
 
 @contextmanager
-def calibrated(
+def write_importance_matrix(
     src: Path, text: Path, kept: Path | None, chunks: int | None, arch: str | None, *, force: bool
 ) -> Iterator[Path]:
     """Run the text through SRC, write the matrix to `kept` or a temporary file, yield its path.
@@ -29,7 +29,7 @@ def calibrated(
     with temporary as folder, open_model(src, arch=arch) as model:
         ids = check_ids(model, model.tokenizer.encode(read_text(text, "--calibrate")))
         name = "stdin" if text == Path("-") else text.name
-        sample = whole(model, name, ids)
+        sample = whole_text_sample(model, name, ids)
         with render.ProgressLine("calibrating") as progress:
             found = collect(
                 model, ids, name, prefix=sample.prefix, chunks=chunks, progress=progress

@@ -31,7 +31,7 @@ def verdict_line(found: "Pronounced") -> "Line":
     return found.says, STYLES[found.word.replace("-", "_")]
 
 
-def failures(checks: "Iterable[Check]") -> "list[Line]":
+def failure_lines(checks: "Iterable[Check]") -> "list[Line]":
     """Return a line for each check that did not pass."""
     return [
         (f"  {one.outcome.replace('_', '-')} {one.name}: {one.found}; expected {one.expected}"
@@ -55,7 +55,7 @@ def show_validation(report: "Validation") -> None:
         said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
         render.line(f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=styles[check.outcome])
         noted = [one.finding for one in report.findings if one.check == check.name]
-        for text in render.first(_sentences(noted, report.strict), LINES, " " * 9):
+        for text in render.first_rows(_sentences(noted, report.strict), LINES, " " * 9):
             render.line("         " + render.escape(text, 1000))
     show_verdict(report.pronounced)
 

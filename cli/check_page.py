@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from aprfmt.cli import html_page
 
 
-def of_file(body: Mapping[str, object]) -> str:
+def validation_page(body: Mapping[str, object]) -> str:
     """Return the page of what `validate --json` prints (Validation.to_json)."""
     facts = {
         "file": body["subject"],
         "format": body["format"],
         "warnings": "fail (--strict)" if body["strict"] else None,
     }
-    return html_page.page("Validation of a file", facts, {"report": body}, html_page.CHECKED)
+    return html_page.render_html("Validation of a file", facts, {"report": body}, html_page.CHECKED)
 
 
-def of_gates(body: Mapping[str, object], code: int, sentence: str) -> str:
+def gates_page(body: Mapping[str, object], code: int, sentence: str) -> str:
     """Return the page of what `qa --json` prints; `code` and `sentence` are the verdict."""
     facts = {
         "model": body["model"], "asked for": body["requested"], "ran on": body["ran"],
@@ -23,4 +23,4 @@ def of_gates(body: Mapping[str, object], code: int, sentence: str) -> str:
         "baseline written": body["saved_baseline"],
     }  # fmt: skip
     data = {"gates": body["gates"], "code": code, "sentence": sentence, "outcome": body["outcome"]}
-    return html_page.page("Gates of a model", facts, data, html_page.CHECKED)
+    return html_page.render_html("Gates of a model", facts, data, html_page.CHECKED)

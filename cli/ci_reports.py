@@ -103,13 +103,13 @@ def cases_of_diff(
     return found
 
 
-def with_verdict(cases: Sequence[ReportCase], code: int, file: str) -> list[ReportCase]:
+def agree_with_verdict(cases: Sequence[ReportCase], code: int, file: str) -> list[ReportCase]:
     """Return the cases and the exit code as one: no report may look better than the command."""
     word: Level = "pass" if code == 0 else "fail" if code == 1 else "error"
     return [*cases, ReportCase("verdict", file, word, f"exit {code}: {EXIT_CODES[code]}")]
 
 
-def sarif(command: str, cases: Sequence[ReportCase], code: int) -> dict[str, Any]:
+def sarif_log(command: str, cases: Sequence[ReportCase], code: int) -> dict[str, Any]:
     """Return a SARIF 2.1.0 log: failures are errors, warnings are warnings.
 
     What did not run is a notification of the invocation, as it is no result.
@@ -165,7 +165,7 @@ def _result(case: ReportCase, rule: int) -> dict[str, Any]:
     }
 
 
-def junit(command: str, cases: Sequence[ReportCase]) -> str:
+def junit_xml(command: str, cases: Sequence[ReportCase]) -> str:
     """Return JUnit's XML, as Jenkins, GitLab and GitHub's reporters read it.
 
     A failure is a `failure`, what could not be answered an `error`, NOT-RUN a `skipped`; a warning

@@ -6,7 +6,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertOptions, run
+from aprfmt.cli.convert_run import ConvertOptions, run_conversion
 
 
 @click.command("convert")
@@ -56,4 +56,4 @@ def command(
     --generic needs no known architecture: names and bytes go from container to container, and the
     output is marked, so that no loader takes it for a model.
     """
-    return run(src, dst, to, adapter, base, **wishes)
+    return run_conversion(src, dst, to, adapter, base, **wishes)

@@ -53,21 +53,21 @@ class ConvertOptions(TypedDict, total=False):
     resume: bool
 
 
-def run(
+def run_conversion(
     src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
     **wishes: Unpack[ConvertOptions],
 ) -> int:  # fmt: skip
     """Convert and report; every conversion command but `set` ends here."""
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
-    report = converted(src, dst, to, adapter, base, **wishes)
+    report = convert_with_warnings(src, dst, to, adapter, base, **wishes)
     found = report.pronounced(accept)
-    show = partial(convert_show.show, report, dry_run, accept)
+    show = partial(convert_show.show_report, report, dry_run, accept)
     body = report.to_json() | ({} if found is None else found.to_json())
     code = 0 if found is None else found.exit
     return render.emit(body, code, show, written=code == 0)
 
 
-def converted(
+def convert_with_warnings(
     src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
     **wishes: Unpack[ConvertOptions],
 ) -> "ConversionReport":  # fmt: skip

@@ -10,7 +10,9 @@ from aprfmt.cli import render
 from aprfmt.cli.render import escape
 
 
-def told(damage: Iterable[Damage], *, partial: bool = False) -> tuple[list[dict[str, object]], int]:
+def report_damage(
+    damage: Iterable[Damage], *, partial: bool = False
+) -> tuple[list[dict[str, object]], int]:
     """Say what is wrong, in one line a file; return it as plain data, and the exit code.
 
     The code is 0 where nothing is wrong. With `partial` a cut file is what the user said it is:
@@ -25,11 +27,11 @@ def told(damage: Iterable[Damage], *, partial: bool = False) -> tuple[list[dict[
         code = code if expected else 2
         begin = "warning" if expected else "aprfmt"
         render.STATUS.clear()
-        click.echo(f"{begin}: {escape(sentence(where, found), 1500)}", err=True)
+        click.echo(f"{begin}: {escape(damage_sentence(where, found), 1500)}", err=True)
     return [asdict(one) for found in by_file.values() for one in found], code
 
 
-def sentence(where: str, found: Sequence[Damage]) -> str:
+def damage_sentence(where: str, found: Sequence[Damage]) -> str:
     """Return the one line about a file: how many tensors it costs, and the first fault."""
     lost = len({name for one in found for name in one.tensors})
     cost = f"{lost} tensor{'s' * (lost != 1)} cannot be read" if lost else "costs no tensor"

@@ -36,10 +36,10 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
         if out.exists() and any(out.iterdir()):
             raise OutputError(f"{out}: exists and is not empty; name a new folder")
         out.mkdir(parents=True, exist_ok=True)
-        steps = demo_run.run(out)
+        steps = demo_run.run_steps(out)
     else:
         with tempfile.TemporaryDirectory(prefix="aprfmt-demo-") as folder:
-            steps = demo_run.run(Path(folder))
+            steps = demo_run.run_steps(Path(folder))
     code = 0 if all(step["exit"] == step["expected"] for step in steps) else 1
 
     def show() -> None:

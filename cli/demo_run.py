@@ -40,7 +40,7 @@ def model_folder() -> Path:
     return Path(str(files("aprfmt.demo_model")))
 
 
-def plan(folder: Path) -> list[tuple[str, list[str], int]]:
+def demo_steps(folder: Path) -> list[tuple[str, list[str], int]]:
     """Return (why, arguments, expected exit code) of every step."""
     source, apr, gguf = str(model_folder()), str(folder / "demo.apr"), str(folder / "demo.gguf")
     return [
@@ -58,19 +58,19 @@ def plan(folder: Path) -> list[tuple[str, list[str], int]]:
     ]
 
 
-def run(folder: Path) -> list[dict[str, object]]:
+def run_steps(folder: Path) -> list[dict[str, object]]:
     """Run every step in this process and return what came of it."""
     from aprfmt.cli.main import group
 
     results = []
-    silent = output_format.form() in ("json", "agent")
-    for why, args, expected in plan(folder):
+    silent = output_format.answer_format() in ("json", "agent")
+    for why, args, expected in demo_steps(folder):
         text = command_line(args)
         if not silent:
             render.line()
             render.line(f"# {why}", style="dim")
             render.line(f"$ {text}", style="head")
-        exit_code = invoke(group, args, silent)
+        exit_code = run_command(group, args, silent)
         results.append({"why": why, "command": text, "exit": exit_code, "expected": expected})
         if exit_code != expected:
             break
@@ -82,7 +82,7 @@ def command_line(args: Sequence[str]) -> str:
     return shlex.join(["aprfmt", *args])
 
 
-def invoke(group: click.Group, args: Sequence[str], silent: bool) -> int:
+def run_command(group: click.Group, args: Sequence[str], silent: bool) -> int:
     """Run one command in this process; its output is shown unless `silent`."""
     with contextlib.ExitStack() as stack:
         if silent:

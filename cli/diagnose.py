@@ -17,7 +17,7 @@ from aprfmt.cli.html_page import add_page
 @click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file (default: chosen).")
 @click.option("--prompt", metavar="TEXT", help="Text instead of ids, tokenized as A does it.")
 @click.option(
-    "--memory", callback=options.size, metavar="SIZE", help="Budget for decoded weights (2G)."
+    "--memory", callback=options.parse_size, metavar="SIZE", help="Budget for decoded weights (2G)."
 )
 @options.accept()
 @options.verbose("Evidence, points, what was checked, every next step.")

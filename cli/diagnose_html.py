@@ -15,7 +15,7 @@ def render_page(body: Mapping[str, Value]) -> str:
            if isinstance(value, str | int | float)},
     }  # fmt: skip
     data = {"found": {**body, "findings": [_measured(one) for one in body["findings"]]}}
-    return html_page.page("Diagnosis", facts, data, (*html_page.REPORT, "diagnose.js"))
+    return html_page.render_html("Diagnosis", facts, data, (*html_page.REPORT, "diagnose.js"))
 
 
 def _measured(finding: Mapping[str, Value]) -> dict[str, Value]:

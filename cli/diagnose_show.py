@@ -19,7 +19,7 @@ def show(result: "Diagnosis", verbose: bool = False) -> None:
     from aprfmt.diagnosis import words
 
     if not verbose:
-        _lines(words.first_lines(result, STYLES[result.kind], output_format.names()))
+        _lines(words.first_lines(result, STYLES[result.kind], output_format.shown_names()))
         return
     render.say(result.sentence, style=STYLES[result.kind])
     _lines(words.causes(result))

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, output_format, render
-from aprfmt.cli.ci_reports import cases_of_diff, with_verdict
-from aprfmt.cli.damage_report import told
+from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_diff
+from aprfmt.cli.damage_report import report_damage
 from aprfmt.cli.html_page import add_page
 from aprfmt.compare import diff
 from aprfmt.compare.diffs import SECTIONS
@@ -35,7 +35,7 @@ from aprfmt.errors import UsageError
               help="With --base: the importance matrix that was used.")  # fmt: skip
 @click.option("--explain/--no-explain", default=True, show_default=True,
               help="Test every differing tensor against the known causes.")  # fmt: skip
-@click.option("--sample", callback=options.size, metavar="SIZE",
+@click.option("--sample", callback=options.parse_size, metavar="SIZE",
               help="Compare random ranges only, SIZE bytes a side; never exits 0.")  # fmt: skip
 @click.option("--seed", type=options.WholeNumber(0), help="With --sample: the seed of another run.")
 @options.html("Write a page: findings, map of all tensors, difference images.")
@@ -56,14 +56,16 @@ def command(
     """
     from aprfmt.cli import diff_adapter, diff_html, diff_sampled, diff_show
 
-    if output_format.form() in ("sarif", "junit") and (sample is not None or adapter is not None):
+    if output_format.answer_format() in ("sarif", "junit") and (
+        sample is not None or adapter is not None
+    ):
         raise UsageError("--format sarif and junit list tensors: not with --sample or --adapter")
     if sample is not None:
         if base or imatrix or html or only or accept:
             raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")
-        return diff_sampled.run(a, b, sample, seed, patterns, arch)
+        return diff_sampled.compare_samples(a, b, sample, seed, patterns, arch)
     if adapter is not None:
-        return diff_adapter.run(a, b, adapter, arch, accept)
+        return diff_adapter.compare_adapter(a, b, adapter, arch, accept)
     if not only and patterns:
         only = ("tensors",)
     render.STATUS.doing(f"comparing {a} and {b}")
@@ -78,10 +80,10 @@ def command(
         render.warn(note, "comparison")
     body = report.to_json()
     add_page(body, html, force, lambda: diff_html.render_page(report, code))
-    told(report.damage)
+    report_damage(report.damage)
     return render.emit(
         body, code, lambda: diff_show.show(report, found, verbose, top),
-        cases=lambda: with_verdict(
+        cases=lambda: agree_with_verdict(
             cases_of_diff(body, report.fields_apart, accept), code, report.b
         ),
     )  # fmt: skip

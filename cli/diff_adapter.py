@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 _LINES = 10
 
 
-def run(a: Path, b: Path, adapter: Path, arch: str | None, accept: Sequence[str] = ()) -> int:
+def compare_adapter(
+    a: Path, b: Path, adapter: Path, arch: str | None, accept: Sequence[str] = ()
+) -> int:
     """Answer and report. Exit 0: once in every weight, and nothing else differs; else 1."""
     from aprfmt.adapters import answers
     from aprfmt.model import open_model
@@ -23,7 +25,7 @@ def run(a: Path, b: Path, adapter: Path, arch: str | None, accept: Sequence[str]
         again = _merge_command(a, adapter, copy.format)
     verdict = found.pronounced(accept)
     body = {**report.to_json(), "adapter": found.to_json(), **verdict.to_json()}
-    return render.emit(body, verdict.exit, lambda: show(found, verdict, a, b, again))
+    return render.emit(body, verdict.exit, lambda: show_adapter(found, verdict, a, b, again))
 
 
 def _merge_command(base: Path, adapter: Path, container: str) -> str:
@@ -35,7 +37,9 @@ def _merge_command(base: Path, adapter: Path, container: str) -> str:
     return f"aprfmt convert {base} OUT{FORMATS[container].extensions[0]} --adapter {adapter}"
 
 
-def show(found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again: str) -> None:
+def show_adapter(
+    found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again: str
+) -> None:
     """Print the answer, the weights that are not as the rest, what else differs, what to do."""
     style = {0: "good", 1: "bad", 2: "warn"}[verdict.exit]
     names = [render.escape(str(each)) for each in (found.adapter, b, a)]
@@ -44,7 +48,7 @@ def show(found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again:
     if verdict.not_compared or verdict.exit != int(not found.yes):
         render.say(f"  {verdict.says}", style=style)
     odd = [each for each in found.weights if each.found != "once"]
-    for each in render.first(odd, _LINES, "  "):
+    for each in render.first_rows(odd, _LINES, "  "):
         where = f" in {render.escape(each.file)}" if each.file else ""
         render.line(
             f"  {render.escape(each.key)}{where}: {each.found} (the change {each.times:.3f} times, "

@@ -24,7 +24,9 @@ def render_page(report: DiffReport, code: int) -> str:
         "images": [asdict(image) for image in report.images],
     }
     facts = {"A": report.a, "B": report.b}
-    return html_page.page("Comparison of two models", facts, data, (*html_page.REPORT, "diff.js"))
+    return html_page.render_html(
+        "Comparison of two models", facts, data, (*html_page.REPORT, "diff.js")
+    )
 
 
 def _fields(rows: Sequence[FieldDiff]) -> list[dict[str, object]]:

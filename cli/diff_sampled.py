@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from aprfmt.measure.sampling import SampleReport
 
 
-def run(
+def compare_samples(
     a: Path, b: Path, nbytes: int, seed: int | None, patterns: tuple[str, ...], arch: str | None
 ) -> int:
     """Compare random ranges, and say what that shows."""
     from aprfmt.measure.sampling import sample
 
     report = sample(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
-    return render.emit(report.to_json(), report.exit_code, lambda: show(report))
+    return render.emit(report.to_json(), report.exit_code, lambda: show_samples(report))
 
 
-def show(report: "SampleReport") -> None:
+def show_samples(report: "SampleReport") -> None:
     """Print what random ranges have shown, and what they cannot show."""
     looked, whole = render.size_text(report.bytes), render.size_text(report.of_bytes)
     render.line(f"{report.ranges} of {report.of_ranges} ranges, {looked} of {whole} a side "

@@ -26,7 +26,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
     headline = found.says, _STYLES[found.exit]
     lines = short_answer(
         headline, report.causes, first_said=False, others=list(_others(report)),
-        commands=report.next if found.exit else (), names=output_format.names(),
+        commands=report.next if found.exit else (), names=output_format.shown_names(),
     )  # fmt: skip
     for text, style in lines:
         render.say(text, style=style)
@@ -100,13 +100,13 @@ def _not_compared(found: Pronounced) -> None:
     if len(rows) < 2:
         return
     render.line("not compared", style="head")
-    for row in render.first(rows, LEFT, "  ", "more (--json)"):
+    for row in render.first_rows(rows, LEFT, "  ", "more (--json)"):
         render.say(f"  {row.says}", style="warn")
 
 
 def _findings(findings: Sequence[Finding]) -> None:
     """Say what explains the differing tensors, one line a cause."""
-    for found in render.first(findings, FINDINGS, "  ", "more findings"):
+    for found in render.first_rows(findings, FINDINGS, "  ", "more findings"):
         sure = "" if found.certainty == "confirmed" else f" ({found.certainty})"
         many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
         render.say(

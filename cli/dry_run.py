@@ -20,7 +20,7 @@ option = click.option(
 )
 
 
-def of_run(
+def report_run(
     text: str, tokens: run_options.TokenOptions, where: run_options.WhereOptions, max_tokens: int
 ) -> int:
     """Say what `aprfmt run` takes: the prompt's pass, and a step for every token but the last."""
@@ -32,14 +32,14 @@ def of_run(
 
     request = where.request(text)
     with open_model(request.model, arch=where.arch, allow_missing=where.allow_missing) as model:
-        run_options.warn_of(model)
+        run_options.warn_of_model(model)
         ids, _ = run_options.token_ids(model, tokens)
         steps = min(max_tokens, context_room(model, len(ids))) - 1
         found = estimate_run(model, replace(request, ids=tuple(ids)), steps)
         return _said(model, len(ids), [found])
 
 
-def of_trace(
+def report_trace(
     text: str,
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
@@ -55,18 +55,18 @@ def of_trace(
 
     request = where.request(text)
     with open_model(request.model, arch=where.arch, allow_missing=where.allow_missing) as model:
-        run_options.warn_of(model)
+        run_options.warn_of_model(model)
         ids, _ = run_options.token_ids(model, tokens)
         known = instances(model.spec.block, model.hyper, model.roles)
         aprt = wanted.save_aprt is not None
-        keys = point_selection.wanted_keys(known, asked.points, asked.layers, aprt)
+        keys = point_selection.keys_to_record(known, asked.points, asked.layers, aprt)
         positions = parse_positions(asked.positions)
-        full = recording.recording(request, ids, keys, positions, asked.behind)
+        full = recording.recording_request(request, ids, keys, positions, asked.behind)
         found = estimate_trace(model, full)
         return _said(model, len(ids), [found])
 
 
-def of_parity(model: "Model", choices: "Sequence[Choice]", request: "ParityRequest") -> int:
+def report_parity(model: "Model", choices: "Sequence[Choice]", request: "ParityRequest") -> int:
     """Say what each run of a comparison takes, and all of them, which stay open together."""
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.parity.between import ARBITER, plain_rows

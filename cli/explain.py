@@ -5,12 +5,14 @@ import json
 import click
 
 from aprfmt.cli import options, render, shell_completion
-from aprfmt.cli.explain_topics import topics
+from aprfmt.cli.explain_topics import all_topics
 from aprfmt.errors import UsageError
 
 
 def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return shell_completion.begun((key for rows in topics().values() for key in rows), incomplete)
+    return shell_completion.matching_names(
+        (key for rows in all_topics().values() for key in rows), incomplete
+    )
 
 
 @click.command("explain")
@@ -25,7 +27,7 @@ def command(name: str | None, schema: str | None) -> int:
     if schema is not None:
         return print_schema(name, schema)
     if name is None:
-        listed = {section: list(rows) for section, rows in topics().items()}
+        listed = {section: list(rows) for section, rows in all_topics().items()}
 
         def show_all() -> None:
             for section, keys in listed.items():
@@ -33,7 +35,7 @@ def command(name: str | None, schema: str | None) -> int:
                 render.line("  " + ", ".join(keys))
 
         return render.emit({"topics": listed}, 0, show_all)
-    found = matching(name)
+    found = find_topics(name)
 
     def show() -> None:
         for section, key, text in found:
@@ -44,11 +46,11 @@ def command(name: str | None, schema: str | None) -> int:
     return render.emit({"found": rows}, 0, show)
 
 
-def matching(name: str) -> list[tuple[str, str, str]]:
+def find_topics(name: str) -> list[tuple[str, str, str]]:
     """Return (section, name, text) of what a name means; UsageError with near names for none."""
     from aprfmt.model.patterns import near
 
-    every = topics()
+    every = all_topics()
     if name not in every:
         name = _usual_spelling(name)
     if name.endswith("Error"):

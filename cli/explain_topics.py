@@ -77,9 +77,12 @@ def _several(name: str) -> str:
 
 def _types() -> dict[str, str]:
     """Return {name: paragraph} of what `quantize --type` makes, GGUF's file types among them."""
-    from aprfmt.quantizing.mixture import SCHEMES, offered
+    from aprfmt.quantizing.mixture import SCHEMES, offered_schemes
 
-    found = {name: "a type of `quantize`: every weight whose rows fit is it." for name in offered()}
+    found = {
+        name: "a type of `quantize`: every weight whose rows fit is it."
+        for name in offered_schemes()
+    }
     for name, scheme in SCHEMES.items():
         number = "" if scheme.file_type is None else f" general.file_type {scheme.file_type}."
         found[name] = (
@@ -90,10 +93,10 @@ def _types() -> dict[str, str]:
 
 
 def _encodings() -> dict[str, str]:
-    from aprfmt.base.encodings import every
+    from aprfmt.base.encodings import all_encodings
 
     found = {}
-    for name, row in every().items():
+    for name, row in all_encodings().items():
         if not row.known:
             size = f" {row.measure}." if row.measure else ""
             found[name] = (
@@ -119,7 +122,7 @@ def _encodings() -> dict[str, str]:
     return found
 
 
-def topics() -> dict[str, dict[str, str]]:
+def all_topics() -> dict[str, dict[str, str]]:
     """Return every topic by section; the tables are the ones the code runs on."""
     from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES
     from aprfmt.base.outcome import EXIT_CODES

@@ -6,8 +6,8 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertOptions, run
-from aprfmt.cli.import_ import stem
+from aprfmt.cli.convert_run import ConvertOptions, run_conversion
+from aprfmt.cli.import_ import output_stem
 from aprfmt.errors import UsageError
 
 
@@ -35,6 +35,10 @@ def command(
         if to is None:
             raise UsageError("export: give --to gguf or --to safetensors, or -o OUT")
         spec = FORMATS[to]
-        default = f"{stem(model)}-hf" if spec.weights_name else f"{stem(model)}{spec.extensions[0]}"
+        default = (
+            f"{output_stem(model)}-hf"
+            if spec.weights_name
+            else f"{output_stem(model)}{spec.extensions[0]}"
+        )
         output = Path(default)
-    return run(model, output, to, **wishes)
+    return run_conversion(model, output, to, **wishes)

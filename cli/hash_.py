@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.damage_report import told
+from aprfmt.cli.damage_report import report_damage
 from aprfmt.cli.hash_show import HashResult, show
 from aprfmt.errors import UsageError
 
@@ -51,7 +51,7 @@ def command(
             body["written"] = str(manifest.write(opened, rows, force=force, blocks=blocks))
         if expected is not None:
             body["failures"] = manifest.compare(expected, opened, rows, selected=bool(patterns))
-        body["damage"], damaged = told(opened.damage)
+        body["damage"], damaged = report_damage(opened.damage)
         found = None
         if expected is not None:
             found = manifest.pronounced(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aprfmt.cli import options, render, shell_completion
-from aprfmt.cli.damage_report import told
+from aprfmt.cli.damage_report import report_damage
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @click.command("hex")
 @options.model()
-@click.argument("name", required=False, shell_complete=shell_completion.tensors)
+@click.argument("name", required=False, shell_complete=shell_completion.complete_tensors)
 @click.option(
     "--tensor",
     "named",
     metavar="NAME",
     help="The same as NAME.",
-    shell_complete=shell_completion.tensors,
+    shell_complete=shell_completion.complete_tensors,
 )
 @click.option("--block", type=options.WholeNumber(0), default=0, help="First block to show.")
 @click.option("--blocks", type=options.WholeNumber(1), default=2, show_default=True,
@@ -55,6 +55,6 @@ def command(
     elif offset is not None:
         body = hex_read.plain_bytes(model, offset, length)
     else:
-        body, damage = hex_read.header(model, limit)
-    body["damage"], code = told(damage)
+        body, damage = hex_read.header_rows(model, limit)
+    body["damage"], code = report_damage(damage)
     return render.emit(body, code, lambda: hex_show.show(body))

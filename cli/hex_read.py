@@ -7,11 +7,11 @@ from typing import Any, TypedDict, final
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import Damage
 from aprfmt.codecs import codec, decode
 from aprfmt.errors import FormatError, UsageError
-from aprfmt.formats import detect, open_source
+from aprfmt.formats import detect_format, open_source
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.model import open_model
 from aprfmt.model.patterns import select_one
@@ -80,13 +80,13 @@ class PlainBytes(TypedDict):
     damage: list[dict[str, object]]
 
 
-def header(model: Path, limit: int) -> tuple[HeaderRows, Sequence[Damage]]:
+def header_rows(model: Path, limit: int) -> tuple[HeaderRows, Sequence[Damage]]:
     """Return the header's fields with their bytes, and what is wrong with the file."""
     path, damage = model, None
     if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
         with open_model(model, partial=True, damaged=True) as opened:
             path, damage = opened.source.files[0], opened.damage
-    spec = detect(path)
+    spec = detect_format(path)
     with closing(open_bytes(path)) as file:
         rows: list[FieldRow] = []
         total = 0
@@ -137,7 +137,7 @@ def tensor_blocks(
         tensor = stored[names[at]]
         tensor.raw(0, 0)  # a damaged one says so
         info = tensor.info
-        row = encoding(info.encoding)
+        row = find_encoding(info.encoding)
         if not row.known or not info.nbytes:
             raise UsageError(f"{info.name}: {info.encoding} has no blocks to show; use --offset")
         size = row.type_size if row.block_size > 1 else 16 // row.type_size * row.type_size

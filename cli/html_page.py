@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 
 from aprfmt.base.text_escape import escape, escape_html
-from aprfmt.cli.render import plain
+from aprfmt.cli.render import to_plain_json
 
 BASE = ("base.css", "base.js")  # of every page
 IDS = 64  # token ids shown
@@ -29,7 +29,7 @@ MODEL = (
 )  # fmt: skip
 
 
-def page(
+def render_html(
     title: str, facts: Mapping[str, object], data: Mapping[str, object], parts: Iterable[str]
 ) -> str:
     """Return a whole page; `title`, `facts` and `data` may hold a file's text.
@@ -39,10 +39,10 @@ def page(
     unsafe characters of every string are spelled out. `parts` are names of `pages/`, beside BASE.
     """
     shown = [[name, str(value)] for name, value in facts.items() if value not in SILENT]
-    found = _told(plain({"facts": shown, **data}))
+    found = _told(to_plain_json({"facts": shown, **data}))
     text = json.dumps(found, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     names = [*BASE, *parts]
-    filled = {"title": escape_html(title), "data": in_script(text)} | {
+    filled = {"title": escape_html(title), "data": script_json(text)} | {
         hole: "".join(_part(name) for name in names if name.endswith(suffix))
         for hole, suffix in (("style", ".css"), ("body", ".html"), ("script", ".js"))
     }
@@ -55,7 +55,7 @@ def _part(name: str) -> str:
     return (files("aprfmt.cli.pages") / name).read_text(encoding="utf-8")
 
 
-def in_script(text: str) -> str:
+def script_json(text: str) -> str:
     """Return JSON that cannot end, or open anything in, the script element it stands in."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -27,7 +27,7 @@ class LogitsResult(TypedDict):
 
 
 @click.command("logits")
-@options.gathered(tokens=run_options.TokenOptions, where=run_options.WhereOptions)
+@options.gather_options(tokens=run_options.TokenOptions, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @run_options.what
 @click.option("--out", type=options.NamedPath(), help="Write float32 [tokens, vocab] .npy.")
@@ -55,7 +55,7 @@ def command(
     from aprfmt.inference.gates import rows_gate
 
     options.check_new(force, out)
-    with run_options.session(model, where) as run:
+    with run_options.open_session(model, where) as run:
         opened = run.model
         ids, text = run_options.token_ids(opened, tokens)
         run_options.warn_of_length(opened, ids)
@@ -84,7 +84,7 @@ def command(
 
 def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:
     """Print where it ran, the best tokens of the last row, the gate, and the verdict."""
-    render.line(run_options.headline(body["run"]), style="head")
+    render.line(run_options.run_headline(body["run"]), style="head")
     if body["output"]:
         shape = render.shape_text(body["shape"])
         render.line(f"{shape} float32 -> {render.escape(body['output'])}")
@@ -96,13 +96,13 @@ def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") 
 def answer(body: LogitsResult, report: "Report", verdict: "Pronounced") -> "list[Line]":
     """Return the verdict, what failed in the gate, and the best tokens of the last row."""
     best = ", ".join(
-        f"{one['id']} {render.quoted(one.get('piece', ''))} {one['logit']:.4f}"
+        f"{one['id']} {render.quote_token(one.get('piece', ''))} {one['logit']:.4f}"
         for one in body["top"]
     )
     lines = [
         check_output.verdict_line(verdict),
-        *check_output.failures(report.checks),
-        (f"  {run_options.headline(body['run'])}", ""),
+        *check_output.failure_lines(report.checks),
+        (f"  {run_options.run_headline(body['run'])}", ""),
         (f"  top of the last row: {best}", ""),
     ]
     if body["output"]:

@@ -56,14 +56,14 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         from aprfmt.formats.cleanup import install_signal_handlers
-        from aprfmt.formats.notices import listen
-        from aprfmt.formats.truncation import end_by
+        from aprfmt.formats.notices import set_listener
+        from aprfmt.formats.truncation import exit_on_truncation
 
-        listen(_notice)
+        set_listener(_notice)
         install_signal_handlers()  # SIGTERM must leave no half-written file behind
         args = ctx.find_root().obj
         if args is not None:  # not while a shell asks for completions
-            end_by(lambda text: _fail(args, "format", text, FormatError(text)))
+            exit_on_truncation(lambda text: _fail(args, "format", text, FormatError(text)))
         row = COMMANDS[cmd_name]
         command: click.Command = import_module(f"aprfmt.cli.{row.module}").command
         if row.example not in (command.epilog or ""):
@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            if implied(args):
+            if is_implied_inspect(args):
                 return super().resolve_command(ctx, ["inspect", *args])
 
             near = get_close_matches(args[0], COMMANDS, 3)
@@ -99,7 +99,7 @@ def _notice(note: Note) -> None:
     warn_note(note)
 
 
-def implied(args: list[str]) -> bool:
+def is_implied_inspect(args: list[str]) -> bool:
     """Say whether no command but a path or a URL comes first: it is inspected.
 
     A word with a dot or a slash is a path though nothing is there: `inspect` says what is near.
@@ -185,7 +185,7 @@ def _place(message: str) -> str:
     return where if found and ";" not in where else ""
 
 
-def asked_format(args: list[str]) -> str:
+def requested_format(args: list[str]) -> str:
     """Return what --json or --format asks for, read where click has failed; human by default."""
     if "--json" in args:
         return "json"
@@ -204,7 +204,7 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
             for line in piece.rstrip("\n").split("\n") if ours else [piece.rstrip("\n")]:
                 click.echo(escape(line), err=True)
     click.echo(f"aprfmt: {escape(message)}", err=True)
-    form = asked_format(args)
+    form = requested_format(args)
     if form in ("sarif", "junit"):
         from aprfmt.cli.ci_reports import ReportCase
         from aprfmt.cli.render import print_cases
@@ -215,7 +215,7 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
         from aprfmt.cli.render import envelope, print_json
 
         said = next((arg for arg in args if arg in COMMANDS), "aprfmt")
-        command = "inspect" if implied(args) else said
+        command = "inspect" if is_implied_inspect(args) else said
         where = "" if kind == "bug" else _place(message)
         body: dict[str, Any] = {"error": {"kind": kind, "message": message, "where": where}}
         try:

@@ -6,7 +6,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertOptions, run
+from aprfmt.cli.convert_run import ConvertOptions, run_conversion
 
 
 @click.command("merge")
@@ -21,4 +21,4 @@ from aprfmt.cli.convert_run import ConvertOptions, run
 def command(src: Path, dst: Path, **wishes: Unpack[ConvertOptions]) -> int:
     """Write a sharded SRC (any shard, or the index) as the one file DST."""
     wishes["complete"] = False  # a plain copy of the stored tensors
-    return run(src, dst, None, **wishes)
+    return run_conversion(src, dst, None, **wishes)

@@ -41,17 +41,17 @@ def run_by_agent() -> bool:
     return set_by and not sys.stdout.isatty()
 
 
-def note_form(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    """Keep --format for `form`; click calls it."""
+def set_format(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    """Keep --format for `answer_format`; click calls it."""
     context.meta[_KEY] = value
 
 
-def note_json(context: click.Context, option: click.Parameter, value: bool) -> None:
-    """Keep --json for `form`; click calls it."""
+def set_json_format(context: click.Context, option: click.Parameter, value: bool) -> None:
+    """Keep --json for `answer_format`; click calls it."""
     context.meta[_JSON] = value
 
 
-def form() -> str:
+def answer_format() -> str:
     """Return the form of the running command's answer: one of CI_FORMS.
 
     What is asked for wins, --format before --json; else `agent` where an agent reads stdout.
@@ -68,8 +68,8 @@ def form() -> str:
     return "agent" if run_by_agent() else "human"
 
 
-def names() -> int:
+def shown_names() -> int:
     """Return how many names of a place an answer shows: for an agent they are the answer."""
     from aprfmt.measure.named_causes import NAMED
 
-    return AGENT_NAMES if form() == "agent" else NAMED
+    return AGENT_NAMES if answer_format() == "agent" else NAMED

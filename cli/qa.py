@@ -6,7 +6,7 @@ from typing import TypedDict, Unpack
 import click
 
 from aprfmt.cli import check_output, check_page, options, render, run_options
-from aprfmt.cli.ci_reports import cases_of_gates, with_verdict
+from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_gates
 from aprfmt.cli.html_page import add_page
 
 
@@ -24,7 +24,7 @@ class QaOptions(TypedDict):
 
 
 @click.command("qa")
-@options.gathered(where=run_options.WhereOptions)
+@options.gather_options(where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @click.option("--against", metavar="OTHER", type=options.PathOrAddress(),
               help="Another copy of the model: hold this one against it.")  # fmt: skip
@@ -82,11 +82,11 @@ def command(
     body = {**report.to_json(), "saved_baseline": saved}
     code = report.exit_code
     sentence = report.pronounced.says.partition(": ")[2]
-    add_page(body, html, force, lambda: check_page.of_gates(body, code, sentence))
+    add_page(body, html, force, lambda: check_page.gates_page(body, code, sentence))
     return render.emit(
         body, code, lambda: check_output.show_gates(report, saved),
         answer=lambda: check_output.gates_answer(
             report, saved, None if asked["against"] is None else str(asked["against"])
         ),
-        cases=lambda: with_verdict(cases_of_gates(body), code, report.subject),
+        cases=lambda: agree_with_verdict(cases_of_gates(body), code, report.subject),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertOptions, run
+from aprfmt.cli.convert_run import ConvertOptions, run_conversion
 from aprfmt.errors import UsageError
 
 
@@ -16,10 +16,10 @@ class TypesInHelp(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the types, of other packages too, then the example."""
-        from aprfmt.quantizing.mixture import SCHEMES, offered
+        from aprfmt.quantizing.mixture import SCHEMES, offered_schemes
 
         with formatter.section("Types"):
-            formatter.write_text(", ".join((*SCHEMES, *offered())))
+            formatter.write_text(", ".join((*SCHEMES, *offered_schemes())))
         super().format_epilog(ctx, formatter)
 
 
@@ -58,15 +58,15 @@ def command(
     wishes["quantize"] = one_type(dst, named, wishes["quantize"])
     with ExitStack() as stack:
         if calibrate is not None:
-            from aprfmt.cli.calibrate import calibrated
+            from aprfmt.cli.calibrate import write_importance_matrix
 
-            made = calibrated(
+            made = write_importance_matrix(
                 src, calibrate, wishes["imatrix"], chunks, wishes["arch"], force=wishes["force"]
             )
             wishes["imatrix"] = stack.enter_context(made)
         elif chunks is not None:
             raise UsageError("--chunks counts pieces of a text; give --calibrate TEXT with it")
-        return run(src, dst, to, **wishes)
+        return run_conversion(src, dst, to, **wishes)
 
 
 def one_type(dst: Path, named: str | None, option: str | None) -> str:

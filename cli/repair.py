@@ -51,7 +51,7 @@ def command(
     if index:
         if copy is not None or partial or manifest is not None or compare:
             raise UsageError("--index reads the shards alone; leave --from and the others out")
-        return repair_run.indexed(broken, output, force)
+        return repair_run.remake_index(broken, output, force)
     if output is None:
         raise UsageError("name the file to write with -o OUTPUT")
     if (copy is None) == (not partial):
@@ -61,5 +61,5 @@ def command(
     if broken.is_dir():
         raise UsageError(f"{broken}: is a folder; give the file of it that is cut or damaged")
     if copy is None:
-        return repair_run.salvaged(broken, output, force)
-    return repair_run.completed(broken, copy, output, manifest, compare, force)
+        return repair_run.salvage_file(broken, output, force)
+    return repair_run.complete_file(broken, copy, output, manifest, compare, force)

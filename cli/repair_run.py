@@ -18,7 +18,7 @@ PROOFS = {
 }
 
 
-def indexed(folder: Path, output: Path | None, force: bool) -> int:
+def remake_index(folder: Path, output: Path | None, force: bool) -> int:
     """Make the index of a folder anew, and print what it lists."""
     from aprfmt.repair.index_repair import write_index
 
@@ -34,7 +34,7 @@ def indexed(folder: Path, output: Path | None, force: bool) -> int:
     return render.emit(body, 0, show, written=True)
 
 
-def completed(
+def complete_file(
     broken: Path, copy: Path, output: Path, manifest: Path | None, compare: bool, force: bool
 ) -> int:
     """Repair from a copy, and print what was taken."""
@@ -62,7 +62,7 @@ def completed(
 
 def show(found: "Repair", output: Path) -> None:
     """Print what was taken, and what proves the result right."""
-    for one in render.first(found.ranges, RANGES):
+    for one in render.first_rows(found.ranges, RANGES):
         size = render.size_text(one.stop - one.start)
         render.say(f"{one.start}..{one.stop}  {size}  {one.why}")
     proof = PROOFS.get(found.proof, "nothing proves the rest")
@@ -73,7 +73,7 @@ def show(found: "Repair", output: Path) -> None:
     )
 
 
-def salvaged(broken: Path, output: Path, force: bool) -> int:
+def salvage_file(broken: Path, output: Path, force: bool) -> int:
     """Write the tensors that are sound, and print those that are not."""
     from aprfmt.repair.salvage import salvage
 

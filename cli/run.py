@@ -10,7 +10,7 @@ from aprfmt.cli import options, output_format, render, run_options
 
 
 @click.command("run")
-@options.gathered(tokens=run_options.TokenOptions, where=run_options.WhereOptions)
+@options.gather_options(tokens=run_options.TokenOptions, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @run_options.what
 @click.option("--max-tokens", type=options.WholeNumber(1), default=128, show_default=True,
@@ -40,21 +40,21 @@ def command(
     Generation ends at a stop token of the model, at --max-tokens, or at the end of the context.
     """
     if dry_run:
-        return dry.of_run(model, tokens, where, max_tokens)
-    from aprfmt.cli.run_show import TextWriter, report
+        return dry.report_run(model, tokens, where, max_tokens)
+    from aprfmt.cli.run_show import TextWriter, report_speed
     from aprfmt.inference.generating import MadeBeside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
     from aprfmt.tokenizer.turn_ends import unstopped_turn
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     began = time.perf_counter()
-    with run_options.session(model, where) as run:
+    with run_options.open_session(model, where) as run:
         opened = run.model
         ids, text = run_options.token_ids(opened, tokens)
         limit = min(max_tokens, context_room(opened, len(ids)))
-        with MadeBeside(lambda: run_options.tokenizer_of(opened)) as tokenizer:
-            stop = Stops(tokenizer, run_options.stated_ends(opened), ignore=ignore_stop)
-            writer = TextWriter(tokenizer, ids, live=output_format.form() != "json")
+        with MadeBeside(lambda: run_options.load_tokenizer(opened)) as tokenizer:
+            stop = Stops(tokenizer, run_options.stop_token_ids(opened), ignore=ignore_stop)
+            writer = TextWriter(tokenizer, ids, live=output_format.answer_format() != "json")
             load = time.perf_counter() - began
             found, times = generate(run.session, ids, Sampler(sampling), limit, stop, writer.show)
         if tokenizer.result is None:
@@ -80,8 +80,8 @@ def command(
 
     def show() -> None:
         writer.finish(made)
-        if not render.wanted("quiet"):
+        if not render.is_flag_set("quiet"):
             end = f"stop token {found[-1]}" if stopped else full
-            report(ran, len(made), end, took, tokenizer.seconds)
+            report_speed(ran, len(made), end, took, tokenizer.seconds)
 
     return render.emit(body, 0, show)

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 NONFINITE = 12  # points with NaN or infinities that are shown
 
 
-def named(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return `a, b or c`."""
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 # What a run may use of the machine, and what may be missing of the model; see `WithinOptions`.
-within = options.group(
+within = options.option_group(
     click.option("--threads", type=options.WORKERS, help="Threads of the arithmetic."),
-    click.option("--memory", callback=options.size, metavar="SIZE",
+    click.option("--memory", callback=options.parse_size, metavar="SIZE",
                  help="Budget for weights in memory, on a GPU its own (2G); the rest streams."),
     click.option("--deterministic", is_flag=True,
                  help="Fixed row blocks, and one thread unless --threads says otherwise: "
@@ -40,14 +40,14 @@ within = options.group(
     options.allow_missing,
 )  # fmt: skip
 # Where a model runs; the fields of `WhereOptions`, but for --arch.
-where = options.group(
+where = options.option_group(
     click.option("--device", help="cpu, cuda, cuda:N, cuda:all or auto; only auto falls back."),
-    click.option("--backend", metavar="NAME", help=f"{named(BACKENDS.own)}."),
+    click.option("--backend", metavar="NAME", help=f"{join_names(BACKENDS.own)}."),
     click.option("--dtype", help="Arithmetic: float32 (default), float64, bfloat16, float16."),
     within,
 )
 # What is run: exactly one names the tokens; the fields of `TokenOptions`.
-what = options.group(
+what = options.option_group(
     click.option("--prompt", metavar="TEXT",
                  help="Text, tokenized as the model does it; - is stdin."),
     click.option("--ids", metavar="IDS", help="Token ids: 1,2,3 or a .npy file; - is stdin."),
@@ -106,7 +106,7 @@ class TokenOptions:
 
 
 @contextmanager
-def session(
+def open_session(
     text: str, where: WhereOptions, engines: bool = False, draft: bool = False
 ) -> "Iterator[Run]":
     """Open MODEL[@RUN], or its `draft` head, and warn of what is odd.
@@ -121,12 +121,12 @@ def session(
     request.choice.refuse_missing_gpu()  # before torch is imported, which takes seconds
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why, "fallback")
-    with opened(request, tell=warn_of) as run:
+    with opened(request, tell=warn_of_model) as run:
         render.STATUS.doing(f"running {run.model.path} on {run.choice}")
         yield run
 
 
-def warn_of(model: "Model") -> None:
+def warn_of_model(model: "Model") -> None:
     """Say what the file leaves out or contradicts, and what the pass does about it."""
     from aprfmt.model.completeness import accepted_text
 
@@ -149,11 +149,11 @@ def token_ids(model: "Model", tokens: TokenOptions) -> tuple[list[int], str | No
     if tokens.ids is not None:
         return check_ids(model, parse_ids(tokens.ids)), None
     if tokens.chat is not None:
-        message = [{"role": "user", "content": options.text_of(tokens.chat, "--chat")}]
+        message = [{"role": "user", "content": options.read_text_option(tokens.chat, "--chat")}]
         text, ids = model.tokenizer.chat(message)
         return check_ids(model, ids), text
     assert tokens.prompt is not None
-    prompt = options.text_of(tokens.prompt, "--prompt")
+    prompt = options.read_text_option(tokens.prompt, "--prompt")
     ids = model.tokenizer.encode(prompt)
     warn_of_bos(model.tokenizer, ids, "--prompt ")
     return check_ids(model, ids), prompt
@@ -170,13 +170,13 @@ def warn_of_bos(tokenizer: "Tokenizer", ids: list[int], what: str = "") -> None:
 
 def parse_ids(text: str) -> list[int]:
     """Return ids of `1,2,3`, or of a .npy file of integers."""
-    text = options.text_of(text, "--ids")
+    text = options.read_text_option(text, "--ids")
     if text.endswith(".npy"):
         return _npy_ids(Path(text))
-    return numbers_of(re.split(r"\s*,\s*|\s+", text.strip()), "--ids")
+    return parse_numbers(re.split(r"\s*,\s*|\s+", text.strip()), "--ids")
 
 
-def numbers_of(words: Sequence[str], option: str) -> list[int]:
+def parse_numbers(words: Sequence[str], option: str) -> list[int]:
     """Return the token ids that words spell; UsageError, naming the option, for other words."""
     bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
     if bad:
@@ -275,14 +275,14 @@ def run_facts(run: "Run", trace: "Trace | None" = None) -> RunLocation:
     return facts
 
 
-def headline(run: RunLocation) -> str:
+def run_headline(run: RunLocation) -> str:
     """Return what ran where, and the memory it took, of what `run_facts` says."""
     peak = run.get("peak_rss_bytes")
     took = f", peak memory {render.size_text(peak)}" if peak else ""
     return render.escape(f"{run['model']} on {run['ran']}{took}")
 
 
-def tokenizer_of(model: "Model") -> "Tokenizer | None":
+def load_tokenizer(model: "Model") -> "Tokenizer | None":
     """Return the model's tokenizer, None where it has none that can be read."""
     try:
         return model.tokenizer
@@ -290,7 +290,7 @@ def tokenizer_of(model: "Model") -> "Tokenizer | None":
         return None
 
 
-def stated_ends(model: "Model") -> frozenset[int]:
+def stop_token_ids(model: "Model") -> frozenset[int]:
     """Return the stop tokens of a model without tokenizer, none where they cannot be read."""
     from aprfmt.tokenizer import stated_ends as stated
 
@@ -326,7 +326,7 @@ def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[To
 
 def name_tokens(top: list[TopToken], model: "Model") -> None:
     """Add each token's spelling and text, where the model has a tokenizer."""
-    tokenizer = tokenizer_of(model)
+    tokenizer = load_tokenizer(model)
     if tokenizer is not None:
         for row in top:
             row["token"], row["piece"] = tokenizer.token(row["id"]), tokenizer.piece(row["id"])
@@ -336,7 +336,7 @@ def show_top(top: list[TopToken], title: str) -> None:
     """Print the highest logits, one a line."""
     render.line(title, style="head")
     for row in top:
-        token = render.quoted(row["piece"]) if "piece" in row else ""
+        token = render.quote_token(row["piece"]) if "piece" in row else ""
         render.line(f"  {row['id']:>8}  {row['logit']:>12.6f}  {token}")
 
 
@@ -347,6 +347,6 @@ def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
         and (found.alone or not point.key.endswith("router_margin"))
     ]  # fmt: skip
     odd.sort(key=lambda row: not row[1].alone)
-    for key, found in render.first(odd, NONFINITE, what="more points"):
+    for key, found in render.first_rows(odd, NONFINITE, what="more points"):
         text = found.says(name, "the reference")
         render.say(f"{key}: {text}", style="bad" if found.alone else "warn")

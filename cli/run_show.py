@@ -77,7 +77,7 @@ class TextWriter:
         sys.stdout.flush()
 
 
-def report(
+def report_speed(
     run: run_options.RunLocation, made: int, end: str, took: "Speed", tokenizer: float
 ) -> None:
     """Say on stderr how it ended and how fast it was; the tokenizer came after so many seconds."""
@@ -100,5 +100,5 @@ def report(
     parts.append(
         f"loaded in {took['load_seconds']:.2f} s, tokenizer beside it in {tokenizer:.2f} s"
     )
-    parts.append(run_options.headline(run))
+    parts.append(run_options.run_headline(run))
     click.echo("; ".join(parts), err=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.ci_reports import cases_of_scan, with_verdict
+from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_scan
 from aprfmt.cli.html_page import add_page
 from aprfmt.cli.scan_html import render_page
 from aprfmt.cli.scan_show import answer, show, verdict
@@ -28,14 +28,16 @@ from aprfmt.errors import UsageError
 @click.option("--unit-time", type=options.RealNumber(0, options.YEAR, min_open=True), default=600.0,
               show_default=True,
               help="Seconds that one question of one model may take.")  # fmt: skip
-@click.option("--unit-memory", callback=options.size, default="4G", show_default=True,
+@click.option("--unit-memory", callback=options.parse_size, default="4G", show_default=True,
               help="Memory that one question may take.")  # fmt: skip
 @click.option("--max-time", type=options.RealNumber(0, options.YEAR, min_open=True),
               help="Begin nothing new after so many seconds.")  # fmt: skip
-@click.option("--max-bytes", callback=options.size, help="Begin models of so many bytes at most.")
+@click.option(
+    "--max-bytes", callback=options.parse_size, help="Begin models of so many bytes at most."
+)
 @click.option("--max-requests", type=options.WholeNumber(1),
               help="Begin no model after so many requests over the network.")  # fmt: skip
-@click.option("--no-families", "families", is_flag=True, callback=options.negated,
+@click.option("--no-families", "families", is_flag=True, callback=options.negate_flag,
               help="Do not prove which quantized models derive from which others.")  # fmt: skip
 @click.option("--html", type=options.FILE, help="Write the summary as one page.")
 @options.force
@@ -56,7 +58,7 @@ def command(
 
     options.check_new(force, html)
     request = ScanRequest(
-        every_root(roots, listed), output, checks, jobs or os.cpu_count() or 1,
+        collect_roots(roots, listed), output, checks, jobs or os.cpu_count() or 1,
         Limits(unit_time, unit_memory),
         ScanBudget(max_time, max_bytes, max_requests), ray, families,
     )  # fmt: skip
@@ -67,17 +69,17 @@ def command(
     code = report.exit_code
     return render.emit(
         body, code, lambda: show(report), answer=lambda: answer(report),
-        cases=lambda: with_verdict(cases_of_scan(body), code, str(output)),
+        cases=lambda: agree_with_verdict(cases_of_scan(body), code, str(output)),
     )  # fmt: skip
 
 
-def every_root(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:
+def collect_roots(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:
     """Return the roots of the command line and of a list; UsageError where there are none."""
     from aprfmt.model.hf_folder import read_text
 
     text = ""
     if listed is not None:
-        text = options.stdin("--list") if str(listed) == "-" else read_text(listed)
+        text = options.read_stdin("--list") if str(listed) == "-" else read_text(listed)
     lines = [line.partition(" #")[0].strip() for line in text.splitlines()]
     found = (*roots, *(line for line in lines if line and not line.startswith("#")))
     if not found:

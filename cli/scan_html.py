@@ -17,4 +17,4 @@ def render_page(report: "ScanReport", verdict: str) -> str:
         "left (budget)": report.left or "",
     }
     data = {"verdict": verdict, "found": report.to_json()}
-    return html_page.page("Scan of models", facts, data, ("scan.html", "scan.js"))
+    return html_page.render_html("Scan of models", facts, data, ("scan.html", "scan.js"))

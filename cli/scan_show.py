@@ -77,5 +77,5 @@ def _listed(title: str, lines: list[str], style: str = "") -> None:
     if not lines:
         return
     render.line(f"{title}: {len(lines)}", style="head")
-    for line in render.first(lines, _LINES, "  "):
+    for line in render.first_rows(lines, _LINES, "  "):
         render.line("  " + render.escape(line, 1000), style=style)

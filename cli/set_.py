@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import convert_show, options, render, shell_completion
-from aprfmt.cli.convert_run import converted
+from aprfmt.cli.convert_run import convert_with_warnings
 from aprfmt.errors import UsageError
 
 TYPES = """\b
@@ -20,10 +20,15 @@ f32 f64 bool str. Arrays are JSON or a list with commas (quoted for the shell):
 
 @click.command("set", epilog=TYPES, options_metavar="[OPTIONS] (-o OUTPUT | --in-place)")
 @options.model()
-@click.argument("changes", nargs=-1, callback=options.first_equals, metavar="[KEY=VALUE]...",
-                shell_complete=shell_completion.settings)  # fmt: skip
-@click.option("--remove", multiple=True, metavar="KEY", shell_complete=shell_completion.keys,
-              help="Leave this key out; may be repeated.")  # fmt: skip
+@click.argument("changes", nargs=-1, callback=options.parse_key_values, metavar="[KEY=VALUE]...",
+                shell_complete=shell_completion.complete_settings)  # fmt: skip
+@click.option(
+    "--remove",
+    multiple=True,
+    metavar="KEY",
+    shell_complete=shell_completion.complete_keys,
+    help="Leave this key out; may be repeated.",
+)
 @click.option("-o", "--output", type=options.NamedPath(),
               help="The file to write, of MODEL's format; or a folder.")  # fmt: skip
 @click.option("--in-place", is_flag=True,
@@ -47,46 +52,52 @@ def command(
     only the bytes that change, and says so where a copy is needed.
     """
     from aprfmt.cli import set_edit
-    from aprfmt.conversion import edits, entry
+    from aprfmt.conversion import edits, entry_file
     from aprfmt.model import open_model
 
     if in_place == (output is not None):
         raise UsageError("give -o OUTPUT for a copy, or --in-place, one of them")
     if in_place:
-        set_edit.finish(model)
+        set_edit.complete_interrupted(model)
     with open_model(model) as opened:
-        asked = set_edit.parsed(opened, changes, remove, output or opened.source.files[0])
-        before = edits.snapshot(opened, asked.keys)
-        resolved = set_edit.trouble(opened) is None
-        doubtful = set_edit.doubts(opened, asked.template) if resolved else {}
+        asked = set_edit.parse_changes(opened, changes, remove, output or opened.source.files[0])
+        before = edits.read_values(opened, asked.keys)
+        resolved = set_edit.read_problem(opened) is None
+        doubtful = set_edit.check_stated_values(opened, asked.template) if resolved else {}
         form = opened.format
         body: dict[str, object] = {}
         code = 0
         patched = None
         if in_place:
-            body, patched = set_edit.changed_in_place(opened, asked)
+            body, patched = set_edit.change_in_place(opened, asked)
     target = output or model
     if output is not None:
-        report = converted(
+        report = convert_with_warnings(
             model, output, None, metadata=asked.values, remove=asked.remove, texts=asked.texts,
             force=force, verify=verify, complete=False,
         )  # fmt: skip
-        body, target = report.to_json(), entry(report.files)
+        body, target = report.to_json(), entry_file(report.files)
         verdict = report.pronounced(accept)
         if verdict is not None:
             body, code = body | verdict.to_json(), verdict.exit
     with open_model(target) as written:
-        found = edits.changes(asked.keys, before, edits.snapshot(written, asked.keys))
+        found = edits.key_changes(asked.keys, before, edits.read_values(written, asked.keys))
         if asked.files is not None and written.folder is not None:
             found += asked.files.changes(written.folder.path)
-        why = set_edit.trouble(written) if resolved else None
-        new = set_edit.doubts(written, asked.template) if resolved and why is None else {}
-    set_edit.warn(output or model, form, asked.unknown, why, set_edit.raised(doubtful, new))
+        why = set_edit.read_problem(written) if resolved else None
+        new = (
+            set_edit.check_stated_values(written, asked.template)
+            if resolved and why is None
+            else {}
+        )
+    set_edit.warn_of_changes(
+        output or model, form, asked.unknown, why, set_edit.new_doubts(doubtful, new)
+    )
 
     def show() -> None:
         if output is not None:
-            convert_show.show(report, accept=accept)
-        set_edit.show(found, model, patched)
+            convert_show.show_report(report, accept=accept)
+        set_edit.show_changes(found, model, patched)
 
     body |= {"changes": [asdict(change) for change in found]}
     return render.emit(body, code, show, written=code == 0)

@@ -25,16 +25,16 @@ SHOWN = 2  # doubtful values of one check that are warned of; a line counts the 
 WIDEST = 100  # characters of a value in the report
 
 
-def finish(model: Path) -> None:
+def complete_interrupted(model: Path) -> None:
     """Complete what a run that was killed left half changed."""
-    from aprfmt.formats.in_place_patch import complete
+    from aprfmt.formats.in_place_patch import complete_patches
     from aprfmt.remote.paths import RemotePath
 
     if not isinstance(model, RemotePath):
         folder = Path(os.path.realpath(model))
         folder = folder if folder.is_dir() else folder.parent
         if folder.is_dir():
-            complete(folder)
+            complete_patches(folder)
 
 
 @dataclass
@@ -66,13 +66,13 @@ class EditRequest:
         return self.files.texts() if self.files is not None and self.files.changed else {}
 
 
-def changed_in_place(opened: "Model", request: EditRequest) -> tuple[dict[str, object], int]:
+def change_in_place(opened: "Model", request: EditRequest) -> tuple[dict[str, object], int]:
     """Change what was asked for where it lies; return the JSON, and how many bytes.
 
     Closes the model. Raises UsageError for changes of weights and of files beside them at once.
     """
     from aprfmt.conversion import Options
-    from aprfmt.conversion.in_place import change, change_texts
+    from aprfmt.conversion.in_place import change_metadata, change_texts
 
     texts = request.texts
     if texts and request.keys:
@@ -84,18 +84,18 @@ def changed_in_place(opened: "Model", request: EditRequest) -> tuple[dict[str, o
     if texts:
         report, written = change_texts(opened, texts, options)
     else:
-        report, written = change(opened, options)
+        report, written = change_metadata(opened, options)
     return report.to_json() | {"in_place": True, "patched_bytes": written}, written
 
 
-def parsed(
+def parse_changes(
     opened: "Model", changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
 ) -> EditRequest:
     """Return the changes asked for, each at the place where readers look. Raises UsageError."""
     from aprfmt.conversion import edits
-    from aprfmt.conversion.folder_edits import FolderEdits, has_files
+    from aprfmt.conversion.folder_edits import FolderEdits, has_text_files
     from aprfmt.conversion.key_names import file_key
-    from aprfmt.conversion.output_format import NoFormatError, target_of
+    from aprfmt.conversion.output_format import NoFormatError, resolve_format
     from aprfmt.formats import FORMATS
 
     if not changes and not remove:
@@ -106,13 +106,13 @@ def parsed(
             "safetensors, and set the value there"
         )
     try:
-        target = target_of(opened, output, None).name
+        target = resolve_format(opened, output, None).name
     except NoFormatError:
         target = ""
     if target != opened.format:
         wanted = " or ".join(FORMATS[opened.format].extensions)
         raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
-    files = FolderEdits(opened) if has_files(opened) else None
+    files = FolderEdits(opened) if has_text_files(opened) else None
     request = EditRequest({}, [], {}, files)
     for key in remove:
         own = key if files is None else files.of_weights(key)
@@ -140,27 +140,27 @@ def parsed(
         if files is not None and own is None:
             files.set(left, text)
         else:
-            request.values[key] = edits.parse(opened, key, kind, text)
+            request.values[key] = edits.parse_value(opened, key, kind, text)
     edits.check_present(opened, request.remove)
     arch = request.values.get("general.architecture")
     also = [str(arch.value if isinstance(arch, TypedValue) else arch)] if arch is not None else []
-    request.unknown = edits.unknown(opened, list(request.values), also)
+    request.unknown = edits.unknown_keys(opened, list(request.values), also)
     return request
 
 
-def doubts(opened: "Model", template: bool) -> dict[str, list[str]]:
+def check_stated_values(opened: "Model", template: bool) -> dict[str, list[str]]:
     """Return what is wrong with the stated values of a model, by check; no weight is read.
 
     `template` asks the check of the chat template too, which renders it in a process of its own.
     """
-    from aprfmt.checks.check_runner import ask
+    from aprfmt.checks.check_runner import run_check
     from aprfmt.checks.context import CheckContext
     from aprfmt.checks.table import file_checks
     from aprfmt.model.resolve import OWN_KEY_USED
 
     context = CheckContext(opened, opened.forced, None, None)
     answers = [
-        ask(row, context)
+        run_check(row, context)
         for row in file_checks()
         if row.name in DOUBTS or (template and row.name == TEMPLATE)
     ]
@@ -172,11 +172,11 @@ def doubts(opened: "Model", template: bool) -> dict[str, list[str]]:
         ]
         for answer in answers
     }
-    found["names of the architecture"] = list(two_names(opened))
+    found["names of the architecture"] = list(conflicting_architectures(opened))
     return found
 
 
-def two_names(opened: "Model") -> Iterator[str]:
+def conflicting_architectures(opened: "Model") -> Iterator[str]:
     """Yield a sentence where a model names two architectures: loaders go by either."""
     from aprfmt.arch.aliases import CALLED
     from aprfmt.conversion.metadata import ARCH_KEY_OF
@@ -196,7 +196,7 @@ def two_names(opened: "Model") -> Iterator[str]:
         yield f"{', '.join(label for label, _ in named)}; expected one architecture"
 
 
-def raised(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> Iterator[str]:
+def new_doubts(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> Iterator[str]:
     """Yield what is wrong now and was not before: of each check the first two, and how many."""
     for check, texts in after.items():
         new = [text for text in texts if text not in before.get(check, ())]
@@ -205,7 +205,7 @@ def raised(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> I
             yield f"and {len(new) - SHOWN} more of the check {check} (aprfmt validate)"
 
 
-def trouble(opened: "Model") -> str | None:
+def read_problem(opened: "Model") -> str | None:
     """Return why a file is no model whose architecture can be read; None where it is one."""
     try:
         found = opened.resolution
@@ -216,7 +216,7 @@ def trouble(opened: "Model") -> str | None:
     return None
 
 
-def warn(
+def warn_of_changes(
     output: Path, form: str, unknown: dict[str, list[str]], why: str | None,
     doubtful: "Iterable[str]",
 ) -> None:  # fmt: skip
@@ -231,7 +231,7 @@ def warn(
         render.warn(f"{output}: {text}", "doubtful_value")
 
 
-def show(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:
+def show_changes(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:
     """Print every change, below how many bytes of a file were `patched` in place, if it was."""
     if patched is not None:
         render.line(
@@ -239,13 +239,13 @@ def show(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -
             "tensor lies where it lay"
         )
     for change in found:
-        render.line(f"  {said(change)}")
+        render.line(f"  {change_line(change)}")
 
 
-def said(change: "edits.KeyChange") -> str:
+def change_line(change: "edits.KeyChange") -> str:
     """Return `key: old -> new`, with the types where they differ."""
-    old = "(new)" if change.how == "added" else short(change.key, change.old)
-    new = "(removed)" if change.how == "removed" else short(change.key, change.new)
+    old = "(new)" if change.how == "added" else short_value(change.key, change.old)
+    new = "(removed)" if change.how == "removed" else short_value(change.key, change.new)
     types = ""
     if change.how == "added" and change.new_type:
         types = f" ({change.new_type})"
@@ -254,9 +254,9 @@ def said(change: "edits.KeyChange") -> str:
     return f"{render.escape(change.key)}: {old} -> {new}{types}"
 
 
-def short(key: str, value: object) -> str:
+def short_value(key: str, value: object) -> str:
     """Return a value on one line, cut where it is long; a number with the name it stands for."""
-    from aprfmt.base.metadata_values import meaning
+    from aprfmt.base.metadata_values import number_name
 
-    name = meaning(key, value)
+    name = number_name(key, value)
     return render.escape(str(value), WIDEST) + (f" = {name}" if name else "")

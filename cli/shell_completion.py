@@ -19,7 +19,7 @@ MODELS = ("model", "src", "a")  # what commands call the argument that names a m
 MOST = 400  # candidates, more than anybody reads
 
 
-def tensors(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_tensors(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return names of the model's tensors, in the file's spelling and then in any other."""
 
     def names(model: "Model") -> Iterable[str]:
@@ -32,14 +32,14 @@ def tensors(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     return _offered(ctx, incomplete, names)
 
 
-def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the model's metadata keys."""
     return _offered(ctx, incomplete, lambda model: model.metadata)
 
 
-def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def complete_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the model's metadata keys, each with the equals sign behind it."""
-    return [f"{key}=" for key in keys(ctx, param, incomplete)]
+    return [f"{key}=" for key in complete_keys(ctx, param, incomplete)]
 
 
 def _offered(
@@ -53,12 +53,12 @@ def _offered(
         return []
     try:
         with open_model(Path(given).expanduser(), partial=True, damaged=True) as model:
-            return begun(names(model), incomplete)
+            return matching_names(names(model), incomplete)
     except (AprfmtError, OSError):
         return []
 
 
-def begun(names: Iterable[str], incomplete: str) -> list[str]:
+def matching_names(names: Iterable[str], incomplete: str) -> list[str]:
     """Return the names that begin so, each once; none that a shell would have to quote."""
     found = dict.fromkeys(name for name in names if name.startswith(incomplete))
     return [name for name in found if name.isprintable() and not set(name) & set(" '\"\\$`")][:MOST]

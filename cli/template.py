@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.template_text import given, read_messages, rendered
+from aprfmt.cli.template_text import messages_from_options, read_messages, render_template
 from aprfmt.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ def command(
     if against is not None:
         if file is not None or user is not None or system is not None or no_generation_prompt:
             raise UsageError("template: --against renders conversations of its own; give no others")
-        return engines(model)
+        return report_engines(model)
 
     if file is not None and (user is not None or system is not None):
         raise UsageError("template: --messages holds every message; leave --user and --system out")
-    messages = read_messages(file) if file is not None else given(user, system)
+    messages = read_messages(file) if file is not None else messages_from_options(user, system)
     with open_model(model) as opened:
         body: dict[str, Any] = {
             "model": str(opened.path),
             "messages": messages,
-            **rendered(opened, messages, not no_generation_prompt),
+            **render_template(opened, messages, not no_generation_prompt),
             "suspicious": scan_template(opened.carried.chat_template() or ""),
         }
     for finding in body["suspicious"]:
@@ -67,7 +67,7 @@ def command(
     return render.emit(body, 0, show)
 
 
-def engines(model: Path) -> int:
+def report_engines(model: Path) -> int:
     """Render fixed conversations by two engines and say what differs."""
     from aprfmt.model import open_model
     from aprfmt.tokenizer.stated import stated

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 
-def rendered(
+def render_template(
     opened: "Model", messages: Sequence[Mapping[str, Value]], open_turn: bool
 ) -> dict[str, object]:
     """Return the text, its ids, and the tokenizer's origin; `no_ids` says why there are none."""
@@ -28,7 +28,7 @@ def rendered(
     return {"tokenizer": tokenizer.origin, "text": text, "ids": ids}
 
 
-def given(user: str | None, system: str | None) -> list[dict[str, str]]:
+def messages_from_options(user: str | None, system: str | None) -> list[dict[str, str]]:
     """Return the messages of --system and --user; UsageError without a user's."""
     if user is None:
         raise UsageError("template: no message; give --user TEXT or --messages FILE.json")

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.damage_report import told
+from aprfmt.cli.damage_report import report_damage
 
 
 @click.command("tensors")
@@ -25,7 +25,7 @@ def command(
     PATTERN is whole dot-components from the left (blk.3.ffn_gate) or, where none match there,
     anywhere (ffn_gate); or a glob, or re:...; in any spelling, or by role.
     """
-    from aprfmt.cli.tensors_show import listed, show
+    from aprfmt.cli.tensors_show import show, tensor_row
     from aprfmt.model import open_model
     from aprfmt.model.resolve import names_matching
 
@@ -35,11 +35,11 @@ def command(
         rows = []
         with render.ProgressLine("tensors") as progress:
             for i, name in enumerate(names[:limit]):
-                rows.append(listed(name, opened[name], roles.get(name, ()), stats))
+                rows.append(tensor_row(name, opened[name], roles.get(name, ()), stats))
                 progress(i + 1, len(names[:limit]))
         for note in opened.notes:
             if note.level == "warning" or note.key == "remark":
                 render.warn_note(note)
-        damage, code = told(opened.damage, partial=partial)
+        damage, code = report_damage(opened.damage, partial=partial)
     body = {"model": str(opened.path), "count": len(names), "tensors": rows, "damage": damage}
     return render.emit(body, code, lambda: show(rows, len(names), stats))

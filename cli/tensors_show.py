@@ -25,7 +25,7 @@ class TensorRow(TypedDict):
     stats: NotRequired[dict[str, object]]
 
 
-def listed(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> TensorRow:
+def tensor_row(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> TensorRow:
     """Return one tensor's row."""
     row: TensorRow = {
         "name": name,

@@ -32,11 +32,11 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
     """Turn text into token ids, as the model's Hugging Face tokenizer does; TEXT - is stdin."""
     from aprfmt.model import open_model
 
-    text = options.text_of(text, "TEXT")
+    text = options.read_text_option(text, "TEXT")
     with open_model(model) as opened:
         tokenizer = opened.tokenizer
         if decode:
-            ids = run_options.numbers_of(text.replace(",", " ").split(), "--decode")
+            ids = run_options.parse_numbers(text.replace(",", " ").split(), "--decode")
             text = tokenizer.decode(ids)
             none = [i for i in ids if tokenizer.token(i) == f"[PAD{i}]"]
             if none:
@@ -64,4 +64,4 @@ def show(body: TokenizeResult, decode: bool) -> None:
         return
     render.line(" ".join(map(str, body["ids"])))
     for i, piece in zip(body["ids"], body["pieces"], strict=True):
-        render.line(f"{i:>8}  {render.quoted(piece)}", style="dim")
+        render.line(f"{i:>8}  {render.quote_token(piece)}", style="dim")

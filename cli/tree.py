@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.damage_report import told
-from aprfmt.cli.tree_show import build, show
+from aprfmt.cli.damage_report import report_damage
+from aprfmt.cli.tree_show import build_tree, show
 
 
 @click.command("tree")
@@ -21,7 +21,7 @@ def command(model: Path, patterns: tuple[str, ...], depth: int | None) -> int:
 
     with open_model(model, damaged=True) as opened:
         names = names_matching(opened, patterns) if patterns else list(opened)
-        root = build([(name, opened[name]) for name in names])
-        damage, code = told(opened.damage)
+        root = build_tree([(name, opened[name]) for name in names])
+        damage, code = report_damage(opened.damage)
     body = {"model": str(opened.path), "tree": root, "damage": damage}
     return render.emit(body, code, lambda: show(root, depth, str(opened.path)))

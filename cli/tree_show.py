@@ -19,7 +19,7 @@ class TreeNode(TypedDict):
     encoding: NotRequired[str]
 
 
-def build(tensors: "list[tuple[str, View]]") -> TreeNode:
+def build_tree(tensors: "list[tuple[str, View]]") -> TreeNode:
     """Return the tensors as nested nodes."""
     root = TreeNode(name="", nbytes=0, tensors=0, children=[])
     known: dict[tuple[int, str, bool], TreeNode] = {}  # by parent, component, and if it is a leaf

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import check_output, check_page, options, render
-from aprfmt.cli.ci_reports import cases_of_validation, with_verdict
+from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_validation
 from aprfmt.cli.html_page import add_page
 
 
@@ -38,12 +38,12 @@ def command(
             accept=accept, progress=progress,
         )  # fmt: skip
     body = report.to_json()
-    add_page(body, html, force, lambda: check_page.of_file(body))
+    add_page(body, html, force, lambda: check_page.validation_page(body))
     code = report.exit_code
     return render.emit(
         body, code, lambda: check_output.show_validation(report),
         answer=lambda: check_output.validation_answer(
             report, None if against is None else str(against)
         ),
-        cases=lambda: with_verdict(cases_of_validation(body), code, report.subject),
+        cases=lambda: agree_with_verdict(cases_of_validation(body), code, report.subject),
     )  # fmt: skip

@@ -9,7 +9,7 @@ tensor (fused q, k and v) share one input. Source: llama.cpp, tools/imatrix/imat
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.name_templates import expand
+from aprfmt.arch.name_templates import expand_template
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
@@ -85,5 +85,5 @@ def _named(model: "Model", sums: Sums) -> Sums:
     for key, entry in sums.items():
         layer, role = split_key(key)
         if layer is not None and len(written[role].stored) == 1:
-            found[expand(written[role].stored[0], layer)] = entry
+            found[expand_template(written[role].stored[0], layer)] = entry
     return found

@@ -19,7 +19,7 @@ from aprfmt.inference.record import Form as Form
 from aprfmt.inference.record import Record as Record
 from aprfmt.inference.record import record_to_json
 from aprfmt.tensors.digest import decoded_sha256
-from aprfmt.tensors.stats import Stats, merge
+from aprfmt.tensors.stats import Stats, merge_stats
 
 Numbers = NDArray[Any]
 Positions = Literal["all", "last"] | Sequence[int]
@@ -101,7 +101,7 @@ class Trace:
         found = [self.find(key_name(point, layer)) for point in SLOTS[name]]
         stats = [record.stats for record in found if record is not None]
         parts = [part for part in stats if part is not None]
-        return merge(parts) if len(parts) == len(SLOTS[name]) else None
+        return merge_stats(parts) if len(parts) == len(SLOTS[name]) else None
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the run, and the statistics of the first points."""

@@ -136,12 +136,12 @@ def _targets(
 
 def _target(name: str, base: Model) -> _Target | None:
     """Return a parameter of the base by PEFT's name, None where it has none."""
-    from aprfmt.arch.binding import bind
+    from aprfmt.arch.binding import bind_names
 
     if name in base:
         return _Target(name, base[name].shape, None)
     try:
-        groups = bind(base.spec, "hf", [name]).groups
+        groups = bind_names(base.spec, "hf", [name]).groups
         shapes = [base.roles[role].shape for role in groups[0].roles] if groups else []
         for step in reversed(groups[0].binding.steps if groups else ()):
             shapes = step.stored_shapes(shapes, base.hyper, 1)

@@ -114,11 +114,11 @@ def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
 
 def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[str, LowRank]:
     """Return the base's name of a weight that it spells otherwise, and the pair in its rows."""
-    from aprfmt.arch.binding import bind, groups_for
+    from aprfmt.arch.binding import bind_names, groups_for
 
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:
-        bound = bind(base.spec, style, [name])
+        bound = bind_names(base.spec, style, [name])
         group = next(iter(bound.groups), None)
         if group is None:
             raise ArchError(f"{name} is no weight of {base.spec.name}")

@@ -10,10 +10,18 @@ from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, linear, norm, tables
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "attention_layernorm"),
         *attention(),
         *QK_NORMS,

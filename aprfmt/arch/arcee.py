@@ -6,10 +6,10 @@ Source: transformers' modeling_arcee; the converter's arcee.py (a llama, Q and K
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, around, attention, norm, plain_mlp, tables
+from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, norm, plain_mlp, with_model_rows
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),

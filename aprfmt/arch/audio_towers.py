@@ -13,9 +13,9 @@ from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import ArchSpec, HyperRule
-from aprfmt.arch.spec_builders import named
-from aprfmt.arch.tensor_rows import Q, RoleRow, linear, norm, single, tables
-from aprfmt.arch.vision_towers import UNUSED, of_projector
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.vision_towers import UNUSED, projector_model
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -47,8 +47,8 @@ def _layer() -> Rows:
 def _convolution(number: int, into: str) -> Rows:
     role, hf = f"a.conv1d.{number}", f"{_TOWER}conv{number}"
     return (
-        single(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
-        single(f"{role}.bias", f"{hf}.bias", "hidden_size", gguf_steps=_COLUMN),
+        single_row(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
+        single_row(f"{role}.bias", f"{hf}.bias", "hidden_size", gguf_steps=_COLUMN),
     )
 
 
@@ -75,12 +75,12 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
     def frames(hp: Params) -> int:
         return int(hp["ffn_size"]) // int(hp["hidden_size"])
 
-    return named(
+    return names_only_spec(
         name,
-        tables((
+        make_tables((
             *_convolution(1, "mel_bins"),
             *_convolution(2, "hidden_size"),
-            single("a.position_embd.weight", _TOWER + "embed_positions.weight", "source_length",
+            single_row("a.position_embd.weight", _TOWER + "embed_positions.weight", "source_length",
                 "hidden_size"),
             *_layer(),
             *norm("a.post_ln", _TOWER + "layer_norm", bias=True, layered=False),
@@ -109,20 +109,20 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
             HyperRule("projection_size", {"gguf": ("{arch}.audio.projection_dim",)}, "size",
                 write={"gguf": write}, shape=hyper_rules.axis(shown, 0)),
         ),
-        evidence=of_projector(kind), section="audio_config", ignored=UNUSED | _IGNORED,
+        evidence=projector_model(kind), section="audio_config", ignored=UNUSED | _IGNORED,
     )  # fmt: skip
 
 
 QWEN2_AUDIO_TOWER = _tower(
     "qwen2_audio_tower",
     "mm.a.fc.weight",
-    single("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
-    single("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
+    single_row("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
+    single_row("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
 )
 VOXTRAL_TOWER = _tower(
     "voxtral_tower", "mm.a.mlp.1.weight",
-    single("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
-    single("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",
+    single_row("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),
+    single_row("mm.a.mlp.2.weight", _PROJECTOR + "linear_2.weight", "projection_size",
         "projection_size"),
     joins=True,
 )  # fmt: skip

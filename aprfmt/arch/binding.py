@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import Transposed
-from aprfmt.arch.name_templates import NO_MODEL, NameIndex, expand
+from aprfmt.arch.name_templates import NO_MODEL, NameIndex, expand_template
 from aprfmt.arch.name_templates import detect_style as detect_style
 from aprfmt.arch.size_expressions import size_of
 from aprfmt.arch.spec import ArchSpec, Binding, role_key, split_key
@@ -61,7 +61,7 @@ class Order:
         return phase, layer or 0, rank
 
 
-def bind(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
+def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
     """Sort stored names into the groups of a style.
 
     All bindings are tried; if two of them offer a role, the earlier one gets it and the names of
@@ -127,7 +127,7 @@ def _stored_names(
             if element in names:
                 stored.append(names[element])
                 continue
-            lacking.append(expand(template, layer, element))
+            lacking.append(expand_template(template, layer, element))
             if len(lacking) == 8:
                 return (), tuple(lacking)
     return tuple(stored), tuple(lacking)
@@ -156,7 +156,7 @@ def without_partial(bound: BoundNames, hp: Mapping[str, Value]) -> BoundNames:
     )
 
 
-def of_packed(bound: BoundNames, packed: Set[str]) -> BoundNames:
+def bind_packed(bound: BoundNames, packed: Set[str]) -> BoundNames:
     """Return `bound` with the weights in `packed` (stored names) bound without transposition.
 
     Packed weights are stored as [out, in], also where the plain weight is [in, out] (gpt2's
@@ -247,7 +247,7 @@ def _written_names(binding: Binding, layer: int | None, hp: Mapping[str, Value])
     names: list[str] = []
     for template in binding.stored:
         elements = _elements(binding, hp) if "{E}" in template else (0,)
-        names += [expand(template, layer, element) for element in elements]
+        names += [expand_template(template, layer, element) for element in elements]
     return tuple(names)
 
 

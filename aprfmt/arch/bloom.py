@@ -11,14 +11,14 @@ from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_ro
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
 from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.tensor_rows import Q, around, linear, norm, tables
+from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import boolean
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
 _H = "transformer.h.{L}."
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("token_embd_norm", "transformer.word_embeddings_layernorm", bias=True, layered=False),
         *norm("attn_norm", _H + "input_layernorm", bias=True),
         *fused_rows(""),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from reprlib import repr as short_repr
 
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.value_checks import divisors, number, positive, text, whole
+from aprfmt.arch.value_checks import divisors, number, positive, text, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError, FormatError
 
@@ -61,7 +61,7 @@ SCALINGS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def carried(
+def carried_value(
     facts: Facts, name: str, usual: Value, settled: Mapping[str, Value]
 ) -> tuple[Value, str] | None:
     """Return the carried value of a hyperparameter and its key; None if the file carries none.
@@ -96,7 +96,7 @@ def _checked(
             return tuple(value)
         raise ArchError(f"{key}: is {short_repr(value)}; expected {layers} times true or false")
     if name in LISTED and isinstance(value, list):
-        return tuple(whole(part, key) for part in value)
+        return tuple(whole_number(part, key) for part in value)
     if name in NUMBERED:
         if isinstance(value, list) and len(value) == settled["n_layers"]:
             return tuple(float(number(part, key)) for part in value)
@@ -116,7 +116,7 @@ def _checked(
         if type(value) is type(usual):
             return value
     elif isinstance(usual, int):
-        return whole(value, key)
+        return whole_number(value, key)
     elif isinstance(value, (int, float)):
         return number(value, key)
     raise ArchError(f"{key}: is {short_repr(value)}; expected a value like {short_repr(usual)}")
@@ -133,9 +133,9 @@ def _scaling(value: Value, key: str) -> Mapping[str, Value]:
         if name in _OPTIONAL:
             out[name] = None if part is None else number(part, where)
         elif name == "original_context_length":
-            out[name] = whole(part, where, 1)
+            out[name] = whole_number(part, where, 1)
         elif name == "rotated":
-            out[name] = whole(part, where)
+            out[name] = whole_number(part, where)
         elif isinstance(part, Sequence) and not isinstance(part, str):
             out[name] = divisors(part, where)
         elif name == "truncate":

@@ -10,10 +10,10 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, HyperRule
-from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("attn_q_norm", "self_attn.q_norm", ("n_heads", "head_dim"), "qk_norm"),

@@ -9,21 +9,29 @@ from collections.abc import Mapping
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.cohere import logit_factor
 from aprfmt.arch.gemma2 import pattern_loss
-from aprfmt.arch.sliding_window import PerLayer, Window, period, rotated_windows, window_rules
+from aprfmt.arch.sliding_window import (
+    PerLayer,
+    Window,
+    rotated_windows,
+    window_period,
+    window_rules,
+)
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Window all layers but every fourth; the old key sliding_window_pattern may change that."""
     found = None if facts is None else facts.first("sliding_window_pattern")
-    return period(4 if found is None else whole_number(*found, 1))(facts, hp)
+    return window_period(4 if found is None else whole_number(*found, 1))(facts, hp)
 
 
-_TENSORS, _BINDINGS = tables(
-    around(*norm("attn_norm", "input_layernorm"), *attention(), *gated_mlp(), head_gguf=""),
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
+        *norm("attn_norm", "input_layernorm"), *attention(), *gated_mlp(), head_gguf=""
+    ),
     hf_more=FUSED,
 )
 

@@ -13,7 +13,15 @@ from aprfmt.arch.joining_steps import KvB
 from aprfmt.arch.mla import dense_first, groups, mla_hyper
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, Write
-from aprfmt.arch.tensor_rows import Q, RoleRow, around, gated_mlp, linear, norm, tables
+from aprfmt.arch.tensor_rows import (
+    Q,
+    RoleRow,
+    gated_mlp,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 from aprfmt.arch.value_checks import text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -51,7 +59,7 @@ _GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
 def _rows(mlp_bias: str | None, *router: RoleRow) -> tuple[RoleRow, ...]:
-    return around(
+    return with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *_ATTENTION,
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -146,7 +154,7 @@ def routed_scale(hf_default: float) -> HyperRule:
     )
 
 
-_V2_TENSORS, _V2_BINDINGS = tables(
+_V2_TENSORS, _V2_BINDINGS = make_tables(
     _rows("mlp_bias", ROUTER),
     hf_first=EXPERT_BINDINGS,
     gguf_first=_GGUF_FIRST,
@@ -197,7 +205,7 @@ DEEPSEEK_V2 = ArchSpec(
     ignored=_DERIVED_KEYS | {"scoring_func", "moe_layer_freq", "ep_size"},
 )
 
-_V3_TENSORS, _V3_BINDINGS = tables(
+_V3_TENSORS, _V3_BINDINGS = make_tables(
     _rows(None, ROUTER, ROUTER_BIAS),
     hf_first=EXPERT_BINDINGS,
     gguf_first=_GGUF_FIRST,

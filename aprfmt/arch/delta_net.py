@@ -15,8 +15,7 @@ from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, Steps, linear, norm
-from aprfmt.arch.value_checks import sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

@@ -95,7 +95,7 @@ _KNOWN = (
 )  # fmt: skip
 
 
-def page() -> str:
+def architectures_page() -> str:
     """Return the page as Markdown."""
     specs = [ARCHS[name] for name in ARCHS.own]
     seen = json.loads(SEEN.read_text())
@@ -111,7 +111,7 @@ def page() -> str:
               for spec in specs if (names := spec.draft.get("hf")) is not None]  # fmt: skip
     return (
         _HEAD
-        + counted()
+        + model_count()
         + f"llama.cpp: {seen['library']}; `python -m tests.arch.seen --write docs/{SEEN.name}`\n"
         + "looks anew.\n\n"
         + table(_KNOWN, known)
@@ -165,7 +165,7 @@ def with_own_names() -> frozenset[str]:
     return frozenset(next(iter(found)) for found in users.values() if len(found) == 1)
 
 
-def counted() -> str:
+def model_count() -> str:
     """Return how many there are, as a paragraph."""
     forward = sum(ARCHS[name].level == "full" for name in ARCHS.own)
     return (
@@ -225,4 +225,4 @@ def _code(names: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(architectures_page(), end="")

@@ -10,7 +10,7 @@ with a decoder layer of the model's own kind, that with attention and experts wh
 Embedding and head are the model's unless the file stores others. The roles are llama.cpp's names.
 In a model a head is the block after the last one: with N layers its roles are `LN.attn_q.weight`,
 `LN.nextn.enorm.weight`, `LN.nextn.shared_head_norm.weight`, for every style of names. A second head
-is block N + 1. Inside (`inner`) it has the roles of a model of one layer.
+is block N + 1. Inside (`head_role`) it has the roles of a model of one layer.
 Sources: DeepSeek-V3's report (arXiv 2412.19437), section 2.2; vLLM's deepseek_mtp.py and
 qwen3_next_mtp.py, whose models hand over the state behind the last norm; llama.cpp's qwen35.cpp
 and its converter, which gives Qwen's `mtp.*` the same names as DeepSeek's.
@@ -20,8 +20,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from aprfmt.arch import hyper_rules
-from aprfmt.arch.binding import BoundGroup, BoundNames, bind, groups_for, of_packed, without_partial
-from aprfmt.arch.name_templates import NameIndex, core
+from aprfmt.arch.binding import (
+    BoundGroup,
+    BoundNames,
+    bind_names,
+    bind_packed,
+    groups_for,
+    without_partial,
+)
+from aprfmt.arch.name_templates import NameIndex, strip_prefix
 from aprfmt.arch.size_expressions import size_of
 from aprfmt.arch.spec import (
     ArchSpec,
@@ -35,8 +42,7 @@ from aprfmt.arch.spec import (
 )
 from aprfmt.arch.spec import TensorRule as Rule
 from aprfmt.arch.tensor_rows import LAYER
-from aprfmt.arch.value_checks import MAX_LAYERS
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.value_checks import MAX_LAYERS, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -148,19 +154,19 @@ class Head:
     hyper: HyperParams
 
 
-def heads(
+def find_heads(
     spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str], packed: Set[str]
 ) -> list[Head]:
     """Return the draft heads that some stored names belong to, those in `packed` packed weights."""
     found = []
     for layer, stored in _by_head(spec, style, hp, names):
         hyper = head_hyper(spec, hp)
-        bound = bind(head_spec(spec), style, stored)
-        bound = of_packed(bound, {target for target, name in stored.items() if name in packed})
+        bound = bind_names(head_spec(spec), style, stored)
+        bound = bind_packed(bound, {target for target, name in stored.items() if name in packed})
         bound = without_partial(bound, hyper)
         groups = tuple(
             BoundGroup(group.binding, layer, tuple(stored[name] for name in group.stored),
-                  tuple(outer(layer, key) for key in group.roles))
+                  tuple(model_key(layer, key) for key in group.roles))
             for group in bound.groups
         )  # fmt: skip
         found.append(
@@ -200,7 +206,7 @@ def first_head(spec: ArchSpec, style: str, names: Iterable[str]) -> int | None:
     return min((layer for layer in found if layer is not None), default=None)
 
 
-def counted(
+def head_count_keys(
     spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str]
 ) -> dict[str, Value]:
     """Return the keys of a style that say how many draft heads a file of these names has.
@@ -226,13 +232,13 @@ def _lists(spec: ArchSpec, hp: HyperParams, count: int) -> dict[str, Value]:
     return {key: value for keys in made for key, value in keys.items() if isinstance(value, list)}
 
 
-def outer(layer: int, key: str) -> str:
+def model_key(layer: int, key: str) -> str:
     """Return the model's key of a role of the head that is block `layer`."""
     inside, role = split_key(key)
     return role_key(layer, role if inside is not None else _OUTER.get(role, role))
 
 
-def inner(key: str) -> str:
+def head_role(key: str) -> str:
     """Return a head's role, by the model's key of it, as that of a model of one layer."""
     _, role = split_key(key)
     return _INNER.get(role) or role_key(0, role)
@@ -263,7 +269,7 @@ def _head_groups(
     head, count = head_spec(spec), size_of("n_layers", hp)
     renamed = HeadNames(head, style, count, layer - count)
     named = renamed.roles
-    homeless = [key for key in keys if split_key(key)[1] in _INNER and inner(key) not in named]
+    homeless = [key for key in keys if split_key(key)[1] in _INNER and head_role(key) not in named]
     if homeless:
         raise ArchError(
             f"{style} files of {spec.name} have no name for {len(homeless)} of the draft head's "
@@ -271,8 +277,8 @@ def _head_groups(
         )
     return [
         BoundGroup(group.binding, layer, tuple(map(renamed.stored, group.stored)),
-              tuple(outer(layer, key) for key in group.roles))
-        for group in groups_for(head, style, [inner(key) for key in keys], head_hyper(spec, hp))
+              tuple(model_key(layer, key) for key in group.roles))
+        for group in groups_for(head, style, [head_role(key) for key in keys], head_hyper(spec, hp))
     ]  # fmt: skip
 
 
@@ -312,11 +318,11 @@ class HeadNames:
 
     def find(self, name: str) -> str | None:
         """Return what a stored tensor is in a model of one layer; None for one of the model."""
-        inner = core(name, self._style)
+        inner = strip_prefix(name, self._style)
         for stored, target in self._own.items():
-            if inner == core(stored, self._style):
+            if inner == strip_prefix(stored, self._style):
                 return target
-        layer = core(self._layer, self._style)
+        layer = strip_prefix(self._layer, self._style)
         return _FIRST[self._style] + inner.removeprefix(layer) if inner.startswith(layer) else None
 
     def stored(self, name: str) -> str:

@@ -23,7 +23,7 @@ _KEPT = 64  # chains
 _chains: dict[object, Chain] = {}
 
 
-def whole(shapes: Shapes) -> Moves:
+def identity_moves(shapes: Shapes) -> Moves:
     """Return the moves that change nothing: each tensor in one run."""
     return [[Move(i, 0, math.prod(shape))] for i, shape in enumerate(shapes)]
 
@@ -48,7 +48,7 @@ def to_stored(
     return arrays
 
 
-def chained(
+def chain_steps(
     steps: Sequence[LayoutStep], before: Sequence[Shapes], hp: Mapping[str, Value], back: bool
 ) -> Chain | None:
     """Return the moves of a chain of steps, or those `back`; None where a step has to decode.
@@ -57,18 +57,18 @@ def chained(
     ask again is known. Callers change nothing of what they get.
     """
     if not steps:
-        return whole(before[0])
+        return identity_moves(before[0])
     key = _key(steps, before, hp, back)
     if key in _chains:
         return _chains[key]
-    moves = whole(before[0])
+    moves = identity_moves(before[0])
     for step, inputs in zip(steps, before, strict=False):
         outer = step.moves(inputs, hp)
         if outer is None:
             return None
-        moves = compose(outer, moves)
+        moves = compose_moves(outer, moves)
     if back:
-        moves = invert(moves, [math.prod(shape) for shape in before[0]])
+        moves = invert_moves(moves, [math.prod(shape) for shape in before[0]])
     chain = [_columns(each) if len(each) > FEW else each for each in moves]
     if key is not None and sum(map(len, moves)) <= _MANY:
         if len(_chains) >= _KEPT:
@@ -93,7 +93,7 @@ def _key(
     return key
 
 
-def merged(moves: Sequence[Move]) -> list[Move]:
+def merge_moves(moves: Sequence[Move]) -> list[Move]:
     """Return the same run of elements in as few moves as possible, empty ones left out."""
     out: list[Move] = []
     for move in moves:
@@ -107,14 +107,15 @@ def merged(moves: Sequence[Move]) -> list[Move]:
     return out
 
 
-def compose(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move]]) -> Moves:
+def compose_moves(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move]]) -> Moves:
     """Chain two steps: `outer` reads the outputs of `inner`, the result reads its inputs.
 
     Raises ArchError if `outer` reads beyond the end of an output of `inner`.
     """
     ends = [list(accumulate(move.count for move in moves)) for moves in inner]
     return [
-        merged([piece for move in moves for piece in _trace(move, inner, ends)]) for moves in outer
+        merge_moves([piece for move in moves for piece in _trace(move, inner, ends)])
+        for moves in outer
     ]
 
 
@@ -138,7 +139,7 @@ def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -
     return pieces
 
 
-def invert(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves:
+def invert_moves(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves:
     """Invert a step: return the runs that each of its inputs (`sizes` elements long) consists of.
 
     Raises ArchError unless the moves take every element of every input exactly once.
@@ -162,7 +163,7 @@ def invert(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves:
             at += move.count
         if at != size:
             raise ArchError(_not_once(source, min(at, size), size, "never"))
-        inverse.append(merged([move for _, move in found]))
+        inverse.append(merge_moves([move for _, move in found]))
     return inverse
 
 

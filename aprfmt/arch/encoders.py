@@ -15,9 +15,9 @@ from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.pooling import pooling
 from aprfmt.arch.required_values import divided_heads, must_be
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.spec_builders import Made, in_its_styles
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, norm, tables
-from aprfmt.arch.value_checks import whole
+from aprfmt.arch.spec_builders import Made, own_styles_only
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -95,7 +95,7 @@ def _made(rows: Sequence[RoleRow]) -> Made:
         for now, then in _OLDEST.items()
         if row.hf.endswith(now)
     )
-    return tables(rows, hf_more=older)
+    return make_tables(rows, hf_more=older)
 
 
 def encoder_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
@@ -120,7 +120,7 @@ def _offset(default: int) -> HyperRule:
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         found = facts.first("pad_token_id")
-        return None if found is None else (whole(*found) + 1, found[1])
+        return None if found is None else (whole_number(*found) + 1, found[1])
 
     return HyperRule(
         "position_offset", default=default, read={"hf": read},
@@ -164,7 +164,7 @@ def encoder(
     `unused` are stored tensors that no pass reads.
     """
     activation = next(rule.default for rule in hyper if rule.name == "activation")
-    return in_its_styles(ArchSpec(
+    return own_styles_only(ArchSpec(
         name=name, hyper=hyper, tensors=made[0], bindings=made[1], block=block,
         ignored=COMMON_IGNORED.union(more_ignored.split()),
         buffers={"hf": (*_BUFFERS["hf"], *unused)},
@@ -182,7 +182,7 @@ ROBERTA = encoder(
 def _causal(prefix: str, head: str, norm_name: str, words: str) -> Made:
     """Return the tables of a bert that looks back only, with the head of masked words."""
     inside = (replace(row, hf=prefix + row.hf) for row in _BERT_ROWS if row not in POOLER)
-    return tables((
+    return make_tables((
         *inside,
         *(RoleRow(f"head_in.{part}", f"{head}dense.{part}", ("hidden_size",) * axes, layered=False)
           for part, axes in (("weight", 2), ("bias", 1))),

@@ -7,7 +7,7 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
-from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 
 BIASES = (
     *hyper_rules.attention_biases(False, "use_bias"),
@@ -21,8 +21,8 @@ BIAS_LOSS = Loss(
 )
 ROPE = (*rope_rules(RopeDefaults(theta=500000.0)), hyper_rules.rope_style("interleaved"))
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm"),

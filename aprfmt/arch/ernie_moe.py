@@ -16,14 +16,13 @@ from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
     RoleRow,
-    around,
     attention,
     gated_mlp,
+    make_tables,
     norm,
-    tables,
+    with_model_rows,
 )
-from aprfmt.arch.value_checks import number
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.value_checks import number, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -32,9 +31,9 @@ _FIRST, _LAST, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_laye
 _SMALL = 1e-9  # below what the weights of chosen experts add up to
 _FLAT = (Reshaped(("n_experts",), ("1", "n_experts")),)
 
-_TENSORS, _BINDINGS = tables(
+_TENSORS, _BINDINGS = make_tables(
     (
-        *around(
+        *with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention(),
             *norm("ffn_norm", "post_attention_layernorm"),

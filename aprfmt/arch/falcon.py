@@ -15,10 +15,9 @@ from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_ro
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
 from aprfmt.arch.required_values import divided_heads, must_be
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.spec_builders import in_its_styles
-from aprfmt.arch.tensor_rows import Q, RoleRow, around, linear, norm, tables
-from aprfmt.arch.value_checks import boolean
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.spec_builders import own_styles_only
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import boolean, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -29,7 +28,7 @@ _SECOND = ("ffn_norm.weight", "ffn_norm.bias")
 
 
 def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
-    return around(
+    return with_model_rows(
         *norms,
         *fused_rows("attention_bias"),
         *linear("attn_output", _H + "self_attention.dense", "hidden_size", Q,
@@ -50,7 +49,7 @@ def _norm(role: str, hf: str, gguf: str, needs: str = "") -> tuple[RoleRow, ...]
 
 
 _FUSED = fused_in(_H + "self_attention.query_key_value", GROUPED)
-_ONE = tables(
+_ONE = make_tables(
     _layer(
         *norm("attn_norm", _H + "input_layernorm", bias=True),
         *_norm("ffn_norm", "post_attention_layernorm", "", "!parallel_residual"),
@@ -58,7 +57,7 @@ _ONE = tables(
     hf_first=_FUSED,
     gguf_first=GGUF_FUSED,
 )
-_TWO = tables(
+_TWO = make_tables(
     _layer(
         *_norm("attn_norm", "ln_attn", "attn_norm_2"), *_norm("ffn_norm", "ln_mlp", "attn_norm")
     ),
@@ -166,7 +165,7 @@ def _form(name: str, *, two: bool, alibi: bool) -> ArchSpec:
     block = BlockSpec(norm="layer", mlp="plain", parallel_norm="two" if two else "one")
     if alibi:
         block = replace(block, position="none", score_bias="alibi_keys")
-    return in_its_styles(ArchSpec(
+    return own_styles_only(ArchSpec(
         name=name, hyper=_hyper(two, alibi), tensors=tensors, bindings=bindings, block=block,
         lost=_LOST, evidence=evidence if two or alibi else None,
         ignored=_IGNORED | (_ROPE_KEYS if alibi else frozenset())

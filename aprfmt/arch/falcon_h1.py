@@ -13,8 +13,8 @@ from aprfmt.arch.mamba import (
     IGNORED,
     LOST,
     bias_rules,
-    expanded,
     head_rules,
+    inner_width_rule,
     limit_rules,
     mamba2_mixer,
     mixer_rules,
@@ -24,8 +24,16 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.spec_builders import described
-from aprfmt.arch.tensor_rows import LAYER, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.spec_builders import full_spec
+from aprfmt.arch.tensor_rows import (
+    LAYER,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 from aprfmt.arch.value_checks import number, sequence
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -90,10 +98,10 @@ def _each(value: Value) -> tuple[float, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-FALCON_H1 = described(
+FALCON_H1 = full_spec(
     "falcon_h1",
-    tables(
-        around(
+    make_tables(
+        with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention(),
             *mamba2_mixer(LAYER + "mamba", out_bias="ssm_out_bias"),
@@ -114,7 +122,7 @@ FALCON_H1 = described(
         hyper_rules.mlp_bias(hf="mlp_bias"),
         *rope_rules(RopeDefaults(theta=100000.0)),
         HyperRule("ssm_layers", default=hyper_rules.per_layer(True)),
-        expanded("mamba_expand", "mamba_d_ssm"),
+        inner_width_rule("mamba_expand", "mamba_d_ssm"),
         *head_rules("mamba_n_heads", "mamba_n_groups", 128, 1),
         *state_rules("mamba_d_state", "mamba_d_conv", 256),
         *bias_rules("mamba_conv_bias", "mamba_proj_bias"),

@@ -7,7 +7,15 @@ gemma.py; llama.cpp's gemma graphs.
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
-from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
 PLUS_ONE = (Added(1.0),)
 NO_BIASES = Loss(
@@ -28,8 +36,8 @@ def embedding_scale() -> HyperRule:
     return hyper_rules.fixed("embedding_scale", lambda hp: float(hp["hidden_size"]) ** 0.5)
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *gemma_norm("attn_norm", "input_layernorm"),
         *attention(),
         *gemma_norm("ffn_norm", "post_attention_layernorm"),

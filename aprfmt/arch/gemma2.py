@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
-from aprfmt.arch.sliding_window import Window, period, window_rules
+from aprfmt.arch.sliding_window import Window, window_period, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, tables
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, with_model_rows
 from aprfmt.arch.value_checks import positive
 from aprfmt.base.protocols import Value
 
@@ -82,7 +82,7 @@ def softcap(name: str, hf: str, gguf: str, default: float | None) -> HyperRule:
 
 def pattern_loss(every: int) -> Loss:
     """Return the loss for a window pattern that differs from llama.cpp's fixed period."""
-    usual = period(every)
+    usual = window_period(every)
     return Loss(
         "gguf",
         "window_layers",
@@ -99,8 +99,8 @@ SANDWICH = (
     *gemma_norm("post_ffw_norm", "post_feedforward_layernorm"),
 )
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *gemma_norm("attn_norm", "input_layernorm"),
         *attention(),
         *SANDWICH,
@@ -119,7 +119,7 @@ GEMMA2 = ArchSpec(
         hyper_rules.activation("gelu_tanh", "hidden_activation"),
         hyper_rules.tied_embeddings(True),
         *hyper_rules.attention_biases(),
-        *window_rules(Window(4096, 4096, period(2), stated=True)),
+        *window_rules(Window(4096, 4096, window_period(2), stated=True)),
         query_scale(LARGEST),
         softcap("attn_softcap", "attn_logit_softcapping", "attn_logit_softcapping", 50.0),
         softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),

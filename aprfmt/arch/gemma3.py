@@ -20,10 +20,10 @@ from aprfmt.arch.gemma2 import (
 )
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.sliding_window import PerLayer, Window, period, window_rules
+from aprfmt.arch.sliding_window import PerLayer, Window, window_period, window_rules
 from aprfmt.arch.spec import MISSING, ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.tensor_rows import FUSED, around, attention, tables
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, with_model_rows
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 LARGEST = 62  # layers of the 27B model
@@ -33,7 +33,7 @@ LOCAL_THETA = 10000.0
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Window all layers but every sixth; the old key sliding_window_pattern may change that."""
     found = None if facts is None else facts.first("sliding_window_pattern")
-    return period(6 if found is None else whole_number(*found, 1))(facts, hp)
+    return window_period(6 if found is None else whole_number(*found, 1))(facts, hp)
 
 
 def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
@@ -47,8 +47,8 @@ def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
     )
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *gemma_norm("attn_norm", "input_layernorm"),
         *attention(),
         *gemma_norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),

@@ -31,11 +31,19 @@ from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import FREQS, UNTURNED
 from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
-from aprfmt.arch.sliding_window import PerLayer, period
+from aprfmt.arch.sliding_window import PerLayer, window_period
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, DerivedTensor, Facts, HyperRule, Read
-from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, around, linear, norm, tables
-from aprfmt.arch.value_checks import boolean, number, sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.tensor_rows import (
+    KV,
+    LAYER,
+    Q,
+    RoleRow,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import boolean, number, sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -153,7 +161,7 @@ def _divisors(hp: Params) -> Sequence[float]:
 
 def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
     """Window all layers but every sixth, and never the last one."""
-    return (*period(6)(facts, hp)[:-1], False)
+    return (*window_period(6)(facts, hp)[:-1], False)
 
 
 def _windows(size: int) -> tuple[HyperRule, HyperRule]:
@@ -377,8 +385,8 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
     )  # fmt: skip
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *per_layer_embeddings(PER),
         *_NORMS[0],
         *_attention(),

@@ -9,10 +9,19 @@ from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, linear, norm, tables
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(out_bias=None),
         *norm("post_attention_norm", "post_self_attn_layernorm"),

@@ -11,10 +11,18 @@ from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_exper
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
-from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(out_bias=None),
         *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), "qk_norm"),

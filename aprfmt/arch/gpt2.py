@@ -10,7 +10,7 @@ from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.layout_steps import Transposed
 from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, around, linear, norm, tables
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import boolean
 from aprfmt.base.protocols import Value
 
@@ -28,8 +28,8 @@ _FUSED_ROWS = tuple(
     for part, roles in _ROLES.items()
     for role, rows in zip(roles, (Q, KV, KV), strict=True)
 )
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         POSITIONS,
         *norm("attn_norm", _H + "ln_1", bias=True),
         *_FUSED_ROWS,

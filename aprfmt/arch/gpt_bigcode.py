@@ -12,14 +12,14 @@ from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_ro
 from aprfmt.arch.gpt2 import BUFFERS, NO_ROPE, POSITIONS, four_times, scale_rule
 from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.tensor_rows import Q, around, linear, norm, tables
+from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import boolean
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 _H = "transformer.h.{L}."
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         POSITIONS,
         *norm("attn_norm", _H + "ln_1", bias=True),
         *fused_rows(""),

@@ -10,11 +10,11 @@ from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
-from aprfmt.arch.tensor_rows import Q, around, linear, norm, tables
+from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
 
 _L = "gpt_neox.layers.{L}."
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", _L + "input_layernorm", bias=True),
         *fused_rows("attention_bias"),
         *linear("attn_output", _L + "attention.dense", "hidden_size", Q, bias="attention_out_bias"),

@@ -11,9 +11,17 @@ from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.layout_steps import Transposed
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import YARN_BETAS, RopeDefaults, yarn_attention
-from aprfmt.arch.sliding_window import Window, period, window_rules
+from aprfmt.arch.sliding_window import Window, window_period, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
-from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, norm, tables
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
 _EXPERTS = LAYER + "mlp.experts."
 _TURNED = Transposed()
@@ -29,8 +37,8 @@ _EXPERT_ROWS = tuple(
     for name, shape in (("gate", shapes[0]), ("up", shapes[0]), ("down", shapes[1]))
 )
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         RoleRow("attn_sinks.weight", "self_attn.sinks", ("n_heads",)),
@@ -81,7 +89,7 @@ GPT_OSS = ArchSpec(
         *hyper_rules.attention_biases(True),
         hyper_rules.fixed("mlp_bias", True),
         *rope_rules(RopeDefaults(theta=150000.0, hf_default=YARN)),
-        *window_rules(Window(128, 128, period(2), stated=True)),
+        *window_rules(Window(128, 128, window_period(2), stated=True)),
         *moe.counts(128, 4, "num_local_experts num_experts"),
         moe.expert_size("intermediate_size"),
         moe.all_layers(),
@@ -99,7 +107,8 @@ GPT_OSS = ArchSpec(
             "gguf",
             "window_layers",
             lambda hp: (
-                hp["sliding_window"] is not None and hp["window_layers"] != period(2)(None, hp)
+                hp["sliding_window"] is not None
+                and hp["window_layers"] != window_period(2)(None, hp)
             ),
             "llama.cpp windows every other layer, starting with the first, whatever the file says",
             assumed=True,

@@ -13,13 +13,13 @@ from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.tensor_rows import KV, Q, around, linear, norm, tables
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.tensor_rows import KV, Q, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 _H = "transformer.h.{L}."
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", _H + "ln_1", bias=True),
         *linear("attn_q", _H + "attn.q_proj", Q, "hidden_size"),
         *linear("attn_k", _H + "attn.k_proj", KV, "hidden_size"),

@@ -14,16 +14,16 @@ from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
     RoleRow,
-    around,
     attention,
     experts,
     gated_mlp,
+    make_tables,
     norm,
-    tables,
+    with_model_rows,
 )
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -82,8 +82,8 @@ MEMORY = (
     Binding((LAYER + "block_sparse_moe.experts.down_proj",), ("ffn_down_exps.weight",)),
     Binding((LAYER + "block_sparse_moe.router.weight",), ("ffn_gate_inp.weight",)),
 )
-_MOE_TENSORS, _MOE_BINDINGS = tables(
-    around(
+_MOE_TENSORS, _MOE_BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),

@@ -18,16 +18,16 @@ from aprfmt.arch.layer_kinds import (
     attention_rows,
     by_index,
     by_names,
-    indices,
     kv_heads,
-    others,
+    other_layers,
+    write_indices,
 )
 from aprfmt.arch.mamba import (
     IGNORED,
     LOST,
     bias_rules,
-    expanded,
     head_rules,
+    inner_width_rule,
     limit_rules,
     mamba2_mixer,
     mixer_rules,
@@ -37,16 +37,24 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.spec_builders import Made, described
-from aprfmt.arch.tensor_rows import LAYER, RoleRow, around, experts, gated_mlp, norm, tables
+from aprfmt.arch.spec_builders import Made, full_spec
+from aprfmt.arch.tensor_rows import (
+    LAYER,
+    RoleRow,
+    experts,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 ROTATED = "{arch}.rope.scaling.finetuned"
 _SSM_RULES = (
-    others(),
-    expanded("mamba_expand"),
+    other_layers(),
+    inner_width_rule("mamba_expand"),
     *head_rules("mamba_n_heads", "mamba_n_groups", 128, 1),
     *state_rules("mamba_d_state", "mamba_d_conv", 256),
     *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
@@ -90,9 +98,9 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
 
 
 _IGNORED = IGNORED | {"mamba_d_head", "z_loss_coefficient", "num_logits_to_keep"}
-BAMBA = described(
+BAMBA = full_spec(
     "bamba",
-    tables(around(
+    make_tables(with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention_rows(permuted=True),
         *mamba2_mixer(LAYER + "mamba", SSM),
@@ -110,7 +118,7 @@ BAMBA = described(
         *rope_rules(RopeDefaults(partial=0.5)),
         hyper_rules.rope_style("half", permuted=True),
         _rotated(True),
-        attention_layers(by_index("attn_layer_indices"), indices("attn_layer_indices")),
+        attention_layers(by_index("attn_layer_indices"), write_indices("attn_layer_indices")),
         *_SSM_RULES,
     ),
     BlockSpec(recurrence="mamba2"),
@@ -140,8 +148,8 @@ _ROUTER = RoleRow("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
 def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
     """Return the tables; the MLP that every token takes has a suffix and a size."""
     gate, up, down = (f"ffn_{name}{suffix}.weight" for name in ("gate", "up", "down"))
-    return tables(
-        around(
+    return make_tables(
+        with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention_rows(permuted=True),
             *mamba2_mixer(LAYER + "mamba", SSM),
@@ -180,7 +188,7 @@ def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 
 _NO_EXPERTS = {"num_local_experts": 0, "num_experts_per_tok": 0}
-GRANITE_HYBRID_MOE = described(
+GRANITE_HYBRID_MOE = full_spec(
     "granite_hybrid_moe", _made("_shexp", "shared_ffn_size",
         (_ROUTER, *experts()[0])),
     _granite(
@@ -198,7 +206,7 @@ GRANITE_HYBRID_MOE = described(
     evidence=_has_experts, derived=ROPE_TENSORS, ignored=_IGNORED,
     lost=(*LOST, *losses.common_losses()),
 )  # fmt: skip
-GRANITE_HYBRID = described(
+GRANITE_HYBRID = full_spec(
     "granite_hybrid",
     _made("", "ffn_size", ()),
     _granite(

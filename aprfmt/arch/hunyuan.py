@@ -15,9 +15,16 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
-from aprfmt.arch.value_checks import positive, sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import positive, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -84,7 +91,7 @@ _IGNORED = frozenset(
 )
 _BLOCK = BlockSpec(qk_norm="head", qk_norm_place="after_rope")
 
-_TENSORS, _BINDINGS = tables(around(*_ATTENTION, *gated_mlp()), hf_more=FUSED)
+_TENSORS, _BINDINGS = make_tables(with_model_rows(*_ATTENTION, *gated_mlp()), hf_more=FUSED)
 
 HUNYUAN_V1_DENSE = ArchSpec(
     name="hunyuan_v1_dense",
@@ -112,8 +119,8 @@ def _same_everywhere(key: str) -> Any:
     return read
 
 
-_MOE_TENSORS, _MOE_BINDINGS = tables(
-    around(
+_MOE_TENSORS, _MOE_BINDINGS = make_tables(
+    with_model_rows(
         *_ATTENTION,
         RoleRow(
             "ffn_gate_inp.weight", "mlp.gate.wg.weight", ("n_experts", "hidden_size"), "moe_layers"

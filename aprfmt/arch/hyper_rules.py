@@ -10,7 +10,7 @@ from aprfmt.arch.pooling import pooling
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import HYPER_NAMES, MISSING, SPECIAL_NAMES, Facts, HyperRule, Write, split_key
-from aprfmt.arch.value_checks import MAX_LAYERS, number, single, text
+from aprfmt.arch.value_checks import MAX_LAYERS, nearest_float32, number, text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -275,7 +275,7 @@ def attn_scale(
             return None
         value = scale_factor(*found)
         exact = round(value**-2) ** -0.5 if value < 1 else value  # one over a whole root, mostly
-        return (exact if single(exact) == value else value), found[1]
+        return (exact if nearest_float32(exact) == value else value), found[1]
 
     def write_gguf(value: Value, hp: Params) -> Params:
         return {} if value == assumed(hp) else {"{arch}.attention.scale": value}

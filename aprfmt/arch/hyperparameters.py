@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.accessed_keys import AccessedKeys, NotSettledError, PartialHyperParams
-from aprfmt.arch.carried_hyperparameters import CARRIED, STYLES, carried
+from aprfmt.arch.carried_hyperparameters import CARRIED, STYLES, carried_value
 from aprfmt.arch.other_keys import IGNORED, KNOWN
 from aprfmt.arch.spec import (
     HYPER_NAMES,
@@ -27,13 +27,13 @@ from aprfmt.arch.spec import (
 from aprfmt.arch.value_checks import (
     boolean,
     inverse,
+    nearest_float32,
     number,
     positive,
     same_value,
-    shortest,
-    single,
+    shortest_decimal,
     text,
-    whole,
+    whole_number,
 )
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -64,10 +64,10 @@ class KeyReport:
     contradicted: Mapping[str, str] = field(default_factory=dict)
 
 
-def checked(rule: HyperRule, value: Value, key: str) -> Value:
+def convert_value(rule: HyperRule, value: Value, key: str) -> Value:
     """Return `value` converted to the rule's kind; ArchError if it is not of that kind."""
     if value is not None and rule.kind in ("size", "int"):
-        return whole(value, key, 1 if rule.kind == "size" else 0, rule.high)
+        return whole_number(value, key, 1 if rule.kind == "size" else 0, rule.high)
     check = _KINDS.get(rule.kind)
     return value if check is None or value is None else check(value, key)
 
@@ -160,10 +160,10 @@ class _Reader:
     def _carried(self, rule: HyperRule) -> HyperParam | None:
         """Return a value our own writer kept because the style has no key for it."""
         usual = self._default(rule)
-        found = carried(self.facts, rule.name, usual.value if usual else MISSING, self.live)
+        found = carried_value(self.facts, rule.name, usual.value if usual else MISSING, self.live)
         if found is None:
             return None
-        value = checked(rule, found[0], found[1])
+        value = convert_value(rule, found[0], found[1])
         return HyperParam(_frozen(value), _ORIGINS[self.facts.style], found[1])
 
     def _stated(self, rule: HyperRule) -> HyperParam | None:
@@ -176,7 +176,7 @@ class _Reader:
         if found is None:
             return None
         value, key = found
-        value = checked(rule, value, key)
+        value = convert_value(rule, value, key)
         if isinstance(value, float) and style in rule.inverse_in:
             value = inverse(value, key)
         elif isinstance(value, float) and style in _FLOAT32:
@@ -188,9 +188,9 @@ class _Reader:
         """Return the decimal a float32 was rounded from: the default, or else the shortest."""
         default = self._default(rule)
         if default is not None and isinstance(default.value, float):
-            if single(default.value) == value:
+            if nearest_float32(default.value) == value:
                 return default.value
-        return shortest(value)
+        return shortest_decimal(value)
 
     def _against_tensors(self, rule: HyperRule, found: HyperParam | None) -> HyperParam | None:
         """Return the value the tensors show, if they show one; report keys that contradict it."""
@@ -237,7 +237,7 @@ class _Reader:
                 default = default(self.live)
             except NotSettledError:
                 return None
-        return HyperParam(checked(rule, default, f"{rule.name} (computed)"), "default")
+        return HyperParam(convert_value(rule, default, f"{rule.name} (computed)"), "default")
 
     def report(self) -> KeyReport:
         """Sort the remaining keys into ignored and unknown, and say what was assumed."""
@@ -326,7 +326,7 @@ def write_hyper(
     heads = KNOWN[style].heads(spec, hp) if style in KNOWN else {}
     out = {**heads, **out}
     if complete and style in STYLES:
-        for name in unsaid(spec, hp, style, out):
+        for name in inexpressible_names(spec, hp, style, out):
             out[CARRIED + name] = json.dumps(_plain(hp[name]), separators=(",", ":"))
     return out
 
@@ -357,7 +357,7 @@ class _Values:
 
     def __init__(self, values: Sequence[float]) -> None:
         self.shape = (len(values),)
-        self._values = [single(value) for value in values]
+        self._values = [nearest_float32(value) for value in values]
 
     def numpy(self) -> "_Values":
         return self
@@ -377,7 +377,7 @@ def derived_tensors(
     return {name: tuple(values) for name, values in made.items() if name and values is not None}
 
 
-def unsaid(
+def inexpressible_names(
     spec: ArchSpec, hp: HyperParams, style: str, written: Mapping[str, Value] | None = None
 ) -> tuple[str, ...]:
     """Return the hyperparameters that the style's own keys do not give back with the same value.
@@ -403,10 +403,10 @@ def unsaid(
 
 def _round(value: Value) -> Value:
     if isinstance(value, float):
-        return single(value)
+        return nearest_float32(value)
     return [_round(item) for item in value] if isinstance(value, list) else value
 
 
-def losses(spec: ArchSpec, hp: Mapping[str, Value], style: str) -> list[Loss]:
+def expected_losses(spec: ArchSpec, hp: Mapping[str, Value], style: str) -> list[Loss]:
     """Return what other readers will get wrong if this model is written in a style."""
     return [loss for loss in spec.lost if loss.style == style and loss.applies(hp)]

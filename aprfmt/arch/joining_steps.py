@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from aprfmt.arch.element_moves import Moves
-from aprfmt.arch.layout_steps import MAX_MOVES, Shape, Shapes, Sizes, joined, only
+from aprfmt.arch.layout_steps import MAX_MOVES, Shape, Shapes, Sizes, joined_shape, only_shape
 from aprfmt.arch.size_expressions import shape_of, size_of
 from aprfmt.arch.spec import Array, Move
 from aprfmt.errors import ArchError
@@ -40,7 +40,7 @@ class Split:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return one shape a part."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         at = self.axis
         return [(*shape[:at], part, *shape[at + 1 :]) for part in self._parts(shape, hp)]
 
@@ -52,11 +52,11 @@ class Split:
                 f"{self}: got shapes {[list(s) for s in logical]}; expected {len(self.sizes)} "
                 f"with an axis {at}"
             )
-        return [joined(self, logical, at, hp)]
+        return [joined_shape(self, logical, at, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """One run per part and outer index; interleaved: one per row."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         parts = self._parts(shape, hp)
         outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
         total, n = sum(parts), len(parts)
@@ -126,7 +126,7 @@ class Stacked:
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return the shape without the axis, `count` times."""
-        shape, at = only(logical, self), self.axis
+        shape, at = only_shape(logical, self), self.axis
         if len(shape) <= at or shape[at] != count:
             where = f"axis {at}" if at else "the first axis"
             raise ArchError(f"{self}: shape {list(shape)}; expected {count} on {where}")
@@ -188,7 +188,7 @@ class KvB:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return the shapes of k_b and v_b."""
         k, v, whole = self._expected(hp)
-        if only(logical, self) != whole:
+        if only_shape(logical, self) != whole:
             raise ArchError(f"{self}: shape {list(logical[0])}; expected {list(whole)}")
         return [k, v]
 

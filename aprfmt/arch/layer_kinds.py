@@ -10,8 +10,7 @@ from aprfmt.arch import hyper_rules
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.arch.spec import Facts, HyperRule, LayoutStep, Read, Write, split_key
 from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, linear
-from aprfmt.arch.value_checks import sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -40,7 +39,7 @@ def attention_rows(
     )  # fmt: skip
 
 
-def having(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], PerLayer | None]:
+def layers_with_role(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], PerLayer | None]:
     """Return a function that says which layers have a role."""
 
     def read(shapes: Mapping[str, tuple[int, ...]]) -> PerLayer | None:
@@ -86,7 +85,7 @@ def convolved_layers(hf: Read, write_hf: Write) -> HyperRule:
     Where no key says which they are, those are that have a kernel.
     """
     rule = _by_heads("conv_layers", False, hf, write_hf, hyper_rules.per_layer(False))
-    return replace(rule, shape=having("shortconv.conv.weight"))
+    return replace(rule, shape=layers_with_role("shortconv.conv.weight"))
 
 
 def _by_heads(
@@ -110,7 +109,7 @@ def _by_heads(
     )
 
 
-def others(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
+def other_layers(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
     """Return the rule for the layers that are not among those of another rule."""
     return HyperRule(name, default=lambda hp: tuple(not on for on in hp[of]))
 
@@ -175,6 +174,6 @@ def write_period(period: str, offset: str) -> Write:
     return write
 
 
-def indices(key: str) -> Write:
+def write_indices(key: str) -> Write:
     """Return a function that writes the numbers of the layers."""
     return lambda value, hp: {key: [i for i, on in enumerate(value) if on]}

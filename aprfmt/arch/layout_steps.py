@@ -24,7 +24,7 @@ Sizes = Mapping[str, Value]
 MAX_MOVES = 1 << 20  # longer lists cost more than moving the array at once
 
 
-def only(shapes: Shapes, step: object) -> Shape:
+def only_shape(shapes: Shapes, step: object) -> Shape:
     """Return the only shape in `shapes`; ArchError if there is not exactly one."""
     if len(shapes) != 1:
         raise ArchError(f"{step}: got {len(shapes)} tensors; expected one")
@@ -38,7 +38,7 @@ class Dividing(Protocol):
         """Return the parts' shapes."""
 
 
-def joined(step: Dividing, parts: Shapes, axis: int, hp: Sizes) -> Shape:
+def joined_shape(step: Dividing, parts: Shapes, axis: int, hp: Sizes) -> Shape:
     """Return the shape of `parts` joined along `axis`; ArchError unless `step` makes them of it."""
     first = parts[0]
     whole = (*first[:axis], sum(shape[axis] for shape in parts), *first[axis + 1 :])
@@ -74,7 +74,7 @@ class RowsPermuted:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return the stored shape."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         self._heads(shape, hp)
         return [shape]
 
@@ -84,7 +84,7 @@ class RowsPermuted:
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """One run per row."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         heads = self._heads(shape, hp)
         row = math.prod(shape[1:])
         size = shape[0] // heads
@@ -120,7 +120,7 @@ class Transposed:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return the shape with the last two axes swapped."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         if len(shape) < 2:
             raise ArchError(f"{self}: shape {list(shape)}; expected two axes or more")
         return [(*shape[:-2], shape[-1], shape[-2])]
@@ -131,7 +131,7 @@ class Transposed:
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """None, unless one of the two axes has size 1 and nothing moves."""
-        shape = only(self.shapes(stored, hp), self)
+        shape = only_shape(self.shapes(stored, hp), self)
         return [[Move(0, 0, math.prod(shape))]] if 1 in shape[-2:] else None
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
@@ -199,17 +199,17 @@ class Oriented(Transposed):
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return the logical shape."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         return Transposed.shapes(self, stored, hp) if self._turned(shape, hp) else [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return the shape that is written."""
-        self._turned(only(logical, self), hp)
+        self._turned(only_shape(logical, self), hp)
         return Transposed.shapes(self, logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """One run where nothing moves."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         turned = self._turned(shape, hp) and 1 not in shape[-2:]
         return None if turned else [[Move(0, 0, math.prod(shape))]]
 
@@ -234,7 +234,7 @@ class HalvesExchanged:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return the stored shape; ArchError unless rows have two halves."""
-        shape = only(stored, self)
+        shape = only_shape(stored, self)
         if not shape or shape[-1] % 2:
             raise ArchError(f"{self}: shape {list(shape)}; expected rows of two equal halves")
         return [shape]
@@ -245,7 +245,7 @@ class HalvesExchanged:
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """Two runs per row."""
-        shape = only(self.shapes(stored, hp), self)
+        shape = only_shape(self.shapes(stored, hp), self)
         half, rows = shape[-1] // 2, math.prod(shape[:-1])
         if 2 * rows > MAX_MOVES:
             return None
@@ -274,11 +274,11 @@ class ChangesValues:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return the stored shape."""
-        return [only(stored, self)]
+        return [only_shape(stored, self)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return the logical shape."""
-        return [only(logical, self)]
+        return [only_shape(logical, self)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """None: values change."""
@@ -334,11 +334,11 @@ class Reshaped:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return the logical shape; ArchError unless the element counts are equal."""
-        return [self._to(only(stored, self), self.logical, hp)]
+        return [self._to(only_shape(stored, self), self.logical, hp)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return the shape that is written."""
-        return [self._to(only(logical, self), self.stored, hp)]
+        return [self._to(only_shape(logical, self), self.stored, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """One run: everything."""

@@ -16,23 +16,22 @@ from aprfmt.arch.layer_kinds import (
     by_names,
     convolved_layers,
     kv_heads,
-    others,
+    other_layers,
 )
 from aprfmt.arch.mla import dense_first
 from aprfmt.arch.recurrent_steps import Depthwise
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.tensor_rows import RoleRow, experts, linear, norm, tables, whole
-from aprfmt.arch.value_checks import boolean, number
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.tensor_rows import RoleRow, experts, linear, make_tables, model_rows, norm
+from aprfmt.arch.value_checks import boolean, number, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 Rows = tuple[RoleRow, ...]
 _CONV, _BIAS = "conv_layers", "conv_bias"
-_BEFORE, _ = whole()
+_BEFORE, _ = model_rows()
 LAST = RoleRow(
     "output_norm.weight", "model.embedding_norm.weight", ("hidden_size",),
     gguf="token_embd_norm.weight", layered=False,
@@ -128,8 +127,8 @@ _SHARED = (
     *rope_rules(RopeDefaults(theta=1e6)),
     hyper_rules.size("conv_taps", "conv_L_cache", "shortconv.l_cache", default=3),
     _convolving(),
-    others("rope_layers", "conv_layers"),
-    others("attention_layers", "conv_layers"),
+    other_layers("rope_layers", "conv_layers"),
+    other_layers("attention_layers", "conv_layers"),
     hyper_rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
 )
 _BLOCK = BlockSpec(qk_norm="head", recurrence="short_conv")
@@ -147,7 +146,7 @@ _IGNORED = frozenset(
     use_pos_enc""".split()
 )
 
-_TENSORS, _BINDINGS = tables(_rows(*GATED))
+_TENSORS, _BINDINGS = make_tables(_rows(*GATED))
 LFM2 = ArchSpec(
     name="lfm2",
     hyper=hyper_rules.hyper_table(
@@ -167,7 +166,7 @@ LFM2 = ArchSpec(
 )  # fmt: skip
 
 _EXPERTS, _EXPERTS_HF = experts("feed_forward.experts", "w1", "w3", "w2")
-_MOE_TENSORS, _MOE_BINDINGS = tables(
+_MOE_TENSORS, _MOE_BINDINGS = make_tables(
     _rows(
         *_mlp("!moe_layers"),
         RoleRow("ffn_gate_inp.weight", "feed_forward.gate.weight",

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.layer_kinds import IN, attention_rows, having, others
+from aprfmt.arch.layer_kinds import IN, attention_rows, layers_with_role, other_layers
 from aprfmt.arch.lfm2 import CONVOLUTION, GATED, LAST
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
-from aprfmt.arch.tensor_rows import LAYER, RoleRow, norm, tables, whole
+from aprfmt.arch.tensor_rows import LAYER, RoleRow, make_tables, model_rows, norm
 from aprfmt.arch.value_checks import sequence
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -23,7 +23,7 @@ Found = tuple[Value, str] | None
 _CONV, _WINDOW, _FULL = "conv", "sliding_attention", "full_attention"
 _AROUND = ("post_attention_norm.weight", "post_ffw_norm.weight")
 _KINDS = (_CONV, _WINDOW, _FULL)
-_BEFORE, _ = whole()
+_BEFORE, _ = model_rows()
 
 
 def _usual(hp: Params) -> list[str]:
@@ -94,7 +94,7 @@ def _rope() -> tuple[HyperRule, ...]:
     )
 
 
-_TENSORS, _BINDINGS = tables(
+_TENSORS, _BINDINGS = make_tables(
     (
         *_BEFORE,
         *norm("attn_norm", "operator_norm"),
@@ -135,13 +135,13 @@ LFM3 = ArchSpec(
         hyper_rules.flag("head_gate", True, "use_attention_gate", present=("attn_gate.weight",)),
         *_rope(),
         hyper_rules.size("conv_taps", "conv_L_cache", default=7),
-        replace(_of_kind("conv_layers", _CONV), shape=having("shortconv.conv.weight")),
+        replace(_of_kind("conv_layers", _CONV), shape=layers_with_role("shortconv.conv.weight")),
         HyperRule(
             "sliding_window", {"hf": ("sliding_window",)}, "int", 256, read={"hf": _size},
         ),
         replace(_of_kind("window_layers", _WINDOW), write={"hf": _write_kinds}),
-        others("rope_layers", "conv_layers"),
-        others("attention_layers", "conv_layers"),
+        other_layers("rope_layers", "conv_layers"),
+        other_layers("attention_layers", "conv_layers"),
         hyper_rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
     ),
     tensors=_TENSORS,

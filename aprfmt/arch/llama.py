@@ -16,12 +16,12 @@ from aprfmt.arch.tensor_rows import (
     FUSED,
     LAYER,
     RoleRow,
-    around,
     attention,
     experts,
     gated_mlp,
+    make_tables,
     norm,
-    tables,
+    with_model_rows,
 )
 from aprfmt.base.protocols import Value
 
@@ -30,8 +30,8 @@ BUFFERS = {"hf": (LAYER + "self_attn.rotary_emb.inv_freq",)}
 
 _NORMS = norm("attn_norm", "input_layernorm"), norm("ffn_norm", "post_attention_layernorm")
 
-_TENSORS, _BINDINGS = tables(
-    around(*_NORMS[0], *attention(permuted=True), *_NORMS[1], *gated_mlp(bias="mlp_bias")),
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(*_NORMS[0], *attention(permuted=True), *_NORMS[1], *gated_mlp(bias="mlp_bias")),
     hf_more=FUSED,
 )
 
@@ -50,8 +50,8 @@ LLAMA = ArchSpec(
     buffers=BUFFERS,
 )
 
-_MISTRAL_TENSORS, _MISTRAL_BINDINGS = tables(
-    around(
+_MISTRAL_TENSORS, _MISTRAL_BINDINGS = make_tables(
+    with_model_rows(
         *_NORMS[0], *attention(bias=None, out_bias=None, permuted=True), *_NORMS[1], *gated_mlp()
     ),
     hf_more=FUSED,
@@ -89,8 +89,8 @@ _ROUTER = RoleRow(
     "moe_layers",
 )  # fmt: skip
 
-_MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = tables(
-    around(
+_MIXTRAL_TENSORS, _MIXTRAL_BINDINGS = make_tables(
+    with_model_rows(
         *_NORMS[0],
         *attention(bias=None, out_bias=None, permuted=True),
         *_NORMS[1],

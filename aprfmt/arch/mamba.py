@@ -16,10 +16,9 @@ from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.spec_builders import described
-from aprfmt.arch.tensor_rows import RoleRow, around, linear, norm, tables
-from aprfmt.arch.value_checks import number, sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.spec_builders import full_spec
+from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import number, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -71,7 +70,7 @@ def mamba2_mixer(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Ro
     )  # fmt: skip
 
 
-def expanded(expand: str = "expand", key: str = "", default: int = 2) -> HyperRule:
+def inner_width_rule(expand: str = "expand", key: str = "", default: int = 2) -> HyperRule:
     """Return the rule for the mixers' inner width: stated by `key`, or so many times the stream."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -90,7 +89,7 @@ def expanded(expand: str = "expand", key: str = "", default: int = 2) -> HyperRu
     )  # fmt: skip
 
 
-def rank(hf: str) -> HyperRule:
+def time_step_rank(hf: str) -> HyperRule:
     """Return the rule for the compressed time step's rank; `auto` is a sixteenth of the stream."""
 
     def sixteenth(hp: Params) -> int:
@@ -259,7 +258,7 @@ _UNUSED = frozenset({"attention.head_count", "feed_forward_length"})  # zeros in
 
 def _rows(mixer: Rows) -> Any:
     rows = (*norm("attn_norm", "backbone.layers.{L}.norm"), *mixer)
-    return tables(around(*rows, embed="backbone.embeddings", final="backbone.norm_f"))
+    return make_tables(with_model_rows(*rows, embed="backbone.embeddings", final="backbone.norm_f"))
 
 
 def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:
@@ -279,8 +278,8 @@ def _block(**fields: Any) -> BlockSpec:
 _MIXER = "backbone.layers.{L}.mixer"
 _MAMBA_HYPER = (
     hyper_rules.tied_embeddings(True),
-    expanded("expand", "intermediate_size"),
-    rank("time_step_rank"),
+    inner_width_rule("expand", "intermediate_size"),
+    time_step_rank("time_step_rank"),
     *state_rules("state_size", "conv_kernel", 16),
     *mixer_rules(),
 )
@@ -299,11 +298,11 @@ _EPS = HyperRule(
     "ssm_inner_eps", {"hf": ("mixer_rms_eps",)}, "positive", 1e-6,
     {"gguf": lambda hp: hp["norm_eps"]},
 )  # fmt: skip
-MAMBA = described(
+MAMBA = full_spec(
     "mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(False)),
     _block(recurrence="mamba"), ignored=_UNUSED | IGNORED, lost=LOST,
 )  # fmt: skip
-FALCON_MAMBA = described(
+FALCON_MAMBA = full_spec(
     "falcon_mamba", _rows(mamba_mixer(_MIXER)), _mamba(*_MAMBA_HYPER, _normed(True), _EPS),
     _block(recurrence="mamba", ssm_norms="plain"), ignored=_UNUSED | IGNORED,
     evidence=_is_falcon, lost=(
@@ -319,12 +318,12 @@ def _of_heads(value: Value, hp: Params) -> Params:
     return {"expand": value // hp["hidden_size"], "head_dim": value // hp["ssm_heads"]}
 
 
-MAMBA2 = described(
+MAMBA2 = full_spec(
     "mamba2",
     _rows(mamba2_mixer(_MIXER)),
     _mamba(
         hyper_rules.tied_embeddings(),
-        replace(expanded(), write={"hf": _of_heads}),
+        replace(inner_width_rule(), write={"hf": _of_heads}),
         *head_rules("num_heads", "n_groups", 128, 8),
         *state_rules("state_size", "conv_kernel", 128),
         *mixer_rules(limits=limit_rules()),

@@ -21,10 +21,18 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import PerLayer, Window, window_rules
 from aprfmt.arch.spec import MISSING, Binding, DraftNames, Facts, HyperRule
-from aprfmt.arch.spec_builders import named
-from aprfmt.arch.tensor_rows import LAYER, Q, RoleRow, around, gated_mlp, linear, norm, tables
-from aprfmt.arch.value_checks import boolean, sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import (
+    LAYER,
+    Q,
+    RoleRow,
+    gated_mlp,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import boolean, sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -45,7 +53,7 @@ def _head(layer: str, before: tuple[str, str, str], last: str, **more: str) -> d
 
 
 _SEVEN = "model.mtp_layers.{I}."
-MIMO = named(
+MIMO = names_only_spec(
     "mimo",
     (QWEN2.tensors, QWEN2.bindings),
     hyper_rules.hyper_table(
@@ -147,10 +155,10 @@ def _kv(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:
 
 _EPS = hyper_rules.norm_eps(1e-5)
 _V2 = "model.mtp.layers.{I}."
-MIMO_V2 = named(
+MIMO_V2 = names_only_spec(
     "mimo_v2",
-    tables(
-        around(
+    make_tables(
+        with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *linear("attn_q", "self_attn.q_proj", Q, "hidden_size"),
             *_kv("attn_k", "self_attn.k_proj", "head_dim"),

@@ -18,19 +18,19 @@ from aprfmt.arch.tensor_rows import (
     LAYER,
     Q,
     RoleRow,
-    around,
     attention,
     experts,
+    make_tables,
     norm,
-    tables,
+    with_model_rows,
 )
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 _MOE = "block_sparse_moe."
 _EXPERTS, _EXPERT_BINDINGS = experts(_MOE + "experts", "w1", "w3", "w2")
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(bias=None, out_bias=None),
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),

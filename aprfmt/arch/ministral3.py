@@ -14,9 +14,8 @@ from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import ORIGINAL, HFRope, RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
-from aprfmt.arch.value_checks import number
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import number, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -58,8 +57,8 @@ _RULES = {rule.name: rule for rule in rope_rules(_ROPE)}
 _SCALING = _RULES["rope_scaling"]
 _RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write_rope})
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(bias=None, out_bias=None, permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),

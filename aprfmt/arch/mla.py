@@ -11,8 +11,7 @@ from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults, mscale
 from aprfmt.arch.spec import MISSING, Facts, HyperRule, Read
-from aprfmt.arch.value_checks import MAX_ROTATED
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.value_checks import MAX_ROTATED, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 

@@ -16,9 +16,8 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import KINDS
 from aprfmt.arch.spec import Binding, Facts, HyperRule
-from aprfmt.arch.tensor_rows import Q, RoleRow, linear, norm, tables
-from aprfmt.arch.value_checks import sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -87,7 +86,7 @@ _WINDOWS = (
 
 MODERNBERT = encoder(
     "modernbert",
-    tables(
+    make_tables(
         (
             *embeddings("embeddings.tok_embeddings", normed="embeddings.norm", bias=False),
             *norm("attn_norm", _M + "attn_norm", needs="attn_norm_layers"),

@@ -12,7 +12,7 @@ from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_in, fused_r
 from aprfmt.arch.gpt2 import NO_ROPE, four_times
 from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.tensor_rows import Q, around, linear, norm, tables
+from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import number, positive
 from aprfmt.base.protocols import Value
 
@@ -20,8 +20,8 @@ Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 _B = "transformer.blocks.{L}."
 _USUAL = 8.0
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", _B + "norm_1"),
         *fused_rows(None),
         *linear("attn_output", _B + "attn.out_proj", "hidden_size", Q),

@@ -65,7 +65,7 @@ _PREFIXES: dict[str, tuple[str, ...]] = {
 }
 
 
-def core(name: str, style: str) -> str:
+def strip_prefix(name: str, style: str) -> str:
     """Return a name without the prefix that its style allows."""
     for prefix in PREFIXES.get(style, ()):
         if name.startswith(prefix):
@@ -73,7 +73,7 @@ def core(name: str, style: str) -> str:
     return name
 
 
-def expand(template: str, layer: int | None = None, element: int | None = None) -> str:
+def expand_template(template: str, layer: int | None = None, element: int | None = None) -> str:
     """Fill in {L} (layer) and {E} (element)."""
     return template.replace("{L}", str(layer)).replace("{E}", str(element))
 
@@ -109,7 +109,7 @@ class NameIndex(Generic[T]):
         self._style = style
         self._rows: dict[str, list[tuple[tuple[str, ...], T]]] = {}
         for template, value in rows:
-            parts = core(template, style).split(".")
+            parts = strip_prefix(template, style).split(".")
             marks = tuple(part for part in parts if _is_mark(part))
             key = ".".join("#" if _is_mark(part) else part for part in parts)
             others = self._rows.setdefault(key, [])
@@ -123,7 +123,7 @@ class NameIndex(Generic[T]):
     def find(self, name: str) -> Match[T] | None:
         """Return the template's value and the numbers in the name, or None."""
         numbers: list[str] = []
-        parts = core(name, self._style).split(".")
+        parts = strip_prefix(name, self._style).split(".")
         for i, part in enumerate(parts):
             if part.isascii() and part.isdigit():
                 # Numbers without leading zeros only, so that no two names mean the same tensor.

@@ -9,7 +9,7 @@ from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, RoleRow, attention, plain_mlp, tables, whole
+from aprfmt.arch.tensor_rows import FUSED, RoleRow, attention, make_tables, model_rows, plain_mlp
 
 
 def _norm(role: str, hf: str, layered: bool = True) -> tuple[RoleRow, ...]:
@@ -20,8 +20,8 @@ def _norm(role: str, hf: str, layered: bool = True) -> tuple[RoleRow, ...]:
     )
 
 
-_BEFORE, (*_, _HEAD) = whole()
-_TENSORS, _BINDINGS = tables(
+_BEFORE, (*_, _HEAD) = model_rows()
+_TENSORS, _BINDINGS = make_tables(
     (
         *_BEFORE,
         *_norm("attn_norm", "input_layernorm"),

@@ -31,10 +31,9 @@ from aprfmt.arch.mamba import (
 )
 from aprfmt.arch.mla import groups
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Read
-from aprfmt.arch.spec_builders import Made, described
-from aprfmt.arch.tensor_rows import RoleRow, around, linear, norm, tables
-from aprfmt.arch.value_checks import sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.spec_builders import Made, full_spec
+from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -181,8 +180,8 @@ _SECOND = frozenset({"attention.layer_norm_epsilon"})  # read under the other na
 
 
 def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
-    return tables(
-        around(
+    return make_tables(
+        with_model_rows(
             *norm("attn_norm", _LAYER + "norm"),
             *attention_rows(_MIXER, bias=None),
             *mamba2_mixer(_MIXER, "ssm_layers"),
@@ -247,7 +246,7 @@ _OF_EXPERTS = frozenset(
 _BLOCK = BlockSpec(
     norm_cast="after_weight", recurrence="mamba2", halves="one", position="none", mlp="plain"
 )
-NEMOTRON_H = described(
+NEMOTRON_H = full_spec(
     "nemotron_h",
     _made(*_plain("", _MIXER, "ffn_size", "mlp_layers")),
     _hyper(_width(hyper_rules.ffn_size(21504), "mlp_layers"), _by_width("mlp_layers", "mlp")),
@@ -276,7 +275,7 @@ _EXPERTS = (
     _expert("down", ("n_experts", "expert_width", "moe_ffn_size")),
 )
 _LATENT = "moe_layers & latent_size"
-NEMOTRON_H_MOE = described(
+NEMOTRON_H_MOE = full_spec(
     "nemotron_h_moe",
     _made(
         RoleRow("ffn_gate_inp.weight", _MIXER + ".gate.weight", ("n_experts", "hidden_size"),

@@ -8,25 +8,25 @@ from aprfmt.arch import hyper_rules
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Loss
-from aprfmt.arch.spec_builders import named
+from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import (
     FUSED,
     RoleRow,
-    around,
     attention,
     gated_mlp,
+    make_tables,
+    model_rows,
     norm,
-    tables,
-    whole,
+    with_model_rows,
 )
 
-_BEFORE, _AFTER = whole()
+_BEFORE, _AFTER = model_rows()
 _NORMS = norm("attn_norm", "input_layernorm"), norm("ffn_norm", "post_attention_layernorm")
 
-BITNET = named(
+BITNET = names_only_spec(
     "bitnet",
-    tables(
-        around(
+    make_tables(
+        with_model_rows(
             *_NORMS[0],
             *attention(),
             *norm("attn_sub_norm", "self_attn.attn_sub_norm"),
@@ -53,9 +53,9 @@ BITNET = named(
     ),
 )  # fmt: skip
 
-EUROBERT = named(
+EUROBERT = names_only_spec(
     "eurobert",
-    tables(
+    make_tables(
         (
             *_BEFORE,
             *_NORMS[0],

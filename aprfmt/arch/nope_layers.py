@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 
 from aprfmt.arch.sliding_window import PerLayer
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.value_checks import sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -17,7 +16,7 @@ def every_fourth(hp: Params, interval: int = 4) -> PerLayer:
     return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
 
 
-def listed(facts: Facts, hp: Params) -> FoundLayers:
+def read_no_rope_layers(facts: Facts, hp: Params) -> FoundLayers:
     """Read no_rope_layers (1 for layers that do rotate; empty: none said) or their interval."""
     found, interval = facts.first("no_rope_layers"), facts.first("no_rope_layer_interval")
     if found is not None and len(sequence(*found)):
@@ -28,9 +27,9 @@ def listed(facts: Facts, hp: Params) -> FoundLayers:
     return None
 
 
-def rotating(facts: Facts | None, hp: Params) -> PerLayer:
+def rotating_layers(facts: Facts | None, hp: Params) -> PerLayer:
     """Return the layers that rotate by a config, or every fourth not."""
-    found = None if facts is None else listed(facts, hp)
+    found = None if facts is None else read_no_rope_layers(facts, hp)
     return every_fourth(hp) if found is None else found[0]
 
 
@@ -38,7 +37,7 @@ def rope_layers(gguf: Callable[[Params], PerLayer] = every_fourth) -> HyperRule:
     """Return the rule for the layers that rotate; `gguf`: those that llama.cpp rotates."""
     return HyperRule(
         "rope_layers",
-        read={"hf": listed},
+        read={"hf": read_no_rope_layers},
         write={"hf": lambda value, hp: {"no_rope_layers": [int(on) for on in value]}},
         default=every_fourth,
         default_in={"gguf": gguf},

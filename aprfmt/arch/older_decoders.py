@@ -12,19 +12,19 @@ from aprfmt.arch.gpt2 import NO_ROPE, POSITIONS, four_times
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import HyperRule
-from aprfmt.arch.spec_builders import named
+from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import (
     FUSED,
     KV,
     Q,
     RoleRow,
     WholeNames,
-    around,
     attention,
     gated_mlp,
     linear,
+    make_tables,
     norm,
-    tables,
+    with_model_rows,
 )
 
 _H = "transformer.h.{L}."
@@ -51,9 +51,9 @@ def _old(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     )
 
 
-GPT_NEO = named(
+GPT_NEO = names_only_spec(
     "gpt_neo",
-    tables(around(
+    make_tables(with_model_rows(
         POSITIONS,
         *norm("attn_norm", _H + "ln_1", bias=True),
         *linear("attn_q", _H + "attn.attention.q_proj", Q, "hidden_size"),
@@ -73,11 +73,15 @@ GPT_NEO = named(
     ),
 )  # fmt: skip
 
-OLMO = named(
+OLMO = names_only_spec(
     "olmo",
-    tables(
+    make_tables(
         # Its norms have no weights.
-        (row for row in around(*attention(permuted=True), *gated_mlp()) if "norm" not in row.role),
+        (
+            row
+            for row in with_model_rows(*attention(permuted=True), *gated_mlp())
+            if "norm" not in row.role
+        ),
         hf_more=FUSED,
     ),
     hyper_rules.hyper_table(
@@ -86,16 +90,20 @@ OLMO = named(
         *hyper_rules.attention_biases(),
         *rope_rules(RopeDefaults()),
         hyper_rules.rope_style("half", permuted=True),
-        HyperRule("qkv_clip", {"hf": ("clip_qkv",), "gguf": ("{arch}.attention.clamp_kqv",)},
-            "positive", None),
+        HyperRule(
+            "qkv_clip",
+            {"hf": ("clip_qkv",), "gguf": ("{arch}.attention.clamp_kqv",)},
+            "positive",
+            None,
+        ),
     ),
-)  # fmt: skip
+)
 
 # fairseq's decoders: norms before attention and MLP, biases everywhere.
 
 
 def _fairseq(layer: str, *more: RoleRow, **named: Unpack[WholeNames]) -> Rows:
-    return around(
+    return with_model_rows(
         *more,
         *norm("attn_norm", layer + "self_attn_layer_norm", bias=True),
         *linear("attn_q", layer + "self_attn.q_proj", Q, "hidden_size", bias=""),
@@ -108,9 +116,9 @@ def _fairseq(layer: str, *more: RoleRow, **named: Unpack[WholeNames]) -> Rows:
     )
 
 
-XGLM = named(
+XGLM = names_only_spec(
     "xglm",
-    tables(_fairseq("model.layers.{L}.", final="model.layer_norm", norm_bias=True)),
+    make_tables(_fairseq("model.layers.{L}.", final="model.layer_norm", norm_bias=True)),
     _old(
         hyper_rules.hidden_size(1024, "d_model hidden_size"),
         hyper_rules.n_layers(24, "num_layers num_hidden_layers"),
@@ -120,9 +128,9 @@ XGLM = named(
         hyper_rules.activation("gelu", "activation_function"),
     ),
 )
-BIOGPT = named(
+BIOGPT = names_only_spec(
     "biogpt",
-    tables(_fairseq(
+    make_tables(_fairseq(
         "biogpt.layers.{L}.",
         RoleRow("position_embd.weight", "biogpt.embed_positions.weight",
             ("context_length+2", "hidden_size"), layered=False),
@@ -136,10 +144,10 @@ BIOGPT = named(
 )  # fmt: skip
 
 _L = "model.layers.{L}."
-PERSIMMON = named(
+PERSIMMON = names_only_spec(
     "persimmon",
-    tables(
-        around(
+    make_tables(
+        with_model_rows(
             *norm("attn_norm", "input_layernorm", bias=True),
             *fused_rows(""),
             *norm("attn_q_norm", "self_attn.q_layernorm", ("head_dim",), "qk_norm", bias=True),
@@ -163,9 +171,9 @@ PERSIMMON = named(
     ),
 )
 
-CODEGEN = named(
+CODEGEN = names_only_spec(
     "codegen",
-    tables(around(
+    make_tables(with_model_rows(
         *norm("attn_norm", _H + "ln_1", bias=True),
         # q, v and k of each of four parts of the heads: kept as they are stored.
         RoleRow("attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")),

@@ -10,13 +10,22 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.sliding_window import Window, period, window_rules
+from aprfmt.arch.sliding_window import Window, window_period, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
-from aprfmt.arch.tensor_rows import FUSED, KV, Q, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    KV,
+    Q,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 from aprfmt.base.protocols import Value
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *attention(),
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),
         *norm("attn_k_norm", "self_attn.k_norm", (KV,)),
@@ -53,7 +62,7 @@ OLMO3 = ArchSpec(
     hyper=hyper_rules.hyper_table(
         *_HYPER,
         *rope_rules(RopeDefaults(theta=500000.0, layers="full", nested=True)),
-        *window_rules(Window(4096, 4096, period(4))),
+        *window_rules(Window(4096, 4096, window_period(4))),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

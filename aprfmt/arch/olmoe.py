@@ -7,10 +7,10 @@ from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
-from aprfmt.arch.tensor_rows import FUSED, KV, Q, around, attention, norm, tables
+from aprfmt.arch.tensor_rows import FUSED, KV, Q, attention, make_tables, norm, with_model_rows
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *norm("attn_q_norm", "self_attn.q_norm", (Q,)),

@@ -12,7 +12,7 @@ from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.required_values import divided_heads
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, around, linear, norm, tables
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, with_model_rows
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -38,13 +38,13 @@ def _layer(before: str, behind: str) -> tuple[RoleRow, ...]:
     )  # fmt: skip
 
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *_layer("attn_norm", "ffn_norm"), embed="model.decoder.embed_tokens",
         final="model.decoder.final_layer_norm", norm_bias=True,
     )
 )  # fmt: skip
-_SMALL = tables(
+_SMALL = make_tables(
     (
         RoleRow("token_embd.weight", "model.decoder.embed_tokens.weight", _NARROW, layered=False),
         RoleRow("embd_in.weight", "model.decoder.project_in.weight",

@@ -8,7 +8,16 @@ from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, around, attention, norm, plain_mlp, tables
+from aprfmt.arch.tensor_rows import (
+    KV,
+    Q,
+    RoleRow,
+    attention,
+    make_tables,
+    norm,
+    plain_mlp,
+    with_model_rows,
+)
 
 # LayerNorms of each query and key head, one weight for all heads. GGUF has no names for them.
 _QK_NORMS = tuple(
@@ -17,8 +26,8 @@ _QK_NORMS = tuple(
     for x in "qk"
     for part in ("weight", "bias")
 )  # fmt: skip
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm", bias=True),
         *attention(bias="", out_bias="", out="dense"),
         *_QK_NORMS,

@@ -11,14 +11,23 @@ from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
-from aprfmt.arch.tensor_rows import KV, LAYER, Q, RoleRow, around, linear, norm, tables
+from aprfmt.arch.tensor_rows import (
+    KV,
+    LAYER,
+    Q,
+    RoleRow,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
 _QKV = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
 GATE_UP = ("ffn_gate.weight", "ffn_up.weight")
 _IN_QKV, IN_GATE_UP = (Split((Q, KV, KV)),), (Split(("ffn_size", "ffn_size")),)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *(
             RoleRow(role, "", (rows, "hidden_size"), gguf="")

@@ -16,15 +16,24 @@ from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
-from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, experts, norm, tables
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    experts,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 _EXPERTS, _BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
-_TENSORS, _MADE = tables(
+_TENSORS, _MADE = make_tables(
     (
-        *around(
+        *with_model_rows(
             *norm("attn_norm", "input_layernorm", bias=True),
             *attention(),
             *norm("ffn_norm", "post_attention_layernorm", bias=True),

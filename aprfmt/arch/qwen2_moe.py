@@ -8,10 +8,25 @@ from collections.abc import Mapping
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.layout_steps import Reshaped
 from aprfmt.arch.qwen2 import MAX_WINDOW_LAYERS
-from aprfmt.arch.sliding_window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
+from aprfmt.arch.sliding_window import (
+    IGNORED_WINDOW,
+    PerLayer,
+    Window,
+    window_every_layer,
+    window_rules,
+)
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, experts, linear, norm, tables
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    experts,
+    linear,
+    make_tables,
+    norm,
+    with_model_rows,
+)
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 EXPERTS, EXPERT_BINDINGS = experts()
@@ -53,8 +68,8 @@ SHARED_GATE = RoleRow(
     "moe_layers", gguf_steps=(Reshaped(("1", "hidden_size"), ("hidden_size",)),),
 )  # fmt: skip
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(out_bias=None),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -83,7 +98,7 @@ QWEN2_MOE = ArchSpec(
         hyper_rules.context_length(32768),
         hyper_rules.tied_embeddings(shown=False),
         hyper_rules.flag("attention_bias", True, "qkv_bias", present=("attn_q.bias",)),
-        *window_rules(Window(layers=_layers, gguf_layers=every, switch=True)),
+        *window_rules(Window(layers=_layers, gguf_layers=window_every_layer, switch=True)),
         *moe.counts(60, 4),
         moe.expert_size(hf_default=1408),
         hyper_rules.size(

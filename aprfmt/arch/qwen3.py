@@ -5,15 +5,15 @@ from aprfmt.arch.qwen2 import WINDOW
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 
 QK_NORMS = (
     *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
     *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
 )
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *QK_NORMS,

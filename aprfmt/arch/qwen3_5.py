@@ -17,7 +17,7 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.rope_sections import sections
 from aprfmt.arch.spec import ArchSpec, Binding, HyperRule, TensorRule
-from aprfmt.arch.tensor_rows import RoleRow, around, gated_mlp, tables
+from aprfmt.arch.tensor_rows import RoleRow, gated_mlp, make_tables, with_model_rows
 
 SECTIONS = (11, 11, 10)  # transformers' default, and the converter's
 _ROPE = RopeDefaults(partial=0.25)
@@ -46,8 +46,8 @@ def _tables(
     mlp: tuple[RoleRow, ...], hf: tuple[Binding, ...] = (), gguf: tuple[Binding, ...] = ()
 ) -> tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]:
     first, second = delta_net.norms()
-    return tables(
-        around(*first, *_mixing(), *second, *mlp, norm_steps=PLUS_ONE),
+    return make_tables(
+        with_model_rows(*first, *_mixing(), *second, *mlp, norm_steps=PLUS_ONE),
         hf_first=(*hf, *delta_net.GATED_HF),
         gguf_first=delta_net.GATED_GGUF,
         gguf_more=gguf,

@@ -5,10 +5,10 @@ from aprfmt.arch.qwen2_moe import DENSE, DENSE_LOSS, EXPERT_BINDINGS, EXPERTS, R
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, around, attention, norm, tables
+from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, norm, with_model_rows
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         *QK_NORMS,

@@ -22,7 +22,7 @@ from aprfmt.arch.qwen2_moe import (
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, HyperRule
-from aprfmt.arch.tensor_rows import LAYER, around, tables
+from aprfmt.arch.tensor_rows import LAYER, make_tables, with_model_rows
 
 _INTO = ("attn_qkv.weight", "attn_gate.weight")
 _RATES = ("ssm_beta.weight", "ssm_alpha.weight")
@@ -49,8 +49,8 @@ def shared_size() -> HyperRule:
 
 
 _FIRST, _SECOND = delta_net.norms()
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *_FIRST,
         *delta_net.attention(),
         *delta_net.delta_net(),

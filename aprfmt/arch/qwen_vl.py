@@ -12,7 +12,7 @@ from dataclasses import replace
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.layout_steps import Oriented
-from aprfmt.arch.qwen2 import QWEN2, upper
+from aprfmt.arch.qwen2 import QWEN2, upper_layers
 from aprfmt.arch.qwen2_moe import DENSE_LOSS
 from aprfmt.arch.qwen3 import QWEN3
 from aprfmt.arch.qwen3_moe import QWEN3_MOE
@@ -21,7 +21,7 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.rope_sections import IGNORED, old_sections
-from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, every, window_rules
+from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_every_layer, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import LAYER
 from aprfmt.arch.value_checks import sequence
@@ -78,7 +78,9 @@ def _two(name: str, chosen: bool) -> ArchSpec:
             hyper_rules.flag("attention_bias", True, present=("attn_q.bias",)),
             *rope_rules(_TWO),
             old_sections(_TWO, (16, 24, 24)),
-            *window_rules(Window(layers=upper(80), gguf_layers=every, switch=True)),
+            *window_rules(
+                Window(layers=upper_layers(80), gguf_layers=window_every_layer, switch=True)
+            ),
         ),
         tensors=QWEN2.tensors,
         bindings=QWEN2.bindings,

@@ -18,11 +18,10 @@ from aprfmt.arch.joining_steps import Split, Stacked
 from aprfmt.arch.pixtral_vision import DEVIATION, MEAN
 from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import MISSING, ArchSpec, Binding, Facts, HyperRule, Loss, Read
-from aprfmt.arch.spec_builders import named
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, norm, single, tables
-from aprfmt.arch.value_checks import sequence
-from aprfmt.arch.value_checks import whole as whole_number
-from aprfmt.arch.vision_towers import UNUSED, activation_keys, of_projector, tower_hyper
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.value_checks import sequence, whole_number
+from aprfmt.arch.vision_towers import UNUSED, activation_keys, projector_model, tower_hyper
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -153,7 +152,7 @@ def _hyper(
 
 
 def _once(role: str, hf: str, *shape: str) -> RoleRow:
-    return single(role, f"{_TOWER}{hf}", *shape)
+    return single_row(role, f"{_TOWER}{hf}", *shape)
 
 
 def _both(role: str, hf: str, out: str, into: str) -> Rows:
@@ -225,10 +224,10 @@ def _tower(
     **more: Any,
 ) -> ArchSpec:
     fused = _fused(_LAYER + "attn.qkv")
-    return named(
+    return names_only_spec(
         name,
-        tables((_PATCH, *rows), hf_first=(*fused, *hf), gguf_first=(_FRAMES, *gguf)),
-        hyper, evidence=of_projector(PROJECTORS[name]), section=_SECTION,
+        make_tables((_PATCH, *rows), hf_first=(*fused, *hf), gguf_first=(_FRAMES, *gguf)),
+        hyper, evidence=projector_model(PROJECTORS[name]), section=_SECTION,
         ignored=UNUSED | _BESIDE, **more,
     )  # fmt: skip
 

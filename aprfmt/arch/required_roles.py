@@ -19,7 +19,7 @@ Values = Mapping[str, Value]
 _NONE: Values = {}
 
 
-def needed(
+def is_required(
     rule: TensorRule, layer: int | None, hp: Values, demanded: Mapping[str, Value] = _NONE
 ) -> bool:
     """Say whether a role (in a layer) is required; values in `demanded` replace those in `hp`."""
@@ -47,7 +47,9 @@ def expected_roles(
     layers = range(size_of("n_layers", hp))
     for rule in spec.tensors:
         for layer in layers if rule.layered else (None,):
-            if needed(rule, layer, hp) or (demanded and needed(rule, layer, hp, demanded)):
+            if is_required(rule, layer, hp) or (
+                demanded and is_required(rule, layer, hp, demanded)
+            ):
                 expected[role_key(layer, rule.role)] = shape_of(rule.shape, hp)
     order = Order(spec)
     return dict(sorted(expected.items(), key=lambda item: order(item[0])))
@@ -64,7 +66,9 @@ def _rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
     found = [rule for rule in spec.tensors if rule.role == role]
     if not found:
         raise ArchError(f"{key}: {spec.name} has no such role")
-    return next((rule for rule in found if len(found) > 1 and needed(rule, layer, hp)), found[0])
+    return next(
+        (rule for rule in found if len(found) > 1 and is_required(rule, layer, hp)), found[0]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ class Coverage:
         return len(self.required) - len(self.missing) - len(self.accepted)
 
 
-def nothing(key: str) -> bool:
+def accept_nothing(key: str) -> bool:
     """Accept no missing role."""
     return False
 
@@ -103,7 +107,7 @@ def coverage(
     hp: Values,
     shapes: Mapping[str, Shape],
     demanded: Mapping[str, Value] = _NONE,
-    accept: Callable[[str], bool] = nothing,
+    accept: Callable[[str], bool] = accept_nothing,
 ) -> Coverage:
     """Compare the roles of a file, with their logical shapes, with what must be there.
 
@@ -133,10 +137,10 @@ def _vital(spec: ArchSpec, key: str, hp: Values) -> bool:
     It is possible without biases, without q/k-norms if all of them are missing, and without a
     head, which the embedding replaces.
     """
-    return not key.endswith(".bias") and needed(_rule(spec, key, hp), split_key(key)[0], hp)
+    return not key.endswith(".bias") and is_required(_rule(spec, key, hp), split_key(key)[0], hp)
 
 
-def collapsed(keys: Collection[str], required: Collection[str]) -> tuple[str, ...]:
+def collapse_roles(keys: Collection[str], required: Collection[str]) -> tuple[str, ...]:
     """Return role keys, shortened to the plain role if it is missing in all its required layers."""
     lacking, layers = _by_role(keys), _by_role(required)
     return tuple(

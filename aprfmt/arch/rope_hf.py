@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.value_checks import boolean, divisors, number, positive, text, whole
+from aprfmt.arch.value_checks import boolean, divisors, number, positive, text, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -176,7 +176,7 @@ class HFRope:
         elif top is None and self.row.original is not None:
             return self.row.original
         found = top or stated
-        return context if found is None else whole(*found, 1)
+        return context if found is None else whole_number(*found, 1)
 
 
 def _factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from aprfmt.arch.rope_hf import RopeDefaults, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.value_checks import sequence
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.value_checks import sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]

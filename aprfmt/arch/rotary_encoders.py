@@ -17,7 +17,7 @@ from aprfmt.arch.required_values import must_be
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, Facts, HyperRule
-from aprfmt.arch.tensor_rows import Q, RoleRow, linear, norm, tables
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm
 from aprfmt.arch.value_checks import sequence, text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
@@ -113,7 +113,7 @@ _NOMIC_ROWS = (
 )
 NOMIC_BERT = encoder(
     "nomic_bert",
-    tables(
+    make_tables(
         _NOMIC_ROWS,
         hf_first=fused_in(_LAYER + "attn.Wqkv", IN_ORDER, ("weight",)),
         hf_more=_in_memory(_NOMIC_ROWS, ("weight",), ("fc2", "down_proj")),
@@ -166,7 +166,7 @@ _ORIGINALS = (
 )  # fmt: skip
 JINA_EMBEDDINGS_V3 = encoder(
     "jina_embeddings_v3",
-    tables(
+    make_tables(
         _JINA_ROWS,
         hf_first=_JINA_QKV,
         hf_more=(*_in_memory(_JINA_ROWS, PARTS), *map(_original, _ORIGINALS)),

@@ -6,8 +6,8 @@ transformers' modeling_rwkv.
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.spec_builders import named
-from aprfmt.arch.tensor_rows import RoleRow, around, linear, norm, tables
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
 
 _LAYER = "rwkv.blocks.{L}"
 _TIME, _CHANNEL = f"{_LAYER}.attention", f"{_LAYER}.feed_forward"
@@ -22,9 +22,9 @@ def _vectors(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
     )
 
 
-RWKV = named(
+RWKV = names_only_spec(
     "rwkv",
-    tables(around(
+    make_tables(with_model_rows(
         *norm("token_embd_norm", "rwkv.blocks.0.pre_ln", bias=True, layered=False),
         *norm("attn_norm", f"{_LAYER}.ln1", bias=True),
         RoleRow("time_mix_decay.weight", f"{_TIME}.time_decay", (_WIDE,)),

@@ -6,10 +6,18 @@ llama.cpp's seed-oss.cpp.
 
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
-from aprfmt.arch.tensor_rows import FUSED, RoleRow, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    norm,
+    with_model_rows,
+)
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(),
         RoleRow("ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),

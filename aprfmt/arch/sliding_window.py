@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aprfmt.arch.spec import Facts, HyperRule, Loss
-from aprfmt.arch.value_checks import boolean, sequence, whole
+from aprfmt.arch.value_checks import boolean, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -18,13 +18,13 @@ KINDS = {"sliding_attention": True, "full_attention": False}
 _KEY = "{arch}.attention.sliding_window"
 
 
-def every(facts: Facts | None, hp: Params) -> PerLayer:
+def window_every_layer(facts: Facts | None, hp: Params) -> PerLayer:
     """Window every layer."""
     layers: PerLayer = (True,) * hp["n_layers"]
     return layers
 
 
-def period(length: int) -> Callable[[Facts | None, Params], PerLayer]:
+def window_period(length: int) -> Callable[[Facts | None, Params], PerLayer]:
     """Window all layers but every length-th, as llama.cpp's set_swa_pattern does."""
 
     def layers(facts: Facts | None, hp: Params) -> PerLayer:
@@ -49,7 +49,7 @@ class Window:
 
     hf_default: int | None = None
     gguf_default: Any = None
-    layers: Callable[[Facts | None, Params], PerLayer] = every
+    layers: Callable[[Facts | None, Params], PerLayer] = window_every_layer
     gguf_layers: Callable[[Facts | None, Params], PerLayer] | None = None
     listed: bool = True
     switch: bool = False
@@ -107,7 +107,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
             return None
         value, key = found
         if isinstance(value, int) and not isinstance(value, bool):
-            return period(whole(value, key, 1))(None, hp), key
+            return window_period(whole_number(value, key, 1))(None, hp), key
         listed = sequence(value, key, hp["n_layers"])[: hp["n_layers"]]
         if not all(item in (0, 1) for item in listed):
             raise ArchError(f"{key}: holds other values than true and false")
@@ -132,7 +132,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         if value == assumed_layers(hp):
             return {}
         length = (*value, False).index(False) + 1
-        if 2 <= length <= len(value) and value == period(length)(None, hp):
+        if 2 <= length <= len(value) and value == window_period(length)(None, hp):
             return {_KEY + "_pattern": length}
         return {_KEY + "_pattern": list(value)}
 
@@ -152,7 +152,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
             write={"hf": write_hf_layers, "gguf": write_gguf_layers},
             default=default_layers,
             default_in={"gguf": assumed_layers},
-            check=causal,
+            check=require_causal,
         ),
     )
 
@@ -162,10 +162,10 @@ def _positions(found: Found) -> Found:
     if found is None:
         return None
     value, key = found
-    return (whole(value, key) or None) if value is not None else None, key
+    return (whole_number(value, key) or None) if value is not None else None, key
 
 
-def causal(value: Value, facts: Facts, hp: Params) -> str:
+def require_causal(value: Value, facts: Facts, hp: Params) -> str:
     """Raise ArchError for embedding models, which attend to later positions too.
 
     "vision" (gemma4) means the tokens of an image alone.

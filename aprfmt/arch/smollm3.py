@@ -7,19 +7,25 @@ docs/architectures.md; transformers' configuration_smollm3.
 from collections.abc import Mapping
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.nope_layers import every_fourth, rope_layers, rotating
+from aprfmt.arch.nope_layers import every_fourth, rope_layers, rotating_layers
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.sliding_window import IGNORED_WINDOW, PerLayer, Window, every, window_rules
+from aprfmt.arch.sliding_window import (
+    IGNORED_WINDOW,
+    PerLayer,
+    Window,
+    window_every_layer,
+    window_rules,
+)
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
-from aprfmt.arch.tensor_rows import FUSED, around, attention, gated_mlp, norm, tables
+from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *attention(permuted=True),
         *norm("ffn_norm", "post_attention_layernorm"),
@@ -31,7 +37,7 @@ _TENSORS, _BINDINGS = tables(
 
 def _unrotated(facts: Facts | None, hp: Params) -> PerLayer:
     """Window the layers without rope: transformers' default for an absent layer_types."""
-    return tuple(not rotated for rotated in rotating(facts, hp))
+    return tuple(not rotated for rotated in rotating_layers(facts, hp))
 
 
 SMOLLM3 = ArchSpec(
@@ -45,7 +51,9 @@ SMOLLM3 = ArchSpec(
         *rope_rules(RopeDefaults(theta=2e6)),
         hyper_rules.rope_style("half", permuted=True),
         rope_layers(),
-        *window_rules(Window(layers=_unrotated, gguf_layers=every, switch=True, listed_wins=True)),
+        *window_rules(
+            Window(layers=_unrotated, gguf_layers=window_every_layer, switch=True, listed_wins=True)
+        ),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -9,26 +9,26 @@ from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, TensorRule
 Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of rows.tables
 
 
-def named(name: str, made: Made, hyper: tuple[HyperRule, ...], **more: Any) -> ArchSpec:
+def names_only_spec(name: str, made: Made, hyper: tuple[HyperRule, ...], **more: Any) -> ArchSpec:
     """Return a spec of level "names"; `more` are its other fields.
 
     Keys of config.json that no rule reads stay unknown: what they mean matters to a forward pass.
     """
     tensors, bindings = made
-    return in_its_styles(ArchSpec(
+    return own_styles_only(ArchSpec(
         name=name, hyper=hyper, tensors=tensors, bindings=bindings, block=BlockSpec(),
         level="names", **more,
     ))  # fmt: skip
 
 
-def described(
+def full_spec(
     name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec, **more: Any
 ) -> ArchSpec:
     """Return a spec of level "full"; `more` are its other fields."""
-    return replace(named(name, made, hyper, **more), level="full", block=block)
+    return replace(names_only_spec(name, made, hyper, **more), level="full", block=block)
 
 
-def in_its_styles(spec: ArchSpec) -> ArchSpec:
+def own_styles_only(spec: ArchSpec) -> ArchSpec:
     """Return a spec without the bindings of styles in which it has no name."""
     kept = {style: found for style, found in spec.bindings.items() if style in spec.called}
     return replace(spec, bindings=kept)

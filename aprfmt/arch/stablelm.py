@@ -9,11 +9,19 @@ from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, LAYER, RoleRow, around, attention, gated_mlp, tables
+from aprfmt.arch.tensor_rows import (
+    FUSED,
+    LAYER,
+    RoleRow,
+    attention,
+    gated_mlp,
+    make_tables,
+    with_model_rows,
+)
 
 _HEADS = {"q": "n_heads", "k": "n_kv_heads"}
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         RoleRow("attn_norm.weight", "input_layernorm.weight", ("hidden_size",)),
         RoleRow("attn_norm.bias", "input_layernorm.bias", ("hidden_size",)),
         *attention(out_bias=None),

@@ -4,10 +4,10 @@ from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec
-from aprfmt.arch.tensor_rows import FUSED, around, attention, norm, plain_mlp, tables
+from aprfmt.arch.tensor_rows import FUSED, attention, make_tables, norm, plain_mlp, with_model_rows
 
-_TENSORS, _BINDINGS = tables(
-    around(
+_TENSORS, _BINDINGS = make_tables(
+    with_model_rows(
         *norm("attn_norm", "input_layernorm", bias=True),
         *attention(),
         *norm("ffn_norm", "post_attention_layernorm", bias=True),

@@ -12,10 +12,9 @@ from typing import Any
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule
-from aprfmt.arch.spec_builders import Made, named
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, tables
-from aprfmt.arch.value_checks import text
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.spec_builders import Made, names_only_spec
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, make_tables
+from aprfmt.arch.value_checks import text, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -84,7 +83,7 @@ _TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # the sa
 
 def _made(gated: bool, *stacks: str) -> Made:
     head = (RoleRow("output.weight", "lm_head.weight", _TABLE, "!tied_embeddings", layered=False),)
-    return tables(
+    return make_tables(
         (
             RoleRow("token_embd.weight", "shared.weight", _TABLE, layered=False),
             *(row for stack in stacks for row in _stack(stack, gated)),
@@ -222,7 +221,7 @@ def _is(gated: bool, every: bool, decoder: bool) -> Any:
 
 def _t5(name: str, gated: bool, *stacks: str) -> ArchSpec:
     every = name.startswith("umt5")
-    return named(
+    return names_only_spec(
         name, _made(gated, *stacks), _hyper(gated, every, *stacks),
         evidence=_is(gated, every, len(stacks) > 1), ignored=_IGNORED, buffers={"hf": _TIED},
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Tensor tables in short form: one row per tensor gives its rule and its names in both styles.
 
 Most GGUF names equal the role, so a row usually gives only the Hugging Face name and the shape.
-`tables` turns rows into the two independent tables of an ArchSpec.
+`make_tables` turns rows into the two independent tables of an ArchSpec.
 """
 
 from collections.abc import Iterable, Mapping
@@ -74,12 +74,12 @@ def norm(
     )
 
 
-def single(role: str, hf: str, *shape: str, needs: str = "", gguf_steps: Steps = ()) -> RoleRow:
+def single_row(role: str, hf: str, *shape: str, needs: str = "", gguf_steps: Steps = ()) -> RoleRow:
     """Return the row of a tensor outside the layers."""
     return RoleRow(role, hf, shape, needs, gguf_steps=gguf_steps, layered=False)
 
 
-def whole(
+def model_rows(
     *,
     embed: str = "model.embed_tokens",
     final: str = "model.norm",
@@ -106,7 +106,7 @@ def whole(
 
 
 class WholeNames(TypedDict, total=False):
-    """The arguments of `whole`."""
+    """The arguments of `model_rows`."""
 
     embed: str
     final: str
@@ -117,9 +117,9 @@ class WholeNames(TypedDict, total=False):
     norm_steps: Steps
 
 
-def around(*rows: RoleRow, **named: Unpack[WholeNames]) -> tuple[RoleRow, ...]:
-    """Return rows with those of the whole-model tensors around them, named as `whole` has it."""
-    before, after = whole(**named)
+def with_model_rows(*rows: RoleRow, **named: Unpack[WholeNames]) -> tuple[RoleRow, ...]:
+    """Return rows with those of the whole-model tensors around them, named as by `model_rows`."""
+    before, after = model_rows(**named)
     return (*before, *rows, *after)
 
 
@@ -211,7 +211,7 @@ def experts(
     return rows, each + together
 
 
-def tables(
+def make_tables(
     rows: Iterable[RoleRow],
     *,
     hf_first: Iterable[Binding] = (),

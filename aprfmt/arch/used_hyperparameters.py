@@ -33,7 +33,7 @@ LIKE: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def used(values: Mapping[str, Value]) -> list[str]:
+def used_names(values: Mapping[str, Value]) -> list[str]:
     """Return the names whose values the forward pass uses, in order."""
     return [name for name in values if _matters(name, values)]
 

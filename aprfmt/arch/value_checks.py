@@ -13,7 +13,7 @@ MAX_LAYERS = 1 << 12  # per-layer lists are built from the layer count
 MAX_ROTATED = 1 << 16  # lists with one number per rotated pair have half this length
 
 
-def whole(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> int:
+def whole_number(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> int:
     """Return a whole number between the bounds (12.0 counts as one); ArchError otherwise."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -70,7 +70,7 @@ def divisors(value: Value, key: str) -> tuple[float, ...]:
     return tuple(positive(item, key) for item in sequence(value, key, 1))
 
 
-def single(value: float) -> float:
+def nearest_float32(value: float) -> float:
     """Return the float32 nearest to a number, inf where it is too large."""
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
@@ -79,17 +79,17 @@ def single(value: float) -> float:
     return rounded
 
 
-def shortest(value: float) -> float:
+def shortest_decimal(value: float) -> float:
     """Return the shortest decimal that rounds to the same float32.
 
     GGUF keeps 1e-6 as the float32 9.99999997e-07; this gives 1e-6 back, so that equal models
     have equal hyperparameters in every format. A number that is not a float32 is returned as given.
     """
-    if not math.isfinite(value) or single(value) != value:
+    if not math.isfinite(value) or nearest_float32(value) != value:
         return value
     for digits in range(1, 10):
         candidate = float(f"{value:.{digits}g}")
-        if single(candidate) == value:
+        if nearest_float32(candidate) == value:
             return candidate
     return value
 

@@ -12,8 +12,8 @@ from typing import Any
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.spec import HyperRule
-from aprfmt.arch.spec_builders import named
-from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, norm, single, tables
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
 from aprfmt.base.protocols import Value
 
 Rows = tuple[RoleRow, ...]
@@ -39,7 +39,9 @@ def _norm(role: str, hf: str) -> Rows:
 
 def _around(role: str, hf: str) -> Rows:
     """Return a norm outside the layers."""
-    return tuple(single(f"{role}.{part}", f"{hf}.{part}", *_WIDTH) for part in ("weight", "bias"))
+    return tuple(
+        single_row(f"{role}.{part}", f"{hf}.{part}", *_WIDTH) for part in ("weight", "bias")
+    )
 
 
 def _layers() -> Rows:
@@ -137,7 +139,7 @@ def _named(*parts: str) -> Any:
     return evidence
 
 
-def of_projector(kind: str) -> Any:
+def projector_model(kind: str) -> Any:
     """Return what decides for the tower of a GGUF with a projector of this type."""
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
@@ -151,16 +153,16 @@ UNUSED = frozenset(
     vision.projection_dim vision.image_mean vision.image_std projection_dim
     vision_use_head""".split()
 )
-_POSITIONS = single("v.position_embd.weight", "embeddings.position_embedding.weight",
+_POSITIONS = single_row("v.position_embd.weight", "embeddings.position_embedding.weight",
                    "image_positions", "hidden_size")  # fmt: skip
-_PATCHES = single("v.patch_embd.weight", "embeddings.patch_embedding.weight", *_PATCH)
+_PATCHES = single_row("v.patch_embd.weight", "embeddings.patch_embedding.weight", *_PATCH)
 
 
 def siglip_rows() -> Rows:
     """Return the rows of siglip's tower without its pooling head."""
     return (
         _PATCHES,
-        single("v.patch_embd.bias", "embeddings.patch_embedding.bias", *_WIDTH),
+        single_row("v.patch_embd.bias", "embeddings.patch_embedding.bias", *_WIDTH),
         _POSITIONS,
         *_layers(),
         *_around("v.post_ln", "post_layernorm"),
@@ -172,10 +174,10 @@ def siglip_hyper() -> tuple[HyperRule, ...]:
     return tower_hyper(1e-6, "gelu_tanh", class_token=False)
 
 
-CLIP_VISION = named(
+CLIP_VISION = names_only_spec(
     "clip_vision",
-    tables((
-        single("v.class_embd", "embeddings.class_embedding", *_WIDTH),
+    make_tables((
+        single_row("v.class_embd", "embeddings.class_embedding", *_WIDTH),
         _PATCHES,
         _POSITIONS,
         *_around("v.pre_ln", "pre_layrnorm"),
@@ -185,9 +187,9 @@ CLIP_VISION = named(
     tower_hyper(1e-5, "gelu_quick", class_token=True),
     evidence=_named("class_embd", "class_embedding"), ignored=UNUSED, section="vision_config",
 )  # fmt: skip
-SIGLIP_VISION = named(
+SIGLIP_VISION = names_only_spec(
     "siglip_vision",
-    tables((*siglip_rows(), *_head())),
+    make_tables((*siglip_rows(), *_head())),
     siglip_hyper(),
     ignored=UNUSED,
     section="vision_config",

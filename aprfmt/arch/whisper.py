@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.spec_builders import named
-from aprfmt.arch.tensor_rows import Q, RoleRow, linear, norm, single, tables
-from aprfmt.arch.value_checks import whole as whole_number
+from aprfmt.arch.spec_builders import names_only_spec
+from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, single_row
+from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -47,8 +47,8 @@ def _layers(stack: str, size: str) -> Rows:
 def _convolution(number: int, into: str) -> Rows:
     role, hf = f"enc.conv{number}", f"model.encoder.conv{number}"
     return (
-        single(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
-        single(f"{role}.bias", f"{hf}.bias", "hidden_size"),
+        single_row(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
+        single_row(f"{role}.bias", f"{hf}.bias", "hidden_size"),
     )
 
 
@@ -76,25 +76,41 @@ def _stack_layers(stack: str) -> HyperRule:
     )
 
 
-WHISPER = named(
+WHISPER = names_only_spec(
     "whisper",
-    tables((
-        single("token_embd.weight", "model.decoder.embed_tokens.weight", *_TABLE),
-        single("position_embd.weight", "model.decoder.embed_positions.weight", "context_length",
-            "hidden_size"),
-        *_convolution(1, "mel_bins"),
-        *_convolution(2, "hidden_size"),
-        single("enc.position_embd.weight", "model.encoder.embed_positions.weight", "source_length",
-            "hidden_size"),
-        *_layers("encoder", "ffn_size"),
-        *_layers("decoder", "decoder_ffn_size"),
-        *norm("enc.output_norm", "model.encoder.layer_norm", bias=True, layered=False),
-        *norm("output_norm", "model.decoder.layer_norm", bias=True, layered=False),
-        RoleRow("output.weight", "proj_out.weight", _TABLE, "!tied_embeddings", layered=False),
-    )),
+    make_tables(
+        (
+            single_row("token_embd.weight", "model.decoder.embed_tokens.weight", *_TABLE),
+            single_row(
+                "position_embd.weight",
+                "model.decoder.embed_positions.weight",
+                "context_length",
+                "hidden_size",
+            ),
+            *_convolution(1, "mel_bins"),
+            *_convolution(2, "hidden_size"),
+            single_row(
+                "enc.position_embd.weight",
+                "model.encoder.embed_positions.weight",
+                "source_length",
+                "hidden_size",
+            ),
+            *_layers("encoder", "ffn_size"),
+            *_layers("decoder", "decoder_ffn_size"),
+            *norm("enc.output_norm", "model.encoder.layer_norm", bias=True, layered=False),
+            *norm("output_norm", "model.decoder.layer_norm", bias=True, layered=False),
+            RoleRow("output.weight", "proj_out.weight", _TABLE, "!tied_embeddings", layered=False),
+        )
+    ),
     hyper_rules.hyper_table(
-        HyperRule("n_layers", kind="size", default_in={"hf": 4}, read={"hf": _longest},
-            write={"hf": lambda value, hp: {}}, shape=hyper_rules.n_layers().shape),
+        HyperRule(
+            "n_layers",
+            kind="size",
+            default_in={"hf": 4},
+            read={"hf": _longest},
+            write={"hf": lambda value, hp: {}},
+            shape=hyper_rules.n_layers().shape,
+        ),
         hyper_rules.hidden_size(384, "d_model"),
         hyper_rules.n_heads(6, "encoder_attention_heads"),
         hyper_rules.n_kv_heads(hf=""),
@@ -110,4 +126,4 @@ WHISPER = named(
         hyper_rules.size("source_length", "max_source_positions", hf_default=1500),
         hyper_rules.size("mel_bins", "num_mel_bins", hf_default=80),
     ),
-)  # fmt: skip
+)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 _idle: list[ThreadPoolExecutor] = []
 
 
-def overlapped(pieces: Iterator[T]) -> Generator[T, None, None]:
+def iterate_ahead(pieces: Iterator[T]) -> Generator[T, None, None]:
     """Yield what an iterator gives, in order; it runs on another thread, one piece ahead.
 
     What it raises is raised here. Two pieces are in memory at a time.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def pause_collector() -> Iterator[None]:
     """Collect no cycles within; what is freed by counting references is freed as ever."""
     enabled = gc.isenabled()
     gc.disable()

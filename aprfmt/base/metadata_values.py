@@ -33,7 +33,7 @@ def file_type_name(value: object) -> str:
     return FILE_TYPES.get(value & ~GUESSED, "") if value != GUESSED else ""
 
 
-def meaning(key: str, value: Any) -> str:
+def number_name(key: str, value: Any) -> str:
     """Return the name that a metadata number stands for; "" where it is only a number."""
     if key == "general.file_type":
         return file_type_name(value)
@@ -42,7 +42,7 @@ def meaning(key: str, value: Any) -> str:
     return next((names.get(value, "") for end, names in NAMES.items() if key.endswith(end)), "")
 
 
-def shown(value: Value) -> Value:
+def short_value(value: Value) -> Value:
     """Return a metadata value short enough for a report: long arrays become a count."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 16:
         return f"array of {len(value)}"

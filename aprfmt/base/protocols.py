@@ -204,7 +204,7 @@ class Damage:
     kind: str = "format"
 
 
-def damage_of(tensor: LazyTensor) -> str:
+def tensor_damage(tensor: LazyTensor) -> str:
     """Return why a tensor's bytes cannot be read, companions included; "" where nothing is wrong.
 
     Touches no bytes.

@@ -30,7 +30,7 @@ _DUNDER = re.compile(r"__[A-Za-z]\w*__")
 _FIELD = re.compile(r"\{[^{}]*[.\[][^{}]*\}")
 
 
-def scan(template: str, environment: Any) -> list[str]:
+def find_suspicious(template: str, environment: Any) -> list[str]:
     """Return a sentence for each suspicious part, beginning with its line; [] if there is none."""
     from jinja2 import nodes
     from jinja2.exceptions import TemplateSyntaxError
@@ -56,7 +56,7 @@ def scan(template: str, environment: Any) -> list[str]:
     return list(found)[:MOST]
 
 
-def constant(node: Any) -> Any:
+def constant_value(node: Any) -> Any:
     """Return the value of a constant expression; None if the expression is not constant."""
     try:
         return node.as_const()
@@ -76,7 +76,7 @@ def _getattr(node: Any, defined: set[str]) -> Iterator[str]:
 
 
 def _getitem(node: Any, defined: set[str]) -> Iterator[str]:
-    name = constant(node.arg)
+    name = constant_value(node.arg)
     if _internal(name):
         yield f"reads [{name!r}], one of Python's internals"
     elif name is None and type(node.arg).__name__ in ("Concat", "Add", "Mod", "Filter", "Call"):
@@ -87,7 +87,7 @@ def _getitem(node: Any, defined: set[str]) -> Iterator[str]:
 def _has_underscores(node: Any) -> bool:
     from jinja2 import nodes
 
-    texts = [constant(part) for part in (node, *node.find_all(nodes.Const))]
+    texts = [constant_value(part) for part in (node, *node.find_all(nodes.Const))]
     return any(isinstance(text, str) and "_" in text for text in texts)
 
 
@@ -96,7 +96,7 @@ def _filter(node: Any, defined: set[str]) -> Iterator[str]:
         yield "uses the filter attr, which reads members by name"
     if node.name in ATTRIBUTE_FILTERS:
         given = [*node.args, *(pair.value for pair in node.kwargs)]
-        for value in map(constant, given):
+        for value in map(constant_value, given):
             parts = value.split(".") if isinstance(value, str) else ()
             if any(map(_internal, parts)):
                 yield f"uses the filter {node.name} on {value!r}, one of Python's internals"
@@ -110,12 +110,12 @@ def _call(node: Any, defined: set[str]) -> Iterator[str]:
     if kind == "Name" and callee.name not in OFFERED | defined:
         yield f"calls {callee.name}(), which chat templates do not have"
     if kind == "Name" and callee.name == "range":
-        if any(isinstance(n, int) and abs(n) > LONG for n in map(constant, node.args)):
+        if any(isinstance(n, int) and abs(n) > LONG for n in map(constant_value, node.args)):
             yield f"counts beyond {LONG} in range()"
     if kind == "Getattr" and callee.attr in RUNNERS:
         yield f"calls .{callee.attr}(), which runs code or opens files in Python"
     if kind == "Getattr" and callee.attr in ("format", "format_map"):
-        text = constant(callee.node)
+        text = constant_value(callee.node)
         if not isinstance(text, str) or _FIELD.search(text):
             yield f"calls .{callee.attr}() in a way that can read members by name"
 
@@ -128,20 +128,20 @@ def _name(node: Any, defined: set[str]) -> Iterator[str]:
 
 
 def _text(node: Any, defined: set[str]) -> Iterator[str]:
-    value = constant(node)
+    value = constant_value(node)
     match = _DUNDER.search(value) if isinstance(value, str) else None
     if match:
         yield f"holds the string {match[0]!r}, one of Python's internals"
 
 
 def _repeat(node: Any, defined: set[str]) -> Iterator[str]:
-    sides = [constant(node.left), constant(node.right)]
+    sides = [constant_value(node.left), constant_value(node.right)]
     if any(isinstance(n, int) and abs(n) > LONG for n in sides):
         yield f"multiplies by more than {LONG}"
 
 
 def _power(node: Any, defined: set[str]) -> Iterator[str]:
-    power = constant(node.right)
+    power = constant_value(node.right)
     if not isinstance(power, int) or abs(power) > 64:
         yield "raises to a large or unknown power"
 

@@ -45,7 +45,7 @@ def escape(text: str, limit: int | None = None) -> str:
     return escaped if limit is None or len(escaped) <= limit else _cut(escaped, limit)
 
 
-def guard(text: str) -> str:
+def guard_text(text: str) -> str:
     """Return `text` with unsafe characters spelled out; line breaks and existing escapes stay.
 
     For text that should be escaped already: a second line of defence if a piece was forgotten.
@@ -85,10 +85,10 @@ def _escape(text: str) -> str:
 
 
 def _spell(match: re.Match[str]) -> str:
-    return "\\\\" if match[0] == "\\" else spell(match[0])
+    return "\\\\" if match[0] == "\\" else spell_character(match[0])
 
 
-def spell(character: str) -> str:
+def spell_character(character: str) -> str:
     """Return one character in this module's notation."""
     code = ord(character)
     if code < 0x100:

@@ -6,19 +6,28 @@ from dataclasses import replace
 
 from aprfmt.base.outcome import Check, check, verdict
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import LISTED, SHOWN, Answer, Finding, NotRun, Result, listed, summed
+from aprfmt.checks.records import (
+    LISTED,
+    SHOWN,
+    Answer,
+    Finding,
+    NotRun,
+    Result,
+    list_names,
+    to_check,
+)
 from aprfmt.checks.table import CHECKS, CheckRow
 from aprfmt.errors import AprfmtError, UnsupportedError
 
 
-def ask(row: CheckRow, context: CheckContext, *, strict: bool = False) -> Answer:
+def run_check(row: CheckRow, context: CheckContext, *, strict: bool = False) -> Answer:
     """Return what a row says of a model; with `strict` its warnings are failures."""
     began = time.perf_counter()
-    result, why = result_of(row, context)
-    return answered(row, result, why, time.perf_counter() - began, strict=strict)
+    result, why = check_result(row, context)
+    return make_answer(row, result, why, time.perf_counter() - began, strict=strict)
 
 
-def result_of(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
+def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
     """Return what a row's function gives, and why it did not run ("" where it did).
 
     A gate that cannot finish failed, and so did a row of another package. A row of `validate` is
@@ -38,13 +47,13 @@ def result_of(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
             if isinstance(error, UnsupportedError):
                 return Result(), str(error)
             if isinstance(error, AprfmtError):
-                return Result(findings=[told(error)]), ""
+                return Result(findings=[error_finding(error)]), ""
             if row.own:
                 raise
         return Result(checks=[_unfinished(row, error)]), ""
 
 
-def retold(
+def repeat_result(
     context: CheckContext, check_name: str, name: str, *, strict: bool = True
 ) -> Iterator[Check]:
     """Yield the result of one of our rows of `validate` as a check of a gate, under another name.
@@ -54,8 +63,8 @@ def retold(
     row = next(row for row in CHECKS if row.name == check_name)
     if row.formats and context.model.format not in row.formats:
         return
-    result, why = result_of(row, context)
-    summary = summed(name, result, why, strict)
+    result, why = check_result(row, context)
+    summary = to_check(name, result, why, strict)
     if why:
         yield summary
         return
@@ -63,7 +72,7 @@ def retold(
     for one in result.findings:
         places.setdefault((one.found, one.expected), []).append(one.where)
     said = [
-        f"{where[0]}: {found}" if len(where) == 1 else f"{found} {listed(where)}"
+        f"{where[0]}: {found}" if len(where) == 1 else f"{found} {list_names(where)}"
         for (found, _), where in places.items()
     ]
     found = "; ".join([*filter(None, [result.found]), *said[:LISTED]])
@@ -71,13 +80,13 @@ def retold(
     yield replace(summary, where="", found=found or "none", expected=expected or row.proves)
 
 
-def answered(
+def make_answer(
     row: CheckRow, result: Result, why: str, seconds: float = 0.0, *, strict: bool = False
 ) -> Answer:
     """Return the answer that a row's result makes; `why` says what kept it from running."""
     checks = tuple(result.checks)
     if row.needs in ("file", "source") or result.found or result.findings:
-        checks = (*checks, summed(row.name, result, why, strict))
+        checks = (*checks, to_check(row.name, result, why, strict))
     outcome = verdict(checks)
     if outcome == "NOT_RUN" and not why:
         why = "; ".join(each.found for each in checks) or "nothing was checked"
@@ -85,7 +94,7 @@ def answered(
                   why, findings=tuple(result.findings[:SHOWN]))  # fmt: skip
 
 
-def told(error: AprfmtError) -> Finding:
+def error_finding(error: AprfmtError) -> Finding:
     """Return what an error says as a finding."""
     where, _, found = str(error).partition(": ")
     return Finding(where, found or str(error), "what the format and its users agree on")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aprfmt.arch.spec import ArchSpec
-from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_words
-from aprfmt.checks.file.value_pass import Progress, TensorScan, take
+from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
+from aprfmt.checks.file.value_pass import Progress, TensorScan, scan_values
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
@@ -34,7 +34,7 @@ class CheckContext:
     @cached_property
     def census(self) -> Mapping[str, TensorScan]:
         """What one pass over every stored tensor found, by stored name."""
-        return take(self.model, self.progress)
+        return scan_values(self.model, self.progress)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -80,7 +80,7 @@ class CheckContext:
     def words(self) -> StoredVocabulary:
         """The vocabulary as it is stored; NotRun where it cannot be read."""
         try:
-            return read_words(self.carried)
+            return read_vocabulary(self.carried)
         except NotRun:
             raise
         except AprfmtError as error:

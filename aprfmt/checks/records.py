@@ -177,7 +177,7 @@ class NamedFinding:
 _WORDS = Words("PASS", "FAIL", "NOT-RUN")
 
 
-def counted(counts: Mapping[str, int]) -> str:
+def outcome_counts(counts: Mapping[str, int]) -> str:
     """Return answers by outcome in words."""
     return f"{counts['PASS']} passed, {counts['FAIL']} failed, {counts['NOT_RUN']} not run"
 
@@ -213,7 +213,7 @@ class Validation(CheckReport):
 
         What no table lists is named by it, and fails nothing.
         """
-        scope = f"{counted(self.counts)}, {len(self.warnings)} warnings"
+        scope = f"{outcome_counts(self.counts)}, {len(self.warnings)} warnings"
         left = () if self.ledger is None else self.ledger.left
         return pronounce_checks(self.outcome, self.counts, scope, left, self.accept)
 
@@ -349,19 +349,19 @@ def pronounce_report(
     """
     counts = count_outcomes(report.checks)
     rows = (*left, *ledger(model, OF_A_PASS).left)
-    return pronounce_checks(report.outcome, counts, counted(counts), rows)
+    return pronounce_checks(report.outcome, counts, outcome_counts(counts), rows)
 
 
 # --- making checks ----------------------------------------------------------------------------
 
 
-def listed(names: Sequence[str], most: int = LISTED) -> str:
+def list_names(names: Sequence[str], most: int = LISTED) -> str:
     """Return the first few of some names, and how many there are."""
     shown = ", ".join(names[:most])
     return f"{len(names)}: {shown}{', ...' if len(names) > most else ''}" if names else "none"
 
 
-def summed(name: str, result: Result, reason: str, strict: bool) -> Check:
+def to_check(name: str, result: Result, reason: str, strict: bool) -> Check:
     """Return one Check for a result; `reason` is why it did not run, or "" where it did.
 
     The first failure stands for all of them (with `strict` warnings are failures).

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.registry import Registry
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import CodecError, UnsupportedError

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.conversion.options import Drops
-from aprfmt.conversion.sidecar_files import KEYS, TEMPLATE, VOCABULARY, file_names, kept, template
+from aprfmt.conversion.sidecar_files import (
+    KEYS,
+    TEMPLATE,
+    VOCABULARY,
+    embedded_files,
+    sidecar_names,
+    stated_template,
+)
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
@@ -103,23 +110,23 @@ class Account:
         }
 
 
-def lost_text(entries: Sequence[SourceItem]) -> str:
+def describe_losses(entries: Sequence[SourceItem]) -> str:
     """Return what an error says of lost entries."""
     shown = ", ".join(f"{entry.name} ({entry.kind})" for entry in entries[:_SHOWN])
     return f"{shown}{' ...' if len(entries) > _SHOWN else ''}"
 
 
-def account(copy: Model, source: Model, excused: Callable[[str], str]) -> Account:
+def account_for_source(copy: Model, source: Model, excused: Callable[[str], str]) -> Account:
     """Return what became of everything in `source`.
 
     `excused(name)` gives the flag that left out a tensor or a file, "" for what should be there.
     """
     both = _Both(copy, source, excused)
-    said = files(source, both.file)
+    said = sidecar_items(source, both.file)
     return Account((*both.tensors(), *both.head(), *both.keys(), *said, *both.unread()))
 
 
-def recorded(copy: Model) -> Callable[[str], str]:
+def recorded_omissions(copy: Model) -> Callable[[str], str]:
     """Return what a copy's own record says of what was left out of it; FormatError."""
     found = _record(copy)
     return lambda name: str(found.get(name, ""))
@@ -130,9 +137,9 @@ def _record(model: Model) -> Mapping[str, Any]:
     return json_object(text, f"{model.path}: {RECORD}") if isinstance(text, str) else {}
 
 
-def files(source: Model, fate: Callable[[str, str], SourceItem]) -> Iterator[SourceItem]:
+def sidecar_items(source: Model, fate: Callable[[str, str], SourceItem]) -> Iterator[SourceItem]:
     """Yield an entry for every companion file of a source; `fate(name, kind)` makes it."""
-    for name in file_names(source):
+    for name in sidecar_names(source):
         kind = companion_kind(name)
         if kind:
             yield fate(name, kind)
@@ -250,11 +257,14 @@ class _Both:
         from aprfmt.tokenizer.carriers import has_tokenizer
 
         copy, source = self.copy, self.source
-        for name, kind in kept(source).items():
+        for name, kind in embedded_files(source).items():
             if name == VOCABULARY:
                 there, same = has_tokenizer(copy.carried), copy.format == source.format
             elif name == TEMPLATE:
-                there, same = template(copy) is not None, template(copy) == template(source)
+                there, same = (
+                    stated_template(copy) is not None,
+                    stated_template(copy) == stated_template(source),
+                )
             else:
                 there = (found := _licence(copy, name)) is not None
                 same = found == _licence(source, name)
@@ -310,7 +320,7 @@ class _Both:
 
         if kind == "tokenizer" and has_tokenizer(self.copy.carried):
             return "the copy's vocabulary"
-        if kind == "template" and template(self.copy) is not None:
+        if kind == "template" and stated_template(self.copy) is not None:
             return "the copy's chat template"
         if name == "config.json" and (self.copy.config is not None or self.roles):
             return "the copy's hyperparameters"
@@ -327,10 +337,10 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
         return copy.roles
     except ArchError:
         pass
-    from aprfmt.arch.binding import bind
+    from aprfmt.arch.binding import bind_names
 
     try:
-        groups = bind(source.spec, copy.style or "", tuple(copy)).groups
+        groups = bind_names(source.spec, copy.style or "", tuple(copy)).groups
     except ArchError:
         return {}
     return {
@@ -358,7 +368,7 @@ def _texts_of(model: Model) -> Mapping[str, str]:
     return {**found, **{name: text for name, text in kept.items() if isinstance(text, str)}}
 
 
-def dropped_record(
+def omissions_by_flag(
     source: Model, drops: Drops, *, files_too: bool, removed: Sequence[str]
 ) -> dict[str, str]:
     """Return what a conversion leaves out of a source by its flags, name -> flag.
@@ -369,7 +379,7 @@ def dropped_record(
     """
     told = {} if RECORD in removed else _record(source)
     found = {name: str(flag) for name, flag in told.items()}
-    for name in kept(source):
+    for name in embedded_files(source):
         keys = [key for key in removed if key == name or key.startswith(KEYS.get(name, name))]
         if keys:
             found[name] = f"--remove {keys[0]}"
@@ -384,7 +394,7 @@ def dropped_record(
         found.update(dict.fromkeys(gone, "--drop"))
     there = [path.name for path in folder_files(source) if not path.is_dir()]
     unread = {name for name in there if file_row(name).reading == "unread"}
-    for name in (*file_names(source), *sorted(unread - {*file_names(source)})):
+    for name in (*sidecar_names(source), *sorted(unread - {*sidecar_names(source)})):
         if any(match(name) for match in drops):
             found[name] = "--drop"
         elif files_too:
@@ -407,30 +417,30 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
         carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
         return SourceItem(name, kind, "copied" if carried or name in left_out else "lost")
 
-    lost = [entry for entry in files(source, fate) if entry.fate == "lost"]
+    lost = [entry for entry in sidecar_items(source, fate) if entry.fate == "lost"]
     if lost:
         raise ConversionError(
-            f"{source.path}: {lost_text(lost)} would not be in the copy: no output holds such a "
-            f"file; say so with --drop {lost[0].name}, and take it along yourself"
+            f"{source.path}: {describe_losses(lost)} would not be in the copy: no output holds "
+            f"such a file; say so with --drop {lost[0].name}, and take it along yourself"
         )
 
 
-def balanced(copy: Model, source: Model, left_out: Mapping[str, str]) -> Account:
+def balanced_account(copy: Model, source: Model, left_out: Mapping[str, str]) -> Account:
     """Return the account of a conversion; ConversionError where something of the source is lost."""
-    found = account(copy, source, lambda name: left_out.get(name, ""))
+    found = account_for_source(copy, source, lambda name: left_out.get(name, ""))
     scales = [entry for entry in found.lost if entry.how == _INPUTS_GONE]
     if scales and len(scales) == len(found.lost):
         matches = (OF_INPUTS.search(entry.name) for entry in scales)
         ends = dict.fromkeys(match[0] for match in matches if match)
         raise ConversionError(
-            f"{source.path}: {lost_text(scales)} would be lost: they are scales of activations, "
-            "and the weights of the copy have none; leave them out with "
+            f"{source.path}: {describe_losses(scales)} would be lost: they are scales of "
+            "activations, and the weights of the copy have none; leave them out with "
             + " ".join(f"--drop '*{end}'" for end in ends)
         )
     if found.lost:
         raise ConversionError(
             f"{copy.path}: {len(found.lost)} of {len(found.entries)} things of the source are "
-            f"neither copied, nor transformed, nor dropped by a flag: {lost_text(found.lost)}; "
-            "report it as a bug"
+            "neither copied, nor transformed, nor dropped by a flag: "
+            f"{describe_losses(found.lost)}; report it as a bug"
         )
     return found

@@ -17,9 +17,9 @@ from typing import Self
 
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.conversion.change_counts import ChangeCounts
-from aprfmt.conversion.encoding_choice import importance_of
+from aprfmt.conversion.encoding_choice import column_importances
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.run import (
@@ -29,14 +29,14 @@ from aprfmt.conversion.run import (
     RowPiece,
     WrittenTensor,
     check_overflow,
-    copied,
+    copied_bytes,
+    count_lost_codes,
+    decoded_pieces,
     encode_piece,
-    lost_codes_of,
-    pieces,
-    recoding,
+    recodable_rows,
 )
 from aprfmt.errors import ConversionError
-from aprfmt.formats.crc_combine import combine
+from aprfmt.formats.crc_combine import combine_crcs
 from aprfmt.formats.mapped_file import in_mapped_file
 from aprfmt.formats.output_file import OutputFile
 from aprfmt.formats.sequential import FILES, DeferredSlot, SequentialSink
@@ -178,7 +178,7 @@ class WorkerPool:
         written.counts.join(made.counts)
         check_overflow(begun.output, self._options, written.counts)
         if self._summed(begun.output, begun.room):
-            written.crc = combine(written.crc, made.crc, made.nbytes)
+            written.crc = combine_crcs(written.crc, made.crc, made.nbytes)
         begun.nbytes += made.nbytes
 
     def _end(self, begun: _Begun) -> None:
@@ -197,7 +197,7 @@ class WorkerPool:
     def _summed(self, output: Output, room: DeferredSlot) -> bool:
         """Say whether anybody asks for the checksum of what is written."""
         read_back = self._options.verify and (
-            encodes(output) or output.made or output.part is not None
+            is_encoded(output) or output.made or output.part is not None
         )
         return read_back or self._options.resume or room.crc
 
@@ -214,7 +214,7 @@ class WorkerPool:
             return partial(self._made, output) if here else None
         if self._options.jobs == 1:
             return None
-        if encodes(output):
+        if is_encoded(output):
             return partial(self._encoded, output)
         return partial(self._copied, output) if here else None
 
@@ -254,7 +254,7 @@ class WorkerPool:
 
         def work(start: int, stop: int) -> PlacedPiece:
             crc, at = 0, start
-            for window in copied(data, start, stop):
+            for window in copied_bytes(data, start, stop):
                 room.place.put(at, window)
                 crc, at = crc32(window, crc) if summed else 0, at + window.nbytes
             data.drop(start, stop)
@@ -267,10 +267,10 @@ class WorkerPool:
         """Yield the work on an output that is encoded, and on what that loses of packed codes."""
         shape = output.info.shape
         whole = math.prod(shape)
-        parts = list(pieces(output, CHUNK))
+        parts = list(decoded_pieces(output, CHUNK))
         elements = whole if len(parts) == 1 else min(whole, CHUNK + shape[-1])
         for piece in parts:
-            held = HELD if recoding(output, piece) is None else RECODED
+            held = HELD if recodable_rows(output, piece) is None else RECODED
             yield held * elements, self._work(output, room, piece, len(parts))
         if any(tensor.packed is not None for tensor in output.sources):
             yield HELD * CHUNK, partial(_lost, output)
@@ -281,11 +281,11 @@ class WorkerPool:
         """Return the work on a piece: one thread's, or every worker's on a large one."""
         alone = parts == 1 and math.prod(output.info.shape) > LARGE
         options = replace(self._options, threads=self._options.jobs if alone else 1)
-        width = encoding(output.info.encoding).row_bytes(output.info.shape) or 0
+        width = find_encoding(output.info.encoding).row_bytes(output.info.shape) or 0
         summed = self._summed(output, room)
 
         def work() -> PlacedPiece:
-            data, counts = encode_piece(output, options, importance_of(output, options), piece)
+            data, counts = encode_piece(output, options, column_importances(output, options), piece)
             room.place.put(piece.first * width, data)
             return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
 
@@ -301,9 +301,9 @@ def _in_order(rows: Sequence[tuple[_Begun, GivesWork]]) -> FileWork:
 
 
 def _lost(output: Output) -> PlacedPiece:
-    return PlacedPiece(lost_codes=lost_codes_of(output))
+    return PlacedPiece(lost_codes=count_lost_codes(output))
 
 
-def encodes(output: Output) -> bool:
+def is_encoded(output: Output) -> bool:
     """Say whether an output is decoded and encoded, not copied or packed in several tensors."""
     return output.part is None and not (output.copies and output.runs is not None)

@@ -21,7 +21,7 @@ def _plain(before: "Array", after: "Array") -> bool:
     )
 
 
-def only_blocks(encoding: str) -> bool:
+def is_block_encoding(encoding: str) -> bool:
     """Say whether an encoding's kernel alone decodes its bytes: blocks with nothing beside them."""
     kind = type(codec(encoding))
     return all(
@@ -52,7 +52,7 @@ class ChangeCounts:
         """
         native = native_kernels()
         plain = before.dtype == np.float32 and before.flags.c_contiguous
-        if native is None or not plain or not only_blocks(encoding):
+        if native is None or not plain or not is_block_encoding(encoding):
             return False
         values, view = before.reshape(-1), memoryview(data)
         width = len(view) // max(1, -(-values.size // block_size))

@@ -77,7 +77,7 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
     return left, ""
 
 
-def parse(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
+def parse_value(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
     """Return `text` as the value of a model's key; `wished` is the type asked for, "" if none was.
 
     `@FILE` means the content of the file. Raises UsageError if the text does not fit the type.
@@ -103,10 +103,10 @@ def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | Typ
             return TypedValue(_typed(text, kind, key, whole), kind)
         except UsageError as error:
             raise UsageError(f"{error}; for another type give {key}:TYPE=VALUE") from None
-    return json_value(key, model.metadata[key], text, whole)
+    return parse_json_value(key, model.metadata[key], text, whole)
 
 
-def json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
+def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
     """Return `text` as a JSON value of the kind of `present`, which may be None: of any kind.
 
     `whole` says that the text is a file's content. Raises UsageError for another kind.
@@ -241,7 +241,9 @@ def _architectures(model: Model) -> list[str]:
     return [name] if isinstance(name, str) else []
 
 
-def unknown(model: Model, keys: Sequence[str], also: Sequence[str] = ()) -> dict[str, list[str]]:
+def unknown_keys(
+    model: Model, keys: Sequence[str], also: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """Return the keys that are neither in the file nor known to its readers, with similar names.
 
     `also` are architectures that the same request names.
@@ -265,7 +267,7 @@ def check_present(model: Model, keys: Sequence[str]) -> None:
             )
 
 
-def snapshot(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, str]]:
+def read_values(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, str]]:
     """Return (value, type) of the existing keys; valid also after the file is closed."""
     types = model.source.types
     return {
@@ -281,7 +283,7 @@ def _lasting(value: Value) -> Value:
     return value
 
 
-def changes(
+def key_changes(
     keys: Sequence[str],
     before: Mapping[str, tuple[Value, str]],
     after: Mapping[str, tuple[Value, str]],

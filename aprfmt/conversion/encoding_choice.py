@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch.layout_steps import Transposed
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.spec import F32_ROLES
-from aprfmt.base.encoding_names import find_name, nearest_names, not_offered
-from aprfmt.base.encodings import ENCODINGS, encoding
+from aprfmt.base.encoding_names import find_name, nearest_names, unknown_name_message
+from aprfmt.base.encodings import ENCODINGS, find_encoding
 from aprfmt.base.protocols import Note, TensorInfo
 from aprfmt.codecs import codec, encode, writable
-from aprfmt.conversion.dialects import LatestGrid, in_dialect, writer_of
+from aprfmt.conversion.dialects import LatestGrid, dialect_writer, make_dialect_weight
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
 from aprfmt.conversion.packed_weights import (
@@ -29,7 +29,7 @@ from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings
-from aprfmt.quantizing.mixture import SCHEMES, leading, quantized
+from aprfmt.quantizing.mixture import SCHEMES, deciding_name, is_quantized
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -57,7 +57,7 @@ def choose_encodings(
     chosen: list[Output] = []
     refused: list[str] = []
     asked_for = False
-    writer = writer_of(options)
+    writer = dialect_writer(options)
     written = "" if writer is None else writer.encoding
     for i, output in enumerate(outputs):
         wished = explicit.get(i) or _wish(output, options)
@@ -67,13 +67,13 @@ def choose_encodings(
             if widened and _is_vector(output) and wished in PLAIN_FLOATS:
                 wished = "F32"
         if wished not in (output.source_encoding, written) and (
-            not encoding(wished).known or (wished in asked and not codec(wished).has_encoder)
+            not find_encoding(wished).known or (wished in asked and not codec(wished).has_encoder)
         ):
             raise ConversionError(_not_written(output.info.name, wished))
         if wished == written:
-            holds = target.holds(encoding("U8"))
+            holds = target.holds(find_encoding("U8"))
         else:
-            kept = wished == output.source_encoding and kept_as_bytes(model, target, options)
+            kept = wished == output.source_encoding and stores_as_bytes(model, target, options)
             holds = _held(wished, target) or kept
         if not holds:
             asked_for = asked_for or wished != output.source_encoding
@@ -106,7 +106,7 @@ def _info(info: TensorInfo, wished: str, written: str) -> TensorInfo:
 
 def _not_written(name: str, wished: str) -> str:
     """Return the sentence for an encoding that nothing here can be stored in."""
-    row = encoding(wished)
+    row = find_encoding(wished)
     if row.known:
         near = ", ".join(nearest_names(wished, writable()))
         return f"{name}: {wished} is read and copied, not written here; near names: {near}"
@@ -133,17 +133,17 @@ def _no_encoding(wished: str) -> str:
             f"{wished}: is a mixture of several encodings; choose one of them here "
             f"({SCHEMES[mixture].base}), or the mixture with quantize --type {mixture}"
         )
-    return f"{wished}: {not_offered(wished, writable())}"
+    return f"{wished}: {unknown_name_message(wished, writable())}"
 
 
 def _asked(output: Output) -> str:
     """Return the name under which a mixture or an importance matrix has an output."""
-    return output.role or leading(output.spellings)
+    return output.role or deciding_name(output.spellings)
 
 
-def importance_of(output: Output, options: Options) -> Any:
+def column_importances(output: Output, options: Options) -> Any:
     """Return the importances of an output's columns, or None."""
-    if options.importance is None or not quantized(output.encoding):
+    if options.importance is None or not is_quantized(output.encoding):
         return None
     return options.importance(_asked(output))
 
@@ -152,7 +152,7 @@ def _wish(output: Output, options: Options) -> str | None:
     if options.choose is not None:
         return options.choose(_asked(output), output.info.shape, output.source_encoding)
     wished = options.encoding
-    if wished is None or (ENCODINGS.get(output.source_encoding) or encoding("F32")).numpy in (
+    if wished is None or (ENCODINGS.get(output.source_encoding) or find_encoding("F32")).numpy in (
         "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
         "complex64",
     ):  # fmt: skip
@@ -160,16 +160,16 @@ def _wish(output: Output, options: Options) -> str | None:
     return wished if wished in PLAIN_FLOATS or not _is_vector(output) else None
 
 
-def kept_as_bytes(model: Model, target: FormatSpec, options: Options) -> bool:
+def stores_as_bytes(model: Model, target: FormatSpec, options: Options) -> bool:
     """Say whether a target stores encodings it has no code for: in copies of bytes."""
     return target.keeps and (options.generic or model.format == target.name)
 
 
 def _held(name: str, target: FormatSpec) -> bool:
     """Say whether a target can hold an encoding: by a code, carried, or as several tensors."""
-    if target.holds(encoding(name)) or target.carries:
+    if target.holds(find_encoding(name)) or target.carries:
         return True
-    return has_companions(name) and target.holds(encoding("U8"))
+    return has_companions(name) and target.holds(find_encoding("U8"))
 
 
 def check_importance(plan: Plan, options: Options) -> None:
@@ -178,9 +178,9 @@ def check_importance(plan: Plan, options: Options) -> None:
         return
     without = []
     for output in plan.outputs:
-        if output.copies or not quantized(output.encoding):
+        if output.copies or not is_quantized(output.encoding):
             continue
-        found, shape = importance_of(output, options), output.info.shape
+        found, shape = column_importances(output, options), output.info.shape
         if found is None:
             without.append(output.info.name)
             continue
@@ -197,17 +197,17 @@ def check_importance(plan: Plan, options: Options) -> None:
         plan.notes.append(Note("warning", where, text, "imatrix_gaps"))
 
 
-def in_parts(
+def split_into_parts(
     outputs: list[Output], model: Model, target: FormatSpec, options: Options
 ) -> list[Output]:
     """Replace every weight whose encoding has companions by its stored parts."""
-    latest, sources, writer = LatestParts(), LatestGrid(), writer_of(options)
+    latest, sources, writer = LatestParts(), LatestGrid(), dialect_writer(options)
     found: list[Output] = []
     for output in outputs:
         packed: PackedWeight
         if writer is not None and output.info.encoding == writer.encoding:
             dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
-            packed = in_dialect(output, writer, options, DTYPES[dtype], sources)
+            packed = make_dialect_weight(output, writer, options, DTYPES[dtype], sources)
         elif output.copies or not has_companions(output.info.encoding):
             found.append(output)
             continue

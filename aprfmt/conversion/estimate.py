@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.options import Options
 from aprfmt.remote.traffic import TRAFFIC
@@ -32,7 +32,7 @@ FEW = 2  # threads there are in any case
 COPIES = 4  # float32 arrays of a chunk that live at a time: values, input, read back, compared
 
 
-def estimate(
+def estimate_conversion(
     model: "Model", dst: Path, plan: "Plan", sizes: Mapping[Path, int], options: Options,
     hashing: bool,
 ) -> dict[str, Any]:  # fmt: skip
@@ -40,14 +40,14 @@ def estimate(
     folder = _existing(dst)
     output = sum(sizes.values())
     return {
-        "memory_bytes": memory(model, plan, options),
+        "memory_bytes": peak_memory(model, plan, options),
         "disk_bytes": output,
         "disk_free_bytes": _free(folder),
         "seconds": _seconds(model, folder, plan, output, options, hashing),
     }
 
 
-def memory(model: "Model", plan: "Plan", options: Options) -> int:
+def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
     """Return resident bytes at the peak, at most: the largest piece that is held at a time.
 
     Each thread that encodes keeps some of what it has allocated; workers hold pieces ahead.
@@ -78,7 +78,7 @@ def _held(output: "Output") -> int:
         return output.part.packed.nbytes + 4 * COPIES * _elements(output)
     if output.copies:
         return 4 * WINDOW  # a window mapped, one written, two read back
-    whole = output.runs is None or encoding(output.info.encoding).flat
+    whole = output.runs is None or find_encoding(output.info.encoding).flat
     elements = _elements(output) if whole else min(_elements(output), CHUNK + output.info.shape[-1])
     return 4 * COPIES * elements + 4 * WINDOW
 

@@ -12,7 +12,7 @@ from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import ByteSource, TensorInfo
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, stored_parts
-from aprfmt.conversion.run import WrittenTensor, chunks
+from aprfmt.conversion.run import WrittenTensor, output_chunks
 from aprfmt.errors import ConversionError
 from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.formats.sequential import FILES, DeferredSlot, SequentialSink
@@ -30,7 +30,7 @@ _RANGES = 32  # of what lies together in a file, that are announced
 _IN_MEMORY = 256 << 20  # bytes of a tensor whose rows change places, which is fetched whole
 
 
-def bring_small(source: "Source") -> None:
+def prefetch_small_tensors(source: "Source") -> None:
     """Fetch and keep the small tensors of files that lie elsewhere, which a plan reads one by one.
 
     What was read around each of them would be fetched again when the large ones are written.
@@ -53,13 +53,13 @@ def bring_small(source: "Source") -> None:
         file.bring(found)
 
 
-def by_place(sink: "Sink", outputs: Sequence[Output]) -> bool:
+def writes_in_source_order(sink: "Sink", outputs: Sequence[Output]) -> bool:
     """Say whether tensors are written in the order of their source, whatever `--jobs` is."""
     fits = isinstance(sink, SequentialSink) and len(sink.files) <= FILES
     return fits and any(output.far for output in outputs)
 
 
-def write_by_place(
+def write_in_source_order(
     sink: SequentialSink,
     infos: Sequence[TensorInfo],
     held: "dict[str, tuple[Output, WrittenTensor]]",
@@ -82,7 +82,7 @@ def write_by_place(
                 file.expect(start, stop)
         room = rooms[output.info.name]
         at = crc = 0
-        for chunk in chunks(_brought(output), options, record):
+        for chunk in output_chunks(_brought(output), options, record):
             view = memoryview(chunk)
             room.place.put(at, view)
             at, crc = at + view.nbytes, crc32(view, crc) if room.crc else 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch.other_keys import IGNORED
 from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
-from aprfmt.conversion.edits import KeyChange, json_value
+from aprfmt.conversion.edits import KeyChange, parse_json_value
 from aprfmt.conversion.key_names import TEMPLATE_FILE, TEMPLATE_KEYS, keys_of
 from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats import FORMATS
@@ -61,7 +61,7 @@ class ValueLocation:
         return f"{self.file}: {'.'.join(self.path)}" if self.path else self.file
 
 
-def has_files(model: "Model") -> bool:
+def has_text_files(model: "Model") -> bool:
     """Say whether a format's values stand in text files beside the weights."""
     return bool(FORMATS[model.format].weights_name)
 
@@ -104,7 +104,7 @@ class FolderEdits:
             old = self._value(place)
             present = None if old is _ABSENT else old
             if place.file == TEMPLATE_FILE or place.path[-1:] == ("chat_template",):
-                new: Any = json_value(key, "", text, whole)
+                new: Any = parse_json_value(key, "", text, whole)
             else:
                 new = _like(key, present, text, whole)
             self._put(place, new)
@@ -312,10 +312,10 @@ def _like(key: str, present: Value, text: str, whole: bool) -> Value:
     if text == "null" and not whole:
         return None
     if key.endswith("_token_id") and isinstance(present, (int, list)):
-        either = json_value(key, None, text, whole)
+        either = parse_json_value(key, None, text, whole)
         if isinstance(either, (int, list)) and not isinstance(either, bool):
             return either
-    return json_value(key, present, text, whole)
+    return parse_json_value(key, present, text, whole)
 
 
 def _shown(value: Any) -> Value:

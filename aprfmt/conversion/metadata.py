@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aprfmt.arch.draft_head import counted
+from aprfmt.arch.draft_head import head_count_keys
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.base.version import __version__
 from aprfmt.codecs import codec
-from aprfmt.conversion.dialects import DialectWeight, claims
+from aprfmt.conversion.dialects import DialectWeight, quantization_config
 from aprfmt.conversion.gguf_vocabulary import KEY as VOCABULARY_KEY
 from aprfmt.conversion.gguf_vocabulary import restored_vocabulary, vocabulary_record
 from aprfmt.conversion.options import Options
@@ -33,7 +33,7 @@ from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object
 from aprfmt.model.carried_files import FOREIGN as GGUF_KEY
 from aprfmt.model.packing import MODELOPT_FILE, without_described, without_packing
-from aprfmt.quantizing.mixture import Mixture, quantized
+from aprfmt.quantizing.mixture import Mixture, is_quantized
 from aprfmt.tensors.companions import SECTIONS
 from aprfmt.tokenizer import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.keys import HF_JSON
@@ -59,7 +59,7 @@ class CarriedMetadata:
         return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
 
 
-def carry(model: Model, target: str, plan: Plan, options: Options) -> CarriedMetadata:
+def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> CarriedMetadata:
     """Return the target's metadata and texts; same-format conversions keep metadata verbatim."""
     if model.format == target:
         carried = CarriedMetadata(
@@ -71,7 +71,7 @@ def carry(model: Model, target: str, plan: Plan, options: Options) -> CarriedMet
         carried = CARRIERS[style](model, plan)
         carried.metadata.update(plan.restoration.metadata())
         carried.metadata.update(_identity(model))
-        if all(output.copies for output in plan.outputs if quantized(output.source_encoding)):
+        if all(output.copies for output in plan.outputs if is_quantized(output.source_encoding)):
             carried.metadata.update(_quantization_record(model))
     _claim_packing(carried, model, plan.outputs, options)
     if any(not output.copies for output in plan.outputs) and model.format == target:
@@ -138,7 +138,7 @@ def _claim(
         return None, {}
     for output in outputs:
         if output.part is not None and isinstance(output.part.packed, DialectWeight):
-            claim, files = claims(outputs)
+            claim, files = quantization_config(outputs)
             return claim, {name: json.dumps(said, indent=4) + "\n" for name, said in files.items()}
     name = min(packed)
     return {SECTIONS[0]: codec(name).config(options.packing, _left_out(outputs, name))}, {}
@@ -215,7 +215,7 @@ def file_type(outputs: Sequence[Output]) -> int:
             size = math.prod(output.info.shape)
             counts[output.info.encoding] += size
     name = counts.most_common(1)[0][0] if counts else "F32"
-    number = encoding(name).file_type
+    number = find_encoding(name).file_type
     return 1024 if number is None else number  # 1024: guessed, as llama.cpp's own constant says
 
 
@@ -297,7 +297,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
         "general.name": model_name(model),
     }
     found.update(carried := _carried_gguf(model))
-    heads = counted(spec, "gguf", hyper, plan.names)
+    heads = head_count_keys(spec, "gguf", hyper, plan.names)
     for key, value in {**write_hyper(spec, hyper, "gguf"), **heads}.items():
         if key not in carried or not same_value(carried[key].value, _bare(value)):
             found[key] = value
@@ -307,7 +307,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
         o.info.encoding != o.source_encoding for o in plan.outputs
     ):
         found["general.file_type"] = TypedValue(file_type(plan.outputs), "uint32")
-    if any(encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
+    if any(find_encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
         found["general.quantization_version"] = TypedValue(2, "uint32")
     found.update(to_gguf(model))
     found.update(restored_vocabulary(model, found))
@@ -366,7 +366,7 @@ def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
     text = config_text(model) if own_config(model) else None
     if text is None:
         spec, hyper = model.spec, model.hyper
-        config = write_hyper(spec, hyper, "hf") | counted(spec, "hf", hyper, plan.names)
+        config = write_hyper(spec, hyper, "hf") | head_count_keys(spec, "hf", hyper, plan.names)
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     texts["config.json"] = text
     texts.update(to_hf(model))
@@ -390,7 +390,7 @@ CARRIERS: Mapping[str, Callable[[Model, Plan], CarriedMetadata]] = {
 }
 
 
-def bare(model: Model, target: FormatSpec, *, marked: bool = False) -> dict[str, Any]:
+def bare_metadata(model: Model, target: FormatSpec, *, marked: bool = False) -> dict[str, Any]:
     """Return metadata for a container-only copy (`--arch none`), nothing added.
 
     With `marked` (`--generic`), architecture keys say GENERIC, which no loader knows, and the name

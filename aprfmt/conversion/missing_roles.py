@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aprfmt.arch.binding import bind
-from aprfmt.arch.required_roles import collapsed
+from aprfmt.arch.binding import bind_names
+from aprfmt.arch.required_roles import collapse_roles
 from aprfmt.base.protocols import Note
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.errors import ArchError, ConversionError
@@ -42,7 +42,9 @@ def check_complete(
     refuse_incomplete(left, model.path, ConversionError)
 
 
-def absent_roles(model: Model, plan: "Plan", options: Options, drops: Drops) -> tuple[str, ...]:
+def missing_output_roles(
+    model: Model, plan: "Plan", options: Options, drops: Drops
+) -> tuple[str, ...]:
     """Return the required roles missing in the output, and add a note to the plan."""
     resolution = _resolution(model, options)
     if resolution is None:
@@ -72,11 +74,11 @@ def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
     """Return the roles of the dropped tensors, also those of which a part is kept."""
     if not plan.dropped or plan.style is None:
         return set()
-    bound = bind(resolution.spec, plan.style, plan.dropped)
+    bound = bind_names(resolution.spec, plan.style, plan.dropped)
     return {key for group in bound.groups for key in group.roles} | set(bound.incomplete)
 
 
-def record_absent(
+def record_missing_roles(
     carried: "CarriedMetadata", model: Model, plan: "Plan", options: Options
 ) -> tuple[str, ...]:
     """Record in the output's metadata the roles missing on purpose; return them.
@@ -91,4 +93,4 @@ def record_absent(
         carried.metadata[RECORD] = record(plan.absent, required)
     else:
         carried.metadata.pop(RECORD, None)
-    return collapsed(plan.absent, required)
+    return collapse_roles(plan.absent, required)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from aprfmt.errors import UsageError
-from aprfmt.formats import FORMATS, FormatSpec, written
+from aprfmt.formats import FORMATS, FormatSpec, writable_formats
 from aprfmt.model import Model
 
 
@@ -16,11 +16,15 @@ def target_format(path: Path, to: str | None) -> FormatSpec:
     if to is not None:
         to = to.lower()
         if to not in FORMATS:
-            raise UsageError(f"--to {to}: is no format here; expected {', '.join(written())}")
+            raise UsageError(
+                f"--to {to}: is no format here; expected {', '.join(writable_formats())}"
+            )
     suffix = path.suffix.lower()
     found = FORMATS.first(lambda spec: suffix in spec.extensions)
     if to is None and found is None:
-        known = sorted(extension for name in written() for extension in FORMATS[name].extensions)
+        known = sorted(
+            extension for name in writable_formats() for extension in FORMATS[name].extensions
+        )
         raise NoFormatError(f"{path}: its extension names no format; expected {', '.join(known)}")
     if to is not None and found is not None and to != found:
         raise UsageError(f"{path}: the extension says {found}; expected {to}, make them agree")
@@ -28,7 +32,7 @@ def target_format(path: Path, to: str | None) -> FormatSpec:
     if not spec.writes:
         raise UsageError(
             f"{path if found else to}: files of {spec.name} are read here, not written; write one "
-            f"of {', '.join(written())}"
+            f"of {', '.join(writable_formats())}"
         )
     return spec
 
@@ -38,7 +42,7 @@ def has_extension(path: Path) -> bool:
     return len(path.suffix) > 1 and not path.suffix[1].isdecimal()
 
 
-def target_of(model: Model, dst: Path, to: str | None) -> FormatSpec:
+def resolve_format(model: Model, dst: Path, to: str | None) -> FormatSpec:
     """Return the format to write; a folder without `to` keeps the source's."""
     if not has_extension(dst) and (to is not None or dst.is_dir() or model.folder is not None):
         own = FORMATS[model.format]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo
 from aprfmt.codecs import CODECS, codec, decode
 from aprfmt.conversion.change_counts import ChangeCounts
@@ -97,7 +97,7 @@ class Claimed(PackedWeight):
         parts = self.latest.parts
         found = {}
         for suffix, dtype in codec(self.encoding).stored_as(parts).items():
-            row, size = encoding(dtype), len(parts[suffix])
+            row, size = find_encoding(dtype), len(parts[suffix])
             name = f"{self.name}.{suffix}" if suffix else main
             count = size // row.type_size
             shape: tuple[int, ...] = (count, 1) if not suffix else (count,)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from aprfmt.arch.layout_steps import Transposed
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import Output, make_info
@@ -14,7 +14,7 @@ from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
 from aprfmt.model.patterns import select
 from aprfmt.model.resolve import spellings_by_name
-from aprfmt.quantizing.mixture import leading
+from aprfmt.quantizing.mixture import deciding_name
 from aprfmt.tensors.runs import ByteRun
 from aprfmt.tensors.view import decode_tensor
 
@@ -36,7 +36,7 @@ def stored_output(tensor: LazyTensor, name: str = "") -> Output:
     )
 
 
-def turned_output(tensor: LazyTensor) -> Output:
+def transposed_output(tensor: LazyTensor) -> Output:
     """Write one stored tensor with its last two axes exchanged, in its own encoding."""
     info = tensor.info
     shape = (*info.shape[:-2], info.shape[-1], info.shape[-2])
@@ -51,7 +51,7 @@ def turned_output(tensor: LazyTensor) -> Output:
     )
 
 
-def stored_joined(
+def joined_output(
     model: Model, target: FormatSpec, options: Options, repacking: Repacking
 ) -> list[Output]:
     """Pass through with companions joined, so that a packed weight can be re-encoded as one.
@@ -64,7 +64,7 @@ def stored_joined(
     outputs: list[Output] = []
     shared: set[str] = set()  # parts that several weights have, and that are written once
     for name, tensor in model.items():
-        held = all(target.holds(encoding(p.info.encoding)) for p in tensor.parts.values())
+        held = all(target.holds(find_encoding(p.info.encoding)) for p in tensor.parts.values())
         if tensor.parts and name not in wanted and (held or target.carries):
             stored = [(part, part.info.name) for part in tensor.parts.values()
                       if part.info.name not in shared]  # fmt: skip
@@ -98,7 +98,7 @@ def _requested(model: Model, options: Options) -> set[str]:
     names = list(model)
     if options.choose:
         roles = model.roles_of
-        asked = [leading((*roles.get(name, ()), name)) for name in names]
+        asked = [deciding_name((*roles.get(name, ()), name)) for name in names]
         chosen = [
             options.choose(name, tensor.shape, tensor.encoding)
             for name, tensor in zip(asked, model.values(), strict=True)

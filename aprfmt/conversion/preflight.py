@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, TypedValue, Value
-from aprfmt.conversion.accounting import balanced
+from aprfmt.conversion.accounting import balanced_account
 from aprfmt.conversion.outputs import Output, Plan
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -77,7 +77,7 @@ class PlannedSource:
         self.close()
 
 
-def check_foreseen(
+def check_planned_losses(
     model: Model, weights: Path, kind: str, plan: Plan, carried: "CarriedMetadata"
 ) -> None:
     """Raise ConversionError where something of the source would be lost in what is planned.
@@ -96,4 +96,4 @@ def check_foreseen(
         planned = Model(source, folder)
     except AprfmtError:
         return  # what was written is judged: it says why it cannot be opened
-    balanced(planned, model, plan.left_out)
+    balanced_account(planned, model, plan.left_out)

@@ -23,11 +23,11 @@ from aprfmt.quantizing.mixture import (
     QUANTIZER_VERSION,
     Mixture,
     base_name,
-    fits,
+    deciding_name,
+    fits_groups,
     fitting_schemes,
     is_linear,
-    leading,
-    quantized,
+    is_quantized,
     scheme_of,
 )
 
@@ -40,7 +40,7 @@ NEAREST = "to the nearest value, without calibration"  # of layouts whose librar
 IMATRIX_RECORD = "quantize.imatrix."  # llama.cpp's own keys
 
 
-def prepare(model: Model, target: FormatSpec, options: Options) -> Options:
+def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
     """Return the options with the scheme's mixture filled in; unchanged without a scheme.
 
     Raises UsageError for an unknown scheme, or for flags that need a scheme.
@@ -56,9 +56,9 @@ def prepare(model: Model, target: FormatSpec, options: Options) -> Options:
         from aprfmt.quantizing.imatrix import read_imatrix
 
         matrix = read_imatrix(options.imatrix)
-    mixture = mixture_of(model, options, matrix is not None)
+    mixture = model_mixture(model, options, matrix is not None)
     scheme = scheme_of(mixture.scheme)
-    if matrix is not None and (ENCODINGS[scheme.base].flat or not quantized(scheme.base)):
+    if matrix is not None and (ENCODINGS[scheme.base].flat or not is_quantized(scheme.base)):
         raise UsageError(
             f"{mixture.scheme} uses no importance matrix: leave --imatrix out, or choose Q4_K_M"
         )
@@ -75,7 +75,7 @@ def prepare(model: Model, target: FormatSpec, options: Options) -> Options:
     )
 
 
-def mixture_of(model: Model, options: Options, imatrix: bool) -> Mixture:
+def model_mixture(model: Model, options: Options, imatrix: bool) -> Mixture:
     """Return the mixture of a model; for an unknown architecture, from the GGUF's metadata."""
     assert options.quantize is not None
     try:
@@ -156,12 +156,12 @@ def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list
     named = matchers(patterns, every, str(path)) if patterns else ()
     matrices = []
     for output in outputs:
-        name = output.role or leading(output.spellings)
+        name = output.role or deciding_name(output.spellings)
         base, suffix, _ = base_name(name)
         given = any(match(each) for match in named for each in output.spellings)
         if is_linear(name, base, suffix, output.info.shape) and not given:
             matrices.append(output)
-    odd = [output for output in matrices if not fits(scheme, output.info.shape)]
+    odd = [output for output in matrices if not fits_groups(scheme, output.info.shape)]
     if not odd:
         return []
     rows, columns = scheme.multiples
@@ -195,7 +195,7 @@ def check_requantization(
         for output in outputs
         if output.runs is None
         and output.encoding == output.source_encoding
-        and quantized(output.encoding)
+        and is_quantized(output.encoding)
         and not has_companions(output.encoding)
     ]
     if cut:
@@ -210,8 +210,8 @@ def check_requantization(
         output
         for output in outputs
         if output.encoding != output.source_encoding
-        and quantized(output.encoding)
-        and quantized(output.source_encoding)
+        and is_quantized(output.encoding)
+        and is_quantized(output.source_encoding)
         and output.info.name not in kept
     ]
     if again:

@@ -7,7 +7,7 @@ import numpy as np
 from aprfmt.arch.draft_head import stored_groups
 from aprfmt.arch.element_moves import to_logical, to_stored
 from aprfmt.arch.spec import LayoutStep
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.codecs import encode
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Plan
 from aprfmt.formats import FormatSpec
@@ -15,7 +15,7 @@ from aprfmt.model import Model
 from aprfmt.tensors.view import View
 
 
-def record(model: Model, target: FormatSpec, plan: Plan) -> None:
+def record_restoration(model: Model, target: FormatSpec, plan: Plan) -> None:
     """Record every role whose values the target stores in a wider or shifted form.
 
     Only float types are recorded: quantized sources keep their encoding, or the user asked for a
@@ -65,7 +65,7 @@ def _record_one(
 ) -> None:
     assert name in PLAIN_FLOATS
     logical = np.asarray(tensor.numpy(), np.float32)
-    size = encoding(name).type_size
+    size = find_encoding(name).type_size
     # Not encode(logical) where there are bytes: rounding would make signalling NaNs quiet.
     held = tensor.restored or tensor.data is not None
     bits = np.frombuffer(tensor.raw() if held else encode(name, logical)[""], f"<u{size}")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FREE = ("force", "verify", "threads", "jobs", "progress", "dry_run", "resume")
 
 
-def sources_of(model: "Model") -> dict[str, str]:
+def source_identities(model: "Model") -> dict[str, str]:
     """Return every file of a model's weights by name, with what changes when its bytes do.
 
     Raises UsageError for a file of which nothing says so.
@@ -43,7 +43,7 @@ def sources_of(model: "Model") -> dict[str, str]:
     return found
 
 
-def check_asked(options: "Options") -> None:
+def check_resumable(options: "Options") -> None:
     """Raise UsageError for functions that a later run could not recognise."""
     if options.choose is not None or options.importance is not None:
         raise UsageError(
@@ -52,7 +52,7 @@ def check_asked(options: "Options") -> None:
         )
 
 
-def digest_of(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str:
+def plan_digest(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str:
     """Return the digest of all that decides about the output's bytes, but for the sources.
 
     `sink` is planned; `options` are those that were asked for.
@@ -66,7 +66,7 @@ def digest_of(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def keeps(
+def skip_if_written(
     sink: "Sink", info: "TensorInfo", begun: ResumableFileSet, record: "WrittenTensor"
 ) -> bool:
     """Leave a tensor that an earlier run wrote as it is, where its bytes are right; say whether."""
@@ -75,11 +75,11 @@ def keeps(
         return False
     if not sink.keep(info.name, known.crc):
         return False
-    note(begun, info.name, record)
+    restore_record(begun, info.name, record)
     return True
 
 
-def note(begun: ResumableFileSet, name: str, record: "WrittenTensor") -> None:
+def restore_record(begun: ResumableFileSet, name: str, record: "WrittenTensor") -> None:
     """Take over what an earlier run found out about a tensor."""
     known = begun.tensors.get(name)
     if known is None:
@@ -91,7 +91,7 @@ def note(begun: ResumableFileSet, name: str, record: "WrittenTensor") -> None:
     begun.kept += 1
 
 
-def kept_of(record: "WrittenTensor") -> FinishedTensor:
+def journal_entry(record: "WrittenTensor") -> FinishedTensor:
     """Return what the journal says of a tensor that was written."""
     counts = record.counts
     return FinishedTensor(record.crc, (counts.changed, counts.overflowed, counts.underflowed))

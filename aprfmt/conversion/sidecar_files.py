@@ -15,7 +15,7 @@ VOCABULARY, TEMPLATE = "vocabulary", "chat template"  # in a file's keys
 KEYS = {VOCABULARY: "tokenizer.", TEMPLATE: "tokenizer.chat_template"}
 
 
-def file_names(source: Model) -> Sequence[str]:
+def sidecar_names(source: Model) -> Sequence[str]:
     """Return the names of a model's files beside the weights, or of those a file of ours carries.
 
     Other files of the same folder are nobody's business: outputs of other runs come and go there.
@@ -29,14 +29,14 @@ def file_names(source: Model) -> Sequence[str]:
     return sorted(names - {path.name for path in source.source.files})
 
 
-def kept(source: Model) -> Mapping[str, str]:
+def embedded_files(source: Model) -> Mapping[str, str]:
     """Return what a file keeps in its keys where a folder has files: what it is, and its kind."""
     from aprfmt.tokenizer.carriers import has_tokenizer
 
     if source.folder is not None:
         return {}
     found = {VOCABULARY: "tokenizer"} if has_tokenizer(source.carried) else {}
-    if template(source) is not None:
+    if stated_template(source) is not None:
         found[TEMPLATE] = "template"
     every = dict.fromkeys((*source.metadata, *foreign(source)))
     licences = [key for key in every if key.startswith("general.license")]
@@ -56,7 +56,7 @@ def drop_files(
         metadata[FILES_KEY] = json.dumps(left, ensure_ascii=False)
 
 
-def template(model: Model) -> str | None:
+def stated_template(model: Model) -> str | None:
     """Return the chat template, as it is stated; None without one that can be read."""
     try:
         return model.carried.chat_template()

@@ -105,15 +105,15 @@ class Verifier:
             self._waiting.pop(0).result()
 
 
-def compare(output: "Output", record: "WrittenTensor", stored: LazyTensor) -> None:
+def compare_written(output: "Output", record: "WrittenTensor", stored: LazyTensor) -> None:
     """Compare a stored tensor with what it was made of. Raises ConversionError."""
-    from aprfmt.conversion.run import checksum, equal_bytes
+    from aprfmt.conversion.run import equal_bytes, tensor_checksum
 
     if output.copies and output.runs is not None and not (output.made or output.far):
         at = equal_bytes(output.runs, stored)
         if at is not None:
             raise ConversionError(f"{output.info.name}: byte {at} differs from the source")
-    elif checksum(stored) != record.crc:
+    elif tensor_checksum(stored) != record.crc:
         raise ConversionError(f"{output.info.name}: reads back with other bytes")
 
 
@@ -122,6 +122,6 @@ def _compare(file: "OutputFile", at: int, output: "Output", record: "WrittenTens
     try:
         if mapped.size < at + output.info.nbytes:
             raise ConversionError(f"{output.info.name}: reads back with {mapped.size} bytes")
-        compare(output, record, StoredTensor(mapped, replace(output.info, offset=at)))
+        compare_written(output, record, StoredTensor(mapped, replace(output.info, offset=at)))
     finally:
         mapped.close()

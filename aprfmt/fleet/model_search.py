@@ -27,7 +27,7 @@ from aprfmt.model.hf_folder import (
     read_text,
 )
 from aprfmt.model.missing_path import missing_path
-from aprfmt.remote.paths import RemotePath, is_remote, lists, place
+from aprfmt.remote.paths import RemotePath, can_list, is_remote, parse_location
 
 ENDS = 64 << 10  # bytes of the beginning and of the end that an identity is made of
 MAX_INDEX = 64 << 20  # bytes of a shard index or a manifest; larger ones are read by the reader
@@ -61,7 +61,7 @@ class Unlisted:
     why: str
 
 
-def find(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
+def find_models(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
     """Yield every model under the roots, one of a kind, in the order of their first places.
 
     A root is a folder, a model file, `org/name` of the hub cache, or the address of a model or of a
@@ -75,7 +75,7 @@ def find(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
                 yield lying
                 continue
             try:
-                subject = described(lying, shown)
+                subject = describe_model(lying, shown)
             except (OSError, AprfmtError) as error:
                 yield Unlisted(shown, f"{getattr(error, 'strerror', None) or error}")
                 continue
@@ -90,7 +90,7 @@ def find(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
 def _root(root: str) -> Path:
     if not root:
         raise UsageError("a path to scan is empty; is a variable of the shell not set?")
-    path = place(root)
+    path = parse_location(root)
     if is_remote(path) or path.exists():
         return path
     cached = in_hub_cache(root)
@@ -116,7 +116,7 @@ def _places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
             if {"manifests", "blobs"} <= names:
                 yield from _ollama(folder)
                 continue
-            yield from ((path, str(path)) for path in models_of(folder))
+            yield from ((path, str(path)) for path in models_in_folder(folder))
         except OSError as error:
             yield Unlisted(str(folder), error.strerror or str(error)), str(folder)
             continue
@@ -130,7 +130,7 @@ def _elsewhere(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
     """Yield the model at an address, or those of a folder; folders inside it are not entered."""
     shown = str(root)
     try:
-        found = models_of(root) if root.is_dir() else [root] if root.is_file() else []
+        found = models_in_folder(root) if root.is_dir() else [root] if root.is_file() else []
     except (OSError, AprfmtError) as error:
         yield Unlisted(shown, str(error)), shown
         return
@@ -139,7 +139,7 @@ def _elsewhere(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
     yield from ((path, str(path)) for path in found)
 
 
-def models_of(folder: Path) -> list[Path]:
+def models_in_folder(folder: Path) -> list[Path]:
     """Return the models of one folder: the folder itself, or its files, or both.
 
     The folder stands for model.safetensors and for what its index names; where it has no such
@@ -189,9 +189,9 @@ def _ollama(store: Path) -> Iterator[tuple[Path | Unlisted, str]]:
             yield from ((blob, shown) for blob in blobs)
 
 
-def described(path: Path, shown: str) -> FleetModel:
+def describe_model(path: Path, shown: str) -> FleetModel:
     """Return the subject at a path; OSError where a file cannot be looked at."""
-    files = files_of(path)
+    files = model_files(path)
     sizes = [file.stat().st_size for file in files]
     parts = [f"{file.name if len(files) > 1 else ''}\0{file_identity(file)}" for file in files]
     identity = hashlib.sha256("\n".join(sorted(parts)).encode(errors="surrogatepass")).hexdigest()
@@ -199,7 +199,7 @@ def described(path: Path, shown: str) -> FleetModel:
     return FleetModel(str(where), identity, sum(sizes), (shown,))
 
 
-def files_of(path: Path) -> Sequence[Path]:
+def model_files(path: Path) -> Sequence[Path]:
     """Return every file that is read when a model is opened here, in order of their names."""
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
@@ -209,7 +209,7 @@ def files_of(path: Path) -> Sequence[Path]:
         )
         if not any((path / name).is_file() for name in (INDEX, WEIGHTS)):
             names |= {PICKLED, PICKLED_INDEX, *_indexed(path, PICKLED_INDEX)}
-    elif path.suffix == ".safetensors" and lists(folder):
+    elif path.suffix == ".safetensors" and can_list(folder):
         names = {path.name, *TEXT_FILES}
     elif match := _SHARD.match(path.name):
         start, count, suffix = match.groups()

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.outcome import Outcome
-from aprfmt.checks.check_runner import ask
+from aprfmt.checks.check_runner import run_check
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import NotRun
 from aprfmt.checks.table import file_checks
@@ -47,7 +47,7 @@ class Question:
     ask: Callable[[CheckContext], QuestionAnswer]
 
 
-def digests(context: CheckContext) -> QuestionAnswer:
+def tensor_digests(context: CheckContext) -> QuestionAnswer:
     """Return the SHA-256 of every tensor: of its stored bytes, and of its decoded values."""
     model = context.model
     rows = [
@@ -68,7 +68,7 @@ def _sizes(model: Model, names: Sequence[str]) -> int:
     return sum(all_bytes(model[name]) for name in names if name in model)
 
 
-def template(context: CheckContext) -> QuestionAnswer:
+def template_hash(context: CheckContext) -> QuestionAnswer:
     """Return the hash of the chat template, and that of the pieces in the order of their ids."""
     carried = context.carried
     text = carried.chat_template()
@@ -84,7 +84,7 @@ def template(context: CheckContext) -> QuestionAnswer:
     })  # fmt: skip
 
 
-def encodings(context: CheckContext) -> QuestionAnswer:
+def bytes_by_encoding(context: CheckContext) -> QuestionAnswer:
     """Return bytes and parameters by encoding."""
     bytes_of: Counter[str] = Counter()
     count_of: Counter[str] = Counter()
@@ -95,11 +95,11 @@ def encodings(context: CheckContext) -> QuestionAnswer:
     most = ", ".join(name for name, _ in bytes_of.most_common(3))
     return QuestionAnswer("PASS", most or "no tensors", details={
         "bytes": dict(bytes_of), "parameters": dict(count_of),
-        "quantized": any(not encoding(name).numpy for name in bytes_of),
+        "quantized": any(not find_encoding(name).numpy for name in bytes_of),
     })  # fmt: skip
 
 
-def support(context: CheckContext) -> QuestionAnswer:
+def architecture_support(context: CheckContext) -> QuestionAnswer:
     """Return the architecture, how far it is known here, and a hash of its roles and shapes."""
     named = ""
     with suppress(AprfmtError):
@@ -121,16 +121,20 @@ def support(context: CheckContext) -> QuestionAnswer:
 
 
 REPORTS: tuple[Question, ...] = (
-    Question("digests", "which tensors are equal to others'", digests),
-    Question("template", "which chat template and which vocabulary a model has", template),
-    Question("encodings", "how many bytes and parameters stand in which encoding", encodings),
-    Question("support", "which architecture a model is of, and how far it is known", support),
+    Question("digests", "which tensors are equal to others'", tensor_digests),
+    Question("template", "which chat template and which vocabulary a model has", template_hash),
+    Question(
+        "encodings", "how many bytes and parameters stand in which encoding", bytes_by_encoding
+    ),
+    Question(
+        "support", "which architecture a model is of, and how far it is known", architecture_support
+    ),
 )
 
 
 def _of_check(row: Any) -> Question:
     def asked(context: CheckContext) -> QuestionAnswer:
-        answer = ask(row, context)
+        answer = run_check(row, context)
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
         found = answer.why or next(filter(None, lines), "")
         return QuestionAnswer(
@@ -142,7 +146,7 @@ def _of_check(row: Any) -> Question:
     return Question(row.name, row.proves, asked)
 
 
-def questions(names: Sequence[str] = ()) -> dict[str, Question]:
+def select_questions(names: Sequence[str] = ()) -> dict[str, Question]:
     """Return the questions of these names in the table's order, all of them without names.
 
     Raises UsageError for a name that there is not.

@@ -9,8 +9,8 @@ from typing import Any
 
 from aprfmt.errors import UsageError
 from aprfmt.fleet.answer_lines import AnswerLine, answer_of, facts_of
-from aprfmt.fleet.model_search import FleetModel, Unlisted, find
-from aprfmt.fleet.questions import questions
+from aprfmt.fleet.model_search import FleetModel, Unlisted, find_models
+from aprfmt.fleet.questions import select_questions
 from aprfmt.fleet.results import Results, check_parquet
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, row_of
@@ -167,9 +167,9 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
     """
     if request.ray is not None and request.budget.requests is not None:
         raise UsageError("--max-requests counts this machine's requests; leave it out with --ray")
-    names = (OPEN, *questions(request.checks))
+    names = (OPEN, *select_questions(request.checks))
     check_parquet(request.out)
-    met = list(find(request.roots))
+    met = list(find_models(request.roots))
     subjects = [each for each in met if isinstance(each, FleetModel)]
     subjects += [_unlisted(each) for each in met if isinstance(each, Unlisted)]
     with (

@@ -14,7 +14,7 @@ from aprfmt.checks.records import NotRun
 from aprfmt.compare import diff
 from aprfmt.errors import AprfmtError
 from aprfmt.fleet.model_search import FleetModel
-from aprfmt.fleet.questions import Question, QuestionAnswer, questions
+from aprfmt.fleet.questions import Question, QuestionAnswer, select_questions
 from aprfmt.model import open_model
 
 SCHEMA = "aprfmt.scan-row/1"
@@ -63,7 +63,7 @@ class Asker:
     """Answers tasks one after another."""
 
     def __init__(self) -> None:
-        self._table: Mapping[str, Question] = questions()
+        self._table: Mapping[str, Question] = select_questions()
         self._at: FleetModel | None = None
         self._context: CheckContext | None = None
 
@@ -88,10 +88,10 @@ class Asker:
 
     def _said(self, task: Task, name: str) -> QuestionAnswer:
         if task.base is not None:
-            return derives(task.subject, task.base)
+            return check_derives(task.subject, task.base)
         context = self._opened(task.subject)
         if name == OPEN:
-            return opened(context)
+            return check_opens(context)
         return self._table[name].ask(context)
 
     def _opened(self, subject: FleetModel) -> CheckContext:
@@ -108,7 +108,7 @@ class Asker:
         self._at = self._context = None
 
 
-def opened(context: CheckContext) -> QuestionAnswer:
+def check_opens(context: CheckContext) -> QuestionAnswer:
     """Give the format and the number of tensors; what is wrong with the file, `layout` says."""
     model = context.model
     return QuestionAnswer(
@@ -118,7 +118,7 @@ def opened(context: CheckContext) -> QuestionAnswer:
     )
 
 
-def derives(subject: FleetModel, base: FleetModel) -> QuestionAnswer:
+def check_derives(subject: FleetModel, base: FleetModel) -> QuestionAnswer:
     """Say whether the quantized tensors of a model are those of a base, encoded again."""
     report = diff(subject.path, base.path, only=("tensors",), base=base.path, explain=False)
     sides = [one for tensor in report.tensors for one in tensor.derivations if one.side == "a"]

@@ -20,7 +20,7 @@ from aprfmt.base.child_process import start_module
 from aprfmt.fleet.answer_lines import AnswerLine, answer_of
 from aprfmt.fleet.tasks import OPEN, Task, row_of
 from aprfmt.fleet.worker_process import HEAD
-from aprfmt.remote.paths import is_remote, place
+from aprfmt.remote.paths import is_remote, parse_location
 
 AT_ONCE = 1 << 20  # bytes read of a worker's answers at once
 PAUSE = 0.005  # seconds in which answers gather: reading each by itself costs more than asking
@@ -45,7 +45,7 @@ def _small(task: Task) -> bool:
     """Say whether a task takes so little that another worker need not have it."""
     sides = [task.subject] if task.base is None else [task.subject, task.base]
     return sum(side.bytes for side in sides) <= SMALL and not any(
-        is_remote(place(side.path)) for side in sides
+        is_remote(parse_location(side.path)) for side in sides
     )
 
 

@@ -15,7 +15,7 @@ _RENAME_EXCHANGE = 2  # linux/fs.h
 _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EBUSY}
 
 
-def exchange(a: Path, b: Path) -> bool:
+def swap_names(a: Path, b: Path) -> bool:
     """Swap `a` and `b`; False if the system cannot do that, OSError if it failed."""
     import ctypes
 

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from aprfmt.base.garbage_collector import collector_paused
+from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError, FormatError
 from aprfmt.formats import jsonlimits
@@ -61,7 +61,7 @@ def loads(
         raise FormatError(
             f"{where}: byte 0x{raw[error.start]:02x} at byte {error.start} is not UTF-8"
         ) from None
-    jsonlimits.check(raw, where, max_depth)
+    jsonlimits.check_json_limits(raw, where, max_depth)
     decoder = json.JSONDecoder(
         object_pairs_hook=_DUPLICATES[duplicates](where),
         parse_constant=None if nonfinite else _refuse_constant(where),
@@ -69,7 +69,7 @@ def loads(
         parse_float=None if nonfinite else _finite(where),
     )
     try:
-        with collector_paused():  # parsing makes no cycles, and the walks double its time
+        with pause_collector():  # parsing makes no cycles, and the walks double its time
             value = decoder.decode(text)
     except json.JSONDecodeError as error:
         offset = len(text[: error.pos].encode("utf-8", "surrogatepass"))

@@ -51,7 +51,7 @@ class RunningChecksum:
     def join(self, crc: int, nbytes: int) -> None:
         """Count bytes that lie there already, by their checksum."""
         piece = self._pieces[-1]
-        piece.crc = combine(piece.crc or 0, crc, nbytes)
+        piece.crc = combine_crcs(piece.crc or 0, crc, nbytes)
         piece.nbytes += nbytes
 
     def leave(self, nbytes: int) -> ChecksumPiece:
@@ -73,11 +73,11 @@ class RunningChecksum:
         value = crc32(head)
         for piece in self._pieces:
             assert piece.crc is not None
-            value = combine(value, piece.crc, piece.nbytes)
+            value = combine_crcs(value, piece.crc, piece.nbytes)
         return value.to_bytes(4, "little")
 
 
-def combine(first: int, second: int, length: int) -> int:
+def combine_crcs(first: int, second: int, length: int) -> int:
     """Return the CRC-32 of A + B from the CRCs of A and of B and the bytes of B.
 
     Appending zeros is linear over GF(2): A's CRC goes through the operators for 2^n zero bytes, for

@@ -14,7 +14,7 @@ class HeaderField:
     value: str
 
 
-def fixed(
+def sequential_fields(
     rows: Iterator[tuple[str, int, object]] | list[tuple[str, int, object]], start: int = 0
 ) -> Iterator[HeaderField]:
     """Yield fields that follow one another; rows are (name, bytes, value)."""

@@ -27,18 +27,18 @@ from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import bounded_json
 from aprfmt.formats.journal import clean_leftovers
-from aprfmt.formats.mapped_file import identity_of
+from aprfmt.formats.mapped_file import file_identity
 from aprfmt.formats.notices import announce
 from aprfmt.formats.positional_io import read_at, write_at
-from aprfmt.formats.signature import NO_KEY, is_signed, key_path, owned, sign
+from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
 from aprfmt.formats.temporary_files import (
     LockedFolder,
     as_output_error,
-    locked,
+    delay_signals,
+    lock_folder,
     output_error,
     remove,
     temporary_name,
-    uninterrupted,
 )
 from aprfmt.remote.paths import RemotePath
 
@@ -60,7 +60,7 @@ class PatchRecord:
     signed: bool
 
 
-def patch_of(path: Path) -> Path:
+def patch_path(path: Path) -> Path:
     """Return where the patch of a file lies."""
     return path.parent / f".{path.name}{SUFFIX}"
 
@@ -70,27 +70,29 @@ def refuse_half_changed(path: Path) -> None:
     if isinstance(path, RemotePath):
         return
     real = Path(os.path.realpath(path))
-    record = _record(real, patch_of(real)) if os.path.lexists(patch_of(real)) else None
+    record = _record(real, patch_path(real)) if os.path.lexists(patch_path(real)) else None
     if record is None:
         return
     todo = "give the same aprfmt set --in-place again, or write anything into this folder, which "
     todo += "completes it"
     if not record.signed:
-        todo = f"{patch_of(real).name} is not signed by this user's key: who made it completes it, "
+        todo = (
+            f"{patch_path(real).name} is not signed by this user's key: who made it completes it, "
+        )
         todo += "or remove it, and check the file"
     raise FormatError(
         f"{path}: a change in place was interrupted, so old and new bytes are mixed; {todo}"
     )
 
 
-def complete(folder: Path) -> None:
+def complete_patches(folder: Path) -> None:
     """Complete every change in place that a killed run left unfinished in `folder`."""
     with as_output_error(folder, "cannot be listed"):
         names = [name for name in os.listdir(folder) if _target(name)]
     if not names:
         return
     what = "an interrupted change in this folder cannot be completed"
-    with as_output_error(folder, what), locked(folder) as lock, uninterrupted():
+    with as_output_error(folder, what), lock_folder(folder) as lock, delay_signals():
         for name in names:
             path = folder / _target(name)
             record = _record(path, folder / name)
@@ -105,24 +107,24 @@ def complete(folder: Path) -> None:
             announce(Note("warning", str(path), text, "completed_write"))
 
 
-def patch(path: Path, pieces: Sequence[Patch], identity: str) -> None:
+def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
     """Write pieces over what a file has, all of them or, after a kill, by the next run.
 
     `identity` is that of the open file that the pieces were made for (`MappedFile.identity`).
     Raises OutputError where the file is another one by now or has other bytes, or cannot be
     written; it is then as it was, unless the message says that a patch was left.
     """
-    complete(path.parent)
+    complete_patches(path.parent)
     clean_leftovers(path.parent)
     payload = b"".join(data for _, data in pieces)
-    record = patch_of(path)
-    with locked(path.parent) as lock, uninterrupted():
+    record = patch_path(path)
+    with lock_folder(path.parent) as lock, delay_signals():
         facts = _facts(path)
-        if facts is None or identity_of(facts) != identity or os.path.lexists(record):
+        if facts is None or file_identity(facts) != identity or os.path.lexists(record):
             raise OutputError(f"{path}: was changed by somebody else meanwhile; it is left alone")
         head = _signed({
             "schema": SCHEMA,
-            "file": file_of(facts),
+            "file": inode_identity(facts),
             "pieces": [[offset, len(data)] for offset, data in pieces],
             "sha256": hashlib.sha256(payload).hexdigest(),
         })  # fmt: skip
@@ -146,7 +148,7 @@ def patch(path: Path, pieces: Sequence[Patch], identity: str) -> None:
             ) from error
 
 
-def file_of(facts: os.stat_result) -> str:
+def inode_identity(facts: os.stat_result) -> str:
     """Return what stays of a file while its bytes change: inode, size and owner."""
     return f"{facts.st_ino}:{facts.st_size}:{facts.st_uid}"
 
@@ -225,11 +227,11 @@ def _record(path: Path, record: Path) -> PatchRecord | None:
     finally:
         os.close(fd)
     lies = _facts(path)
-    if lies is None or found.file != file_of(lies):
+    if lies is None or found.file != inode_identity(lies):
         return None
     if not all(offset + len(data) <= lies.st_size for offset, data in found.pieces):
         return None
-    trusted = found.signed and owned(facts) and facts.st_dev == lies.st_dev
+    trusted = found.signed and is_owned_by_user(facts) and facts.st_dev == lies.st_dev
     return replace(found, signed=trusted)
 
 

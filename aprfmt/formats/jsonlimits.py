@@ -35,7 +35,7 @@ BUDGETS: tuple[Budget, ...] = (
 )
 
 
-def check(raw: bytes, where: str, max_depth: int) -> None:
+def check_json_limits(raw: bytes, where: str, max_depth: int) -> None:
     """Raise FormatError for too many values for the text's length, or nesting beyond `max_depth`.
 
     `where` begins the message.

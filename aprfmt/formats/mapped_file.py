@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 
-from aprfmt.base.memory import release
+from aprfmt.base.memory import release_pages
 from aprfmt.base.protocols import ByteSource, Damage, LazyTensor, Note, TensorInfo
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError, UsageError
@@ -59,7 +59,7 @@ class _Map(mmap.mmap):
     owner: "weakref.ref[MappedFile]"
 
 
-def origin(view: memoryview) -> tuple[int, int] | None:
+def mapped_origin(view: memoryview) -> tuple[int, int] | None:
     """Return the descriptor and the offset that a view of a mapped file reads; None for others.
 
     With these two numbers the system can copy the bytes into another file by itself.
@@ -90,7 +90,7 @@ class MappedFile:
         try:
             facts = os.fstat(fd)
             self.size = facts.st_size
-            self.identity = identity_of(facts)
+            self.identity = file_identity(facts)
             if self.size:
                 self._map = _Map(fd, self.size, access=mmap.ACCESS_READ)
                 self._map.owner = weakref.ref(self)
@@ -107,7 +107,7 @@ class MappedFile:
                     fd = open_regular(self.path)
                 except FormatError:
                     return None
-                if identity_of(os.fstat(fd)) != self.identity:
+                if file_identity(os.fstat(fd)) != self.identity:
                     os.close(fd)
                     return None
                 self._fd = fd
@@ -116,7 +116,7 @@ class MappedFile:
     def refuse_changed(self) -> None:
         """Raise FormatError where another file lies at its path by now, or one of other bytes."""
         try:
-            same = not self.identity or identity_of(os.stat(self.path)) == self.identity
+            same = not self.identity or file_identity(os.stat(self.path)) == self.identity
         except OSError:
             same = False
         if not same:
@@ -135,7 +135,7 @@ class MappedFile:
     def drop(self, start: int, stop: int) -> None:
         """Release the pages of [start, stop); they are read again if needed."""
         if self._map is not None:
-            release(self._map, start, stop)
+            release_pages(self._map, start, stop)
 
     def windows(self, start: int, stop: int, size: int = 8 << 20) -> Iterator[memoryview]:
         """Yield the bytes of [start, stop) that are there; pages behind a window are dropped."""
@@ -163,7 +163,7 @@ _mapped: "weakref.WeakSet[MappedFile]" = weakref.WeakSet()
 _opening = threading.Lock()
 
 
-def cut_files() -> list[tuple[Path, int, int]]:
+def truncated_files() -> list[tuple[Path, int, int]]:
     """Return the files that are mapped and shorter by now: their size then, and now.
 
     One that another file has replaced is whole as long as it is mapped.
@@ -174,18 +174,18 @@ def cut_files() -> list[tuple[Path, int, int]]:
             facts = os.stat(file.path)
         except OSError:
             continue
-        if facts.st_size < file.size and _place(identity_of(facts)) == _place(file.identity):
+        if facts.st_size < file.size and _place(file_identity(facts)) == _place(file.identity):
             found.append((file.path, file.size, facts.st_size))
     return found
 
 
-def cut_line(path: Path, had: int, has: int) -> str:
+def truncation_line(path: Path, had: int, has: int) -> str:
     """Return what is to be said of a file that is shorter by now."""
     cut = f"was cut while it was read, from {had} to {has} bytes"
     return f"{path}: {cut}; start again when nothing writes it"
 
 
-def identity_of(facts: os.stat_result) -> str:
+def file_identity(facts: os.stat_result) -> str:
     """Return what changes when a file's bytes do."""
     return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}"
 

@@ -11,7 +11,12 @@ from pathlib import Path
 
 from aprfmt.errors import ConversionError, FormatError, OutputError
 from aprfmt.formats.background_sync import BackgroundSync
-from aprfmt.formats.mapped_file import cut_files, cut_line, identity_of, origin
+from aprfmt.formats.mapped_file import (
+    file_identity,
+    mapped_origin,
+    truncated_files,
+    truncation_line,
+)
 from aprfmt.formats.positional_io import write_at
 from aprfmt.formats.temporary_files import as_output_error
 
@@ -162,7 +167,7 @@ class OutputFile:
             with self._errors("cannot be synced"):
                 self._early.end()
                 os.fsync(self._fd)
-                self.identity = identity_of(os.fstat(self._fd))
+                self.identity = file_identity(os.fstat(self._fd))
             self.abandon()
 
     def abandon(self) -> None:
@@ -200,15 +205,15 @@ class OutputFile:
                 write_at(self._fd, view, offset)
                 return len(view)
         except OSError as error:
-            found = cut_files() if error.errno == errno.EFAULT else []
+            found = truncated_files() if error.errno == errno.EFAULT else []
             if not found:
                 raise
             path, had, has = found[0]
-            raise FormatError(cut_line(path, had, has)) from error
+            raise FormatError(truncation_line(path, had, has)) from error
 
     def _copied(self, view: memoryview, offset: int | None) -> int:
         """Have the system copy the first bytes of a mapped file's; return how many it did."""
-        lies = origin(view) if self._in_system and len(view) >= _IN_SYSTEM else None
+        lies = mapped_origin(view) if self._in_system and len(view) >= _IN_SYSTEM else None
         if lies is None or self._fd is None:
             return 0
         size = min(len(view), _WINDOW)

@@ -26,11 +26,11 @@ from aprfmt.base.crc import crc32
 from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import bounded_json
 from aprfmt.formats.atomic import FileSet, OutputFile
-from aprfmt.formats.journal import recover
+from aprfmt.formats.journal import complete_renames
 from aprfmt.formats.output_file import take_mode
 from aprfmt.formats.positional_io import read_at
-from aprfmt.formats.signature import NO_KEY, is_signed, key_path, owned, sign
-from aprfmt.formats.temporary_files import as_output_error, is_temporary, remove, uninterrupted
+from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
+from aprfmt.formats.temporary_files import as_output_error, delay_signals, is_temporary, remove
 from aprfmt.remote.paths import is_address
 
 SCHEMA = "aprfmt.resume/1"
@@ -61,13 +61,13 @@ class EarlierRun:
     signed: bool  # all lines, by this user's key
 
 
-def staging_of(output: Path) -> Path:
+def staging_folder(output: Path) -> Path:
     """Return the hidden folder in which an output grows that may be continued."""
     final = Path(os.path.realpath(output))
     return final.parent / f".{final.name}{SUFFIX}"
 
 
-def parse_begun(data: bytes, where: str) -> EarlierRun | None:
+def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
     """Return what a journal says; None where it has no whole first line. Raises FormatError."""
     lines = data.split(b"\n")[:-1]
     if not lines:
@@ -156,7 +156,7 @@ class ResumableFile(OutputFile):
         mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
         self._fd = _open_inside(self.temporary, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, mode)
         facts = os.fstat(self._fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1 or not owned(facts):
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1 or not is_owned_by_user(facts):
             raise OutputError(
                 f"{self.temporary}: is no regular file of this user with one name; remove it"
             )
@@ -225,7 +225,7 @@ class ResumableFileSet(FileSet):
     ) -> None:
         super().__init__(force=force, folder=folder, ours=ours)
         self.output = output
-        self.hidden = staging_of(output)
+        self.hidden = staging_folder(output)
         self.published = False  # an earlier run put everything in place
         self.tensors: Mapping[str, FinishedTensor] = {}  # what an earlier run says that it wrote
         self.kept = 0  # how many of them were right
@@ -273,7 +273,7 @@ class ResumableFileSet(FileSet):
             )
         self._run = begun.run
         self._compare(begun, sources, plan)
-        recover(self._home if self._home.is_dir() else self.hidden.parent)
+        complete_renames(self._home if self._home.is_dir() else self.hidden.parent)
         self.published = self._settle(begun.moves)
         self.tensors, self._worth = begun.tensors, True
 
@@ -302,7 +302,7 @@ class ResumableFileSet(FileSet):
 
     def discard(self) -> None:
         """Close everything; what can be continued stays, anything else is removed."""
-        with uninterrupted():
+        with delay_signals():
             for file in self._files:
                 file.abandon()
             self._files = []
@@ -340,7 +340,7 @@ class ResumableFileSet(FileSet):
         with suppress(FileExistsError):
             os.mkdir(self.hidden)
         facts = os.lstat(self.hidden)
-        if not stat.S_ISDIR(facts.st_mode) or not owned(facts):
+        if not stat.S_ISDIR(facts.st_mode) or not is_owned_by_user(facts):
             raise OutputError(f"{self.hidden}: is no folder of this user; remove it")
         self._staging = self.hidden
 
@@ -414,7 +414,7 @@ class ResumableFileSet(FileSet):
         whole = data.rfind(b"\n") + 1
         if whole != len(data):
             os.ftruncate(log, whole)
-        return parse_begun(data, str(self._journal))
+        return parse_earlier_run(data, str(self._journal))
 
     def _add(self, value: Mapping[str, Any]) -> None:
         if self._log is None:

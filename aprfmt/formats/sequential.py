@@ -335,7 +335,9 @@ def check_unique(infos: Sequence[TensorInfo], where: str) -> None:
         seen.add(info.name)
 
 
-def deal(infos: Sequence[TensorInfo], limit: int | None, where: str) -> list[Sequence[TensorInfo]]:
+def distribute_tensors(
+    infos: Sequence[TensorInfo], limit: int | None, where: str
+) -> list[Sequence[TensorInfo]]:
     """Distribute tensors over shards of at most `limit` tensor bytes, in order.
 
     A larger tensor gets its own shard. One shard without a limit, or if everything fits.

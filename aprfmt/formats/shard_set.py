@@ -7,7 +7,7 @@ from pathlib import Path
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, RemoteError
-from aprfmt.remote.paths import each
+from aprfmt.remote.paths import map_paths
 
 MAX_INDEX = 128 << 20  # bytes of an index or manifest: a million tensors with long names
 
@@ -19,7 +19,7 @@ _DEVICES = frozenset(
 _MAX_NAME = 255  # bytes of one component, the usual limit of file systems
 
 
-def member(folder: Path, name: object, where: str) -> Path:
+def member_path(folder: Path, name: object, where: str) -> Path:
     """Return the path of a file that an index names; FormatError if the name is not allowed.
 
     Allowed is a plain name, or one in a real subfolder; no `..`, no absolute path, drive, device
@@ -65,7 +65,7 @@ def _stem(component: str) -> str:
     return component.partition(".")[0].rstrip().upper()
 
 
-def require(paths: Iterable[Path], where: str) -> None:
+def require_files(paths: Iterable[Path], where: str) -> None:
     """Raise FormatError for the first of `paths` that is missing, or no regular file."""
 
     def mode(path: Path) -> int:
@@ -80,7 +80,7 @@ def require(paths: Iterable[Path], where: str) -> None:
             ) from None
 
     every = list(paths)
-    for path, found in zip(every, each(every, mode), strict=True):
+    for path, found in zip(every, map_paths(every, mode), strict=True):
         if not stat.S_ISREG(found):
             raise FormatError(
                 f"{where}: {path.name} is not a regular file (pipe, device or folder)"
@@ -89,9 +89,9 @@ def require(paths: Iterable[Path], where: str) -> None:
 
 def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
     """Raise FormatError for a set that an interrupted run left partly old and partly new."""
-    from aprfmt.formats.journal import pending
+    from aprfmt.formats.journal import pending_journals
 
-    mixed = set(pending(path.parent)).intersection([path, *members])
+    mixed = set(pending_journals(path.parent)).intersection([path, *members])
     if mixed:
         raise FormatError(
             f"{path}: {', '.join(sorted(found.name for found in mixed))} belongs to a set of files "
@@ -100,7 +100,7 @@ def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
         )
 
 
-def union(
+def join_tensors(
     shards: Iterable[tuple[Path, Mapping[str, LazyTensor]]], where: str
 ) -> dict[str, LazyTensor]:
     """Return the tensors of all shards in order; FormatError if two shards have the same name."""

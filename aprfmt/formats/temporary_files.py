@@ -1,8 +1,8 @@
 """Hidden temporary names, who owns them, and the few system calls that publishing needs.
 
-A temporary name is `.NAME.<pid>-<place>-<random>.aprfmt-tmp`, in the folder of the file it will
-become. By `pid` and `place` (host and process namespace) a later run knows which files a killed run
-left behind, and which ones a running process still writes.
+A temporary name is `.NAME.<pid>-<host>-<random>.aprfmt-tmp`, in the folder of the file it will
+become. By `pid` and `host_id` (host and process namespace) a later run knows which files a killed
+run left, and which ones a running process still writes.
 """
 
 import errno
@@ -68,7 +68,7 @@ def as_output_error(path: Path | str, what: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def place() -> str:
+def host_id() -> str:
     """Return 8 hex digits for this host and process namespace; pids are unique only within it."""
     import platform
 
@@ -84,7 +84,7 @@ def temporary_name(name: str) -> str:
     raw = os.fsencode(name)
     if len(raw) > _MAX_STEM:
         name = raw[:_MAX_STEM].decode("utf-8", "ignore")
-    return f".{name}.{os.getpid()}-{place()}-{os.urandom(4).hex()}{SUFFIX}"
+    return f".{name}.{os.getpid()}-{host_id()}-{os.urandom(4).hex()}{SUFFIX}"
 
 
 def is_temporary(name: str) -> bool:
@@ -108,12 +108,12 @@ def _stale(name: str, status: os.stat_result) -> bool:
     match = _NAME.fullmatch(name)
     if match is None:
         return False
-    if match["place"] == place():  # not by age: the first shards of a long run are old
+    if match["place"] == host_id():  # not by age: the first shards of a long run are old
         return not _alive(int(match["pid"]))
     return time.time() - status.st_mtime > STALE_SECONDS
 
 
-def clean(folder: Path, needed: Collection[str]) -> None:
+def remove_leftovers(folder: Path, needed: Collection[str]) -> None:
     """Remove files of ended runs in `folder`, but for those that a journal still needs."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -218,7 +218,7 @@ class LockedFolder:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[LockedFolder]:
+def lock_folder(folder: Path) -> Iterator[LockedFolder]:
     """Hold the folder's advisory lock; on file systems without locks, hold none.
 
     Raises OutputError if another run holds it for `LOCK_SECONDS`. Not reentrant.
@@ -256,7 +256,7 @@ def _lock(fd: int, folder: Path) -> None:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Delay SIGINT and SIGTERM until the block is done, then deliver them.
 
     It uses handlers, not a signal mask: a mask covers one thread, and numpy or torch start others.

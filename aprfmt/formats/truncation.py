@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from aprfmt.formats.cleanup import discard_open
-from aprfmt.formats.mapped_file import cut_files, cut_line
+from aprfmt.formats.mapped_file import truncated_files, truncation_line
 
 _kept: list[Any] = []  # what the C library calls must outlive everything
 
 
-def end_by(say: Callable[[str], int]) -> None:
+def exit_on_truncation(say: Callable[[str], int]) -> None:
     """Have `say` print what is wrong, from now on, and the process end with what it returns.
 
     Does nothing where the system has no such signal, or the program handles it itself.
@@ -47,7 +47,7 @@ def end_by(say: Callable[[str], int]) -> None:
 
 
 def _line() -> str:
-    found = cut_files()
+    found = truncated_files()
     if not found:
         return "a mapped file cannot be read: its disk fails, or it was cut meanwhile; start again"
-    return cut_line(*found[0])
+    return truncation_line(*found[0])

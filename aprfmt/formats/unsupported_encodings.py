@@ -10,7 +10,7 @@ one.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from aprfmt.base.encodings import Encoding, encoding
+from aprfmt.base.encodings import Encoding, find_encoding
 from aprfmt.base.protocols import Note, TensorInfo, Value
 from aprfmt.formats.cursor import MAX_DIMS
 
@@ -21,7 +21,7 @@ Holds = Callable[[Encoding], bool]  # has the container a code for an encoding?
 
 def stored_info(info: TensorInfo, holds: Holds) -> TensorInfo:
     """Return a tensor's index entry: itself, or its bytes as U8 under `NAME@ENCODING`."""
-    row = encoding(info.encoding)
+    row = find_encoding(info.encoding)
     if holds(row):
         return info
     by_rows = info.row_bytes is not None and info.nbytes == row.nbytes(info.shape)
@@ -31,17 +31,17 @@ def stored_info(info: TensorInfo, holds: Holds) -> TensorInfo:
     )
 
 
-def describe(infos: Iterable[TensorInfo], holds: Holds) -> dict[str, Value]:
+def carried_record(infos: Iterable[TensorInfo], holds: Holds) -> dict[str, Value]:
     """Return the metadata entry for the carried tensors; {} if there are none."""
     table = {
         info.name: {"encoding": info.encoding, "shape": list(info.shape)}
         for info in infos
-        if not holds(encoding(info.encoding))
+        if not holds(find_encoding(info.encoding))
     }
     return {KEY: table} if table else {}
 
 
-def join(
+def restore_encodings(
     metadata: Mapping[str, Value], stored: Mapping[str, TensorInfo], where: str
 ) -> tuple[dict[str, Value], dict[str, TensorInfo], list[Note]]:
     """Return metadata without `aprfmt.tensors`, the logical tensors in index order, and remarks.
@@ -88,7 +88,7 @@ def _logical(name: str, entry: Value, stored: Mapping[str, TensorInfo]) -> Tenso
         return f"its bytes are stored as {carrier.encoding}, not U8"
     shape = tuple(dims)
     try:
-        row = encoding(encoding_name)
+        row = find_encoding(encoding_name)
         expected = row.nbytes(shape) if row.known else carrier.nbytes
     except ValueError as error:  # a CodecError, or digits int() refuses
         return str(error)

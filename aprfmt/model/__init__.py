@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import check_arch
-from aprfmt.base.garbage_collector import collector_paused
+from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.object_repr import public_dir, short_repr
 from aprfmt.base.protocols import Damage, Note, Source, TypedValue, Value
 from aprfmt.errors import AprfmtError, ArchError, FormatError, TensorNotFoundError, UsageError
-from aprfmt.formats import FORMATS, detect, open_source
+from aprfmt.formats import FORMATS, detect_format, open_source
 from aprfmt.model.hf_folder import (
     INDEX,
     PICKLED_INDEX,
@@ -31,8 +31,8 @@ from aprfmt.model.hf_folder import (
 )
 from aprfmt.model.relations import Relation, relations, wrong_modules
 from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
-from aprfmt.remote.paths import RemotePath, is_remote, lists, place
-from aprfmt.tensors.companions import any_joined, join
+from aprfmt.remote.paths import RemotePath, can_list, is_remote, parse_location
+from aprfmt.tensors.companions import has_parts, join_companions
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Model(Mapping[str, View]):
         self._remembering: ExitStack | None = None
         self.modules: Relation | None = None  # of the names that the quantization has for modules
         fault = self._fault if damaged else None
-        self._lazy = join(source.tensors, self._packing, fault, self._unread.append)
+        self._lazy = join_companions(source.tensors, self._packing, fault, self._unread.append)
 
     @cached_property
     def _packing(self) -> Mapping[str, Value] | None:
@@ -178,9 +178,9 @@ class Model(Mapping[str, View]):
         For what reads a model again and again: each byte that comes is kept in a temporary file.
         """
         if self._remembering is None and any(isinstance(p, RemotePath) for p in self.source.files):
-            from aprfmt.remote.remote_file import remembering
+            from aprfmt.remote.remote_file import keep_fetched
 
-            self._remembering = remembering(self.source.files)
+            self._remembering = keep_fetched(self.source.files)
 
     def close(self) -> None:
         """Close the file; views given out by raw() end with it."""
@@ -343,7 +343,7 @@ class Model(Mapping[str, View]):
 
     @cached_property
     def _partial_input_scales(self) -> Note | None:
-        if not any_joined(self._lazy):
+        if not has_parts(self._lazy):
             return None
         from aprfmt.model.packing import partial_input_scales
 
@@ -421,9 +421,9 @@ def open_model(
         raise UsageError("the path of the model is empty; is a variable of the shell not set?")
     if arch is not None:
         check_arch(arch)
-    path = place(path)
+    path = parse_location(path)
     named_folder = False
-    if path.name == "config.json" and lists(path.parent) and path.is_file():
+    if path.name == "config.json" and can_list(path.parent) and path.is_file():
         path = path.parent  # the folder is meant: a configuration alone is no model
     if not path.exists():
         cached = in_hub_cache(str(path))
@@ -435,7 +435,7 @@ def open_model(
     if path.is_dir():
         named_folder = True
         path = find_weights(path)
-    with collector_paused():  # its walks over a million tensors take longer than all else
+    with pause_collector():  # its walks over a million tensors take longer than all else
         return _opened(path, named_folder, arch, partial, damaged, allow_missing, rename)
 
 
@@ -447,7 +447,7 @@ def _opened(
     folder, wrong = None, None
     try:
         keyed = FORMATS[source.format].keys_like or source.format
-        if named_folder or (keyed == "safetensors" and lists(path.parent)):
+        if named_folder or (keyed == "safetensors" and can_list(path.parent)):
             try:
                 folder = read_folder(path.parent)
             except FormatError as error:
@@ -496,7 +496,7 @@ def recognised(path: Path) -> str:
     file = find_weights(path) if path.is_dir() else path
     if _is_index(file):
         return next(name for name, spec in FORMATS.items() if spec.weights_name == WEIGHTS)
-    return detect(file).name
+    return detect_format(file).name
 
 
 def _is_index(path: Path) -> bool:

@@ -629,7 +629,7 @@ def towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
     left = [name for name in beside if not name.startswith(below)]
     if not left or resolution.spec.section in _SECTIONS:
         return
-    from aprfmt.arch.binding import bind
+    from aprfmt.arch.binding import bind_names
 
     for section in _SECTIONS:
         best: tuple[ArchSpec, tuple[str, ...]] | None = None
@@ -638,7 +638,7 @@ def towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
             if spec is None or spec.section != section:
                 continue
             try:
-                bound = bind(spec, style, left)
+                bound = bind_names(spec, style, left)
             except ArchError:
                 continue
             taken = tuple(stored for group in bound.groups for stored in group.stored)

@@ -148,8 +148,8 @@ def read_under(
 
     `style` is the naming style, None: that of most names. Raises ArchError.
     """
-    from aprfmt.arch.binding import bind, known_shapes, of_packed, without_partial
-    from aprfmt.arch.draft_head import first_head, heads
+    from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
+    from aprfmt.arch.draft_head import find_heads, first_head
     from aprfmt.arch.required_roles import coverage
     from aprfmt.arch.spec import split_key
     from aprfmt.model.axes import turned
@@ -169,10 +169,10 @@ def read_under(
     packed = {name for name, tensor in tensors.items() if tensor.parts}
     unread = model.unread
     codes = {tensor.name for tensor in unread.tensors} if unread else set()
-    named = bind(spec, style, tuple(name for name in tensors if name not in codes))
+    named = bind_names(spec, style, tuple(name for name in tensors if name not in codes))
     loose = {*named.unbound, *codes}
     named = replace(named, unbound=tuple(name for name in tensors if name in loose))
-    bound = of_packed(named, packed)
+    bound = bind_packed(named, packed)
     said = {
         name: tensor.shape for name, tensor in tensors.items() if shape_is_known(tensor.stored[0])
     }
@@ -182,7 +182,7 @@ def read_under(
         shapes = {key: each for key, each in shapes.items() if (split_key(key)[0] or 0) < first}
     hyper, reports, notes, demanded = read_hyperparameters(model, spec, shapes, tensors, style)
     report, native = reports
-    drafts = heads(spec, style, hyper, [name for name in tensors if name not in codes], packed)
+    drafts = find_heads(spec, style, hyper, [name for name in tensors if name not in codes], packed)
     end = int(hyper["n_layers"]) if style in spec.draft else None
     bound, draft = _apart(without_partial(bound, hyper), drafts, tuple(tensors), end)
     axes: tuple[Relation, ...] = ()

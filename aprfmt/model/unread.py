@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import LazyTensor, Note, TensorInfo, Value
 from aprfmt.errors import CodecError, UnsupportedError
-from aprfmt.tensors.companions import section_of
+from aprfmt.tensors.companions import quantization_section
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec, HyperParams
@@ -104,7 +104,7 @@ def unread(
     tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None, why: str
 ) -> Unread | None:
     """Return what is packed and was not joined; None where there is nothing of the kind."""
-    section, given = section_of(config or {}), why
+    section, given = quantization_section(config or {}), why
     if section is None and not _any_coded(tensors):
         return None
     modules: dict[str, list[TensorInfo]] = defaultdict(list)

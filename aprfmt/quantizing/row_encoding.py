@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.codecs import encode
 from aprfmt.codecs.parallel import cpu_count, run
 from aprfmt.errors import CodecError

@@ -95,7 +95,7 @@ class RequestTarget:
         return self.scheme, self.host, self.port
 
 
-def parts_of(url: str) -> SplitResult | None:
+def url_parts(url: str) -> SplitResult | None:
     """Return the parts of a URL, None for text that cannot be taken apart.
 
     That is a bracket without its pair, a bracket around no IPv6 address, or a port that is no
@@ -109,9 +109,9 @@ def parts_of(url: str) -> SplitResult | None:
     return parts
 
 
-def target(url: str, where: str) -> RequestTarget:
+def parse_target(url: str, where: str) -> RequestTarget:
     """Take a URL apart. Raises RemoteError for text that is not a URL, or not http or https."""
-    parts = parts_of(url)
+    parts = url_parts(url)
     host = parts.hostname if parts is not None else None
     if parts is None or parts.scheme not in PORTS or not host:
         other = parts is not None and parts.scheme and parts.scheme not in PORTS
@@ -142,7 +142,7 @@ def is_host(text: str) -> bool:
     return len(text) <= MAX_HOST and all(map(_LABEL.fullmatch, labels))
 
 
-def resolve(host: str, port: int) -> Sequence[str]:
+def resolve_host(host: str, port: int) -> Sequence[str]:
     """Return the addresses of a host. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(row[4][0]) for row in found))
@@ -191,7 +191,7 @@ def is_metadata(address: str) -> bool:
     return any(each.is_link_local or each in _METADATA for each in led)
 
 
-def reach(address: str) -> Reach:
+def address_reach(address: str) -> Reach:
     """Return from where an IP address is reached."""
     if is_metadata(address):
         return Reach.METADATA
@@ -204,7 +204,7 @@ _ONE = {Reach.METADATA: "one of a metadata service or a single link",
         Reach.HERE: "one of this machine", Reach.PRIVATE: "a private one"}  # fmt: skip
 
 
-def judge(
+def check_connection(
     to: RequestTarget,
     addresses: Sequence[str],
     before: tuple[RequestTarget, Sequence[str]] | None,
@@ -216,7 +216,7 @@ def judge(
     an address that is nearer than where it comes from: from public to private, from private to this
     machine, from anywhere to a metadata service.
     """
-    nearest = min(map(reach, addresses), default=Reach.PUBLIC)
+    nearest = min(map(address_reach, addresses), default=Reach.PUBLIC)
     if before is not None:
         came, through = before
         if came.scheme != to.scheme:
@@ -224,7 +224,7 @@ def judge(
                 f"{where}: is redirected from {came.scheme} to {to.scheme}, which is not followed; "
                 f"give the {to.scheme} address yourself if you trust it"
             )
-        start = max(map(reach, through), default=Reach.PUBLIC)
+        start = max(map(address_reach, through), default=Reach.PUBLIC)
         if nearest < start or (nearest == Reach.METADATA and came.server != to.server):
             kind = "public" if start == Reach.PUBLIC else "private"
             raise RemoteError(

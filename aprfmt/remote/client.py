@@ -111,7 +111,7 @@ def _tls() -> ssl.SSLContext:
 class Client:
     """Sends requests; `resolver`, `dialer`, `wait`, `clock` and `limits` are what tests replace."""
 
-    resolver: address_policy.Resolver = address_policy.resolve
+    resolver: address_policy.Resolver = address_policy.resolve_host
     dialer: Callable[[str, int], socket.socket] = dial
     wait: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
@@ -157,9 +157,10 @@ class Client:
                 pause = _asked(answer.headers, _pause(attempt), where)
             if attempt + 1 < ATTEMPTS:
                 self.wait(pause)
-        to = address_policy.target(url, where)
+        to = address_policy.parse_target(url, where)
         proxy = "".join(
-            f"{name} is set and is not honoured; " for name in proxies.unused(*to.server[:2])
+            f"{name} is set and is not honoured; "
+            for name in proxies.unused_proxies(*to.server[:2])
         )
         raise RemoteError(
             f"{where}: cannot be read: {why}; {proxy}try again later, or check the address"
@@ -181,7 +182,7 @@ class Client:
         before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
         for _ in range(MAX_STEPS + 1):
-            to = address_policy.target(url, where)
+            to = address_policy.parse_target(url, where)
             if before is not None and before[0].server != to.server:
                 sent.pop("Authorization", None)  # a token is for the host it was given for
             with TRAFFIC.request():
@@ -222,7 +223,7 @@ class Client:
         sent: Headers,
     ) -> _Reply:
         addresses = self._addresses(to)
-        address_policy.judge(to, addresses, before, where)
+        address_policy.check_connection(to, addresses, before, where)
         closed = self._closed
         for _ in range(2):
             kept = self._kept(to)
@@ -267,7 +268,7 @@ class Client:
     def _connect(self, to: RequestTarget, addresses: Sequence[str]) -> http.client.HTTPConnection:
         error: OSError | None = None
         context = _tls() if to.scheme == "https" else None
-        for name in proxies.unused(to.scheme, to.host):
+        for name in proxies.unused_proxies(to.scheme, to.host):
             TRAFFIC.tell(f"{name} is set and is not honoured: {to.host} is asked without a proxy")
         for address in addresses[:MAX_ADDRESSES]:
             try:

@@ -19,14 +19,14 @@ DEFAULT_LIMIT = 2 << 30
 _DIGEST = hashlib.sha256().digest_size
 
 
-def folder() -> Path:
+def cache_folder() -> Path:
     """Return where ranges are kept."""
     chosen = os.environ.get(FOLDER)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(chosen) if chosen else Path(home) / "aprfmt" / "ranges"
 
 
-def limit() -> int:
+def cache_limit() -> int:
     """Return how many bytes may be kept. Raises UsageError for a limit that is not a number."""
     text = os.environ.get(LIMIT, str(DEFAULT_LIMIT))
     if not text.isdecimal():
@@ -45,7 +45,7 @@ class DiskCache:
 
     def get(self, identity: str, start: int, stop: int) -> memoryview | None:
         """Return the bytes [start, stop) of what `identity` names, None where they are not kept."""
-        if not identity or not limit():
+        if not identity or not cache_limit():
             return None
         path = _path(identity, start, stop)
         try:
@@ -62,7 +62,7 @@ class DiskCache:
 
     def put(self, identity: str, start: int, data: memoryview) -> None:
         """Keep the bytes of a range that begins at `start`."""
-        most = limit() // 2
+        most = cache_limit() // 2
         with self._lock:
             if not identity or self._added + len(data) > most:
                 return
@@ -86,10 +86,10 @@ class DiskCache:
     def _trim(self) -> None:
         """Remove what was not used for the longest time until the rest is within the limit."""
         with self._lock, suppress(OSError):
-            found = [(path, path.stat()) for path in folder().glob("*/*")]
+            found = [(path, path.stat()) for path in cache_folder().glob("*/*")]
             total = sum(facts.st_size for _, facts in found)
             for path, facts in sorted(found, key=lambda row: row[1].st_mtime_ns):
-                if total <= limit():
+                if total <= cache_limit():
                     return
                 path.unlink()
                 total -= facts.st_size
@@ -100,4 +100,4 @@ CACHE = DiskCache()
 
 def _path(identity: str, start: int, stop: int) -> Path:
     name = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:40]
-    return folder() / name / f"{start}-{stop}"
+    return cache_folder() / name / f"{start}-{stop}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import BackendUnavailableError, RemoteError, UsageError
-from aprfmt.remote.site import FIRST, FileFacts, missing
+from aprfmt.remote.site import FIRST, FileFacts, not_found_error
 from aprfmt.remote.sites import SITES, SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -111,7 +111,7 @@ class FsspecSite:
         """Return what is known of a file, and its first bytes."""
         facts = self.facts(inner)
         if facts is None:
-            raise missing(self._where(inner))
+            raise not_found_error(self._where(inner))
         return facts, bytes(self.fetch(inner, facts, 0, min(FIRST, facts.size)))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:

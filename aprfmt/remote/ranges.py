@@ -10,7 +10,14 @@ from aprfmt.errors import RemoteError
 from aprfmt.remote import client
 from aprfmt.remote.client import Headers
 from aprfmt.remote.response_body import content_length
-from aprfmt.remote.site import FIRST, FileFacts, changed, identity_of, is_strong, missing
+from aprfmt.remote.site import (
+    FIRST,
+    FileFacts,
+    changed_error,
+    identity_of,
+    is_strong,
+    not_found_error,
+)
 
 _RANGE = re.compile(r"bytes (?:(\d{1,19})-(\d{1,19})|\*)/(\d{1,19})")
 _DENIED = (401, 403)
@@ -77,10 +84,10 @@ class RangeReader:
         def wanted(status: int, found: Headers) -> int:
             begin, end, size = _judged(status, found, where)
             if size != facts.size:
-                raise changed(where, "its size", size, facts.size)
+                raise changed_error(where, "its size", size, facts.size)
             if (tag := _tag(found)) != facts.tag:
                 what = "its ETag" if '"' in facts.tag + tag else "its date"
-                raise changed(where, what, _shown(tag), _shown(facts.tag))
+                raise changed_error(where, what, _shown(tag), _shown(facts.tag))
             if (begin, end) != (start, stop):
                 raise _wrong(where, found, f"bytes {start}-{stop - 1}/{size}")
             return stop - start
@@ -134,7 +141,7 @@ def _parsed(headers: Headers) -> tuple[int, ...]:
 
 def _check_status(status: int, headers: Headers, where: str, expected: int) -> None:
     if status in (404, 410):
-        raise NotFoundError(str(missing(where)))
+        raise NotFoundError(str(not_found_error(where)))
     if status in _DENIED:
         raise AccessDenied(
             f"{where}: the server answers {status}: it wants to know who asks", headers

@@ -20,7 +20,7 @@ from aprfmt.errors import RemoteError
 from aprfmt.remote.disk_cache import CACHE
 from aprfmt.remote.paths import RemotePath
 from aprfmt.remote.read_ahead import LITTLE, PART, ReadAhead
-from aprfmt.remote.site import changed
+from aprfmt.remote.site import changed_error
 from aprfmt.remote.temporary_cache import TemporaryRanges
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -78,9 +78,11 @@ class RemoteObject:
             return
         now = self._site.facts(self._inner)
         if now is None or now.size != self.facts.size:
-            raise changed(self.where, "its size", now and now.size, self.facts.size)
+            raise changed_error(self.where, "its size", now and now.size, self.facts.size)
         if now.tag and now.tag != self.facts.tag:  # a list has none
-            raise changed(self.where, "its date", shorten(now.tag, 80), shorten(self.facts.tag, 80))
+            raise changed_error(
+                self.where, "its date", shorten(now.tag, 80), shorten(self.facts.tag, 80)
+            )
 
         def again(row: tuple[int, bytes]) -> None:
             start, data = row
@@ -88,7 +90,7 @@ class RemoteObject:
             found = self._site.fetch(self._inner, self.facts, start, stop)
             if found != data:
                 hashes = [hashlib.sha256(each).hexdigest()[:16] for each in (found, data)]
-                raise changed(self.where, f"the SHA-256 of bytes {start}..{stop}", *hashes)
+                raise changed_error(self.where, f"the SHA-256 of bytes {start}..{stop}", *hashes)
 
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             list(pool.map(again, early))
@@ -215,7 +217,7 @@ class RemoteFile:
 
     def __init__(self, path: RemotePath) -> None:
         self.path: Path = path
-        self._found = found_at(path)
+        self._found = open_object(path)
         self.size = self._found.facts.size
         self.identity = self._found.facts.identity
         self.sha256 = self._found.facts.sha256  # as the site publishes it
@@ -253,7 +255,7 @@ class RemoteFile:
 
         Several are fetched at a time.
         """
-        joined = coalesced(ranges)
+        joined = coalesce_ranges(ranges)
         small = [(start, stop) for start, stop in joined if stop - start <= PART]
         pieces = [(start, self[start:stop]) for start, stop in joined if stop - start > PART]
         with ThreadPoolExecutor(min(AT_A_TIME, max(1, len(small)))) as pool:
@@ -299,7 +301,7 @@ class RemoteFile:
 
     def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetch small ranges that will be read soon, in any order, and keep them."""
-        self._found.bring(coalesced(ranges))
+        self._found.bring(coalesce_ranges(ranges))
 
     def refuse_changed(self) -> None:
         """Raise RemoteError where early answers are not as they were; see `RemoteObject`."""
@@ -322,7 +324,7 @@ _objects: "dict[tuple[Site, str], RemoteObject]" = {}
 _opening = threading.Lock()
 
 
-def found_at(path: RemotePath) -> RemoteObject:
+def open_object(path: RemotePath) -> RemoteObject:
     """Return what is known of a remote file; asks for its first bytes once a process."""
     place = path.site, path.inner
     with _opening:
@@ -342,12 +344,12 @@ def refuse_changed(files: Iterable[Path] | None = None) -> None:
     with _opening:
         known = list(_objects.values())
     if files is not None:
-        known = [found_at(path) for path in files if isinstance(path, RemotePath)]
+        known = [open_object(path) for path in files if isinstance(path, RemotePath)]
     for each in known:
         each.refuse_changed()
 
 
-def unproven() -> list[str]:
+def unproven_sites() -> list[str]:
     """Return a line for every site whose answers nothing proves to be of one version of a file."""
     with _opening:
         known = list(_objects.values())
@@ -359,7 +361,7 @@ def unproven() -> list[str]:
     ]
 
 
-def remembering(files: Iterable[Path]) -> ExitStack:
+def keep_fetched(files: Iterable[Path]) -> ExitStack:
     """Fetch no byte of the remote ones of `files` twice until what is returned is closed.
 
     Several may be open for a file.
@@ -367,17 +369,17 @@ def remembering(files: Iterable[Path]) -> ExitStack:
     stack = ExitStack()
     for path in files:
         if isinstance(path, RemotePath):
-            stack.enter_context(found_at(path).remembering())
+            stack.enter_context(open_object(path).remembering())
     return stack
 
 
-def forget() -> None:
+def forget_files() -> None:
     """Let go of everything that is known of remote files."""
     with _opening:
         _objects.clear()
 
 
-def coalesced(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def coalesce_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ranges that hold all of `ranges`, joined where at most GAP lies between them."""
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.crc import crc32
 from aprfmt.errors import RemoteError
-from aprfmt.remote.site import changed
+from aprfmt.remote.site import changed_error
 
 if TYPE_CHECKING:
     from aprfmt.remote.remote_file import RemoteFile
@@ -79,7 +79,7 @@ class StreamHash:
                 f"publishes {said}; try again"
             )
         if not said and not self._file.proven and (once := self._file.one_pass()) != found:
-            raise changed(str(self._file.path), "its SHA-256 by one answer", once, found)
+            raise changed_error(str(self._file.path), "its SHA-256 by one answer", once, found)
         self._judged = found
         return found
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from io import FileIO
 
-from aprfmt.base.memory import release
+from aprfmt.base.memory import release_pages
 
 SHARE = 4  # of what is free, this part at most
 
@@ -115,7 +115,7 @@ class TemporaryRanges:
         """Release the pages of [start, stop), which lie on disk."""
         with self._turn:
             if self._map is not None:
-                release(self._map, start, stop)
+                release_pages(self._map, start, stop)
 
     def close(self) -> None:
         """Let go of all of it; views keep what they are of, and what is on its way still comes."""

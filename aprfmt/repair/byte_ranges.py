@@ -13,7 +13,7 @@ class Range:
     why: str
 
 
-def joined(ranges: Sequence[Range], end: int) -> list[Range]:
+def join_ranges(ranges: Sequence[Range], end: int) -> list[Range]:
     """Return ranges in order, none past `end`; those that touch are one, with all reasons."""
     found: list[Range] = []
     for one in sorted(ranges, key=lambda one: (one.start, one.stop)):
@@ -29,7 +29,7 @@ def joined(ranges: Sequence[Range], end: int) -> list[Range]:
     return found
 
 
-def rest(known: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+def remaining_ranges(known: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
     """Return what of [0, end) none of the ranges holds."""
     found, at = [], 0
     for start, stop in [*sorted(known), (end, end)]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped_file import open_bytes
-from aprfmt.formats.safetensors.index_check import SHARD, beside
+from aprfmt.formats.safetensors.index_check import SHARD, sibling_files
 from aprfmt.formats.safetensors.parse import parse
 from aprfmt.formats.shard_index import parse_index
 from aprfmt.formats.shard_set import MAX_INDEX
@@ -36,7 +36,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
     path = folder if folder.name.endswith(".index.json") else folder / INDEX
     if not path.parent.is_dir():
         raise UsageError(f"{folder}: no such folder; give the folder that holds the shards")
-    shards = beside(path)
+    shards = sibling_files(path)
     if not shards:
         raise UsageError(
             f"{path.parent}: holds no shards; expected files named like "

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.protocols import Damage, Source, TypedValue, Value, damage_of
+from aprfmt.base.protocols import Damage, Source, TypedValue, Value, tensor_damage
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats import FORMATS, open_sink, open_source
-from aprfmt.tensors.runs import all_runs, windows
+from aprfmt.tensors.runs import all_runs, byte_windows
 
 MISSING = "aprfmt.repair.missing"  # key of the output: the names left out, one a line
 
@@ -31,7 +31,7 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> SalvageResult
     that is sound; UsageError where nothing is wrong.
     """
     with open_source(broken, partial=True, damaged=True) as source:
-        missing = {name: why for name, one in source.tensors.items() if (why := damage_of(one))}
+        missing = {name: why for name, one in source.tensors.items() if (why := tensor_damage(one))}
         kept = [name for name in source.tensors if name not in missing]
         longer = any(note.key == "trailing_bytes" for note in source.notes)
         if not missing and not source.damage and not longer:
@@ -45,7 +45,7 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> SalvageResult
         with open_sink(output, source.format, force=force) as sink:
             sink.plan(_metadata(source, missing), infos)
             for info in infos:
-                data = windows(all_runs(source.tensors[info.name]))
+                data = byte_windows(all_runs(source.tensors[info.name]))
                 sink.write(info.name, (memoryview(window) for window in data))
         return SalvageResult(kept, missing, list(source.damage))
 

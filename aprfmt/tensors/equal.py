@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Octets = NDArray[np.uint8]
 
 
-def equal(a: Octets, b: Octets) -> bool:
+def bytes_equal(a: Octets, b: Octets) -> bool:
     """Say whether two contiguous arrays of bytes are equal; other threads run meanwhile."""
     compare = _memcmp()
     if compare is None:

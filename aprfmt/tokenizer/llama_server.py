@@ -19,7 +19,7 @@ from threading import Timer
 from typing import Any, NamedTuple
 
 from aprfmt.base.child_process import import_path
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.errors import BackendUnavailableError, FormatError
 from aprfmt.formats import open_sink
@@ -142,7 +142,7 @@ def _write_stand_in(path: Path, template: str, variables: Mapping[str, str]) -> 
         shapes[f"blk.0.{name}"] = (_WIDTH,)
     for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
         shapes[f"blk.0.{name}"] = (_WIDTH, _WIDTH)
-    row = encoding("F32")
+    row = find_encoding("F32")
     infos = [
         TensorInfo(f"{name}.weight", shape, "F32", 0, row.nbytes(shape), row.row_bytes(shape))
         for name, shape in shapes.items()

@@ -10,7 +10,7 @@ from aprfmt.measure.tolerances import REPORTED
 
 
 @click.command("eval")
-@options.gathered(asked=EvalRequest, where=run_options.WhereOptions)
+@options.gather_options(asked=EvalRequest, where=run_options.WhereOptions)
 @click.argument("model", type=options.MODEL_RUN)
 @click.option("--text", "texts", multiple=True, type=options.FILE,
               help="A UTF-8 text file, - is stdin; several are samples of their own.")  # fmt: skip
@@ -62,11 +62,11 @@ def command(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> 
     if asked.least_accepted is not None and not asked.draft:
         raise UsageError("--least-accepted is a bound for --draft; give --draft too")
     if asked.batch is not None:
-        return scoring.of_batch(model, asked, where)
+        return scoring.evaluate_batch(model, asked, where)
     if asked.reported is not None:
         raise UsageError("--reported is the loss of a --batch; give --batch FILE.npz")
     if not asked.texts_given:
         raise UsageError(
             "nothing to evaluate; give --text FILE, --samples FILE.jsonl, --ids or --batch FILE.npz"
         )
-    return scoring.of_texts(model, asked, where)
+    return scoring.evaluate_texts(model, asked, where)

@@ -71,7 +71,7 @@ def parse_reported(
     return float(text), 0.5 * 10.0**exponent if found[2] or found[3] else 0.0
 
 
-def measure(
+def score_batch(
     run: "Run", path: Path, reported: tuple[float, float] | None, within: float
 ) -> "tuple[BatchResult, ReportedLoss | None, list[Check]]":
     """Score the batch and judge the reported loss; return the JSON and the checks."""
@@ -154,11 +154,11 @@ def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
 
     agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
     expected = f"{answer.right:.6g} nats per token, recomputed from {batch.scored} labels"
-    said = found if agrees else f"{found}: {sentence(answer)}"
-    return check("loss-reported", agrees, said, expected, todo(answer), str(batch.path))
+    said = found if agrees else f"{found}: {mistake_sentence(answer)}"
+    return check("loss-reported", agrees, said, expected, mistake_remedy(answer), str(batch.path))
 
 
-def sentence(answer: "LossVerdict") -> str:
+def mistake_sentence(answer: "LossVerdict") -> str:
     """Return in words which mistakes give the number."""
     from aprfmt.inference.reported import MISTAKES
 
@@ -179,7 +179,7 @@ def sentence(answer: "LossVerdict") -> str:
     return "it may be that " + ", or that ".join(shown)
 
 
-def todo(answer: "LossVerdict") -> str:
+def mistake_remedy(answer: "LossVerdict") -> str:
     """Return what to do about it."""
     from aprfmt.inference.reported import MISTAKES
 
@@ -217,7 +217,7 @@ def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
 def show(body: BatchResult, reported: ReportedLoss | None) -> None:
     """Print what the batch holds and both losses."""
     loss, batch = body["loss"], body["batch"]
-    render.line(run_options.headline(body["run"]), style="head")
+    render.line(run_options.run_headline(body["run"]), style="head")
     rows = [
         ("batch", f"{batch['samples']} samples of {batch['tokens']} tokens, {batch['padding']} of "
          f"padding, {batch['labels']} labels"),
@@ -234,4 +234,4 @@ def show(body: BatchResult, reported: ReportedLoss | None) -> None:
         rows.append(("of its logits", f"{batch['loss_of_logits']:.6f} nats per token"))
     if reported is not None:
         rows.append(("reported", f"{reported['value']:.6g}"))
-    render.pairs(rows)
+    render.print_pairs(rows)

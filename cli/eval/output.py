@@ -88,7 +88,7 @@ def answer(
     both: list[EvalFacts | ComparedModel] = [body] if against is None else [body, against]
     for found in both:
         lines.append((
-            f"  {run_options.headline(found['run'])}: {found['loss']:.6f} nats per token, "
+            f"  {run_options.run_headline(found['run'])}: {found['loss']:.6f} nats per token, "
             f"perplexity {found['perplexity']:.4f}, {found['loss_tokens']} labels of "
             f"{found['samples']} samples; a uniform guess is {found['uniform_loss']:.4f}", "",
         ))  # fmt: skip
@@ -107,8 +107,8 @@ def show(body: EvalFacts, draft: DraftAcceptance | None, against: ComparedModel 
         render.line(f"draft head {draft_verdict(draft)}")
     both: list[EvalFacts | ComparedModel] = [body] if against is None else [body, against]
     for found in both:
-        render.line(run_options.headline(found["run"]), style="head")
-        render.pairs([
+        render.line(run_options.run_headline(found["run"]), style="head")
+        render.print_pairs([
             *(window_rows(body) if found is body else ()),
             ("loss", f"{found['loss']:.6f} nats per token"),
             ("perplexity", f"{found['perplexity']:.4f}"),
@@ -119,7 +119,7 @@ def show(body: EvalFacts, draft: DraftAcceptance | None, against: ComparedModel 
     difference = None if against is None else against["divergence"]
     if difference is not None:
         render.line("this model against the other", style="head")
-        render.pairs(
+        render.print_pairs(
             [
                 ("mean KL", f"{difference['kl']:.6g} nats per token"),
                 ("max KL", f"{difference['max_kl']:.6g} nats"),

@@ -44,7 +44,7 @@ class EvalRequest:
         return bool(self.texts or self.samples or self.ids)
 
 
-def of_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
+def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score texts, by two models where another is to be held against; print, return the code."""
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import measure, plan
@@ -53,7 +53,7 @@ def of_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) ->
     if asked.draft and asked.against is not None:
         raise UsageError("--draft measures one model; leave --against out")
     with ExitStack() as stack:
-        run = stack.enter_context(run_options.session(model, where))
+        run = stack.enter_context(run_options.open_session(model, where))
         draft = stack.enter_context(DraftSession(run.model, run.session)) if asked.draft else None
         found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
         capacity = window_tokens(run.model, asked.max_seq_len, asked.convention)
@@ -63,7 +63,7 @@ def of_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) ->
             render.warn(text, "skipped_sample")
         other = None
         if asked.against is not None:
-            other = stack.enter_context(other_model(asked.against, run, found, where))
+            other = stack.enter_context(open_compared_model(asked.against, run, found, where))
         with render.ProgressLine("evaluating") as progress:
             twin = None if other is None else other.session
             measured = measure(run.session, planned, skipped, twin, progress, draft=draft)
@@ -91,7 +91,7 @@ def of_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) ->
             against = {
                 "run": run_options.run_facts(other),
                 **output.loss_to_json(measured.other),
-                "divergence": kl_facts(measured.divergence),
+                "divergence": kl_to_json(measured.divergence),
             }
         body: dict[str, object] = {**scored}
         body |= {} if draft_found is None else {"draft": draft_found}
@@ -102,7 +102,7 @@ def of_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) ->
         )  # fmt: skip
 
 
-def kl_facts(found: "KlDivergence | None") -> "output.KlFacts | None":
+def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
     """Return how far two models are apart as JSON has it; None where that was not measured."""
     if found is None:
         return None
@@ -112,7 +112,7 @@ def kl_facts(found: "KlDivergence | None") -> "output.KlFacts | None":
     }  # fmt: skip
 
 
-def of_batch(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
+def evaluate_batch(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
     others = {
         "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,
@@ -126,8 +126,8 @@ def of_batch(model: str, asked: EvalRequest, where: run_options.WhereOptions) ->
     from aprfmt.model.ledger import array_items
 
     assert asked.batch is not None
-    with run_options.session(model, where) as run:
-        body, verdict, checks = batch.measure(run, asked.batch, asked.reported, asked.within)
+    with run_options.open_session(model, where) as run:
+        body, verdict, checks = batch.score_batch(run, asked.batch, asked.reported, asked.within)
         said = {**body} if verdict is None else {**body, "reported": verdict}
         left = array_items("batch array", body["batch"]["unread"])
         return finish(run, said, checks, lambda: batch.show(body, verdict), left=left)
@@ -157,7 +157,7 @@ def finish(
         return [
             check_output.verdict_line(verdict),
             *answer(),
-            *check_output.failures(report.checks),
+            *check_output.failure_lines(report.checks),
         ]
 
     gate = {**body, "gate": report.to_json(), **verdict.to_json()}
@@ -167,7 +167,7 @@ def finish(
 
 
 @contextmanager
-def other_model(
+def open_compared_model(
     text: str, here: "Run", samples: "list[Sample]", where: run_options.WhereOptions
 ) -> "Iterator[Run]":
     """Open the model to compare with, on the same device unless @RUN names one.
@@ -176,7 +176,9 @@ def other_model(
     """
     from aprfmt.inference.device import split_run
 
-    with run_options.session(text, where.elsewhere(run=split_run(text)[1] is not None)) as there:
+    with run_options.open_session(
+        text, where.elsewhere(run=split_run(text)[1] is not None)
+    ) as there:
         model, other = here.model, there.model
         sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
         if sizes[0] != sizes[1]:
@@ -184,7 +186,7 @@ def other_model(
                 f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has "
                 f"{sizes[0]}; distributions over different tokens cannot be compared"
             )
-        mine, theirs = run_options.tokenizer_of(model), run_options.tokenizer_of(other)
+        mine, theirs = run_options.load_tokenizer(model), run_options.load_tokenizer(other)
         if mine is not None and theirs is not None:
             for i in sorted({i for sample in samples for i in sample.ids}):
                 if mine.token(i) != theirs.token(i):

@@ -21,19 +21,23 @@ def read_samples(
     """Yield what is to be scored, tokenized as the model does it."""
     for path in texts:
         text = read_text(path)
-        yield whole(model, str(path), check(model, model.tokenizer.encode(text)))
+        yield whole_text_sample(
+            model, str(path), check_token_ids(model, model.tokenizer.encode(text))
+        )
     if samples is not None:
         yield from read_lines(model, samples)
     if ids is not None:
-        yield whole(model, "--ids", run_options.check_ids(model, run_options.parse_ids(ids)))
+        yield whole_text_sample(
+            model, "--ids", run_options.check_ids(model, run_options.parse_ids(ids))
+        )
 
 
-def whole(model: "Model", name: str, ids: list[int]) -> "Sample":
+def whole_text_sample(model: "Model", name: str, ids: list[int]) -> "Sample":
     """Return a text as one sample; every window begins with the tokens that begin a text."""
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import repeated
 
-    tokenizer = run_options.tokenizer_of(model)
+    tokenizer = run_options.load_tokenizer(model)
     if tokenizer is None:
         return Sample(name, ids)
     leading = tokenizer.leading
@@ -45,7 +49,7 @@ def whole(model: "Model", name: str, ids: list[int]) -> "Sample":
     return Sample(name, ids, prefix=prefix)
 
 
-def check(model: "Model", ids: list[int]) -> list[int]:
+def check_token_ids(model: "Model", ids: list[int]) -> list[int]:
     """Return the ids, all inside the embedding; empty ones are skipped later, with a warning."""
     return run_options.check_ids(model, ids) if ids else ids
 
@@ -58,7 +62,7 @@ def read_text(path: Path, option: str = "--text") -> str:
     from aprfmt.formats.mapped_file import MappedFile
 
     if path == Path("-"):
-        return options.stdin(option)
+        return options.read_stdin(option)
     file = MappedFile(path)  # refuses pipes and devices
     try:
         if file.size > MAX_TEXT:
@@ -92,10 +96,10 @@ def read_lines(model: "Model", path: Path) -> "Iterator[Sample]":
         tokenizer = model.tokenizer
         ids = tokenizer.encode(parts[0])
         if len(parts) == 1:
-            yield whole(model, where, check(model, ids))
+            yield whole_text_sample(model, where, check_token_ids(model, ids))
             continue
         response = tokenizer.encode(parts[1], add_special=False)
-        yield Sample(where, check(model, [*ids, *response]), prompt=len(ids), cut=True)
+        yield Sample(where, check_token_ids(model, [*ids, *response]), prompt=len(ids), cut=True)
 
 
 def window_tokens(model: "Model", asked: int | None, convention: str) -> int:

@@ -7,8 +7,8 @@ import click
 
 from aprfmt.base.protocols import Source
 from aprfmt.cli import options, render
-from aprfmt.cli.damage_report import told
-from aprfmt.cli.inspect.page import PageRequest, write
+from aprfmt.cli.damage_report import report_damage
+from aprfmt.cli.inspect.page import PageRequest, write_inspect_page
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("inspect")
-@options.gathered(paged=PageRequest)
+@options.gather_options(paged=PageRequest)
 @options.model()
 @options.verbose("All hyperparameters and their keys, tokenizer, notes.")
 @click.option("--metadata", "all_metadata", is_flag=True, help="Print every metadata key.")
@@ -47,18 +47,18 @@ def command(
     if full and not all_metadata:
         raise UsageError("--full goes with --metadata")
     with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
-        body = facts.facts(opened, full)
-        body["damage"], code = told(opened.damage, partial=partial)
+        body = facts.inspect_facts(opened, full)
+        body["damage"], code = report_damage(opened.damage, partial=partial)
         if account or paged.html is not None:
             from aprfmt.model.ledger import ledger
 
             body["account"] = ledger(opened).to_json()
         if paged.html is not None:
-            write(opened, body, paged)
+            write_inspect_page(opened, body, paged)
         if verify:
             from aprfmt.base.outcome import exit_code
 
-            body["checksum"] = verified(opened.source)
+            body["checksum"] = verify_checksum(opened.source)
             code = code or exit_code(body["checksum"])
 
     def show() -> None:
@@ -69,7 +69,7 @@ def command(
     return render.emit(body, code, show, answer=answer)
 
 
-def verified(source: Source) -> "Outcome":
+def verify_checksum(source: Source) -> "Outcome":
     """Read every byte of a file that carries a checksum of them; say PASS, FAIL or NOT_RUN."""
     from aprfmt.formats import checksum_matches, checksum_notes
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Overlay
 from aprfmt.base.text_escape import shorten
-from aprfmt.cli.inspect.summary import summary
+from aprfmt.cli.inspect.summary import summarize
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from aprfmt.model.resolve import Resolution
 
 
-def facts(opened: Model, full: bool = False) -> "InspectBody":
+def inspect_facts(opened: Model, full: bool = False) -> "InspectBody":
     """Return everything `inspect` says; `full` leaves no array out of the metadata."""
     body: InspectBody = {**_file(opened, full), **_model(opened)}
-    imported = imports_of(opened)
+    imported = pickle_imports(opened)
     if imported:
         body["imports"] = imported
     body["relations"] = [relation.to_json() for relation in opened.relations]
     body["notes"] += [asdict(relation.note(opened.path)) for relation in opened.relations]
     body["tokenizer"] = _tokenizer(opened)
     body["unread"] = _unread(opened)
-    body["summary"] = summary(opened, body)
+    body["summary"] = summarize(opened, body)
     return body
 
 
 def _file(opened: Model, full: bool) -> "InspectBody":
     """Return what the container says: sizes, encodings, metadata, remarks of its reader."""
-    from aprfmt.base.metadata_values import meaning, shown
+    from aprfmt.base.metadata_values import number_name, short_value
 
     census: Counter[str] = Counter()
     weights: Counter[str] = Counter()
@@ -59,10 +59,11 @@ def _file(opened: Model, full: bool) -> "InspectBody":
             for name in sorted(census)
         },
         "metadata": {
-            key: _whole(value) if full else shown(value) for key, value in opened.metadata.items()
+            key: _whole(value) if full else short_value(value)
+            for key, value in opened.metadata.items()
         },
         "metadata_names": {
-            key: name for key, value in opened.metadata.items() if (name := meaning(key, value))
+            key: name for key, value in opened.metadata.items() if (name := number_name(key, value))
         },
         "config": str(opened.folder.path / "config.json")
         if opened.folder is not None and opened.folder.config is not None
@@ -82,7 +83,7 @@ def _unread(opened: Model) -> list[str]:
     return [f"{item.kind} {item.name}" + f" ({item.of})" * bool(item.of) for item in found.unread]
 
 
-def imports_of(opened: Model) -> list[str]:
+def pickle_imports(opened: Model) -> list[str]:
     """Return the names that loading the file with pickle would import; none of other formats."""
     source = opened.source
     while isinstance(source, Overlay):
@@ -116,7 +117,7 @@ def _model(opened: Model) -> "ArchFacts":
     from aprfmt.model.ledger import towers
 
     found = {spec.name: names for spec, names in towers(opened)}
-    facts: ArchFacts = {**resolved(resolution), "notes": notes}
+    facts: ArchFacts = {**architecture_facts(resolution), "notes": notes}
     claimed = {name for names in found.values() for name in names}
     facts["unclaimed"] = [name for name in facts["unclaimed"] if name not in claimed]
     facts["towers"] = {name: len(names) for name, names in found.items()}
@@ -144,9 +145,9 @@ def _tokenizer(opened: Model) -> dict[str, object]:
         return {"error": str(error)}
 
 
-def resolved(resolution: "Resolution") -> "ArchFacts":
+def architecture_facts(resolution: "Resolution") -> "ArchFacts":
     """Return what the architecture's tables made of the file."""
-    from aprfmt.arch.used_hyperparameters import used
+    from aprfmt.arch.used_hyperparameters import used_names
 
     report, hyper, unread = resolution.report, resolution.hyper, resolution.unread
     codes = set() if unread is None else {tensor.name for tensor in unread.tensors}
@@ -161,7 +162,7 @@ def resolved(resolution: "Resolution") -> "ArchFacts":
             }
             for name in hyper
         },
-        "used": used({name: hyper.of(name).value for name in hyper}),
+        "used": used_names({name: hyper.of(name).value for name in hyper}),
         "keys": {
             "read": dict(report.read),
             "defaulted": list(report.defaulted),

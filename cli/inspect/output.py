@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from aprfmt.cli import render
-from aprfmt.cli.inspect.summary import absent
+from aprfmt.cli.inspect.summary import missing_roles
 
 if TYPE_CHECKING:
     from aprfmt.cli.inspect.records import InspectBody
@@ -30,7 +30,7 @@ def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> N
     _encodings(body)
     if verbose:
         render.line("tokenizer", style="head")
-        render.pairs(sorted(body["tokenizer"].items()) or [("none", "carries no tokenizer")])
+        render.print_pairs(sorted(body["tokenizer"].items()) or [("none", "carries no tokenizer")])
     if metadata:
         _metadata(body, full)
     if "account" in body:
@@ -58,7 +58,7 @@ def answer(body: "InspectBody") -> "list[Line]":
         said = (f"{name} {_short(rows[name]['value'])}" for name in body["used"])
         lines.append((f"  {', '.join(said)}", ""))
         lines += [(f"  contradiction: {text}", "bad") for text in body["conflicts"]]
-        missing = absent(body["roles"])
+        missing = missing_roles(body["roles"])
         if missing:
             lines.append((f"  missing: {', '.join(missing)}", "bad"))
         if body["keys"]["unknown"]:
@@ -103,7 +103,7 @@ def _file(body: "InspectBody") -> None:
         rows.append(("config", body["config"]))
     if body.get("imports"):  # by loaders that unpickle; nothing here does
         rows.append(("pickle imports", ", ".join(body["imports"])))
-    render.pairs(rows)
+    render.print_pairs(rows)
 
 
 def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
@@ -136,7 +136,7 @@ def _warnings(body: "InspectBody") -> None:
         render.warn(f"{body['path']}: {conflict}", "contradiction")
     roles = body["roles"]
     for names, said, key in (
-        (absent(roles), "missing", "missing_tensors"),
+        (missing_roles(roles), "missing", "missing_tensors"),
         (roles["accepted"], "missing and accepted as such", "accepted_missing"),
     ):
         if names:
@@ -181,7 +181,7 @@ def _metadata(body: "InspectBody", full: bool) -> None:
         if not full and len(text) > WIDEST:
             text = f"{text[:WIDEST]}... ({len(text)} characters; --full)"
         rows.append((key, text))
-    render.pairs(rows)
+    render.print_pairs(rows)
 
 
 def _short(value: object) -> str:

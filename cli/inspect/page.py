@@ -43,7 +43,7 @@ class PageRequest:
         check_new(self.force, self.html)
 
 
-def write(opened: "Model", body: "InspectBody", paged: PageRequest) -> None:
+def write_inspect_page(opened: "Model", body: "InspectBody", paged: PageRequest) -> None:
     """Write the page of an open model; `body` is what `inspect --json` prints of it."""
     from aprfmt.cli.html_page import write_page
 
@@ -64,9 +64,9 @@ def render_page(
     report = validate_model(opened, whole=paged.stats, progress=progress)
     data = {
         "found": {key: value for key, value in body.items() if key != "metadata"},
-        "tensors": tensors(opened, paged.stats, progress),
-        "metadata": metadata(opened),
-        "tokenizer": tokenizer(opened, paged.vocabulary),
+        "tensors": tensor_rows(opened, paged.stats, progress),
+        "metadata": metadata_rows(opened),
+        "tokenizer": tokenizer_facts(opened, paged.vocabulary),
         "report": report.to_json(),
         "stats": paged.stats,
     }
@@ -78,7 +78,7 @@ def render_page(
         "architecture": body["architecture"] or body.get("architecture_error"),
         "config": body["config"],
     }
-    return html_page.page(known, facts, data, html_page.MODEL)
+    return html_page.render_html(known, facts, data, html_page.MODEL)
 
 
 def _called(path: Path) -> str:
@@ -86,16 +86,16 @@ def _called(path: Path) -> str:
     return path.resolve().parent.name if path.stem == "model" else path.name
 
 
-def tensors(
+def tensor_rows(
     opened: "Model", stats: bool, progress: "render.ProgressLine"
 ) -> list[dict[str, object]]:
     """Return a row for every tensor of the file, with statistics and a histogram if asked for."""
-    from aprfmt.cli.tensors_show import listed
+    from aprfmt.cli.tensors_show import tensor_row
     from aprfmt.tensors.companions import all_bytes
 
     roles, rows = opened.roles_of, []
     for done, (name, tensor) in enumerate(opened.items()):
-        row: dict[str, object] = {**listed(name, tensor, roles.get(name, ()), stats=False)}
+        row: dict[str, object] = {**tensor_row(name, tensor, roles.get(name, ()), stats=False)}
         row |= {"nbytes": all_bytes(tensor), "damage": tensor.damage}
         if stats:
             row |= _measured(tensor)
@@ -115,7 +115,7 @@ def _measured(tensor: "View") -> dict[str, object]:
         return {"stats": None, "histogram": None, "unread": str(error)}
 
 
-def metadata(opened: "Model") -> list[list[str]]:
+def metadata_rows(opened: "Model") -> list[list[str]]:
     """Return every key with its value as a text, long ones cut and arrays by their beginning."""
     return [[key, _value(value)] for key, value in opened.metadata.items()]
 
@@ -129,7 +129,7 @@ def _value(value: object) -> str:
     return str(value)
 
 
-def tokenizer(opened: "Model", everything: bool) -> dict[str, object] | None:
+def tokenizer_facts(opened: "Model", everything: bool) -> dict[str, object] | None:
     """Return a model's vocabulary, special tokens and template; None without a tokenizer.
 
     A tokenizer that cannot be read is its error.
@@ -172,7 +172,7 @@ def _tokenizer(found: "Stated", everything: bool) -> dict[str, object]:
         "pre": words.pre, "bos": found.begins, "eos": found.ends, "whole": everything,
         "special": [[*row(i), ", ".join(roles.get(i, []))] for i in special[:SPECIALS]],
         "specials": len(special), "tokens": [row(i) for i in shown],
-        "template": _lines(template), "previews": previews(found),
+        "template": _lines(template), "previews": template_previews(found),
         "suspicious": scan_template(template) if template else [],
     }  # fmt: skip
 
@@ -184,7 +184,7 @@ def _lines(text: str | None) -> list[str]:
     return [*lines[:LINES], *more]
 
 
-def previews(found: "Stated") -> list[dict[str, object]]:
+def template_previews(found: "Stated") -> list[dict[str, object]]:
     """Return what the template makes of a few conversations, or why it makes nothing."""
     from aprfmt.tokenizer.conversations import rendered
 

@@ -18,7 +18,7 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # config.json
 _PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensors are
 
 
-def summary(opened: Model, body: "InspectBody") -> "InspectSummary":
+def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
     """Return the parts of the answer, and the whole as `line`."""
     known, kind = body["architecture"] is not None, opened.kind
     stored = sum(row["bytes"] for row in body["encodings"].values())
@@ -40,11 +40,11 @@ def summary(opened: Model, body: "InspectBody") -> "InspectSummary":
         "unusual": _unusual(opened, body),
         "line": "",
     }
-    found["line"] = line(found)
+    found["line"] = summary_line(found)
     return found
 
 
-def line(found: "InspectSummary") -> str:
+def summary_line(found: "InspectSummary") -> str:
     """Return the answer as one sentence."""
     if found["says"]:
         return f"{found['name']}: is {found['says']}; {found['next']}"
@@ -115,7 +115,7 @@ def _stated_dtype(opened: Model) -> str:
     return DTYPES.get(stated, "") if isinstance(stated, str) else ""
 
 
-def absent(roles: "RolesFound") -> list[str]:
+def missing_roles(roles: "RolesFound") -> list[str]:
     """Return the missing roles that no packed weight holds."""
     return [key for key in roles["missing"] if key not in roles["packed"]]
 
@@ -154,7 +154,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         found.append(f"config.json says {said_dtype}, no tensor is {said_dtype}")
     if "roles" in body:
         roles = body["roles"]
-        for names, said in ((absent(roles), ""), (roles["accepted"], ", accepted")):
+        for names, said in ((missing_roles(roles), ""), (roles["accepted"], ", accepted")):
             if names:
                 found.append(f"{len(names)} of {roles['required']} tensors missing{said}")
         for rows, one, many in (

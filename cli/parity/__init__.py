@@ -13,7 +13,7 @@ REPEATS = 5
 
 
 @click.command("parity", options_metavar="MODEL --between RUN RUN... [OPTIONS]")
-@options.gathered(asked=ParityOptions, wanted=ParityOutputs, tokens=run_options.TokenOptions)
+@options.gather_options(asked=ParityOptions, wanted=ParityOutputs, tokens=run_options.TokenOptions)
 @click.argument("words", nargs=-1, metavar="")
 @click.option("--between", is_flag=True, help="The runs follow: cpu, cuda, torch:cpu:bfloat16, "
               "transformers, llama.cpp. The first is the reference.")  # fmt: skip
@@ -60,9 +60,9 @@ def command(
         raise UsageError("--html shows runs compared; leave it out beside --replay, --calibrate")
     options.check_new(wanted.force, wanted.html, wanted.bundle, calibrate)
     if replayed is not None:
-        models, runs = modes.named(words)
+        models, runs = modes.split_arguments(words)
         if models or wanted.bundle or calibrate:
             raise UsageError("--replay needs no model; give only --between RUN RUN with it")
-        return modes.replay(replayed, runs)
+        return modes.replay_bundle(replayed, runs)
     text, runs = modes.model_and_runs(words)
-    return modes.run(text, runs, base, calibrate, repeats, asked, wanted, tokens)
+    return modes.run_parity(text, runs, base, calibrate, repeats, asked, wanted, tokens)

@@ -42,7 +42,7 @@ class ParityOutputs:
     dry_run: bool
 
 
-def run(
+def run_parity(
     text: str, runs: list[str], base: str | None, calibrate: Path | None, repeats: int,
     asked: ParityOptions, wanted: ParityOutputs, tokens: run_options.TokenOptions,
 ) -> int:  # fmt: skip
@@ -56,22 +56,22 @@ def run(
         for choice in choices:
             choice.refuse_missing_gpu()  # before the model is opened and read
     with ExitStack() as stack:
-        opened, request = prepare(text, asked, tokens, stack)
+        opened, request = prepare_runs(text, asked, tokens, stack)
         request = replace(request, by_position=wanted.html is not None)
-        if not tokens.given and output_format.form() != "json":
+        if not tokens.given and output_format.answer_format() != "json":
             output.show_chosen(request.ids)
         if wanted.dry_run:
-            return dry_run.of_parity(opened, choices, request)
+            return dry_run.report_parity(opened, choices, request)
         if calibrate is not None:
-            return measure(opened, choices, request, repeats, calibrate, wanted)
-        found = compared(opened, choices, request, base, asked)
+            return calibrate_tolerances(opened, choices, request, repeats, calibrate, wanted)
+        found = compare_runs(opened, choices, request, base, asked)
         body = found.to_json() | {"ids_chosen": not tokens.given, "bundle": None}
         if wanted.bundle is not None:
             body["bundle"] = write_bundle(wanted.bundle, found, runs, wanted.force)
-    return finish(found, body, wanted)
+    return finish_parity(found, body, wanted)
 
 
-def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the models and the runs among the words of a command line."""
     from aprfmt.inference.device import is_run
 
@@ -81,7 +81,7 @@ def named(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the one model and its runs; UsageError for more, or for fewer than two runs."""
-    models, runs = named(words)
+    models, runs = split_arguments(words)
     if len(models) != 1:
         found = ", ".join(models) or "none"
         raise UsageError(f"expected one MODEL and runs behind --between, found the models {found}; "
@@ -91,7 +91,7 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
     return models[0], runs
 
 
-def prepare(
+def prepare_runs(
     text: str, asked: ParityOptions, tokens: run_options.TokenOptions, stack: ExitStack
 ) -> "tuple[Model, ParityRequest]":
     """Open the model; return it and what to run on it, its ids chosen where none are named."""
@@ -105,7 +105,7 @@ def prepare(
     rows = () if asked.thresholds is None else load_calibration(asked.thresholds)
     opened = open_model(text, arch=asked.arch, allow_missing=asked.allow_missing)
     model = stack.enter_context(opened)
-    run_options.warn_of(model)
+    run_options.warn_of_model(model)
     refuse_to_run(model.resolution, model.path)
     if tokens.given:
         ids, said = run_options.token_ids(model, tokens)
@@ -123,7 +123,7 @@ def prepare(
     )  # fmt: skip
 
 
-def compared(
+def compare_runs(
     model: "Model",
     choices: "list[Choice]",
     request: "ParityRequest",
@@ -141,7 +141,7 @@ def compared(
         return parity(model, choices, request, source)
 
 
-def finish(found: "Parity", body: dict[str, object], wanted: ParityOutputs) -> int:
+def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutputs) -> int:
     """Draw and print a comparison as it is wanted; return the exit code."""
     from aprfmt.cli.parity.page import render_page
 
@@ -174,7 +174,7 @@ def write_bundle(
             "bytes": path.stat().st_size}  # fmt: skip
 
 
-def replay(path: Path, runs: list[str]) -> int:
+def replay_bundle(path: Path, runs: list[str]) -> int:
     """Run a reproduction again; exit 1 where it still reproduces."""
     from aprfmt.inference.parity.bundle import replay as run_again
 
@@ -183,7 +183,7 @@ def replay(path: Path, runs: list[str]) -> int:
     return render.emit({"replay": found.to_json()}, code, lambda: output.show_replay(found))
 
 
-def measure(
+def calibrate_tolerances(
     model: "Model", choices: "list[Choice]", request: "ParityRequest", repeats: int, path: Path,
     wanted: ParityOutputs,
 ) -> int:  # fmt: skip

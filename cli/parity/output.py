@@ -30,7 +30,7 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
     commands = []
     for pair in found.pairs:
         mine, reference = found.runs[pair.b], found.runs[pair.a]
-        names = f"{label(mine)} against {label(reference)}"
+        names = f"{run_label(mine)} against {run_label(reference)}"
         said = found.pronounced_of(pair.verdict, [pair]).says
         lines.append((f"{said} ({names})", _STYLES[pair.verdict]))
         if pair.logits is not None:
@@ -62,7 +62,7 @@ def show(found: "Parity", every: bool) -> None:
     for index, run in enumerate(found.runs):
         via = f", {run.via}" if run.via else ""
         name = "reference" if index == 0 else f"run {index}"
-        render.say(f"  {name}: {label(run)} ({run.points} points{via})")
+        render.say(f"  {name}: {run_label(run)} ({run.points} points{via})")
         for key, why in list((run.unknown or {}).items())[:4]:
             render.warn(f"{run.ran}: {key}: {why}", "unknown_point")
     for pair in found.pairs:
@@ -70,22 +70,22 @@ def show(found: "Parity", every: bool) -> None:
     if found.noise is not None:
         show_distance(found.noise, "the reference")
     for distance in found.arbiter:
-        show_distance(distance, label(found.runs[distance.of]))
+        show_distance(distance, run_label(found.runs[distance.of]))
 
 
-def label(run: "RunFacts") -> str:
+def run_label(run: "RunFacts") -> str:
     """Return what was asked for and what ran."""
     return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
 
 
 def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     """Print one run against the reference."""
-    names = f"{label(found.runs[pair.b])} against {label(found.runs[pair.a])}"
+    names = f"{run_label(found.runs[pair.b])} against {run_label(found.runs[pair.a])}"
     from aprfmt.measure.tolerances import MAX_FACTOR, MAX_UNIT, UNIT
 
     render.line()
     render.say(names, style="head")
-    points = pair.diff.points if every else worst(pair.diff.points)
+    points = pair.diff.points if every else worst_points(pair.diff.points)
     rows = []
     for point in points:
         if point.why:
@@ -112,7 +112,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     render.say(found.pronounced_of(pair.verdict, [pair]).says, style=_STYLES[pair.verdict])
 
 
-def worst(points: "Sequence[PointDiff]") -> "list[PointDiff]":
+def worst_points(points: "Sequence[PointDiff]") -> "list[PointDiff]":
     """Return the largest relL2 of each kind of point, and all beyond, in execution order."""
     largest: dict[str, tuple[float, str]] = {}
     for point in points:

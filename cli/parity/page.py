@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from aprfmt.base.protocols import Value
 from aprfmt.cli import html_page
-from aprfmt.cli.trace.page import heats
+from aprfmt.cli.trace.page import heat_maps
 
 
 def render_page(body: Mapping[str, Value]) -> str:
@@ -22,7 +22,7 @@ def render_page(body: Mapping[str, Value]) -> str:
         "heats": [_heats(pair) for pair in body["pairs"]],
         "command": _reproduce(body),
     }
-    return html_page.page("Parity of runs", facts, data, (*html_page.REPORT, "parity.js"))
+    return html_page.render_html("Parity of runs", facts, data, (*html_page.REPORT, "parity.js"))
 
 
 def _reproduce(body: Mapping[str, Value]) -> str | None:
@@ -42,5 +42,7 @@ def _heats(pair: Mapping[str, Value]) -> dict[str, object]:
     """Return the distance of each token position, layer by layer, for every point of a pair."""
     rows = {row["key"]: row["by_position"] for row in pair["points"] if row.get("by_position")}
     bounds = {row["key"]: (row["tolerance"], row["beyond"]) for row in pair["points"]}
-    maps, positions = heats(rows, {key: range(len(found)) for key, found in rows.items()}, bounds)
+    maps, positions = heat_maps(
+        rows, {key: range(len(found)) for key, found in rows.items()}, bounds
+    )
     return {"heats": maps, "positions": positions}

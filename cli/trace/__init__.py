@@ -11,7 +11,7 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
 
 
 @click.command("trace")
-@options.gathered(
+@options.gather_options(
     asked=TraceRequest,
     wanted=TraceOutputs,
     dumped=DumpedArrays,
@@ -77,4 +77,4 @@ def command(
     point is named), or when --reference differs beyond the tolerance: the points that do, and a
     summary, are shown then, and -v shows all.
     """
-    return modes.show(model, loaded, list_points, asked, wanted, dumped, tokens, where)
+    return modes.run_trace(model, loaded, list_points, asked, wanted, dumped, tokens, where)

@@ -31,7 +31,7 @@ class DumpedArrays:
     mapping: Path | None
 
 
-def mapped(
+def map_arrays(
     text: str, dumped: DumpedArrays, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions, save: Path | None, force: bool, stack: ExitStack,
 ) -> tuple["Model", "Trace", dict[str, object]]:  # fmt: skip
@@ -44,7 +44,7 @@ def mapped(
 
     assert dumped.arrays is not None
     captures = stack.enter_context(open_captures(dumped.arrays))
-    run = stack.enter_context(run_options.session(text, where))
+    run = stack.enter_context(run_options.open_session(text, where))
     given = None if dumped.mapping is None else read_mapping(dumped.mapping)
     ids = captures.ids or (list(given.ids or ()) if given is not None else None)
     if ids and tokens.given:
@@ -68,7 +68,7 @@ def mapped(
     return run.model, trace, {"file": None if written is None else str(written), "names": rows}
 
 
-def pronounced(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
+def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     """Return the verdict: how many arrays are points, and which nothing reads."""
     from aprfmt.measure.trace_view import unread_arrays
     from aprfmt.model.ledger import Compared, Words, pronounce
@@ -121,7 +121,7 @@ def _written(given: "NameMap", captures: "Captures", path: Path, force: bool) ->
     return given
 
 
-def show(found: Mapping[str, Value]) -> None:
+def show_mapping(found: Mapping[str, Value]) -> None:
     """Print what each array was taken for, how it lies, and how certain that is."""
     rows = []
     for row in found["names"]:

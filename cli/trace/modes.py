@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aprfmt.model import Model
 
 
-def show(
+def run_trace(
     model: str | None, loaded: Path | None, list_points: bool, asked: TraceRequest,
     wanted: TraceOutputs, dumped: dumped_arrays.DumpedArrays, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
@@ -35,15 +35,15 @@ def show(
                 "--map reads dumped arrays; leave --load, --payload, --engine and --list-points out"
             )
         options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
-        named = model if model is not None else only_model()
+        named = model if model is not None else find_only_model()
         return show_mapped(named, dumped, tokens, where, wanted, asked)
     if loaded is not None:
-        unused = not_for_load(asked, tokens, where, list_points)
+        unused = unused_with_load(asked, tokens, where, list_points)
         if unused:
             raise UsageError(f"--load shows a saved trace; leave {', '.join(unused)} out")
         given = None if tokens.ids is None else run_options.parse_ids(tokens.ids)
         return show_saved(loaded, model, given, asked, wanted)
-    model = model if model is not None else only_model()
+    model = model if model is not None else find_only_model()
     runs = asked.payload or asked.engine or asked.dry_run  # naming an engine asks for a run
     if list_points or not runs:
         return show_points(model, list_points, asked, wanted, where)
@@ -51,12 +51,12 @@ def show(
         if asked.draft:
             raise UsageError("--dry-run counts the passes of a model; leave --draft out")
         there = replace(where, backend=asked.engine) if asked.engine else where
-        return dry_run.of_trace(model, tokens, there, asked, wanted)
+        return dry_run.report_trace(model, tokens, there, asked, wanted)
     options.check_new(wanted.force, wanted.save, wanted.save_aprt, wanted.html)
     return show_run(model, asked, wanted, tokens, where)
 
 
-def not_for_load(
+def unused_with_load(
     asked: TraceRequest,
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
@@ -74,7 +74,7 @@ def not_for_load(
     return [name for name, value in runs.items() if value]
 
 
-def only_model() -> str:
+def find_only_model() -> str:
     """Return the one model of the current folder, named on stderr; UsageError lists several."""
     from aprfmt.model.hf_folder import candidates
 
@@ -104,7 +104,7 @@ def show_points(
     ]
     if needs and not details:
         raise UsageError(f"{', '.join(needs)}: needs --payload, which runs the model")
-    body = point_selection.plan(model, asked.points, asked.layers, where, asked.draft)
+    body = point_selection.plan_points(model, asked.points, asked.layers, where, asked.draft)
     return render.emit(body, 0, partial(output.show_plan, body, details=details))
 
 
@@ -123,18 +123,18 @@ def show_run(
     positions = parse_positions(asked.positions)
     histograms = page.Histograms()
     with ExitStack() as stack:
-        run = recording.runner(text, asked.engine, where, stack, asked.draft)
+        run = recording.open_runner(text, asked.engine, where, stack, asked.draft)
         ids, said = run_options.token_ids(run.model, tokens)
         run_options.warn_of_length(run.model, ids)
         aprt = wanted.save_aprt is not None
-        keys = point_selection.wanted_keys(run.points, asked.points, asked.layers, aprt)
-        request = recording.recording(run.request, ids, keys, positions, asked.behind)
+        keys = point_selection.keys_to_record(run.points, asked.points, asked.layers, aprt)
+        request = recording.recording_request(run.request, ids, keys, positions, asked.behind)
         other = None
         if wanted.reference is not None:
             other = recording.check_reference(wanted.reference, ids, run.model, stack)
         watch = histograms.add if wanted.html is not None else None
-        trace = recording.record(run, request, stack, {"prompt": said}, wanted.values, watch)
-        body = output.body(trace) | {"run": run_options.run_facts(run, trace)}
+        trace = recording.record_trace(run, request, stack, {"prompt": said}, wanted.values, watch)
+        body = output.trace_to_json(trace) | {"run": run_options.run_facts(run, trace)}
         body["tokens"] = {"ids": ids, "text": said}
         if body["logits"] is not None:
             run_options.name_tokens(body["logits"]["top"], run.model)
@@ -143,11 +143,11 @@ def show_run(
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":
-            return recording.compare(
+            return recording.compare_with_reference(
                 trace, other, wanted.reference or "", request, run, where, wanted.html is not None
             )
 
-        return finish(trace, body, wanted, against, histograms)
+        return finish_trace(trace, body, wanted, against, histograms)
 
 
 def show_saved(
@@ -166,7 +166,7 @@ def show_saved(
     with ExitStack() as stack:
         model = None if text is None else stack.enter_context(open_model(text))
         trace = stack.enter_context(open_trace(path, ids, model))
-        trace = point_selection.part(trace, asked.points, asked.layers)
+        trace = point_selection.select_records(trace, asked.points, asked.layers)
         unknown: Any = trace.run.get("unknown") or {}
         recording.warn_of_unknown(str(path), unknown)
         other = None
@@ -178,8 +178,8 @@ def show_saved(
                 values, mask = trace.values(key), trace.mask(key)
                 if values is not None:
                     histograms.add(key, values if mask is None else values[mask])
-        against = partial(stored_against, trace, other, model, wanted.html is not None)
-        return finish(trace, output.body(trace), wanted, against, histograms)
+        against = partial(compare_stored, trace, other, model, wanted.html is not None)
+        return finish_trace(trace, output.trace_to_json(trace), wanted, against, histograms)
 
 
 def show_mapped(
@@ -191,25 +191,25 @@ def show_mapped(
     from aprfmt.cli.trace import output, page, point_selection, recording
 
     with ExitStack() as stack:
-        opened, trace, found = dumped_arrays.mapped(
+        opened, trace, found = dumped_arrays.map_arrays(
             model, dumped, tokens, where, wanted.save, wanted.force, stack
         )
-        trace = point_selection.part(trace, asked.points, asked.layers)
+        trace = point_selection.select_records(trace, asked.points, asked.layers)
         ids: Any = trace.run["ids"]
         other = None
         if wanted.reference is not None:
             other = recording.check_reference(wanted.reference, ids, opened, stack, runs=False)
-        if output_format.form() == "human":
-            dumped_arrays.show(found)
-        against = partial(stored_against, trace, other, opened, wanted.html is not None)
-        verdict = dumped_arrays.pronounced(found, trace)
-        if output_format.form() == "human":
+        if output_format.answer_format() == "human":
+            dumped_arrays.show_mapping(found)
+        against = partial(compare_stored, trace, other, opened, wanted.html is not None)
+        verdict = dumped_arrays.mapping_verdict(found, trace)
+        if output_format.answer_format() == "human":
             render.say(verdict.says, style="warn" if verdict.not_compared else "good")
-        body = output.body(trace) | {"mapping": found, **verdict.to_json()}
-        return finish(trace, body, wanted, against, page.Histograms())
+        body = output.trace_to_json(trace) | {"mapping": found, **verdict.to_json()}
+        return finish_trace(trace, body, wanted, against, page.Histograms())
 
 
-def stored_against(
+def compare_stored(
     trace: "Trace", other: "Trace | None", model: "Model | None", positions: bool
 ) -> "TraceDiff":
     """Compare two stored traces; `model` says whether experts are chosen in it.
@@ -220,10 +220,10 @@ def stored_against(
     from aprfmt.measure.traces import compare_traces
 
     assert other is not None
-    return compare_traces(trace, other, moe=recording.mixture(model), positions=positions)
+    return compare_traces(trace, other, moe=recording.uses_experts(model), positions=positions)
 
 
-def finish(
+def finish_trace(
     trace: "Trace", body: dict[str, object], wanted: TraceOutputs,
     against: "Callable[[], TraceDiff]", histograms: "Histograms",
 ) -> int:  # fmt: skip
@@ -233,7 +233,7 @@ def finish(
     from aprfmt.cli.trace.page import render_page
 
     code, difference = 1 if trace.nonfinite else 0, None
-    body["saved"] = write(trace, wanted)
+    body["saved"] = save_trace_files(trace, wanted)
     if wanted.reference is not None:
         difference = against()
         verdict = difference.pronounced
@@ -245,18 +245,18 @@ def finish(
     )
 
     def show() -> None:
-        output.show(trace, body, table=wanted.verbose or wanted.reference is None)
+        output.show_trace(trace, body, table=wanted.verbose or wanted.reference is None)
         if difference is not None:
             reference.show_difference(difference, wanted.reference or "", wanted.verbose)
 
     answer = None
     if difference is not None and not wanted.verbose:
         names = wanted.reference or "", str(trace.run.get("model", ""))
-        answer = partial(reference.answer, difference, *names)
+        answer = partial(reference.reference_answer, difference, *names)
     return render.emit(body, code, show, answer=answer)
 
 
-def write(trace: "Trace", wanted: TraceOutputs) -> list[str]:
+def save_trace_files(trace: "Trace", wanted: TraceOutputs) -> list[str]:
     """Save a trace where asked; return what was written."""
     from aprfmt.inference.aprt import save_aprt
     from aprfmt.inference.trace_file import save_trace

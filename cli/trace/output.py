@@ -25,7 +25,7 @@ class SlotRow(TypedDict):
     stats: dict[str, Value]
 
 
-def body(trace: Trace) -> dict[str, Value]:
+def trace_to_json(trace: Trace) -> dict[str, Value]:
     """Return records, slots, logits and observations as plain data."""
     layers = sorted({record.layer for record in trace.records.values() if record.layer >= 0})
     rows: list[SlotRow] = []
@@ -49,19 +49,19 @@ def body(trace: Trace) -> dict[str, Value]:
             ))  # fmt: skip
     return trace.to_json() | {
         "slots": rows,
-        "logits": logits(trace),
-        "embedding": embedding(trace),
-        "observations": observations(rows),
+        "logits": top_logits(trace),
+        "embedding": pooled_embedding(trace),
+        "observations": describe_spikes(rows),
     }
 
 
-def embedding(trace: Trace) -> list[float] | None:
+def pooled_embedding(trace: Trace) -> list[float] | None:
     """Return what the rows are pooled to, None where that is not there."""
     values = trace.values("pooled")
     return None if values is None else [float(value) for value in values.reshape(-1)]
 
 
-def logits(trace: Trace) -> dict[str, object] | None:
+def top_logits(trace: Trace) -> dict[str, object] | None:
     """Return the last row's top five, None where the logits or their values are not there."""
     record, values = trace.find("logits"), trace.values("logits")
     if record is None or record.stats is None:
@@ -72,19 +72,19 @@ def logits(trace: Trace) -> dict[str, object] | None:
     return found
 
 
-def observations(rows: list[SlotRow]) -> list[str]:
+def describe_spikes(rows: list[SlotRow]) -> list[str]:
     """Name spikes against the median of the layers; early massive activations are normal."""
     return [
         f"L{layer} {'/'.join(points)}: std {std:.4g} is {times:.0f} times the median of the layers "
         "(an observation, no verdict)"
-        for (layer, points), (std, times) in spikes(rows).items()
+        for (layer, points), (std, times) in find_spikes(rows).items()
     ]
 
 
 Points = tuple[str, ...]
 
 
-def spikes(rows: list[SlotRow]) -> dict[tuple[int, Points], tuple[float, float]]:
+def find_spikes(rows: list[SlotRow]) -> dict[tuple[int, Points], tuple[float, float]]:
     """Return (layer, points) -> (std, how many times the median of the layers it is)."""
     found = {}
     for points in dict.fromkeys(tuple(row["points"]) for row in rows):
@@ -110,11 +110,11 @@ def _cells(stats: Mapping[str, Value]) -> list[str]:
     return cells
 
 
-def show(trace: Trace, found: Mapping[str, Value], table: bool = True) -> None:
+def show_trace(trace: Trace, found: Mapping[str, Value], table: bool = True) -> None:
     """Print embedding, the points of every layer, final norm and logits; or no table of them."""
     where = found.get("run")
     if where:
-        render.line(run_options.headline(where), style="head")
+        render.line(run_options.run_headline(where), style="head")
     for text in _scope(trace):
         render.say(text, style="dim")
     if table:
@@ -137,7 +137,7 @@ def _table(trace: Trace, found: Mapping[str, Value]) -> None:
     rows = []
     for key in ENTERING:
         rows += _whole(trace, key)
-    odd = {(layer, point) for layer, points in spikes(found["slots"]) for point in points}
+    odd = {(layer, point) for layer, points in find_spikes(found["slots"]) for point in points}
     styles = {}
     for record in trace.records.values():
         if record.layer >= 0 and record.stats is not None:
@@ -176,12 +176,12 @@ def _scope(trace: Trace) -> list[str]:
     for (positions, dtype, device), points in sorted(scopes.items(), key=lambda s: -len(s[1])):
         names = list(dict.fromkeys(points))
         what = "rows" if len(said) < 2 else ", ".join(names[:4]) + (" ..." if names[4:] else "")
-        where = "unknown positions" if positions is None else f"at {spans(positions)}"
+        where = "unknown positions" if positions is None else f"at {format_positions(positions)}"
         said.append(f"{what}: {where}, {dtype}{f' on {device}' if device else ''}")
     return said
 
 
-def spans(positions: Iterable[int]) -> str:
+def format_positions(positions: Iterable[int]) -> str:
     """Return positions as `0-4, 7`."""
     runs: list[list[int]] = []
     for position in positions:

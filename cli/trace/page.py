@@ -50,7 +50,7 @@ def row_sizes(key: str, values: Array) -> list[float]:
     return [float(size) for size in np.where(np.isnan(sizes), np.inf, sizes)]
 
 
-def heats(
+def heat_maps(
     rows: Mapping[str, Sequence[float | None]],
     positions: Mapping[str, Sequence[int]],
     bounds: Mapping[str, tuple[float, bool]],
@@ -131,7 +131,7 @@ def render_page(
         "command": _next(trace, reference),
         "top": (body["logits"] or {}).get("top") or [],
         "heats": [
-            _heat(what, label, *heats(found, {key: spots.get(key, ()) for key in found}, held))
+            _heat(what, label, *heat_maps(found, {key: spots.get(key, ()) for key in found}, held))
             for what, label, found, held in (
                 ("distance from the reference", "relative L2", apart, bounds),
                 ("size of the values", "root mean square", known, {}),
@@ -140,7 +140,7 @@ def render_page(
     }  # fmt: skip
     name = str(trace.run.get("model") or trace.run.get("path") or "a saved trace")
     parts = html_page.TRACE
-    return html_page.page(f"Trace of {name}", facts(trace, body), data, parts)
+    return html_page.render_html(f"Trace of {name}", run_identity(trace, body), data, parts)
 
 
 def _next(trace: Trace, reference: Mapping[str, Value] | None) -> str | None:
@@ -157,7 +157,7 @@ def _heat(
     return {"what": what, "label": label, "heats": maps, "positions": positions}
 
 
-def facts(trace: Trace, body: Mapping[str, Value]) -> dict[str, object]:
+def run_identity(trace: Trace, body: Mapping[str, Value]) -> dict[str, object]:
     """Return what identifies the run."""
     run, ids = trace.run, trace.run.get("ids")
     backend = run.get("backend") or {}

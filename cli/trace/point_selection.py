@@ -29,7 +29,7 @@ def parse_layers(text: str | None, count: int) -> set[int]:
     return chosen
 
 
-def part(trace: Trace, points: str | None, layers: str | None) -> Trace:
+def select_records(trace: Trace, points: str | None, layers: str | None) -> Trace:
     """Return a trace with the records of these points and layers only; UsageError for none."""
     if points is None and layers is None:
         return trace
@@ -49,7 +49,7 @@ def part(trace: Trace, points: str | None, layers: str | None) -> Trace:
     return replace(trace, records=records, aliases=aliases)
 
 
-def wanted_keys(
+def keys_to_record(
     known: Mapping[str, capture.Instance], points: str | None, layers: str | None, aprt: bool
 ) -> list[str]:
     """Return the keys to record, in execution order."""
@@ -71,7 +71,7 @@ def wanted_keys(
     ]
 
 
-def plan(
+def plan_points(
     text: str,
     points: str | None,
     layers: str | None,
@@ -84,7 +84,7 @@ def plan(
         refuse_to_run(opened.resolution, opened.path)
         head = draft_head(opened) if draft else opened
         known = capture.instances(head.spec.block, head.hyper, head.roles)
-        keys = set(wanted_keys(known, points or "all", layers, False))
+        keys = set(keys_to_record(known, points or "all", layers, False))
         rows = [
             {
                 "key": key, "point": item.point.name,

@@ -22,7 +22,7 @@ Watch = Callable[[str, "Numbers"], None]
 UNKNOWN = 8  # names of a foreign run that are warned of
 
 
-def runner(
+def open_runner(
     text: str,
     engine: str | None,
     where: run_options.WhereOptions,
@@ -40,10 +40,10 @@ def runner(
     if choice.is_engine and (where.deterministic or where.memory):
         render.warn(f"{choice}: --deterministic and --memory are for our own backends; ignored",
                     "ignored_option")  # fmt: skip
-    return stack.enter_context(run_options.session(text, where, engines=True, draft=draft))
+    return stack.enter_context(run_options.open_session(text, where, engines=True, draft=draft))
 
 
-def recording(
+def recording_request(
     request: RunRequest, ids: list[int], keys: list[str], positions: Positions, behind: int
 ) -> RunRequest:
     """Return the request of these points, with logits of the chosen positions, or the last."""
@@ -71,7 +71,7 @@ class WatchedKeeper:
             self._watch(record.key, values)
 
 
-def record(
+def record_trace(
     run: Run, asked: RunRequest, stack: ExitStack, facts: dict[str, object], values: bool,
     watch: Watch | None = None,
 ) -> Trace:  # fmt: skip
@@ -105,7 +105,7 @@ def warn_of_unknown(where: str, unknown: Mapping[str, object]) -> None:
         render.warn(f"{where}: {name}: {why}", "unknown_point")
 
 
-def mixture(model: Model | None) -> bool:
+def uses_experts(model: Model | None) -> bool:
     """Say whether a model is known to choose experts."""
     return model is not None and bool(model.hyper["n_experts"])
 
@@ -135,7 +135,7 @@ def check_reference(
     return None
 
 
-def compare(
+def compare_with_reference(
     trace: Trace, saved: Trace | None, reference: str, asked: RunRequest, here: Run,
     where: run_options.WhereOptions, positions: bool = False,
 ) -> TraceDiff:  # fmt: skip
@@ -146,14 +146,14 @@ def compare(
     own (MODEL@RUN). `positions` asks for each token position's own distance.
     """
     if saved is not None:
-        return compare_traces(trace, saved, moe=mixture(here.model), positions=positions)
+        return compare_traces(trace, saved, moe=uses_experts(here.model), positions=positions)
     assert asked.wanted is not None
     with ExitStack() as stack:
-        there = runner(reference, None, where.elsewhere(), stack, here.request.draft)
+        there = open_runner(reference, None, where.elsewhere(), stack, here.request.draft)
         keys = [key for key in asked.wanted if key in there.points]
         both = replace(
             there.request, ids=asked.ids, wanted=keys, positions=asked.positions,
             behind=asked.behind, logits_rows=asked.logits_rows,
         )  # fmt: skip
-        other = record(there, both, stack, {}, True)
-        return compare_traces(trace, other, moe=mixture(there.model), positions=positions)
+        other = record_trace(there, both, stack, {}, True)
+        return compare_traces(trace, other, moe=uses_experts(there.model), positions=positions)

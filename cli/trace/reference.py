@@ -18,7 +18,7 @@ SHOWN = 12  # points beyond tolerance, unless all points are asked for
 def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     """Print the verdict, then the points beyond their tolerance; `every` point if asked."""
     render.say(f"against {reference}", style="head")
-    text, style = verdict(difference)
+    text, style = reference_verdict(difference)
     render.say(text, style=style)
     beyond = [point for point in difference.points if point.beyond]
     shown = list(difference.points) if every else beyond[:SHOWN]
@@ -41,9 +41,9 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
         render.line("every point: -v", style="dim")
 
 
-def answer(difference: TraceDiff, reference: str, model: str) -> "list[Line]":
+def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list[Line]":
     """Return the verdict, the first points beyond tolerance, and the next command."""
-    text, style = verdict(difference)
+    text, style = reference_verdict(difference)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     beyond = [point for point in difference.points if point.beyond]
     for point in beyond[:LISTED]:
@@ -65,7 +65,7 @@ def _is_trace(path: str) -> bool:
     return Path(path).suffix in (".aprt", ".npz", ".log", ".txt") or "trace" in Path(path).name
 
 
-def verdict(difference: TraceDiff) -> tuple[str, str]:
+def reference_verdict(difference: TraceDiff) -> tuple[str, str]:
     """Return the one line that answers, with what nothing reads, and the style of it."""
     said, style = _of_points(difference)
     return said + listed_items(difference.left, "; not read here"), style

@@ -32,7 +32,7 @@ def applied(runs: element_moves.Chain, values: Any) -> list[int]:
 def test_it_is_the_steps_one_after_the_other(twice: bool) -> None:
     for shape, heads, kv, back in CASES * (2 if twice else 1):
         sizes = {"n_heads": heads, "n_kv_heads": kv}
-        found = element_moves.chained(STEPS, [[shape], [shape]], sizes, back=back)
+        found = element_moves.chain_steps(STEPS, [[shape], [shape]], sizes, back=back)
         assert found is not None
         values = np.arange(shape[0] * shape[1])
         logical = values.reshape(shape)
@@ -49,12 +49,12 @@ def test_what_is_known_is_bounded_and_given_again(monkeypatch: pytest.MonkeyPatc
     asked = [[(heads * 2, 1)] for heads in range(1, 9)]
     for shapes in asked:
         sizes = {"n_heads": 1}
-        first = element_moves.chained(STEPS[:1], [shapes], sizes, back=False)
-        assert element_moves.chained(STEPS[:1], [shapes], dict(sizes), back=False) is first
+        first = element_moves.chain_steps(STEPS[:1], [shapes], sizes, back=False)
+        assert element_moves.chain_steps(STEPS[:1], [shapes], dict(sizes), back=False) is first
         assert len(element_moves._chains) <= 3
     monkeypatch.setattr(element_moves, "_MANY", 3)
     element_moves._chains.clear()
-    element_moves.chained(STEPS[:1], [[(64, 1)]], {"n_heads": 2}, back=False)
+    element_moves.chain_steps(STEPS[:1], [[(64, 1)]], {"n_heads": 2}, back=False)
     assert not element_moves._chains
 
 
@@ -62,8 +62,8 @@ def test_a_step_that_cannot_be_a_key_is_asked_each_time() -> None:
     class Listed(RowsPermuted):
         __hash__ = None  # type: ignore[assignment]
 
-    found = element_moves.chained((Listed("n_heads"),), [[(8, 1)]], {"n_heads": 2}, back=False)
-    assert found == element_moves.chained(
+    found = element_moves.chain_steps((Listed("n_heads"),), [[(8, 1)]], {"n_heads": 2}, back=False)
+    assert found == element_moves.chain_steps(
         (RowsPermuted("n_heads"),), [[(8, 1)]], {"n_heads": 2}, False
     )
     assert len(element_moves._chains) == 1

@@ -26,7 +26,7 @@ def test_what_sampling_shows_and_leaves_out_is_all_it_found(
         differing=[SimpleNamespace(tensor=f"d{i}", byte=i) for i in range(differing)],
         unlike=[SimpleNamespace(tensor=f"u{i}", why="shape") for i in range(unlike)],
     )  # fmt: skip
-    diff_sampled.show(report)
+    diff_sampled.show_samples(report)
     lines = capsys.readouterr().out.splitlines()
     shown = sum(line.startswith(("  d", "  u")) for line in lines)
     more = [int(line.split()[1]) for line in lines if line.startswith("  ... ")]
@@ -40,10 +40,10 @@ def test_a_gate_repeats_as_many_findings_as_a_sentence_holds(
 ) -> None:
     findings = [Finding(f"t{i}", f"found {i}", f"expected {i}") for i in range(count)]
     monkeypatch.setattr(
-        check_runner, "result_of", lambda row, context: (Result(findings=findings), "")
+        check_runner, "check_result", lambda row, context: (Result(findings=findings), "")
     )
     context: Any = SimpleNamespace(model=SimpleNamespace(format="gguf"))
-    (found,) = check_runner.retold(context, "shapes", "gate")
+    (found,) = check_runner.repeat_result(context, "shapes", "gate")
     assert found.found.split("; ") == [f"t{i}: found {i}" for i in range(min(count, LISTED))]
     assert found.expected.split("; ") == [f"expected {i}" for i in range(min(count, LISTED))]
 
@@ -53,7 +53,7 @@ def test_a_mapping_shows_how_certain_each_row_is(capsys: pytest.CaptureFixture[s
         {"name": "first", "shape": [2], "key": "L0.q", "certainty": "values", "distance": 0.25},
         {"name": "second", "shape": [3], "key": None, "certainty": None, "why": "no point"},
     ]
-    dumped_arrays.show({"names": rows, "file": ""})
+    dumped_arrays.show_mapping({"names": rows, "file": ""})
     first, second = (line.split() for line in capsys.readouterr().out.splitlines()[1:])
     assert first == ["first", "[2]", "L0.q", "values", "0.25"]
     assert second == ["second", "[3]", "-", "-", "no", "point"]
@@ -66,7 +66,7 @@ def test_every_point_is_offered_where_some_are_not_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(reference, "_row", lambda point: (point.key, "", "", "", ""))
-    monkeypatch.setattr(reference, "verdict", lambda difference: ("differs", "bad"))
+    monkeypatch.setattr(reference, "reference_verdict", lambda difference: ("differs", "bad"))
     monkeypatch.setattr("aprfmt.cli.run_options.show_nonfinite", lambda *_: None)
     rows = [SimpleNamespace(key=f"L{i}.q", beyond=False, outside=False) for i in range(points)]
     difference: Any = SimpleNamespace(points=rows, only_in_a=(), only_in_b=(), not_checked=())

@@ -146,12 +146,12 @@ def piped(*args: object, **variables: str) -> str:
 def test_an_agents_variable_chooses_its_form(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert output_format.form() == "human"
+    assert output_format.answer_format() == "human"
     monkeypatch.setenv(variable, "1")
-    assert output_format.form() == "agent"
+    assert output_format.answer_format() == "agent"
     for off in ("", "0", "false"):
         monkeypatch.setenv(variable, off)
-        assert output_format.form() == "human"
+        assert output_format.answer_format() == "human"
 
 
 def test_what_is_asked_for_wins_over_the_environment(demo_model: Path) -> None:
@@ -167,7 +167,7 @@ def test_what_is_asked_for_wins_over_the_environment(demo_model: Path) -> None:
 def test_a_terminal_is_a_persons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AI_AGENT", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert output_format.form() == "human"
+    assert output_format.answer_format() == "human"
 
 
 def test_a_list_that_was_asked_for_is_whole(files: dict[str, Path]) -> None:
@@ -179,11 +179,11 @@ def test_a_list_that_was_asked_for_is_whole(files: dict[str, Path]) -> None:
 
 def test_what_does_not_fit_is_counted_and_the_command_stays() -> None:
     lines = [(f"line {i}", "") for i in range(30)] + [("next: aprfmt doctor", "head")]
-    found = render.shortened(lines)
+    found = render.shorten_answer(lines)
     assert len(found) == output_format.LINES
     assert found[-1][0] == "next: aprfmt doctor" and found[0][0] == "line 0"
     assert found[-2][0].startswith("... 20 more lines")
-    assert render.shortened(lines[:12]) == lines[:12]
+    assert render.shorten_answer(lines[:12]) == lines[:12]
 
 
 def test_the_page_names_every_variable() -> None:

@@ -23,7 +23,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def session(*of: Any, **named: Any) -> Any:
         raise AprfmtError("nothing is run")
 
-    monkeypatch.setattr(run_options, "session", session)
+    monkeypatch.setattr(run_options, "open_session", session)
 
 
 def said(model: Path, *options: str) -> str:

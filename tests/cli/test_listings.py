@@ -30,7 +30,7 @@ def sampled(differing: int, unlike: int) -> SampleReport:
 def test_a_sample_counts_every_finding(
     differing: int, unlike: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    diff_sampled.show(sampled(differing, unlike))
+    diff_sampled.show_samples(sampled(differing, unlike))
     lines = capsys.readouterr().out.splitlines()
     listed = sum("differs" in line or "only in A" in line for line in lines if "range" not in line)
     left = [int(line.split()[1]) for line in lines if line.strip().endswith("more (--json)")]
@@ -63,7 +63,7 @@ def test_a_mapped_array_says_how_certain_it_is(capsys: pytest.CaptureFixture[str
         {"name": "x", "shape": [2], "key": "L0.out", "certainty": "measured", "distance": 0.25},
         {"name": "y", "shape": [3], "key": None},
     ]
-    dumped_arrays.show({"names": rows, "file": ""})
+    dumped_arrays.show_mapping({"names": rows, "file": ""})
     out = capsys.readouterr().out.splitlines()
     mapped = next(line.split() for line in out if line.split()[:1] == ["x"])
     assert mapped[-2:] == ["measured", "0.25"]

@@ -12,7 +12,7 @@ import pytest
 
 from aprfmt import codecs
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.conversion.change_counts import ChangeCounts, only_blocks
+from aprfmt.conversion.change_counts import ChangeCounts, is_block_encoding
 from aprfmt.errors import CodecError
 from tests.codecs.levels import golden, level, misaligned, native
 from tests.patience import PATIENCE
@@ -266,7 +266,7 @@ def test_changes_of_blocks_are_those_of_their_values(name: str) -> None:
     for threads in (1, 3):
         counts = ChangeCounts()
         done = counts.add_encoded(before, name, raw.tobytes(), row.block_size, threads)
-        assert done == only_blocks(name)
+        assert done == is_block_encoding(name)
         assert counts == (ChangeCounts(*expected) if done else ChangeCounts())
     with pytest.raises(CodecError, match=f"bytes of {name}, expected"):
         native.changes_of(name, before[: -row.block_size], raw)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.base.encodings import ENCODINGS, members, numbers
+from aprfmt.base.encodings import ENCODINGS, block_members, block_numbers
 from aprfmt.codecs import CODECS, encode
 from aprfmt.compare import diff
 from aprfmt.compare.diffs import DiffReport
@@ -99,8 +99,8 @@ def confirmed(report: DiffReport) -> list[str]:
 def places(name: str) -> dict[str, tuple[int, int]]:
     """Return the bytes of a block that each member takes."""
     found, at = {}, 0
-    for member, count, kind in members(ENCODINGS[name].layout):
-        size = sum(width for _, width in numbers(f"{member}:{count or ''}{kind}"))
+    for member, count, kind in block_members(ENCODINGS[name].layout):
+        size = sum(width for _, width in block_numbers(f"{member}:{count or ''}{kind}"))
         found[member] = (at, at + size)
         at += size
     return found

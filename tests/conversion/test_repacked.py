@@ -11,7 +11,7 @@ import pytest
 import aprfmt
 from aprfmt.checks import validate
 from aprfmt.conversion.options import Options
-from aprfmt.conversion.repacking import find
+from aprfmt.conversion.repacking import find_repacks
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.mapped_file import MappedFile
@@ -381,5 +381,5 @@ def test_a_plan_keeps_no_pages_of_the_weights_it_judged(
     with aprfmt.open(tmp_path / "m") as model:
         parts = {part.info.offset for view in model.values() if view.parts
                  for part in view.stored[0].parts.values()}  # fmt: skip
-        find(model, FORMATS["gguf"], Options(allow_inexact=True), copied=False)
+        find_repacks(model, FORMATS["gguf"], Options(allow_inexact=True), copied=False)
     assert len(parts) > 20 and parts <= set(dropped)

@@ -41,13 +41,13 @@ def every_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
 def compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of tensors compared, in order."""
     names: list[str] = []
-    real = verification.compare
+    real = verification.compare_written
 
     def noted(output: Any, *rest: Any) -> None:
         names.append(output.info.name)
         real(output, *rest)
 
-    monkeypatch.setattr(verification, "compare", noted)
+    monkeypatch.setattr(verification, "compare_written", noted)
     yield names
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo, TypedValue
 from aprfmt.formats.gguf.reader import GGUFSource, open_source
 from aprfmt.formats.gguf.writer import open_sink
@@ -15,7 +15,7 @@ Stored = tuple[str, tuple[int, ...], bytes]  # encoding, shape, bytes
 def info_of(name: str, stored: Stored) -> TensorInfo:
     """Return what a sink's plan says of a tensor."""
     kind, shape, data = stored
-    return TensorInfo(name, shape, kind, 0, len(data), encoding(kind).row_bytes(shape))
+    return TensorInfo(name, shape, kind, 0, len(data), find_encoding(kind).row_bytes(shape))
 
 
 def write(

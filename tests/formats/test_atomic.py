@@ -222,7 +222,7 @@ def test_closed_means_closed() -> None:
 def test_leftovers_of_dead_runs_are_removed_and_those_of_living_ones_kept() -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    place, other = temporary_files.place(), "0" * 8
+    place, other = temporary_files.host_id(), "0" * 8
     day = time.time() - temporary_files.STALE_SECONDS - 60
     kept = [
         f".x.{os.getpid()}-{place}-01234567.not-ours",
@@ -258,7 +258,7 @@ def test_temporary_names_fit_and_are_recognised() -> None:
 def test_a_lock_of_another_run_is_waited_for_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(temporary_files, "LOCK_SECONDS", 0)
     with (
-        temporary_files.locked(Path.cwd()),
+        temporary_files.lock_folder(Path.cwd()),
         pytest.raises(OutputError, match="another run has been publishing"),
     ):
         put("x")

@@ -87,8 +87,8 @@ def test_a_signal_that_can_be_caught_leaves_no_litter(
 def test_signals_are_held_back_and_delivered() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
     try:
-        with pytest.raises(KeyboardInterrupt), temporary_files.uninterrupted():
-            with temporary_files.uninterrupted():
+        with pytest.raises(KeyboardInterrupt), temporary_files.delay_signals():
+            with temporary_files.delay_signals():
                 signal.raise_signal(signal.SIGINT)
             done = True
         assert done

@@ -153,9 +153,9 @@ def test_unknown_types_are_copied(tmp_path: Path) -> None:
 
 
 def _rows(*names: str) -> Iterator[Any]:
-    from aprfmt.base.encodings import encoding
+    from aprfmt.base.encodings import find_encoding
 
-    return map(encoding, names)
+    return map(find_encoding, names)
 
 
 def _short(sink: GGUFSink) -> None:

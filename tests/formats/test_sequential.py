@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats import FORMATS
-from aprfmt.formats.crc_combine import combine
-from aprfmt.formats.sequential import Checksum, FileProgram, SequentialSink, TensorSlot, deal
+from aprfmt.formats.crc_combine import combine_crcs
+from aprfmt.formats.sequential import (
+    Checksum,
+    FileProgram,
+    SequentialSink,
+    TensorSlot,
+    distribute_tensors,
+)
 from tests.conftest import ROOT
 from tests.formats.apr_writing import info
 
@@ -23,7 +29,7 @@ _MIB = 1 << 20
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_checksums_combine(first: bytes, second: bytes) -> None:
-    whole = combine(zlib.crc32(first), zlib.crc32(second), len(second))
+    whole = combine_crcs(zlib.crc32(first), zlib.crc32(second), len(second))
     assert whole == zlib.crc32(first + second)
 
 
@@ -31,7 +37,7 @@ def test_checksums_combine(first: bytes, second: bytes) -> None:
 def test_checksums_combine_over_lengths(length: int) -> None:
     tail = bytes(range(256)) * (length // 256 + 1)
     tail = tail[:length]
-    assert combine(zlib.crc32(b"head"), zlib.crc32(tail), length) == zlib.crc32(b"head" + tail)
+    assert combine_crcs(zlib.crc32(b"head"), zlib.crc32(tail), length) == zlib.crc32(b"head" + tail)
 
 
 class OneFile(SequentialSink):
@@ -69,15 +75,15 @@ def test_small_and_large_chunks_count_alike(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 50)), st.integers(1, 120))
 def test_dealing_keeps_order_and_limit(sizes: list[int], limit: int) -> None:
     infos = [info(f"t{at}", (size,), "U8") for at, size in enumerate(sizes)]
-    parts = deal(infos, limit, "t")
+    parts = distribute_tensors(infos, limit, "t")
     assert [one for part in parts for one in part] == infos
     for part in parts:
         assert sum(one.nbytes for one in part) <= limit or len(part) == 1
     for part, after in pairwise(parts):
         assert sum(one.nbytes for one in part) + after[0].nbytes > limit
-    assert deal(infos, None, "t") == [infos]
+    assert distribute_tensors(infos, None, "t") == [infos]
     with pytest.raises(UsageError):
-        deal(infos, 0, "t")
+        distribute_tensors(infos, 0, "t")
 
 
 @pytest.mark.parametrize("name", ["every.apr", "carried.apr", "every.safetensors"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.protocols import TensorInfo
-from aprfmt.formats import FORMATS, open_sink, written
+from aprfmt.formats import FORMATS, open_sink, writable_formats
 from aprfmt.formats.temporary_files import SUFFIX
 from tests.formats.publishing import BYSTANDER
 
@@ -189,8 +189,11 @@ def _model_beside(root: Path) -> None:
 WRITERS: Mapping[str, Writer] = {
     writer.name: writer
     for writer in (
-        *(Writer(name, _sink(name, shards=False)) for name in written(own=True)),
-        *(Writer(f"{name}-shards", _sink(name, shards=True)) for name in written(own=True)),
+        *(Writer(name, _sink(name, shards=False)) for name in writable_formats(own=True)),
+        *(
+            Writer(f"{name}-shards", _sink(name, shards=True))
+            for name in writable_formats(own=True)
+        ),
         Writer("hf", _convert({}), folder="model-hf"),
         Writer("hf-shards", _convert({"max_shard_size": 1500}), folder="model-hf"),
         Writer("trace", _save_trace),

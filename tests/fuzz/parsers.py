@@ -169,9 +169,9 @@ def model(data: bytes) -> None:
 
 
 def resume(data: bytes) -> None:
-    from aprfmt.formats.resumable_output import parse_begun
+    from aprfmt.formats.resumable_output import parse_earlier_run
 
-    found = parse_begun(data, "folder/x.jsonl")
+    found = parse_earlier_run(data, "folder/x.jsonl")
     for temporary, final, _ in found.moves if found is not None else ():
         if "/" in temporary + final or final in ("", ".", ".."):
             raise BrokenPromiseError(f"{temporary!r}, {final!r} lead out of the folder")

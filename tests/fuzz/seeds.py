@@ -136,10 +136,10 @@ def imatrix() -> list[bytes]:
 def trace() -> list[bytes]:
     """Return saved traces with and without values."""
     from aprfmt.inference.trace import SCHEMA
-    from aprfmt.tensors.stats import compute
+    from aprfmt.tensors.stats import compute_stats
     from tests.formats.safetensors_cases import entry, file
 
-    stats = compute(np.arange(4, dtype=np.float32)).to_json()
+    stats = compute_stats(np.arange(4, dtype=np.float32)).to_json()
     rows = [
         {
             "key": key,

@@ -79,7 +79,7 @@ def golden(data: bytes) -> None:
 
 def baseline(data: bytes) -> None:
     """Read a baseline and compare a run with it."""
-    for check in qa_baseline.compare(baseline_file.parse(_value(data), PATH), _GATES):
+    for check in qa_baseline.compare_baseline(baseline_file.parse(_value(data), PATH), _GATES):
         _shown(check)
 
 

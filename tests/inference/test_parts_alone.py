@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.checks.gates.forward import judged
+from aprfmt.checks.gates.forward import judge_loss
 from aprfmt.checks.gates.golden import GoldenText
 from aprfmt.inference.batch import _aligned
 from aprfmt.inference.engines.graph import GraphReader
@@ -48,7 +48,9 @@ def test_why_a_sample_has_no_loss_token() -> None:
 @pytest.mark.parametrize("off", [0.0, 0.25, 0.25000001])
 def test_a_stated_loss_may_be_as_far_off_as_is_allowed(off: float) -> None:
     found = MeanLoss(2.0, 10, 100, 1)
-    checks = judged(GoldenText("t", "x", nats=2.0 + off), found, (3.0, 2.0, 3.0), "trained", 0.25)
+    checks = judge_loss(
+        GoldenText("t", "x", nats=2.0 + off), found, (3.0, 2.0, 3.0), "trained", 0.25
+    )
     (one,) = [each for each in checks if each.name == "loss-as-stated"]
     assert one.outcome == ("PASS" if off <= 0.25 else "FAIL")
     assert math.isclose(found.uniform, math.log(100))

@@ -8,7 +8,7 @@ import pytest
 import aprfmt
 from aprfmt.errors import RemoteError, UnsupportedError
 from aprfmt.remote import client
-from aprfmt.remote.paths import RemotePath, place
+from aprfmt.remote.paths import RemotePath, parse_location
 from aprfmt.remote.remote_file import RemoteFile
 from aprfmt.remote.traffic import TRAFFIC
 from tests.cli.run import aprfmt as command
@@ -110,7 +110,7 @@ def test_a_missing_file_and_an_empty_one_are_told_apart(server: RangeServer) -> 
 def test_a_local_file_is_asked_for_where_only_that_will_do(server: RangeServer) -> None:
     server.files["/x.gguf"] = b"GGUF"
     with pytest.raises(UnsupportedError, match="needs a file on this machine"):
-        place(f"{server.url}/x.gguf").read_bytes()
+        parse_location(f"{server.url}/x.gguf").read_bytes()
 
 
 # --- redirects and schemes ----------------------------------------------------------------------

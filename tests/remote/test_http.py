@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 import aprfmt
 from aprfmt.remote import client
-from aprfmt.remote.paths import RemotePath, place
+from aprfmt.remote.paths import RemotePath, parse_location
 from aprfmt.remote.read_ahead import PART
-from aprfmt.remote.remote_file import RemoteFile, coalesced
+from aprfmt.remote.remote_file import RemoteFile, coalesce_ranges
 from tests.cli.run import aprfmt as command
 from tests.patience import PATIENCE
 from tests.remote.conftest import forget
@@ -125,7 +125,7 @@ def test_headers_of_many_shards_are_fetched_together(server: RangeServer, tmp_pa
     assert len(shards) == 6
     for path in (index, *shards):
         server.files[f"/m/{path.name}"] = path.read_bytes()
-    place(f"{server.url}/m/{index.name}").is_file()
+    parse_location(f"{server.url}/m/{index.name}").is_file()
     server.together = threading.Barrier(6)
     with aprfmt.open(f"{server.url}/m/{index.name}") as model:
         assert len(model) == 6 and len(server.log) == 7
@@ -151,7 +151,7 @@ def test_a_connection_in_use_is_not_kept_after_its_client_was_closed(server: Ran
 
 
 def test_ranges_that_lie_close_come_together() -> None:
-    assert coalesced([(900, 1000), (0, 10), (10, 20), (500_000, 500_001)]) == [
+    assert coalesce_ranges([(900, 1000), (0, 10), (10, 20), (500_000, 500_001)]) == [
         (0, 1000),
         (500_000, 500_001),
     ]

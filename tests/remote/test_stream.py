@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from aprfmt.formats.mapped_file import open_bytes
 from aprfmt.remote import read_ahead
-from aprfmt.remote.paths import place
+from aprfmt.remote.paths import parse_location
 from aprfmt.remote.read_ahead import ReadAhead
 from tests.cli.run import aprfmt as command
 from tests.conftest import ROOT
@@ -120,7 +120,7 @@ def test_an_announced_norm_is_read_with_what_is_before_it(
     """A piece around it would reach to the end of the file."""
     monkeypatch.undo()
     data = server.files["/x"] = random.Random(1).randbytes(600_000)
-    source = open_bytes(place(f"{server.url}/x"))
+    source = open_bytes(parse_location(f"{server.url}/x"))
     source.expect(140_000, 590_000)
     source.expect(590_000, 591_000)
     for start, stop in ((140_000, 590_000), (590_000, 591_000)):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.base.encodings import members, numbers
+from aprfmt.base.encodings import block_members, block_numbers
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.codecs import CODECS
@@ -66,8 +66,8 @@ def lost_bits(case: Unequal) -> Iterator[Explanation]:
 def _places(layout: str) -> dict[str, tuple[int, int]]:
     """Return the bytes [start, stop) of a block that each member of codes takes."""
     found, at = {}, 0
-    for name, count, kind in members(layout):
-        size = sum(width for _, width in numbers(f"{name}:{count or ''}{kind}"))
+    for name, count, kind in block_members(layout):
+        size = sum(width for _, width in block_numbers(f"{name}:{count or ''}{kind}"))
         if name in CODES:
             found[name] = (at, at + size)
         at += size

@@ -15,7 +15,7 @@ from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
 
 
-def architecture(ctx: CheckContext) -> Result:
+def check_architecture(ctx: CheckContext) -> Result:
     """Check that names and keys fit the tables of the architecture the file names."""
     kind = ctx.model.kind
     if kind is not None and kind.foreign:
@@ -41,7 +41,7 @@ def architecture(ctx: CheckContext) -> Result:
     return Result(f"{name}, {len(resolution.roles)} roles", findings)
 
 
-def completeness(ctx: CheckContext) -> Result:
+def check_completeness(ctx: CheckContext) -> Result:
     """Check that every tensor the configuration demands is there, biases and head included."""
     found = ctx.resolution.coverage
     expected = f"all {found.expected} tensors of the configuration"
@@ -62,7 +62,7 @@ def completeness(ctx: CheckContext) -> Result:
     return Result(f"{found.found} of {found.expected}{tied}", findings)
 
 
-def shapes(ctx: CheckContext) -> Result:
+def check_shapes(ctx: CheckContext) -> Result:
     """Check that every tensor has the shape that the configuration gives it."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
     findings = [
@@ -72,7 +72,7 @@ def shapes(ctx: CheckContext) -> Result:
     return Result(f"{len(ctx.resolution.roles)} roles", findings)
 
 
-def unexpected(ctx: CheckContext) -> Result:
+def check_unexpected(ctx: CheckContext) -> Result:
     """Look for tensors that the architecture has no place for, and at its draft head's."""
     findings = [
         Finding(item.name, item.of or "a tensor of no role", f"tensors of {ctx.spec.name} only",
@@ -89,7 +89,7 @@ def unexpected(ctx: CheckContext) -> Result:
     return Result(f"none, and a draft head of {len(head)} tensors" if head else "none", findings)
 
 
-def unread(ctx: CheckContext) -> Result:
+def check_unread(ctx: CheckContext) -> Result:
     """Look for files, index entries and keys that no table lists: nothing here reads them."""
     index = {one.kind for one in ctx.model.relations} & {"index"}
     # An index that does not fit its shards is one finding, of the check `shards`.
@@ -115,20 +115,20 @@ def unread(ctx: CheckContext) -> Result:
     return Result(f"{len(ctx.ledger.items)} items", findings)
 
 
-def disagreements(resolution: Resolution, where: str) -> list[Finding]:
+def find_disagreements(resolution: Resolution, where: str) -> list[Finding]:
     """Return where keys, configuration and tensors say different things of one value."""
     said = [(where, text) for text in resolution.report.conflicts]
     said += [(note.where, note.text) for note in resolution.notes]
     return [Finding(*each, "one value from every source", level="warning") for each in said]
 
 
-def hyperparameters(ctx: CheckContext) -> Result:
+def check_hyperparameters(ctx: CheckContext) -> Result:
     """Check that keys, configuration and tensors say the same of the forward pass."""
     resolution = ctx.resolution
     assumed = len(resolution.report.assumed)
     rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""
     found = f"{len(list(resolution.hyper))} values{rule}"
-    return Result(found, disagreements(resolution, ctx.where))
+    return Result(found, find_disagreements(resolution, ctx.where))
 
 
 FAR = 100.0  # beyond a bound by this factor it is no matter of training any more
@@ -137,7 +137,7 @@ FAR = 100.0  # beyond a bound by this factor it is no matter of training any mor
 _WORDS = {"std": "standard deviation", "rms": "root mean square"}
 
 
-def role_bounds(ctx: CheckContext) -> Result:
+def check_role_bounds(ctx: CheckContext) -> Result:
     """Check that embeddings and norms have statistics of trained weights.
 
     Those are bounded that have a usual size; biases may be as large as they like.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, Result
 from aprfmt.model import Model
@@ -48,7 +48,7 @@ def _checkpoint(model: Model) -> bool:
 def _legacy_codes(model: Model) -> bool:
     source: Any = model.source
     entries = [entry for shard in source.shards for entry in shard.parsed.entries]
-    rows = ((encoding(entry.info.encoding), entry.code) for entry in entries)
+    rows = ((find_encoding(entry.info.encoding), entry.code) for entry in entries)
     return any(row.known and row.apr != code for row, code in rows)
 
 
@@ -85,7 +85,7 @@ FAULTS: tuple[WriterFault, ...] = (
 )  # fmt: skip
 
 
-def writer(ctx: CheckContext) -> Result:
+def check_writer(ctx: CheckContext) -> Result:
     """Look for traits of writers whose files are known to be wrong."""
     faults = [fault for fault in FAULTS if ctx.model.format in fault.formats]
     findings = [

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from aprfmt.checks.context import CheckContext
 
 
-def accounted(ctx: "CheckContext") -> Result:
+def check_accounted(ctx: "CheckContext") -> Result:
     """Account for everything in the source: copied, transformed, or dropped as the file records."""
-    from aprfmt.conversion.accounting import account, recorded
+    from aprfmt.conversion.accounting import account_for_source, recorded_omissions
 
     if ctx.source is None:
         raise NotRun("no source was given (--against SRC)")
-    found = account(ctx.model, ctx.source, recorded(ctx.model))
+    found = account_for_source(ctx.model, ctx.source, recorded_omissions(ctx.model))
     findings = [
         Finding(
             f"{ctx.where}: {entry.name}",

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.base.encodings import encoding as encoding_row
+from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.records import Finding, NotRun, Result, listed
+from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
@@ -16,7 +16,7 @@ from aprfmt.model import Model
 from aprfmt.model.packing import packing_config, partial_input_scales
 from aprfmt.model.unread import sparsity_of
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
-from aprfmt.tensors.companions import SECTIONS, section_of
+from aprfmt.tensors.companions import SECTIONS, quantization_section
 
 _FILE_TYPE = "general.file_type"
 _QUANTIZATION_VERSION = "general.quantization_version"
@@ -41,7 +41,7 @@ def file_types() -> dict[int, str]:
     return found | dict(_OTHER_TYPES)
 
 
-def file_type(ctx: CheckContext) -> Result:
+def check_file_type(ctx: CheckContext) -> Result:
     """Check the stated file type: most weights have it, or of a mixture at least some."""
     metadata = ctx.model.metadata
     if _FILE_TYPE not in metadata:
@@ -99,12 +99,12 @@ def _with_fallbacks(claimed: str) -> set[str]:
     return found
 
 
-def quantization(ctx: CheckContext) -> Result:
+def check_quantization(ctx: CheckContext) -> Result:
     """Check that config.json names a quantization exactly if weights are packed that way."""
     config = packing_config(ctx.model)
     if config is None:
         raise NotRun("there is no config.json")
-    section: Any = section_of(config)
+    section: Any = quantization_section(config)
     # A ggml type with a scale beside it (NVFP4) is said by the tensor's own type.
     held = [t.encoding for t in ctx.model.values() if t.parts]
     packed = {name for name in held if encoding_row(name).ggml is None}
@@ -168,7 +168,7 @@ _DTYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def activation_scales(ctx: CheckContext) -> Result:
+def check_activation_scales(ctx: CheckContext) -> Result:
     """Look for packed weights without the scale of activations that others packed alike have."""
     found: dict[str, tuple[list[str], list[str]]] = {}
     for name, view in ctx.model.items():
@@ -181,7 +181,7 @@ def activation_scales(ctx: CheckContext) -> Result:
         Finding(
             lacking[0],
             f"{len(lacking)} of {len(lacking) + len(having)} {encoding} weights have no scale of "
-            f"activations: {listed(lacking)}",
+            f"activations: {list_names(lacking)}",
             "one beside each, as beside the others, or none",
             "engines take 1.0 where there is none: quantize those layers again, or name them in "
             "the claim as ones whose activations are not quantized",
@@ -193,7 +193,7 @@ def activation_scales(ctx: CheckContext) -> Result:
     return Result(f"{sum(len(having) for having, _ in found.values())} scales", findings)
 
 
-def dtype(ctx: CheckContext) -> Result:
+def check_dtype(ctx: CheckContext) -> Result:
     """Check that float weights beside a config.json have the dtype it names."""
     config = ctx.model.config
     if config is None or ctx.model.folder is None:
@@ -216,7 +216,7 @@ def dtype(ctx: CheckContext) -> Result:
     return Result(f"{stated}", findings)
 
 
-def counts(ctx: CheckContext) -> Result:
+def check_counts(ctx: CheckContext) -> Result:
     """Check that numbers a file states about its tensors are those of its tensors."""
     metadata = ctx.model.metadata
     held = {name: tensor.shape for name, tensor in ctx.model.items()}

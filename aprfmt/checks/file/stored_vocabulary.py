@@ -28,7 +28,7 @@ class StoredVocabulary:
     own: bool
 
 
-def read_words(carried: Carried) -> StoredVocabulary:
+def read_vocabulary(carried: Carried) -> StoredVocabulary:
     """Return the stored vocabulary, the metadata's lists before a tokenizer.json.
 
     Raises FormatError for damaged ones, NotRun where neither holds tokens.

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from aprfmt.base.encodings import encoding as encoding_row
-from aprfmt.base.protocols import LazyTensor, TensorInfo, damage_of
-from aprfmt.checks.file.scales import first_bad, header_is_bad
+from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.protocols import LazyTensor, TensorInfo, tensor_damage
+from aprfmt.checks.file.scales import first_bad_block, header_is_bad
 from aprfmt.codecs import codec
 from aprfmt.errors import AprfmtError, UnsupportedError
 from aprfmt.formats.mapped_file import MemoryTensor
@@ -32,7 +32,7 @@ class TensorScan:
     unread: str = ""
 
 
-def windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
+def block_windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
     """Yield (first block, rows or blocks as a tensor) of a stored one, about WINDOW bytes each.
 
     Of rows that have a scale in front, the first row.
@@ -70,7 +70,7 @@ def windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
         tensor.drop(at, stop)
 
 
-def take(model: Model, progress: Progress | None = None) -> dict[str, TensorScan]:
+def scan_values(model: Model, progress: Progress | None = None) -> dict[str, TensorScan]:
     """Look at every stored tensor once; nothing the size of a tensor is held."""
     tensors = model.source.tensors
     total = sum(tensor.info.nbytes for tensor in tensors.values())
@@ -89,7 +89,7 @@ def take(model: Model, progress: Progress | None = None) -> dict[str, TensorScan
 
 def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
     info = tensor.info
-    if damage := damage_of(tensor):
+    if damage := tensor_damage(tensor):
         return TensorScan(info, unread=damage)
     try:
         dtype = codec(info.encoding).dtype
@@ -102,11 +102,13 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
     row = encoding_row(info.encoding)
     total, scale, done = Accumulator(), "", 0
     try:
-        for first, window in windows(tensor):
+        for first, window in block_windows(tensor):
             raw = window.raw()
             if row.header and not scale and header_is_bad(info.encoding, raw[: row.header]):
                 scale = "its scale is NaN or infinite"
-            bad = None if scale else first_bad(info.encoding, raw[row.header :], info.row_bytes)
+            bad = (
+                None if scale else first_bad_block(info.encoding, raw[row.header :], info.row_bytes)
+            )
             if bad is not None:
                 unit = "row" if row.row_header else "block"
                 scale = f"{unit} {first + bad[0]} has {bad[1]}"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from aprfmt.base.text_escape import shorten
 from aprfmt.checks.bounds import VOCAB_SHARE
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_words
+from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tokenizer.carried import Carried
@@ -25,9 +25,9 @@ from aprfmt.tokenizer.turn_ends import unstopped_turn
 _MANY = 20  # findings of one kind; the rest is counted
 
 
-def lists(ctx: CheckContext) -> Result:
+def check_lists(ctx: CheckContext) -> Result:
     """Check that the vocabulary builds: lists of their lengths, every token once."""
-    words = read_words(ctx.carried)
+    words = read_vocabulary(ctx.carried)
     findings = [
         Finding(where, f"{length} elements", f"{len(words.tokens)}, one a token",
                 "the vocabulary is damaged")
@@ -56,7 +56,7 @@ def _has_ids(carried: Carried) -> bool:
     return True
 
 
-def size(ctx: CheckContext) -> Result:
+def check_size(ctx: CheckContext) -> Result:
     """Check that every token has a row of the embedding; in GGUF every row has a token."""
     rows, origin = _rows(ctx)
     words = ctx.words
@@ -88,7 +88,7 @@ def _rows(ctx: CheckContext) -> tuple[int, str]:
     return logical.shape[0], logical.stored[0].info.name
 
 
-def ids(ctx: CheckContext) -> Result:
+def check_ids(ctx: CheckContext) -> Result:
     """Check that every special id is that of a token."""
     words = ctx.words
     count = len(words.tokens)
@@ -155,7 +155,7 @@ def _said(ctx: CheckContext) -> list[tuple[str, Any]]:
     return found
 
 
-def merges(ctx: CheckContext) -> Result:
+def check_merges(ctx: CheckContext) -> Result:
     """Check that every merge joins two tokens to a third."""
     words = ctx.words
     if words.merges is None:
@@ -187,7 +187,7 @@ def _wrong_merges(words: StoredVocabulary) -> list[tuple[int, Any]]:
     return wrong
 
 
-def template(ctx: CheckContext) -> Result:
+def check_template(ctx: CheckContext) -> Result:
     """Check that the chat template only joins texts, and names no token the vocabulary lacks."""
     text = ctx.model.carried.chat_template()
     if text is None:

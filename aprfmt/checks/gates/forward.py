@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
 from aprfmt.checks.gates.golden import TEXT, GoldenText
@@ -25,7 +25,7 @@ Numbers = NDArray[Any]
 STEPS = 6  # tokens run one by one
 
 
-def logits(subject: ModelUnderTest) -> Result:
+def check_logits(subject: ModelUnderTest) -> Result:
     """Judge the logits of a short text: finite everywhere, the last row spread and peaked."""
     rows = subject.session.logits(subject.probe)
     last = rows[-1].astype(np.float64)
@@ -48,7 +48,7 @@ def logits(subject: ModelUnderTest) -> Result:
 # --- loss -------------------------------------------------------------------------------------
 
 
-def loss(subject: ModelUnderTest) -> Result:
+def check_loss(subject: ModelUnderTest) -> Result:
     """Measure the loss of each golden text in nats, and hold it to bounds on both sides."""
     kind: Literal["trained", "random"]
     kind = "random" if subject.request.random_weights else "trained"
@@ -58,9 +58,9 @@ def loss(subject: ModelUnderTest) -> Result:
     for text in texts:
         ids = _ids(subject, text)
         leading = () if subject.tokenizer is None else subject.tokenizer.leading
-        found, shifts = measure(subject.session, ids, text.name, repeated(ids, leading))
+        found, shifts = measure_loss(subject.session, ids, text.name, repeated(ids, leading))
         allowed = text.tolerance if text.tolerance is not None else _allowed(subject)
-        checks += judged(text, found, shifts, kind, allowed)
+        checks += judge_loss(text, found, shifts, kind, allowed)
         measures[f"loss {text.name}"] = Measure(
             found.nats, "nats per token", 0.01, "absolute", "rounding moves a loss far less"
         )
@@ -79,12 +79,12 @@ def _ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
 
 def _allowed(subject: ModelUnderTest) -> float:
     """Return how far a stated loss may be off: quantized weights, or float16, cost something."""
-    plain = all(encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
+    plain = all(find_encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
     exact = subject.session.backend.dtype in ("float32", "float64")
     return bounds.LOSS_GIVEN if plain and exact else bounds.LOSS_QUANTIZED
 
 
-def measure(
+def measure_loss(
     session: Session, ids: Sequence[int], where: str, prefix: int = 0
 ) -> tuple[MeanLoss, list[float]]:
     """Return the loss of a text, and the means against the token itself, the next, the one after.
@@ -98,7 +98,7 @@ def measure(
     return found.loss, list(found.shifts)
 
 
-def judged(
+def judge_loss(
     text: GoldenText, found: MeanLoss, shifts: Sequence[float],
     kind: Literal["trained", "random"], allowed: float,
 ) -> list[Check]:  # fmt: skip
@@ -134,7 +134,7 @@ def judged(
 # --- state ------------------------------------------------------------------------------------
 
 
-def state(subject: ModelUnderTest) -> Result:
+def check_state(subject: ModelUnderTest) -> Result:
     """Ask the same before and after other work: equal bits, in this session and a fresh one."""
     session, ids = subject.session, subject.probe
     if len(ids) < 4:
@@ -144,16 +144,16 @@ def state(subject: ModelUnderTest) -> Result:
     row = session.prefill(ids)
     if not np.isfinite(row).all():
         raise NotRun("the logits are not finite; see the gate logits")
-    first = bits(row[-1])
+    first = float_bits(row[-1])
     far = rel_l2(session.prefill(other)[-1], row[-1])
-    again = bits(session.prefill(ids)[-1])
+    again = float_bits(session.prefill(ids)[-1])
     for token in list(ids[:STEPS]):
         session.step(token)
-    after_steps = bits(session.prefill(ids)[-1])
+    after_steps = float_bits(session.prefill(ids)[-1])
     session.logits(other)
-    after_whole = bits(session.prefill(ids)[-1])
+    after_whole = float_bits(session.prefill(ids)[-1])
     with subject.open_session(subject.model) as another:
-        fresh = bits(another.prefill(ids)[-1])
+        fresh = float_bits(another.prefill(ids)[-1])
     repeats = [
         ("another prompt", again), ("steps of generation", after_steps),
         ("a whole pass", after_whole), ("in a fresh session", fresh),
@@ -173,7 +173,7 @@ def state(subject: ModelUnderTest) -> Result:
     return Result(checks=checks)
 
 
-def bits(values: Numbers) -> Numbers:
+def float_bits(values: Numbers) -> Numbers:
     """Return the numbers as unsigned integers: NaN compares by its bits."""
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from aprfmt.base.outcome import Check, check, not_run
 from aprfmt.checks import bounds
-from aprfmt.checks.gates.gibberish import signals
+from aprfmt.checks.gates.gibberish import gibberish_signals
 from aprfmt.checks.gates.golden import GoldenPrompt
 from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import NotRun, Result
 from aprfmt.errors import AprfmtError, FormatError
-from aprfmt.formats import written
+from aprfmt.formats import writable_formats
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.inference.session import Session
 from aprfmt.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class Generated:
     stop: int | None
 
 
-def golden_output(subject: ModelUnderTest) -> Result:
+def check_golden_output(subject: ModelUnderTest) -> Result:
     """Generate greedily from every golden prompt; compare, look for gibberish, name the side."""
     tokenizer = subject.need_tokenizer()
     prompts = subject.golden.prompts
@@ -50,7 +50,7 @@ def golden_output(subject: ModelUnderTest) -> Result:
         if prompt.messages and tokenizer.chat_template is None:
             checks.append(not_run(f"{prompt.name}-answer", "the model has no chat template"))
             continue
-        found, answer = ask(subject.session, tokenizer, prompt)
+        found, answer = check_prompt(subject.session, tokenizer, prompt)
         checks += found
         if answer is not None:
             answers[prompt.name] = answer.text
@@ -130,7 +130,7 @@ def generate(session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt) -> Ge
     return Generated(text, tuple(ids), tuple(drawn), shown, stop)
 
 
-def ask(
+def check_prompt(
     session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt
 ) -> tuple[list[Check], Generated | None]:
     """Return the checks of one prompt, and its answer."""
@@ -141,10 +141,10 @@ def ask(
     except AprfmtError as error:  # a NaN, a template that does not render: never a skip
         return [check(f"{prompt.name}-answer", False, str(error), "an answer",
                       "trace the model on this prompt")], None  # fmt: skip
-    return list(judged(prompt, answer, tokenizer)), answer
+    return list(judge_answer(prompt, answer, tokenizer)), answer
 
 
-def judged(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> list[Check]:
+def judge_answer(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> list[Check]:
     """Compare an answer with what is expected of it, and look for gibberish."""
     checks = []
     if prompt.messages and prompt.prompt is not None:
@@ -159,7 +159,7 @@ def judged(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> lis
             "the tokenizer is another one" if not _bad(checks) else "see the template",
         ))  # fmt: skip
     said = [i for i in answer.ids if i != answer.stop]
-    found = signals(
+    found = gibberish_signals(
         answer.text, answer.prompt, said, lambda ids: tokenizer.decode(ids, skip_special=False)
     )
     checks.append(check(
@@ -245,7 +245,9 @@ def _other_side(
         if subject.other is not None:
             model, name = subject.other, f"{subject.other.format} (--against)"
         else:
-            target = next(name for name in written(own=True) if name != subject.model.format)
+            target = next(
+                name for name in writable_formats(own=True) if name != subject.model.format
+            )
             model, name = subject.copy(target), target
         tokenizer = model.tokenizer
         session = subject.open_session(model)
@@ -255,7 +257,7 @@ def _other_side(
     with session:
         for form, prompt in typical.items():
             if form == "direct" or tokenizer.chat_template is not None:
-                cells[name, form] = not _bad(ask(session, tokenizer, prompt)[0])
+                cells[name, form] = not _bad(check_prompt(session, tokenizer, prompt)[0])
     return name, cells
 
 

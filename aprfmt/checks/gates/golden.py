@@ -98,16 +98,16 @@ DEFAULT = GoldenFile(
 )
 
 
-def find(model: Model, given: Path | None) -> GoldenFile:
+def find_golden(model: Model, given: Path | None) -> GoldenFile:
     """Return the golden file that was given, or the model folder's own, or DEFAULT."""
     if given is not None:
-        return read(given)
+        return read_golden(given)
     if model.folder is not None and (model.folder.path / NAME).is_file():
-        return read(model.folder.path / NAME)
+        return read_golden(model.folder.path / NAME)
     return DEFAULT
 
 
-def read(path: Path) -> GoldenFile:
+def read_golden(path: Path) -> GoldenFile:
     """Return a golden file; FormatError names the entry and key that is wrong."""
     return parse(load_file(path, max_bytes=MAX_BYTES), path)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.gates.baseline_file import read
-from aprfmt.checks.gates.golden import GoldenFile, find
+from aprfmt.checks.gates.golden import GoldenFile, find_golden
 from aprfmt.checks.records import Answer, NotRun
 from aprfmt.conversion import convert
 from aprfmt.errors import AprfmtError, UsageError
@@ -89,7 +89,7 @@ class ModelUnderTest(CheckContext):
     @cached_property
     def golden(self) -> GoldenFile:
         """What is asked of the model."""
-        return find(self.model, self.request.golden)
+        return find_golden(self.model, self.request.golden)
 
     @cached_property
     def session(self) -> Session:

@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.base.outcome import Check, check, not_run
-from aprfmt.checks.check_runner import retold
-from aprfmt.checks.gates.forward import bits
+from aprfmt.checks.check_runner import repeat_result
+from aprfmt.checks.gates.forward import float_bits
 from aprfmt.checks.gates.model_under_test import ModelUnderTest
-from aprfmt.checks.records import Measure, NotRun, Result, listed
+from aprfmt.checks.records import Measure, NotRun, Result, list_names
 from aprfmt.checks.table import ACCOUNTED
 from aprfmt.compare import DiffReport, diff_models
 from aprfmt.errors import ArchError, BackendUnavailableError, ConversionError, UnsupportedError
-from aprfmt.formats import written
+from aprfmt.formats import writable_formats
 from aprfmt.inference.device import Choice, choose
 from aprfmt.inference.loss import cross_entropy, divergence
 from aprfmt.inference.session import Session
@@ -37,11 +37,11 @@ FINITE = "aprfmt trace names the first point that is not finite"
 # --- formats ----------------------------------------------------------------------------------
 
 
-def format_parity(subject: ModelUnderTest) -> Result:
+def check_format_parity(subject: ModelUnderTest) -> Result:
     """Convert to every other format and compare bytes, capture points and logits."""
     checks: list[Check] = []
     mine = _Run.of(subject, subject.model)
-    for name in written(own=True):
+    for name in writable_formats(own=True):
         if name == subject.model.format:
             continue
         try:
@@ -52,7 +52,9 @@ def format_parity(subject: ModelUnderTest) -> Result:
         checks += _same(subject, mine, copy, name)
     if subject.other is not None:
         subject.source = subject.other
-        checks += retold(subject, ACCOUNTED, "against-accounted", strict=subject.request.strict)
+        checks += repeat_result(
+            subject, ACCOUNTED, "against-accounted", strict=subject.request.strict
+        )
         checks += _against(subject, mine, subject.other)
     return Result(checks=checks)
 
@@ -90,13 +92,13 @@ def _tensors(
     wrong = [t.key for t in report.worst() if t.verdict not in fine]
     said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
     return check(name, not wrong and bool(report.tensors) and not report.damage,
-                 said + (f": {listed(wrong)}" if wrong else ""), expected, todo)  # fmt: skip
+                 said + (f": {list_names(wrong)}" if wrong else ""), expected, todo)  # fmt: skip
 
 
 def _facts(report: DiffReport, name: str) -> Check:
     rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
     found = [f"{row.name} {row.a!r} | {row.b!r}" for row in rows]
-    return check(f"{name}-facts", not found, listed(found) if found else "equal",
+    return check(f"{name}-facts", not found, list_names(found) if found else "equal",
                  "equal hyperparameters and token ids",
                  "aprfmt diff --only hyperparameters")  # fmt: skip
 
@@ -108,7 +110,7 @@ def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
                 + (f", the first other one {wrong[0]}" if wrong else ""),
                 "equal bits at every capture point", "aprfmt diagnose names the cause")  # fmt: skip
     same = mine.logits.shape == theirs.logits.shape and bool(
-        np.array_equal(bits(mine.logits), bits(theirs.logits))
+        np.array_equal(float_bits(mine.logits), float_bits(theirs.logits))
     )
     yield check(f"{name}-logits", same, "equal bits" if same else "other logits",
                 "equal logits for every token", "see the first point that differs")  # fmt: skip
@@ -150,7 +152,7 @@ def _loss(logits: Numbers, labels: list[int]) -> float:
 # --- devices ----------------------------------------------------------------------------------
 
 
-def device_parity(subject: ModelUnderTest) -> Result:
+def check_device_parity(subject: ModelUnderTest) -> Result:
     """Run the same tokens on every device asked for, and compare points, logits and loss."""
     request = subject.request
     others = list(request.also)
@@ -206,8 +208,8 @@ def _logits(
             check(f"{other}-logits", False, found, f"finite logits, relL2 {within}", FINITE),
             *(not_run(f"{other}-{name}", why) for name in ("cosine", "top", "loss")),
         ], float("inf")
-    norm, distance = norms.norm(b), rel_l2(a, b)
-    cosine = float(np.sum(a * b) / (norms.norm(a) * norm)) if norm and a.any() else 0.0
+    norm, distance = norms.exact_norm(b), rel_l2(a, b)
+    cosine = float(np.sum(a * b) / (norms.exact_norm(a) * norm)) if norm and a.any() else 0.0
     # What the allowed distance makes of it.
     straight = min(tolerances.MIN_COSINE, 1 - bound.rel_l2**2 / 2)
     flipped = _flips(a, b)
@@ -218,7 +220,7 @@ def _logits(
         check(f"{other}-logits", distance <= bound.rel_l2, f"relL2 {distance:.3g}", within, TODO),
         check(f"{other}-cosine", cosine >= straight, f"{cosine:.9f}", f"at least {straight:.6g}",
               TODO),
-        check(f"{other}-top", not flipped, listed([f"position {i}" for i in flipped]),
+        check(f"{other}-top", not flipped, list_names([f"position {i}" for i in flipped]),
               f"the same {TOP} likeliest tokens, ties by rounding aside", TODO),
         check(f"{other}-loss", abs(change) <= most, f"{change:+.3g} nats",
               f"at most {most:.3g} nats apart: logits of size {size:.3g} within {bound.rel_l2:g}",

@@ -19,7 +19,7 @@ _WINDOW = 1 << 20
 _MAX_ZSTD_WINDOW = 128 << 20  # what the zstd command line accepts without being asked for more
 
 
-def expand(buffer: memoryview, flags: int, where: str) -> bytearray:
+def expand_file(buffer: memoryview, flags: int, where: str) -> bytearray:
     """Return the whole plain file: header, then everything expanded.
 
     Raises FormatError for damaged data, UnsupportedError beyond the size limit or without the

@@ -9,7 +9,7 @@ from aprfmt.formats.apr.shard_set import open_manifest, open_siblings
 from aprfmt.formats.apr.source import AprShard as AprShard
 from aprfmt.formats.apr.source import AprSource as AprSource
 from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
-from aprfmt.remote.paths import place
+from aprfmt.remote.paths import parse_location
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> AprSource:
@@ -20,7 +20,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     `damage`.
     Raises FormatError (TruncatedError, UnsupportedError).
     """
-    path = place(path)
+    path = parse_location(path)
     with ExitStack() as stack:
 
         def read(file_path: Path) -> AprShard:

@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats.apr import layout
-from aprfmt.formats.apr.layout import HEADER_SIZE, align
+from aprfmt.formats.apr.layout import HEADER_SIZE, align_size
 from aprfmt.formats.apr.structure import ParsedApr
-from aprfmt.formats.damage import label, report_overlap
+from aprfmt.formats.damage import report_overlap, tensor_label
 
 
 def check_regions(parsed: ParsedApr) -> None:
@@ -21,15 +21,15 @@ def check_regions(parsed: ParsedApr) -> None:
     _check_overlap(parsed, [region for region in fixed if region[0] < region[1]])
     infos = parsed.sound()
     if not parsed.faults.damage:
-        tensors = [(i.offset, i.offset + i.nbytes, label(i.name)) for i in infos if i.nbytes]
+        tensors = [(i.offset, i.offset + i.nbytes, tensor_label(i.name)) for i in infos if i.nbytes]
         _note_holes(parsed, sorted([*(r for r in fixed if r[0] < r[1]), *tensors]))
     unaligned = [i.name for i in infos if i.nbytes and i.offset % layout.ALIGNMENT]
     if unaligned:
-        name = label(unaligned[0])
+        name = tensor_label(unaligned[0])
         parsed.remark(f"{len(unaligned)} tensors are not 64-byte aligned, first {name}")
     # Relative to data_offset, as the writer pads. An empty tensor counts by its offset.
     start = header.data_offset
-    parsed.end = start + max((align(i.offset + i.nbytes - start) for i in infos), default=0)
+    parsed.end = start + max((align_size(i.offset + i.nbytes - start) for i in infos), default=0)
 
 
 def _check_overlap(parsed: ParsedApr, fixed: Sequence[tuple[int, int, str]]) -> None:
@@ -43,7 +43,7 @@ def _check_overlap(parsed: ParsedApr, fixed: Sequence[tuple[int, int, str]]) -> 
         start, stop = info.offset, info.offset + info.nbytes
         for first, end, what in fixed:
             if start < end and first < stop:
-                extent = f"{label(info.name)} ({start}..{stop})"
+                extent = f"{tensor_label(info.name)} ({start}..{stop})"
                 text = f"{extent} overlaps {what}, which ends at {end}"
                 parsed.faults.add(FormatError(f"{parsed.where}: {text}"), info.name)
     report_overlap(infos, parsed.faults)
@@ -52,7 +52,7 @@ def _check_overlap(parsed: ParsedApr, fixed: Sequence[tuple[int, int, str]]) -> 
 def _note_holes(parsed: ParsedApr, regions: Sequence[tuple[int, int, str]]) -> None:
     holes = 0
     for (_, end, before), (start, _, name) in pairwise(regions):
-        if start > align(end):
+        if start > align_size(end):
             holes += 1
             if holes == 1:
                 parsed.warn("holes", f"{start - end} unused bytes between {before} and {name}")
@@ -66,7 +66,7 @@ def check_end(parsed: ParsedApr, partial: bool) -> None:
     if missing > 0:
         every = parsed.sound()
         beyond = [info for info in every if info.offset + info.nbytes > parsed.size]
-        first = f"; {label(beyond[0].name)} is the first beyond the end" if beyond else ""
+        first = f"; {tensor_label(beyond[0].name)} is the first beyond the end" if beyond else ""
         text = (
             f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are "
             f"missing, {len(beyond)} of {len(parsed.entries)} tensors are cut{first}"

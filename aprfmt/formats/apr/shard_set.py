@@ -6,9 +6,9 @@ from pathlib import Path
 from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError
 from aprfmt.formats.apr.metadata import TYPED
-from aprfmt.formats.apr.shards import ShardNumber, place_of, read_manifest, siblings
+from aprfmt.formats.apr.shards import ShardNumber, read_manifest, sibling_paths, stated_shard_number
 from aprfmt.formats.apr.source import AprShard, AprSource
-from aprfmt.formats.shard_set import refuse_mixed, require
+from aprfmt.formats.shard_set import refuse_mixed, require_files
 
 _OF_ONE_FILE = frozenset({"sharding", "total_size", "param_count"})  # may differ between shards
 
@@ -19,7 +19,7 @@ def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -
     paths = [one.path for one in members]
     refuse_mixed(path, paths)
     if not partial:
-        require(paths, str(path))
+        require_files(paths, str(path))
     shards: list[AprShard] = []
     notes: list[Note] = []
     for one in members:
@@ -55,10 +55,10 @@ def open_siblings(
     path: Path, opened: AprShard, read: Callable[[Path], AprShard], partial: bool
 ) -> AprSource:
     """Open the set an opened shard belongs to, by the pattern of its name."""
-    place = place_of(opened.parsed)
+    place = stated_shard_number(opened.parsed)
     if place is None:
         return AprSource(path, [opened])
-    paths = siblings(path, place)
+    paths = sibling_paths(path, place)
     what = f"is shard {place.number} of {place.count}"
     if paths is None:
         if partial:
@@ -98,7 +98,7 @@ def _joined(path: Path, shards: Sequence[AprShard], count: int, notes: Sequence[
     """Return the set's source; FormatError if the shards' own numbers do not make one set."""
     seen: set[int] = set()
     for shard in shards:
-        place = place_of(shard.parsed) or ShardNumber(0, 1)
+        place = stated_shard_number(shard.parsed) or ShardNumber(0, 1)
         if place.count != count or place.number in seen:
             raise FormatError(
                 f"{path}: {shard.file.path.name} says it is shard {place.number} of {place.count}; "

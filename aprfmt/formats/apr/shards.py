@@ -16,7 +16,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats import bounded_json
 from aprfmt.formats.apr.structure import ParsedApr
 from aprfmt.formats.cursor import MAX_COUNT
-from aprfmt.formats.shard_set import MAX_INDEX, member
+from aprfmt.formats.shard_set import MAX_INDEX, member_path
 
 MAX_SHARDS = 99_999  # five digits in the names
 MANIFEST_VERSION = "2.0"
@@ -28,7 +28,7 @@ def shard_name(stem: str, number: int, count: int) -> str:
     return f"{stem}-{number:05d}-of-{count:05d}.apr"
 
 
-def stem_of(name: str) -> str:
+def shard_stem(name: str) -> str:
     """Return STEM of STEM.apr or STEM-00000-of-00002.apr."""
     match = _NAME.fullmatch(name)
     return match["stem"] if match else Path(name).stem
@@ -39,7 +39,7 @@ def manifest_name(stem: str) -> str:
     return f"{stem}-manifest.json"
 
 
-def manifest(shards: Sequence[tuple[str, int, Sequence[str]]]) -> dict[str, Value]:
+def make_manifest(shards: Sequence[tuple[str, int, Sequence[str]]]) -> dict[str, Value]:
     """Return the manifest of (file name, file size, stored tensor names) in shard order."""
     return {
         "version": MANIFEST_VERSION,
@@ -116,7 +116,7 @@ def _member(manifest_path: Path, at: int, shard: Any) -> ManifestShard:
             f"{where}: has size {size!r} and index {shard.get('index')!r}; "
             f"expected a number of bytes and {at}"
         )
-    path = member(manifest_path.parent, shard.get("filename"), str(manifest_path))
+    path = member_path(manifest_path.parent, shard.get("filename"), str(manifest_path))
     return ManifestShard(path, size, frozenset(names))
 
 
@@ -128,7 +128,7 @@ class ShardNumber:
     count: int
 
 
-def place_of(parsed: ParsedApr) -> ShardNumber | None:
+def stated_shard_number(parsed: ParsedApr) -> ShardNumber | None:
     """Return what a file's metadata says about shards, or None for a single-file model.
 
     Raises FormatError for a number outside the count.
@@ -147,7 +147,7 @@ def place_of(parsed: ParsedApr) -> ShardNumber | None:
     return ShardNumber(number, count)
 
 
-def siblings(path: Path, place: ShardNumber) -> list[Path] | None:
+def sibling_paths(path: Path, place: ShardNumber) -> list[Path] | None:
     """Return the paths of the whole set by this shard's name, or None if it has another pattern.
 
     Names may count from 0 or from 1: this shard's stated number tells which.

@@ -9,11 +9,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aprfmt.base.encodings import Encoding, unknown
+from aprfmt.base.encodings import Encoding, unknown_encoding
 from aprfmt.base.fork_types import CONTESTED, TypeClaim, TypeSize
 from aprfmt.base.text_escape import shorten
-from aprfmt.formats.damage import label
-from aprfmt.formats.gguf.layout import align
+from aprfmt.formats.damage import tensor_label
+from aprfmt.formats.gguf.layout import align_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class TensorExtents:
         if nbytes is None:
             return False
         room, last = self.of(entry)
-        padded = align(nbytes, self.alignment)
+        padded = align_size(nbytes, self.alignment)
         return room == padded or (last and room == nbytes)
 
 
-def settle(
+def resolve_fork_types(
     entries: Sequence[TableLine], room: TensorExtents, metadata: Mapping[str, object]
 ) -> tuple[list[TableLine], dict[int, str]]:
     """Return the entries, of another encoding where an id means that here, and what to say of it.
@@ -70,7 +70,9 @@ def settle(
         if keyed:
             upstream, others = False, keyed
         names = [entry.name for entry in mine]
-        what = f"{count_of(names, 'tensor')} of ggml type {number}, first {label(names[0])}"
+        what = (
+            f"{count_phrase(names, 'tensor')} of ggml type {number}, first {tensor_label(names[0])}"
+        )
         if not others and own.known and all(_more(entry, room, own) for entry in mine):
             found = _undecided(found, number)
             said[number] = (
@@ -94,13 +96,15 @@ def settle(
 
 def _undecided(entries: Iterable[TableLine], number: int) -> list[TableLine]:
     """Return the entries, those of this type id of an encoding that is not decoded."""
-    return [replace(e, row=unknown(number)) if e.row.ggml == number else e for e in entries]
+    return [
+        replace(e, row=unknown_encoding(number)) if e.row.ggml == number else e for e in entries
+    ]
 
 
 def _more(entry: TableLine, room: TensorExtents, kind: Encoding) -> bool:
     """Say whether a tensor has more bytes than an encoding takes, its padding included."""
     nbytes = _bytes(entry, kind)
-    return nbytes is not None and room.of(entry)[0] > align(nbytes, room.alignment)
+    return nbytes is not None and room.of(entry)[0] > align_size(nbytes, room.alignment)
 
 
 def _elements(entry: TableLine) -> int:
@@ -122,7 +126,7 @@ def _either(claims: Sequence[TypeClaim]) -> str:
     return " or ".join(map(str, claims))
 
 
-def undecoded(entries: Iterable[TableLine], room: TensorExtents) -> Iterator[str]:
+def undecoded_notes(entries: Iterable[TableLine], room: TensorExtents) -> Iterator[str]:
     """Yield what to say of each type without a codec among these entries."""
     strange: dict[Encoding, list[TableLine]] = {}
     for entry in entries:
@@ -136,17 +140,17 @@ def undecoded(entries: Iterable[TableLine], room: TensorExtents) -> Iterator[str
             fits = "" if _all_fit(real, room, row.measure) else ", which the file does not have"
             why = f"{row.measure}{fits}; copied, not decoded: {why}"
         yield (
-            f"{count_of(names, 'tensor')} of ggml type {row.ggml} ({row.name}), the first is "
+            f"{count_phrase(names, 'tensor')} of ggml type {row.ggml} ({row.name}), the first is "
             f"{shorten(names[0], 100)!r}: {why}; sizes are taken from the gap to the next tensor"
         )
 
 
-def count_of(names: Sequence[str], noun: str) -> str:
+def count_phrase(names: Sequence[str], noun: str) -> str:
     """Return "1 tensor is", "2 tensors are" of names."""
     return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
 
 
-def headless(entry: TableLine, nbytes: int, room: TensorExtents) -> str:
+def missing_row_header(entry: TableLine, nbytes: int, room: TensorExtents) -> str:
     """Return what is wrong with a tensor that has no room for its row headers, "" if it has.
 
     gguf-py knew no row headers before September 2026: what it wrote again is short by them.

@@ -9,13 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.gguf import layout
-from aprfmt.formats.gguf.split import divide
+from aprfmt.formats.gguf.split import divide_tensors
 from aprfmt.formats.gguf.value_encoding import Piece, encode_key, encode_value
 from aprfmt.formats.sequential import FileProgram, Segment, SequentialSink, TensorSlot
 
@@ -93,13 +93,13 @@ class GGUFSink(SequentialSink):
             return [infos]
         if self._limit <= 0:
             raise UsageError(f"{self._path}: a shard size of {self._limit} bytes; give a size > 0")
-        costs = [(len(_entry(i, 0)), layout.align(i.nbytes, alignment)) for i in infos]
-        whole = divide(costs, (layout.HEADER_SIZE + first,) * 2, alignment, self._limit)
+        costs = [(len(_entry(i, 0)), layout.align_size(i.nbytes, alignment)) for i in infos]
+        whole = divide_tensors(costs, (layout.HEADER_SIZE + first,) * 2, alignment, self._limit)
         if len(whole) == 1:
             return [infos]
         keys = _bytes(_encode_split(0, 0, 0))
         heads = layout.HEADER_SIZE + first + keys, layout.HEADER_SIZE + rest + keys
-        counts = divide(costs, heads, alignment, self._limit)
+        counts = divide_tensors(costs, heads, alignment, self._limit)
         if len(counts) > layout.MAX_SPLITS:
             raise ConversionError(
                 f"{self._path}: {len(counts)} files of {self._limit} bytes; GGUF splits have at "
@@ -145,15 +145,15 @@ def _program(
     body: list[Segment] = []
     at = 0
     for info in infos:
-        end = layout.align(info.nbytes, alignment)
+        end = layout.align_size(info.nbytes, alignment)
         entries.append(_entry(info, at))
         body += [TensorSlot(info.name, info.nbytes), zeros[: end - info.nbytes]]
         at += end
-    if infos and not encoding(infos[-1].encoding).known:
+    if infos and not find_encoding(infos[-1].encoding).known:
         body.pop()
     pieces = [piece for key in metadata.values() for piece in key]
     head = b"".join([layout.pack_header(len(infos), len(metadata)), *pieces, *entries])
-    return FileProgram(path, head.ljust(layout.align(len(head), alignment), b"\0"), body)
+    return FileProgram(path, head.ljust(layout.align_size(len(head), alignment), b"\0"), body)
 
 
 def _encode(key: str, value: Value | TypedValue) -> list[Piece]:
@@ -183,7 +183,7 @@ def _name(info: TensorInfo) -> bytes:
 
 
 def _entry(info: TensorInfo, data_offset: int) -> bytes:
-    code = encoding(info.encoding).ggml
+    code = find_encoding(info.encoding).ggml
     assert code is not None  # judged by _check
     return layout.pack_tensor(_name(info), info.shape, code, data_offset)
 
@@ -203,7 +203,7 @@ def _check(info: TensorInfo) -> None:
     if any(not 0 <= size <= layout.MAX_INT64 for size in info.shape):
         raise ConversionError(f"{what}: shape {list(info.shape)}; sizes are 0 to 2^63-1")
     try:
-        row = encoding(info.encoding)
+        row = find_encoding(info.encoding)
         size = row.nbytes(info.shape) if row.known else info.nbytes
     except CodecError as error:
         raise ConversionError(f"{what}: {error}") from None

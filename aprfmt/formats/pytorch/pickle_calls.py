@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from aprfmt.formats.cursor import MAX_DIMS
-from aprfmt.formats.pytorch.pickle_reader import described, may_be_described
+from aprfmt.formats.pytorch.pickle_reader import describe_value, is_value_class
 from aprfmt.formats.pytorch.pickle_values import (
     DTYPES,
     GlobalName,
@@ -43,18 +43,18 @@ def dtype_of(value: Any) -> str:
     """Return the name of a dtype that a pickle names as torch.NAME."""
     if isinstance(value, GlobalName) and value.module == "torch" and value.name in DTYPES:
         return value.name
-    raise ValueError(f"{described(value)} is no dtype that is read here")
+    raise ValueError(f"{describe_value(value)} is no dtype that is read here")
 
 
 def _whole(value: Any, what: str) -> int:
     if type(value) is not int or not 0 <= value < _LIMIT:
-        raise ValueError(f"{what} is {described(value) if type(value) is not int else value}")
+        raise ValueError(f"{what} is {describe_value(value) if type(value) is not int else value}")
     return value
 
 
 def _numbers(value: Any, what: str) -> tuple[int, ...]:
     if not isinstance(value, tuple | list) or len(value) > MAX_DIMS:
-        raise ValueError(f"{what} is {described(value)}, expected at most {MAX_DIMS} integers")
+        raise ValueError(f"{what} is {describe_value(value)}, expected at most {MAX_DIMS} integers")
     return tuple(_whole(each, what) for each in value)
 
 
@@ -63,7 +63,7 @@ def _tensor(
     hooks: Any = None, metadata: Any = None,
 ) -> TensorValue:  # fmt: skip
     if not isinstance(storage, Storage):
-        raise ValueError(f"the storage is {described(storage)}")
+        raise ValueError(f"the storage is {describe_value(storage)}")
     return _of(storage, storage.dtype, offset, size, stride, metadata)
 
 
@@ -84,13 +84,13 @@ def _tensor_v3(
     metadata: Any = None,
 ) -> TensorValue:  # fmt: skip
     if not isinstance(storage, Storage):
-        raise ValueError(f"the storage is {described(storage)}")
+        raise ValueError(f"the storage is {describe_value(storage)}")
     return _of(storage, dtype_of(dtype), offset, size, stride, metadata)
 
 
 def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None, state: Any = None) -> Any:
     if not isinstance(data, TensorValue | SparseTensorValue):
-        raise ValueError(f"the data is {described(data)}")
+        raise ValueError(f"the data is {describe_value(data)}")
     if isinstance(data, TensorValue) and not data.kind:
         data.kind = "Parameter"
     if isinstance(data, TensorValue):
@@ -108,7 +108,7 @@ def _quantized(
         or not quantizer
         or not isinstance(quantizer[0], GlobalName)
     ):
-        raise ValueError(f"the quantizer is {described(quantizer)}")
+        raise ValueError(f"the quantizer is {describe_value(quantizer)}")
     found.kind = "quantized"
     found.facts["qscheme"] = quantizer[0].name
     if quantizer[0].name == "per_tensor_affine" and len(quantizer) == 3:
@@ -130,18 +130,18 @@ def _wrapper(
     requires_grad: Any,
 ) -> TensorValue:  # fmt: skip
     found = _of(None, dtype_of(dtype), offset, size, stride)
-    found.kind = described(kind)
+    found.kind = describe_value(kind)
     return found
 
 
 def _of_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
     """Describe a subclass: the tensor that it is made from, its class, and its attributes."""
     if not isinstance(function, GlobalName) or not isinstance(args, tuple):
-        raise ValueError(f"it is made by {described(function)}")
+        raise ValueError(f"it is made by {describe_value(function)}")
     if str(function) not in _CALLS:
-        raise ValueError(f"it is made by {described(function)}, which is not in the table")
-    if not isinstance(kind, GlobalName) or not may_be_described(kind):
-        raise ValueError(f"its class is {described(kind)}")
+        raise ValueError(f"it is made by {describe_value(function)}, which is not in the table")
+    if not isinstance(kind, GlobalName) or not is_value_class(kind):
+        raise ValueError(f"its class is {describe_value(kind)}")
     if str(function) == _OF_TYPE:
         raise ValueError("it is made by itself")
     found = describe_call(function, args)
@@ -161,7 +161,7 @@ def _attributes(tensor: TensorValue, state: Any) -> None:
 
 def _sparse(layout: Any, data: Any) -> SparseTensorValue:
     if not isinstance(layout, str) or not isinstance(data, tuple) or len(data) < 3:
-        raise ValueError(f"its layout is {described(layout)}, its data {described(data)}")
+        raise ValueError(f"its layout is {describe_value(layout)}, its data {describe_value(data)}")
     coo = layout == "torch.sparse_coo"
     rows = layout in ("torch.sparse_csr", "torch.sparse_bsr")
     names = ("indices", "values") if coo else (
@@ -192,13 +192,13 @@ def _table(pairs: Any = None, *more: Any) -> PickledDict:
 
 def _members(values: Any = ()) -> list[Any]:
     if not isinstance(values, list | tuple):
-        raise ValueError(f"it is given {described(values)}")
+        raise ValueError(f"it is given {describe_value(values)}")
     return list(values)
 
 
 def _encode(text: Any, coding: Any = "utf-8") -> bytes:
     if not isinstance(text, str) or coding not in ("latin1", "latin-1", "utf-8", "ascii"):
-        raise ValueError(f"it is given {described(text)} and {coding!r:.40}")
+        raise ValueError(f"it is given {describe_value(text)} and {coding!r:.40}")
     try:
         return text.encode(coding)
     except UnicodeEncodeError:
@@ -209,13 +209,13 @@ def _octets(value: Any = b"", *more: Any) -> bytes:
     if isinstance(value, str) and more and more[0] in ("latin-1", "latin1"):
         return _encode(value, "latin1")
     if not isinstance(value, bytes) or more:
-        raise ValueError(f"it is given {described(value)}")
+        raise ValueError(f"it is given {describe_value(value)}")
     return value
 
 
 def _complex(real: Any, imaginary: Any = 0.0) -> complex:
     if not all(isinstance(each, int | float) for each in (real, imaginary)):
-        raise ValueError(f"it is given {described(real)}")
+        raise ValueError(f"it is given {describe_value(real)}")
     try:
         return complex(real, imaginary)
     except OverflowError:
@@ -224,13 +224,13 @@ def _complex(real: Any, imaginary: Any = 0.0) -> complex:
 
 def _same(value: Any, *more: Any) -> Any:
     if not isinstance(value, str):
-        raise ValueError(f"it is given {described(value)}")
+        raise ValueError(f"it is given {describe_value(value)}")
     return value
 
 
 def _reconstructor(kind: Any, base: Any, state: Any) -> PickledObject:
-    if not isinstance(kind, GlobalName) or not may_be_described(kind):
-        raise ValueError(f"it makes {described(kind)}")
+    if not isinstance(kind, GlobalName) or not is_value_class(kind):
+        raise ValueError(f"it makes {describe_value(kind)}")
     return PickledObject(kind)
 
 
@@ -249,7 +249,7 @@ def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
 
 def _numpy_array(kind: Any, *more: Any) -> PickledObject:
     if not isinstance(kind, GlobalName):
-        raise ValueError(f"it makes {described(kind)}")
+        raise ValueError(f"it makes {describe_value(kind)}")
     return PickledObject(kind)
 
 

@@ -236,7 +236,7 @@ class Unpickler:
         if isinstance(target, PickledObject):
             target = target.rows
         if not isinstance(target, list):
-            raise self._wrong(f"appends to {described(target)}")
+            raise self._wrong(f"appends to {describe_value(target)}")
         target.extend(values)
 
     def _set_items(self, values: list[Any]) -> None:
@@ -244,7 +244,7 @@ class Unpickler:
         if isinstance(target, PickledObject):
             target = target.items
         if not isinstance(target, PickledDict):
-            raise self._wrong(f"sets items of {described(target)}")
+            raise self._wrong(f"sets items of {describe_value(target)}")
         if len(values) % 2:
             raise self._wrong("has a key without a value")
         target.pairs.extend(zip(values[::2], values[1::2], strict=True))
@@ -268,7 +268,9 @@ class Unpickler:
     def _global_stack(self) -> None:
         name, module = self._pop(), self._pop()
         if not isinstance(module, str) or not isinstance(name, str):
-            raise self._wrong(f"names {described(module)} and {described(name)}, no texts")
+            raise self._wrong(
+                f"names {describe_value(module)} and {describe_value(name)}, no texts"
+            )
         if len(module) > MAX_NAME or len(name) > MAX_NAME:
             raise self._wrong(f"has a name longer than {MAX_NAME} characters")
         self._global(module, name)
@@ -284,7 +286,7 @@ class Unpickler:
     def _reduce(self) -> None:
         args, function = self._pop(), self._pop()
         if not isinstance(function, GlobalName) or not isinstance(args, tuple):
-            raise self._wrong(f"calls {described(function)} with {described(args)}")
+            raise self._wrong(f"calls {describe_value(function)} with {describe_value(args)}")
         try:
             found = self._call(function, args)
         except ValueError as error:
@@ -300,11 +302,11 @@ class Unpickler:
     def _new_object(self) -> None:
         args, kind = self._pop(), self._pop()
         if not isinstance(kind, GlobalName) or not isinstance(args, tuple):
-            raise self._wrong(f"makes {described(kind)} with {described(args)}")
+            raise self._wrong(f"makes {describe_value(kind)} with {describe_value(args)}")
         if str(kind) in ("collections.OrderedDict", "builtins.dict") and not args:
             self._push(PickledDict())
             return
-        if not may_be_described(kind):
+        if not is_value_class(kind):
             raise self._refused(f"makes {shorten(str(kind), 200)}")
         self._push(PickledObject(kind, args))
 
@@ -315,7 +317,7 @@ class Unpickler:
         elif isinstance(target, TensorValue):
             target.facts["state"] = state
         elif not isinstance(target, PickledDict):
-            raise self._wrong(f"sets the state of {described(target)}")
+            raise self._wrong(f"sets the state of {describe_value(target)}")
 
     def _discard(self) -> None:
         if not self._stack:
@@ -323,7 +325,7 @@ class Unpickler:
         self._stack.pop()
 
 
-def described(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return what a described value is, for a message."""
     if value is _MARK:
         return "a mark"
@@ -334,7 +336,7 @@ def described(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def may_be_described(kind: GlobalName) -> bool:
+def is_value_class(kind: GlobalName) -> bool:
     """Say whether a class may be one that only holds values.
 
     A class of another package is described by its name. Of the standard library, which has classes

@@ -15,7 +15,7 @@ from aprfmt.errors import FormatError, TruncatedError, UnsupportedError
 from aprfmt.formats.cursor import MAX_COUNT
 from aprfmt.formats.pytorch.layout import MAGIC, is_tar, is_zip
 from aprfmt.formats.pytorch.pickle_calls import describe_call
-from aprfmt.formats.pytorch.pickle_reader import Stream, Unpickler, described
+from aprfmt.formats.pytorch.pickle_reader import Stream, Unpickler, describe_value
 from aprfmt.formats.pytorch.pickle_values import (
     DTYPES,
     STORAGES,
@@ -73,7 +73,9 @@ class Resolver:
     def __call__(self, given: Any) -> Any:
         """Return the storage of ('storage', class, key, place, elements), with a view in six."""
         if not isinstance(given, tuple) or not given or not isinstance(given[0], str):
-            raise ValueError(f"has a persistent id that is {described(given)}, no tuple of a kind")
+            raise ValueError(
+                f"has a persistent id that is {describe_value(given)}, no tuple of a kind"
+            )
         if given[0] == "module" and len(given) == 4:
             return given[1]  # a class, and its source, which says nothing of tensors
         if given[0] != "storage" or len(given) not in (5, 6):
@@ -85,7 +87,9 @@ class Resolver:
         if isinstance(key, int) and not isinstance(key, bool):
             key = str(key)
         if not isinstance(key, str) or type(count) is not int or not 0 <= count < 1 << 62:
-            raise ValueError(f"has a storage of key {described(key)} with {described(count)}")
+            raise ValueError(
+                f"has a storage of key {describe_value(key)} with {describe_value(count)}"
+            )
         dtype = storage_dtype(kind)
         size = DTYPES[dtype][1]
         known = self.storages.get(key)
@@ -101,7 +105,7 @@ class Resolver:
         if not isinstance(view, tuple) or len(view) != 3 or any(
             type(each) is not int or each < 0 for each in view[1:]
         ):  # fmt: skip
-            raise ValueError(f"has a view of a storage that is {described(view)}")
+            raise ValueError(f"has a view of a storage that is {describe_value(view)}")
         if (view[1] + view[2]) > count:
             raise ValueError(f"has a view {view[1]}..{view[1] + view[2]} of {count} elements")
         return Storage(key, dtype, view[2] * size, view[1] * size)
@@ -113,7 +117,7 @@ def storage_dtype(kind: Any) -> str:
         kind.module in ("torch", "torch.storage", "torch.cuda")
     ):  # fmt: skip
         return STORAGES[kind.name]
-    raise ValueError(f"has a storage of class {described(kind)}, which is not read here")
+    raise ValueError(f"has a storage of class {describe_value(kind)}, which is not read here")
 
 
 def _zip(file: ByteSource, where: str) -> PickleContents:
@@ -173,14 +177,15 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
     swapped = isinstance(system, PickledDict) and system.get("little_endian") is False
     value, keys = load(), load()
     if not isinstance(keys, list) or len(keys) > MAX_COUNT:
-        raise FormatError(f"{where}: its list of storages is {described(keys)}; it is damaged")
+        raise FormatError(f"{where}: its list of storages is {describe_value(keys)}; it is damaged")
     places: dict[str, tuple[int, int]] = {}
     at = stream.at
     for key in keys:
         storage = resolver.storages.get(str(key)) if isinstance(key, str | int) else None
         if storage is None or storage.key in places:
             raise FormatError(
-                f"{where}: its list of storages has {described(key)} that no tensor has, or twice"
+                f"{where}: its list of storages has {describe_value(key)} that no tensor has, or "
+                "twice"
             )
         at = _counted(file, at, storage, places, swapped, where)
     for key in resolver.storages:
@@ -278,13 +283,17 @@ class _Tar:
             return self.tensors[key]
         if key in self.storages:
             return self.storages[key]
-        raise ValueError(f"has a persistent id ({described(given)}) that the file does not hold")
+        raise ValueError(
+            f"has a persistent id ({describe_value(given)}) that the file does not hold"
+        )
 
     def count(self, stream: Stream) -> int:
         """Return a pickled count."""
         found = self.load(stream)
         if type(found) is not int or not 0 <= found <= MAX_COUNT:
-            raise FormatError(f"{stream.where}: its count is {described(found)}; it is damaged")
+            raise FormatError(
+                f"{stream.where}: its count is {describe_value(found)}; it is damaged"
+            )
         return found
 
     def read_storages(self) -> None:
@@ -293,7 +302,9 @@ class _Tar:
         for _ in range(self.count(stream)):
             row = self.load(stream)
             if not isinstance(row, tuple) or len(row) != 3 or not isinstance(row[0], str | int):
-                raise FormatError(f"{stream.where}: a storage is {described(row)}; it is damaged")
+                raise FormatError(
+                    f"{stream.where}: a storage is {describe_value(row)}; it is damaged"
+                )
             try:
                 dtype = storage_dtype(row[2])
             except ValueError as error:
@@ -313,7 +324,7 @@ class _Tar:
         for row in views if isinstance(views, list) else [views]:
             whole = self.storages.get(str(row[1])) if _is_view(row) else None
             if whole is None:
-                raise FormatError(f"{stream.where}: a view is {described(row)}; it is damaged")
+                raise FormatError(f"{stream.where}: a view is {describe_value(row)}; it is damaged")
             size = DTYPES[whole.dtype][1]
             if (row[2] + row[3]) * size > whole.nbytes:
                 raise FormatError(f"{stream.where}: a view reaches past its storage")
@@ -326,7 +337,9 @@ class _Tar:
         for _ in range(self.count(stream)):
             row = self.load(stream)
             if not isinstance(row, tuple) or len(row) != 3 or not isinstance(row[0], str | int):
-                raise FormatError(f"{stream.where}: a tensor is {described(row)}; it is damaged")
+                raise FormatError(
+                    f"{stream.where}: a tensor is {describe_value(row)}; it is damaged"
+                )
             dims = stream.uint(4, "the number of dimensions")
             stream.take(4, "a number that is not used")
             numbers = struct.unpack(f"<{2 * dims + 1}q", stream.take(16 * dims + 8, "its sizes"))

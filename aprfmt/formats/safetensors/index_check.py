@@ -74,7 +74,7 @@ def _refuse(
         )
 
 
-def stale_for(
+def replacing_shards(
     path: Path, homes: Mapping[str, Path], faults: list[IndexFault] | None
 ) -> dict[str, Path] | None:
     """Return the whole set of shards beside an index that names no file that is there; else None.
@@ -111,19 +111,19 @@ def complete_set(path: Path) -> dict[str, Path]:
     return whole[0] if len(whole) == 1 else {}
 
 
-def unlisted(path: Path, stored: Mapping[str, set[str]]) -> Iterator[IndexFault]:
+def unlisted_files(path: Path, stored: Mapping[str, set[str]]) -> Iterator[IndexFault]:
     """Yield the files beside a set that are named like it, and whose tensors it does not hold."""
     if is_remote(path):
         return
     held = {name for names in stored.values() for name in names}
-    for one in beside(path):
+    for one in sibling_files(path):
         names = _names(one) if one.name not in stored else []
         if names and held.isdisjoint(names):
             says = f"{one.name} holds {_many(names)} and is in no index ({names[0]}, ...)"
             yield IndexFault(says, tuple(names))
 
 
-def beside(path: Path) -> list[Path]:
+def sibling_files(path: Path) -> list[Path]:
     """Return the safetensors files in an index's folder that are named like its shards."""
     stem = path.name.removesuffix(_SUFFIX)
     return sorted(

@@ -16,9 +16,16 @@ from aprfmt.base.protocols import SURPLUS, Note, Region, TensorInfo
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError, TruncatedError
 from aprfmt.formats import bounded_json, unsupported_encodings
-from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, hold
-from aprfmt.formats.damage import Faults, Structure, label, report_overlap
-from aprfmt.formats.safetensors.layout import FIELDS, INDEX_SUFFIX, METADATA, PREFIX, U64, bits
+from aprfmt.formats.cursor import MAX_COUNT, MAX_HEADER, read_prefix
+from aprfmt.formats.damage import Faults, Structure, report_overlap, tensor_label
+from aprfmt.formats.safetensors.layout import (
+    FIELDS,
+    INDEX_SUFFIX,
+    METADATA,
+    PREFIX,
+    U64,
+    element_bits,
+)
 
 WINDOW = 1 << 20  # bytes of a header that are copied at a time to look for zeros
 
@@ -91,7 +98,7 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
             f"{where}: header length at offset 0 is {length}, {size - PREFIX} bytes follow; "
             "the file is cut or damaged"
         )
-    raw = hold(buffer, PREFIX + length)[PREFIX : PREFIX + length]
+    raw = read_prefix(buffer, PREFIX + length)[PREFIX : PREFIX + length]
     _refuse_zeros(raw, f"{where}: header at offset {PREFIX}")
     parsed = _of_compact(raw, ParsedSafe(where, buffer, size, length, {}, faults))
     if parsed is None:
@@ -122,7 +129,9 @@ def _of_json(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
     for name, entry in header.items():
         parsed.infos[name] = read.sound(name, entry) or _info(name, entry, parsed)
         if name in twice:
-            faults.add(FormatError(f"{where}: {label(name)} stands twice in the header"), name)
+            faults.add(
+                FormatError(f"{where}: {tensor_label(name)} stands twice in the header"), name
+            )
     return parsed
 
 
@@ -218,7 +227,7 @@ def _join(parsed: ParsedSafe) -> None:
             f"{shorten(str(error), 200)}",
         )
         return
-    _, parsed.infos, notes = unsupported_encodings.join(
+    _, parsed.infos, notes = unsupported_encodings.restore_encodings(
         {unsupported_encodings.KEY: table}, stored, where
     )
     parsed.notes += notes
@@ -349,7 +358,7 @@ def _info(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
     """Return the tensor of an entry; a damaged entry gives as much as can be read."""
     row, shape, extent, wrong = _judged(entry)
     if wrong:
-        error = FormatError(f"{parsed.where}: {label(name)}{wrong}")
+        error = FormatError(f"{parsed.where}: {tensor_label(name)}{wrong}")
         parsed.faults.add(error, name)
     start, stop = extent
     row_bytes = None if row is None or wrong else row.row_bytes(shape)
@@ -394,7 +403,7 @@ def _size_error(row: Encoding, shape: Sequence[int], extent: tuple[int, int]) ->
         count *= dim
         if count >= U64:
             return f": shape {shown} has more elements than 64 bits count"
-    total = count * bits(row)
+    total = count * element_bits(row)
     what = f": {count} elements of {row.safetensors}"
     if total >= U64:
         return f"{what} have more bits than 64 bits count"
@@ -423,11 +432,11 @@ def _check_gaps(parsed: ParsedSafe) -> None:
             inside = info.offset < at  # an empty tensor: others would have been reported
             kind = "overlaps" if inside else f"leaves {info.offset - at} bytes unused after"
             error = FormatError(
-                f"{parsed.where}: {label(info.name)} begins at byte {info.offset} and {kind} "
-                f"{before}, which ends at {at}; the format wants no gap and no overlap"
+                f"{parsed.where}: {tensor_label(info.name)} begins at byte {info.offset} and "
+                f"{kind} {before}, which ends at {at}; the format wants no gap and no overlap"
             )
             faults.add(error, *([info.name] if inside else []), kind="" if inside else SURPLUS)
-        at, before = max(at, info.offset + info.nbytes), label(info.name)
+        at, before = max(at, info.offset + info.nbytes), tensor_label(info.name)
 
 
 def _check_end(parsed: ParsedSafe, partial: bool) -> None:

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aprfmt.base.encodings import encoding
+from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import TensorInfo, TypedValue, Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.bounded_json import dumps
 from aprfmt.formats.cursor import MAX_HEADER
-from aprfmt.formats.damage import label
+from aprfmt.formats.damage import tensor_label
 from aprfmt.formats.safetensors import layout
 from aprfmt.formats.safetensors.reader import SafetensorsSource
-from aprfmt.formats.sequential import FileProgram, SequentialSink, TensorSlot, deal
-from aprfmt.formats.unsupported_encodings import KEY, describe, stored_info
+from aprfmt.formats.sequential import FileProgram, SequentialSink, TensorSlot, distribute_tensors
+from aprfmt.formats.unsupported_encodings import KEY, carried_record, stored_info
 
 # transformers refuses files that do not name the framework of their tensors.
 _FORMAT_KEY, _FORMAT = "format", "pt"
@@ -58,7 +58,7 @@ class SafetensorsSink(SequentialSink):
         The order of `like` is used only if it has exactly the planned tensors.
         """
         if self._like is None or not _same_tensors(self._like, infos):
-            return layout.order(infos)
+            return layout.storage_order(infos)
         places = self._like.shards[0].parsed.infos
         return sorted(infos, key=lambda info: (places[info.name].offset, info.nbytes))
 
@@ -73,17 +73,17 @@ class SafetensorsSink(SequentialSink):
             return [FileProgram(self._path, like.header_raw, _rooms(infos))]
         texts.setdefault(_FORMAT_KEY, _FORMAT)
         for info in infos:
-            _check(stored_info(info, layout.holds) if self._carries else info, where)
-        if not all(layout.holds(encoding(info.encoding)) for info in infos):
+            _check(stored_info(info, layout.can_store) if self._carries else info, where)
+        if not all(layout.can_store(find_encoding(info.encoding)) for info in infos):
             texts[_FORMAT_KEY] = _CARRIES
         elif texts[_FORMAT_KEY] == _CARRIES:
             texts[_FORMAT_KEY] = _FORMAT
-        if not in_place and list(infos) != layout.order(infos):
+        if not in_place and list(infos) != layout.storage_order(infos):
             raise ConversionError(
                 f"{where}: tensors are planned in another order than the format's; "
                 "plan them in the order of `order`"
             )
-        parts = deal(infos, self._limit, where)
+        parts = distribute_tensors(infos, self._limit, where)
         if len(parts) == 1:
             return [_program(self._path, texts, infos)]
         return self._set(texts, parts)
@@ -108,7 +108,9 @@ class SafetensorsSink(SequentialSink):
             path = self._path.with_name(f"{stem}-{number:05d}-of-{count:05d}.safetensors")
             kept = texts if number == 1 else {_FORMAT_KEY: texts[_FORMAT_KEY]}
             programs.append(_program(path, kept, part))
-            weight_map.update((stored_info(info, layout.holds).name, path.name) for info in part)
+            weight_map.update(
+                (stored_info(info, layout.can_store).name, path.name) for info in part
+            )
         total = sum(info.nbytes for part in parts for info in part)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -165,8 +167,8 @@ def _encodable(text: str) -> bool:
 
 def _check(info: TensorInfo, where: str) -> None:
     """Raise ConversionError for a tensor that the format cannot hold."""
-    what = f"{where}: {label(info.name)}"
-    row = encoding(info.encoding)
+    what = f"{where}: {tensor_label(info.name)}"
+    row = find_encoding(info.encoding)
     if not row.safetensors:
         raise ConversionError(
             f"{what}: safetensors has no dtype for {info.encoding}; choose another one"
@@ -178,22 +180,22 @@ def _check(info: TensorInfo, where: str) -> None:
     count = 1
     for dim in info.shape:
         count *= dim
-        if dim < 0 or count * layout.bits(row) >= layout.U64:
+        if dim < 0 or count * layout.element_bits(row) >= layout.U64:
             raise ConversionError(f"{what}: shape {list(info.shape)} does not fit into 64 bits")
-    if count * layout.bits(row) % 8:
+    if count * layout.element_bits(row) % 8:
         raise ConversionError(
             f"{what}: {count} elements of {info.encoding} end inside a byte; "
             "the format wants whole bytes"
         )
-    if info.nbytes != count * layout.bits(row) // 8:
+    if info.nbytes != count * layout.element_bits(row) // 8:
         raise ConversionError(
             f"{what}: {info.nbytes} bytes are planned, shape {list(info.shape)} of "
-            f"{info.encoding} takes {count * layout.bits(row) // 8}"
+            f"{info.encoding} takes {count * layout.element_bits(row) // 8}"
         )
 
 
 def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> FileProgram:
-    described = describe(infos, layout.holds)
+    described = carried_record(infos, layout.can_store)
     if described:
         texts = {**texts, KEY: dumps(described[KEY])}
     head = layout.spell_header(texts, infos)
