@@ -120,7 +120,7 @@ def test_tables_import_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from aprfmt.arch import ARCHS, find_arch\n"
-        "from aprfmt.arch import bind, hyper\n"
+        "from aprfmt.arch import binding, hyperparameters\n"
         "[ARCHS[name] for name in ARCHS]\n"
         "heavy = {'numpy', 'torch', 'gguf', 'transformers', 'rich', 'click'} & set(sys.modules)\n"
         "sys.exit(', '.join(sorted(heavy)) or 0)\n"

@@ -41,14 +41,14 @@ def settle():
     return now
 
 from aprfmt.compare import diff
-from aprfmt.tensors.norms import dot, norm
+from aprfmt.tensors.norms import exact_dot, exact_norm
 
 large = np.ones(1 << 18)
 begin = settle()
 if sys.argv[1] == "blas":
     large.dot(large)
 elif sys.argv[1] == "sums":
-    dot(large, large), norm(large), norm(large.astype(np.complex64))
+    exact_dot(large, large), exact_norm(large), exact_norm(large.astype(np.complex64))
 else:
     report = diff(*sys.argv[2:], explain=False)
     assert report.counts[sys.argv[1]] == 1, report.counts

@@ -155,10 +155,11 @@ def test_a_server_that_hangs_does_not_keep_a_program_that_is_done(server: RangeS
     server.files["/x"] = bytes(40 << 20)
     server.stuck = threading.Event()
     code = (
-        "from aprfmt.remote import client\nfrom aprfmt.remote.timed_socket import Limits\n"
-        "client.CLIENT.limits = Limits(silence=1e6, head=1e6)\n"
-        "from aprfmt.remote.paths import place\nfrom aprfmt.formats.mapped_file import open_bytes\n"
-        f"source = open_bytes(place('{server.url}/x'))\nsource.expect(0, source.size)\n"
+        "from aprfmt.remote import client\nfrom aprfmt.remote.timed_socket import ResponseLimits\n"
+        "client.CLIENT.limits = ResponseLimits(silence=1e6, head=1e6)\n"
+        "from aprfmt.remote.paths import parse_location\n"
+        "from aprfmt.formats.mapped_file import open_bytes\n"
+        f"source = open_bytes(parse_location('{server.url}/x'))\nsource.expect(0, source.size)\n"
         "print('done')"
     )
     done = subprocess.run(
