@@ -1,13 +1,270 @@
 """`aprfmt set`: change metadata, leave every tensor byte alone."""
 
-from dataclasses import asdict
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from aprfmt.base.protocols import TypedValue
 from aprfmt.cli import convert_show, options, render, shell_completion
 from aprfmt.cli.convert_run import convert_with_warnings
-from aprfmt.errors import UsageError
+from aprfmt.errors import AprfmtError, UsageError
+
+if TYPE_CHECKING:
+    from aprfmt.conversion import edits
+    from aprfmt.conversion.folder_edits import FolderEdits
+    from aprfmt.model import Model
+
+
+# Checks of stated values; those of vocabularies as a whole would take longer than the change.
+DOUBTS = (
+    "architecture", "completeness", "shapes", "hyperparameters", "vocabulary_size", "special_ids",
+    "file_type", "quantization", "dtype",
+)  # fmt: skip
+TEMPLATE = "chat_template"
+SHOWN = 2  # doubtful values of one check that are warned of; a line counts the rest
+WIDEST = 100  # characters of a value in the report
+
+
+def complete_interrupted(model: Path) -> None:
+    """Complete what a run that was killed left half changed."""
+    from aprfmt.formats.in_place_patch import complete_patches
+    from aprfmt.remote.paths import RemotePath
+
+    if not isinstance(model, RemotePath):
+        folder = Path(os.path.realpath(model))
+        folder = folder if folder.is_dir() else folder.parent
+        if folder.is_dir():
+            complete_patches(folder)
+
+
+@dataclass
+class EditRequest:
+    """What was asked for: keys of the file's own metadata, and values of the folder's text files.
+
+    `unknown` are near names by key that is neither in the file nor known.
+    """
+
+    values: dict[str, Any]
+    remove: list[str]
+    unknown: dict[str, list[str]]
+    files: "FolderEdits | None" = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the file's own metadata that change."""
+        return [*self.values, *self.remove]
+
+    @property
+    def template(self) -> bool:
+        """Whether a chat template changes."""
+        places = self.files.places if self.files is not None else ()
+        return any(TEMPLATE in str(each) for each in (*self.keys, *places))
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """New contents by name of the text files that change."""
+        return self.files.texts() if self.files is not None and self.files.changed else {}
+
+
+def change_in_place(opened: "Model", request: EditRequest) -> tuple[dict[str, object], int]:
+    """Change what was asked for where it lies; return the JSON, and how many bytes.
+
+    Closes the model. Raises UsageError for changes of weights and of files beside them at once.
+    """
+    from aprfmt.conversion import Options
+    from aprfmt.conversion.in_place import change_metadata, change_texts
+
+    texts = request.texts
+    if texts and request.keys:
+        raise UsageError(
+            f"{request.keys[0]}: is metadata of the weights, and {next(iter(texts))} is a file of "
+            "its own; change them in two commands, or write a copy with -o"
+        )
+    options = Options(metadata=request.values, remove=request.remove, complete=False)
+    if texts:
+        report, written = change_texts(opened, texts, options)
+    else:
+        report, written = change_metadata(opened, options)
+    return report.to_json() | {"in_place": True, "patched_bytes": written}, written
+
+
+def parse_changes(
+    opened: "Model", changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
+) -> EditRequest:
+    """Return the changes asked for, each at the place where readers look. Raises UsageError."""
+    from aprfmt.conversion import edits
+    from aprfmt.conversion.folder_edits import FolderEdits, has_text_files
+    from aprfmt.conversion.key_names import file_key
+    from aprfmt.conversion.output_format import NoFormatError, resolve_format
+    from aprfmt.formats import FORMATS
+
+    if not changes and not remove:
+        raise UsageError("nothing to change; give KEY=VALUE, or --remove KEY")
+    if not FORMATS[opened.format].writes:
+        raise UsageError(
+            f"{opened.path}: files of {opened.format} are read here, not written; convert it to "
+            "safetensors, and set the value there"
+        )
+    try:
+        target = resolve_format(opened, output, None).name
+    except NoFormatError:
+        target = ""
+    if target != opened.format:
+        wanted = " or ".join(FORMATS[opened.format].extensions)
+        raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
+    files = FolderEdits(opened) if has_text_files(opened) else None
+    request = EditRequest({}, [], {}, files)
+    for key in remove:
+        own = key if files is None else files.of_weights(key)
+        if files is not None and own is None:
+            files.remove(key)
+            continue
+        assert own is not None
+        named = file_key(opened, own)
+        if named in request.remove:
+            raise UsageError(f"--remove {key}: is named twice; give one change of a key")
+        request.remove.append(named)
+    for left, text in changes:
+        own = left if files is None else files.of_weights(left)
+        key, kind = (left, "") if own is None else edits.split_type(own, opened)
+        key = file_key(opened, key)
+        if key in request.keys:
+            raise UsageError(f"{key}: is named twice; give one change of a key")
+        if not text:
+            empty = f"{key}:TYPE" if not kind else left
+            array = empty if empty.endswith("[]") else f"{empty}[]"
+            raise UsageError(
+                f'{left}: has no value; give {key}="" for empty text, {array}=[] for '
+                "an empty array, or --remove"
+            )
+        if files is not None and own is None:
+            files.set(left, text)
+        else:
+            request.values[key] = edits.parse_value(opened, key, kind, text)
+    edits.check_present(opened, request.remove)
+    arch = request.values.get("general.architecture")
+    also = [str(arch.value if isinstance(arch, TypedValue) else arch)] if arch is not None else []
+    request.unknown = edits.unknown_keys(opened, list(request.values), also)
+    return request
+
+
+def check_stated_values(opened: "Model", template: bool) -> dict[str, list[str]]:
+    """Return what is wrong with the stated values of a model, by check; no weight is read.
+
+    `template` asks the check of the chat template too, which renders it in a process of its own.
+    """
+    from aprfmt.checks.check_runner import run_check
+    from aprfmt.checks.context import CheckContext
+    from aprfmt.checks.table import file_checks
+    from aprfmt.model.resolve import OWN_KEY_USED
+
+    context = CheckContext(opened, opened.forced, None, None)
+    answers = [
+        run_check(row, context)
+        for row in file_checks()
+        if row.name in DOUBTS or (template and row.name == TEMPLATE)
+    ]
+    found = {
+        answer.name: [
+            f"{f.where}: {f.found}; expected {f.expected}".removeprefix(f"{opened.path}: ")
+            for f in answer.findings
+            if not f.found.endswith(OWN_KEY_USED)  # the key that was set, beside a verbatim copy
+        ]
+        for answer in answers
+    }
+    found["names of the architecture"] = list(conflicting_architectures(opened))
+    return found
+
+
+def conflicting_architectures(opened: "Model") -> Iterator[str]:
+    """Yield a sentence where a model names two architectures: loaders go by either."""
+    from aprfmt.arch.aliases import CALLED
+    from aprfmt.conversion.metadata import ARCH_KEY_OF
+
+    config, key = opened.config or {}, ARCH_KEY_OF.get(opened.key_style, "")
+    classes = config.get("architectures")
+    first = classes[0] if isinstance(classes, list) and classes else None
+    named = [
+        (f"{label} is {name}", found)
+        for label, name, style in (
+            (key, opened.metadata.get(key), opened.key_style),
+            ("model_type", config.get("model_type"), "hf"), ("architectures", first, "hf"),
+        )
+        if (found := {a for a, names in CALLED.items() if name in names.get(style, ())})
+    ]  # fmt: skip
+    if named and not set.intersection(*(found for _, found in named)):
+        yield f"{', '.join(label for label, _ in named)}; expected one architecture"
+
+
+def new_doubts(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yield what is wrong now and was not before: of each check the first two, and how many."""
+    for check, texts in after.items():
+        new = [text for text in texts if text not in before.get(check, ())]
+        yield from new[:SHOWN] if len(new) > SHOWN + 1 else new
+        if len(new) > SHOWN + 1:
+            yield f"and {len(new) - SHOWN} more of the check {check} (aprfmt validate)"
+
+
+def read_problem(opened: "Model") -> str | None:
+    """Return why a file is no model whose architecture can be read; None where it is one."""
+    try:
+        found = opened.resolution
+    except AprfmtError as error:
+        return str(error)
+    if found.relations:  # only under a change that other readers do not make
+        return found.relations[0].text
+    return None
+
+
+def warn_of_changes(
+    output: Path, form: str, unknown: dict[str, list[str]], why: str | None,
+    doubtful: "Iterable[str]",
+) -> None:  # fmt: skip
+    """Warn of unknown keys, of a file that can no longer be read as a model, of doubtful values."""
+    for key, near in unknown.items():
+        names = f"near names: {', '.join(near)}" if near else "near names: none"
+        render.warn(f"{output}: {key}: is no key of the file before, and none that readers of "
+                    f"{form} know; {names}; written as it stands", "unknown_key")  # fmt: skip
+    if why is not None:
+        render.warn(f"{output}: cannot be read as a model any more: {why}", "unreadable_output")
+    for text in doubtful:
+        render.warn(f"{output}: {text}", "doubtful_value")
+
+
+def show_changes(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:
+    """Print every change, below how many bytes of a file were `patched` in place, if it was."""
+    if patched is not None:
+        render.line(
+            f"changed {patched} bytes of {render.escape(str(model))} in place; every "
+            "tensor lies where it lay"
+        )
+    for change in found:
+        render.line(f"  {change_line(change)}")
+
+
+def change_line(change: "edits.KeyChange") -> str:
+    """Return `key: old -> new`, with the types where they differ."""
+    old = "(new)" if change.how == "added" else short_value(change.key, change.old)
+    new = "(removed)" if change.how == "removed" else short_value(change.key, change.new)
+    types = ""
+    if change.how == "added" and change.new_type:
+        types = f" ({change.new_type})"
+    elif change.how == "set" and change.old_type != change.new_type:
+        types = f" ({change.old_type} -> {change.new_type})"
+    return f"{render.escape(change.key)}: {old} -> {new}{types}"
+
+
+def short_value(key: str, value: object) -> str:
+    """Return a value on one line, cut where it is long; a number with the name it stands for."""
+    from aprfmt.base.metadata_values import number_name
+
+    name = number_name(key, value)
+    return render.escape(str(value), WIDEST) + (f" = {name}" if name else "")
+
 
 TYPES = """\b
 In GGUF a type can be given, KEY:TYPE=VALUE, with u8 i8 u16 i16 u32 i32 u64 i64
@@ -51,25 +308,24 @@ def command(
     keeps the type it has in the file, and a key that nobody knows is warned of. --in-place writes
     only the bytes that change, and says so where a copy is needed.
     """
-    from aprfmt.cli import set_edit
     from aprfmt.conversion import edits, entry_file
     from aprfmt.model import open_model
 
     if in_place == (output is not None):
         raise UsageError("give -o OUTPUT for a copy, or --in-place, one of them")
     if in_place:
-        set_edit.complete_interrupted(model)
+        complete_interrupted(model)
     with open_model(model) as opened:
-        asked = set_edit.parse_changes(opened, changes, remove, output or opened.source.files[0])
+        asked = parse_changes(opened, changes, remove, output or opened.source.files[0])
         before = edits.read_values(opened, asked.keys)
-        resolved = set_edit.read_problem(opened) is None
-        doubtful = set_edit.check_stated_values(opened, asked.template) if resolved else {}
+        resolved = read_problem(opened) is None
+        doubtful = check_stated_values(opened, asked.template) if resolved else {}
         form = opened.format
         body: dict[str, object] = {}
         code = 0
         patched = None
         if in_place:
-            body, patched = set_edit.change_in_place(opened, asked)
+            body, patched = change_in_place(opened, asked)
     target = output or model
     if output is not None:
         report = convert_with_warnings(
@@ -84,20 +340,14 @@ def command(
         found = edits.key_changes(asked.keys, before, edits.read_values(written, asked.keys))
         if asked.files is not None and written.folder is not None:
             found += asked.files.changes(written.folder.path)
-        why = set_edit.read_problem(written) if resolved else None
-        new = (
-            set_edit.check_stated_values(written, asked.template)
-            if resolved and why is None
-            else {}
-        )
-    set_edit.warn_of_changes(
-        output or model, form, asked.unknown, why, set_edit.new_doubts(doubtful, new)
-    )
+        why = read_problem(written) if resolved else None
+        new = check_stated_values(written, asked.template) if resolved and why is None else {}
+    warn_of_changes(output or model, form, asked.unknown, why, new_doubts(doubtful, new))
 
     def show() -> None:
         if output is not None:
             convert_show.show_report(report, accept=accept)
-        set_edit.show_changes(found, model, patched)
+        show_changes(found, model, patched)
 
     body |= {"changes": [asdict(change) for change in found]}
     return render.emit(body, code, show, written=code == 0)

@@ -18,7 +18,7 @@ from aprfmt.causes import CAUSES, describe
 from aprfmt.checks import validate
 from aprfmt.checks.table import CHECKS
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.cli.explain_topics import all_topics
+from aprfmt.cli.explain import all_topics
 from aprfmt.codecs import CODECS
 from aprfmt.formats import FORMATS
 from aprfmt.inference.backends import BACKENDS

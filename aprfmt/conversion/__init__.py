@@ -1,6 +1,6 @@
 """`convert`: plan, then run, then re-open and verify; one pipeline for every pair of formats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from aprfmt.conversion.output_format import resolve_format, target_format
 from aprfmt.conversion.report import ConversionReport, TensorOutcome
 from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
 from aprfmt.formats import FormatSpec
-from aprfmt.formats.atomic import FileSet
+from aprfmt.formats.atomic import FileSet, NullFileSet
 from aprfmt.formats.mapped_file import MappedFile, MappedSource
 from aprfmt.model import Model, open_model
 from aprfmt.model.hf_folder import ours
@@ -23,13 +23,11 @@ from aprfmt.remote.paths import is_remote
 if TYPE_CHECKING:
     from aprfmt.conversion.accounting import Account
     from aprfmt.conversion.metadata import CarriedMetadata
-    from aprfmt.conversion.outputs import Output
     from aprfmt.conversion.plan import Plan
     from aprfmt.conversion.run import WrittenTensor
     from aprfmt.conversion.source_hash import SourceHash
     from aprfmt.conversion.verification import Verifier
     from aprfmt.formats.resumable_output import ResumableFileSet
-    from aprfmt.formats.sequential import DeferredSlot
 
 __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_format"]
 
@@ -57,7 +55,7 @@ def convert(
 
 def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> ConversionReport:
     """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
-    from aprfmt.conversion.far import prefetch_small_tensors
+    from aprfmt.conversion.scheduling import prefetch_small_tensors
     from aprfmt.conversion.source_hash import SourceHash
     from aprfmt.conversion.verification import Verifier
 
@@ -218,7 +216,7 @@ def _planned(
     options: Options,
 ) -> dict[Path, int]:  # fmt: skip
     """Return every file that would be written and its size in bytes; writes nothing."""
-    from aprfmt.conversion.beside import planned_sizes
+    from aprfmt.conversion.estimate import planned_sizes
 
     weights, _ = _places(target, dst)
     return planned_sizes(
@@ -233,7 +231,6 @@ def _resumed(
     asked: Options,
 ) -> "ResumableFileSet":  # fmt: skip
     """Return the files of a run that may be continued, and what an earlier one left of them."""
-    from aprfmt.conversion.beside import NullFileSet
     from aprfmt.conversion.resume_state import check_resumable, plan_digest, source_identities
     from aprfmt.formats.resumable_output import ResumableFileSet
 
@@ -264,7 +261,8 @@ def _write(
     What may be continued lies whole under its final names before it is published: it is verified
     there, and the result returned too.
     """
-    from aprfmt.conversion.beside import texts_to_write
+    from aprfmt.conversion.scheduling import write_tensors
+    from aprfmt.conversion.sidecar_files import texts_to_write
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
     weights, folder = _places(target, dst)
@@ -273,7 +271,7 @@ def _write(
         with _open_sink(model, target, weights, options, files) as sink:
             infos = _in_order(target, sink, plan)
             sink.plan(carried.metadata, infos)
-            _write_tensors(sink, infos, plan, written, options, begun, verifier, model.source.files)
+            write_tensors(sink, infos, plan, written, options, begun, verifier, model.source.files)
             if not all(each is None or each.done() for each in (verifier, digest)):
                 files.sync()  # the disk ends its work while they end theirs
             if verifier is not None:
@@ -314,67 +312,6 @@ def refuse_changed_source(model: Model) -> None:
         from aprfmt.remote.remote_file import refuse_changed
 
         refuse_changed(model.source.files)
-
-
-def _write_tensors(
-    sink: "Sink",
-    infos: "Sequence[TensorInfo]",
-    plan: "Plan",
-    written: "list[WrittenTensor]",
-    options: Options,
-    begun: "ResumableFileSet | None",
-    verifier: "Verifier | None",
-    source_files: Sequence[Path],
-) -> None:
-    """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
-    from aprfmt.conversion.ahead import WorkerPool
-    from aprfmt.conversion.far import write_in_source_order, writes_in_source_order
-    from aprfmt.conversion.resume_state import journal_entry, skip_if_written
-    from aprfmt.conversion.run import output_chunks
-    from aprfmt.formats.sequential import SequentialSink
-
-    by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
-    total = sum(info.nbytes for info in infos)
-    done = 0
-
-    def told(output: "Output") -> None:
-        nonlocal done
-        done += output.info.nbytes
-        if options.progress is not None:
-            options.progress(done, total)
-
-    def whole(
-        output: "Output", record: "WrittenTensor", room: "DeferredSlot | None" = None
-    ) -> None:
-        if begun is not None:
-            begun.done(output.info.name, journal_entry(record))
-        if verifier is not None:
-            verifier.written(sink, output, record, room)
-        told(output)
-
-    def kept(info: "TensorInfo") -> bool:
-        output, record = by_name[info.name]
-        found = begun is not None and skip_if_written(sink, info, begun, record)
-        if found:
-            told(output)
-        return found
-
-    if isinstance(sink, SequentialSink) and writes_in_source_order(sink, plan.outputs):
-        write_in_source_order(sink, infos, by_name, source_files, options, whole, kept)
-        return
-    with ExitStack() as stack:
-        ahead = None
-        if isinstance(sink, SequentialSink):
-            ahead = stack.enter_context(WorkerPool(sink, options, whole))
-        for info in infos:
-            if kept(info):
-                continue
-            output, record = by_name[info.name]
-            if ahead is None or not ahead.write(output, record):
-                sink.write(info.name, output_chunks(output, options, record))
-                whole(output, record)
-        if ahead is not None:
-            ahead.wait()
 
 
 def _utf8(name: str, text: str) -> bytes:

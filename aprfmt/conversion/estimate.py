@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.encodings import find_encoding
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.conversion.options import Options
+from aprfmt.formats.atomic import FileSet, NullFileSet
 from aprfmt.remote.traffic import TRAFFIC
 
 if TYPE_CHECKING:
+    from aprfmt.base.protocols import Sink
     from aprfmt.conversion.outputs import Output, Plan
     from aprfmt.model import Model
 
@@ -52,7 +54,7 @@ def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
 
     Each thread that encodes keeps some of what it has allocated; workers hold pieces ahead.
     """
-    from aprfmt.conversion.ahead import BUDGET
+    from aprfmt.conversion.scheduling import BUDGET
 
     workers = options.jobs if options.jobs > 1 else options.threads or cpu_count()
     largest = max((_held(output) for output in plan.outputs), default=0)
@@ -204,3 +206,17 @@ def _timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return max(time.perf_counter() - began, 1e-9)
+
+
+def planned_sizes(
+    open_sink: Callable[[FileSet], "Sink"],
+    plan: Callable[["Sink"], None],
+    texts: Mapping[Path, bytes],
+) -> dict[Path, int]:
+    """Return the bytes of every file a conversion would write; nothing is written.
+
+    `open_sink` opens the target's sink into a set of files, `plan` plans it.
+    """
+    sink = open_sink(NullFileSet())
+    plan(sink)
+    return {**sink.sizes, **{path: len(text) for path, text in texts.items()}}

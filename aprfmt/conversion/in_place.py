@@ -9,6 +9,7 @@ from aprfmt.base.crc import crc32
 from aprfmt.conversion import ConversionReport, arch_name, refuse_changed_source
 from aprfmt.errors import ConversionError, FormatError, OutputError
 from aprfmt.formats import FORMATS, open_source
+from aprfmt.formats.atomic import NullFileSet
 from aprfmt.formats.crc_combine import combine_crcs
 from aprfmt.formats.in_place_patch import Patch, patch_file
 from aprfmt.formats.mapped_file import open_bytes
@@ -139,7 +140,6 @@ def _one_file(model: "Model") -> Path:
 
 def _planned(model: "Model", options: "Options") -> tuple["Plan", FileProgram]:
     """Return the plan, and the file as it would be written anew."""
-    from aprfmt.conversion.beside import NullFileSet
     from aprfmt.conversion.metadata import target_metadata
     from aprfmt.conversion.plan import build_plan
 

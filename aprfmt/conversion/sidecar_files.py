@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from aprfmt.arch.spec import ArchSpec
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, OutputError
+from aprfmt.formats import FORMATS
 from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, foreign, json_object
+from aprfmt.model.hf_folder import read_text
 from aprfmt.model.sidecar_files import companion_kind
 from aprfmt.remote.paths import is_remote
 
@@ -80,3 +83,46 @@ def own_config(model: Model) -> bool:
     """Say whether the config.json is not that of the model which a tower is cut out of."""
     part = model.spec.section != ArchSpec.section
     return not part or (model.config or {}).get("model_type") in model.spec.called["hf"]
+
+
+def texts_to_write(
+    weights: Path, folder: Path | None, texts: Mapping[str, str], force: bool
+) -> dict[Path, str]:
+    """Return the texts to write beside the weights, by path; those that exist already are left out.
+
+    Beside a single file (`folder` is None) there may be another model's config.json. It is replaced
+    only with `force` together with the weights it belongs to, and never if the folder has other
+    weights. Raises OutputError.
+    """
+    found = {weights.parent / name: text for name, text in texts.items()}
+    if folder is not None:
+        return found
+    found = {path: text for path, text in found.items() if not _has_text(path, text)}
+    taken = [path for path in found if path.exists()]
+    others = _other_weights(weights) if taken else []
+    if taken and (others or not force or not weights.exists()):
+        whose = f"that of {others[0].name}" if others else "of another model"
+        raise OutputError(
+            f"{taken[0]}: is there already and says something else ({whose}?); give "
+            f"{weights.name} a folder of its own"
+        )
+    return found
+
+
+def _has_text(path: Path, text: str) -> bool:
+    try:
+        return path.is_file() and read_text(path) == text
+    except AprfmtError:
+        return False
+
+
+def _other_weights(weights: Path) -> list[Path]:
+    """Return other model files of the folder, to which its config.json may belong."""
+    extensions = {extension for name in FORMATS.own for extension in FORMATS[name].extensions}
+    return [
+        path
+        for path in sorted(weights.parent.iterdir())
+        if path.suffix in extensions
+        and path.name != weights.name
+        and not path.name.startswith(f"{weights.stem}-")  # shards of `weights` itself
+    ]

@@ -46,7 +46,7 @@ from aprfmt.formats.temporary_files import (
 )
 from aprfmt.remote.paths import RemotePath, is_address
 
-__all__ = ["FileSet", "OutputFile", "complete_renames", "pending_journals"]
+__all__ = ["FileSet", "NullFileSet", "OutputFile", "complete_renames", "pending_journals"]
 
 _SPECIAL = {
     stat.S_IFDIR: "a folder",
@@ -400,3 +400,18 @@ def _put_in_order(folder: Path) -> None:
 
 def _is_hidden(name: str) -> bool:
     return is_temporary(name) or is_journal(name)
+
+
+class _NullFile(OutputFile):
+    """A file that keeps nothing."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Discard the bytes."""
+
+
+class NullFileSet(FileSet):
+    """A set of files that writes nothing: for a sink that is only planned."""
+
+    def create(self, path: Path) -> OutputFile:
+        """Return a file that discards what is written."""
+        return _NullFile(path, path, path)

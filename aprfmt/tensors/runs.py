@@ -237,7 +237,7 @@ def difference_offset(a: bytes | memoryview, b: bytes | memoryview) -> int | Non
     """Return the offset of the first byte that differs, or at which one ends; None where equal."""
     import numpy as np
 
-    from aprfmt.tensors.equal import bytes_equal
+    from aprfmt.tensors.memory_compare import bytes_equal
 
     x, y = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
     shorter = min(x.size, y.size)

@@ -90,7 +90,7 @@ def tensor_rows(
     opened: "Model", stats: bool, progress: "render.ProgressLine"
 ) -> list[dict[str, object]]:
     """Return a row for every tensor of the file, with statistics and a histogram if asked for."""
-    from aprfmt.cli.tensors_show import tensor_row
+    from aprfmt.cli.tensors import tensor_row
     from aprfmt.tensors.companions import all_bytes
 
     roles, rows = opened.roles_of, []

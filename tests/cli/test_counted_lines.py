@@ -8,8 +8,8 @@ import pytest
 from aprfmt.base.protocols import Note
 from aprfmt.checks import check_runner
 from aprfmt.checks.records import LISTED, Finding, Result
-from aprfmt.cli import diff_sampled
-from aprfmt.cli.diff_show import FINDINGS
+from aprfmt.cli import diff
+from aprfmt.cli.diff import FINDINGS
 from aprfmt.cli.trace import dumped_arrays, reference
 from aprfmt.model import Model
 from tests.cli.run import aprfmt
@@ -26,7 +26,7 @@ def test_what_sampling_shows_and_leaves_out_is_all_it_found(
         differing=[SimpleNamespace(tensor=f"d{i}", byte=i) for i in range(differing)],
         unlike=[SimpleNamespace(tensor=f"u{i}", why="shape") for i in range(unlike)],
     )  # fmt: skip
-    diff_sampled.show_samples(report)
+    diff.show_samples(report)
     lines = capsys.readouterr().out.splitlines()
     shown = sum(line.startswith(("  d", "  u")) for line in lines)
     more = [int(line.split()[1]) for line in lines if line.startswith("  ... ")]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aprfmt.cli import diff_sampled
-from aprfmt.cli.diff_show import FINDINGS
+from aprfmt.cli import diff
+from aprfmt.cli.diff import FINDINGS
 from aprfmt.cli.trace import dumped_arrays, reference
 from aprfmt.measure.sampling import DifferingRange, SampleReport, Unsampled
 from aprfmt.measure.traces import PointDiff, TraceDiff
@@ -30,7 +30,7 @@ def sampled(differing: int, unlike: int) -> SampleReport:
 def test_a_sample_counts_every_finding(
     differing: int, unlike: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    diff_sampled.show_samples(sampled(differing, unlike))
+    diff.show_samples(sampled(differing, unlike))
     lines = capsys.readouterr().out.splitlines()
     listed = sum("differs" in line or "only in A" in line for line in lines if "range" not in line)
     left = [int(line.split()[1]) for line in lines if line.strip().endswith("more (--json)")]

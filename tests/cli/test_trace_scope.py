@@ -314,7 +314,7 @@ def test_the_reference_is_run_under_the_same_limits(
 def test_generated_text_comes_piece_by_piece(
     demo_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aprfmt.cli.run_show import TextWriter
+    from aprfmt.cli.run import TextWriter
 
     pieces: list[str] = []
     monkeypatch.setattr(TextWriter, "_print", lambda self, text: pieces.append(text))

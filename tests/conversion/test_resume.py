@@ -12,8 +12,8 @@ import pytest
 
 from aprfmt.base.crc import crc32
 from aprfmt.base.protocols import TensorInfo
-from aprfmt.conversion import convert
-from aprfmt.conversion import run as conversion_run
+from aprfmt.conversion import convert, scheduling
+from aprfmt.conversion.run import output_chunks
 from aprfmt.errors import AprfmtError, OutputError, UsageError
 from aprfmt.formats import open_sink, open_source
 from aprfmt.formats.resumable_output import (
@@ -66,14 +66,14 @@ def test_kills_and_resumes_give_the_bytes_of_one_run(subject: str, tmp_path: Pat
 
 def stop_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a conversion fail when it comes to a tensor of its second layer."""
-    real = conversion_run.output_chunks
+    real = output_chunks
 
     def failing(output: Any, *rest: Any) -> Iterator[memoryview]:
         if output.info.name in HALF:
             raise AprfmtError("the end of the world")
         return real(output, *rest)
 
-    monkeypatch.setattr(conversion_run, "output_chunks", failing)
+    monkeypatch.setattr(scheduling, "output_chunks", failing)
 
 
 def stopped(source: Path, dst: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -173,7 +173,7 @@ def test_an_interrupt_says_that_the_same_command_goes_on(
     def interrupted(*of: Any) -> Iterator[memoryview]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(conversion_run, "output_chunks", interrupted)
+    monkeypatch.setattr(scheduling, "output_chunks", interrupted)
     done = aprfmt("convert", source, tmp_path / "x.gguf", "--resume")
     assert done.code == 130
     assert "the same command goes on" in done.err

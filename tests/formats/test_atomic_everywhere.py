@@ -62,7 +62,7 @@ ALLOWED = {
     ("aprfmt/fleet/results.py", "os.replace"): "pyarrow's own file, put in place in one step",
     ("aprfmt/fleet/results.py", "path.open"): "a Parquet file's rows, to be added to",
     ("aprfmt/fleet/summary.py", "tempfile.TemporaryDirectory"): "a database, gone at the end",
-    ("cli/calibrate.py", "tempfile.TemporaryDirectory"): "a matrix, gone at the end",
+    ("cli/quantize.py", "tempfile.TemporaryDirectory"): "a matrix, gone at the end",
     ("inference/rows.py", "self._rows.touch"): "counts a row as used; no file",
     ("aprfmt/formats/npy.py", "np.save"): "into memory; the bytes are published",
     ("cli/demo.py", "out.mkdir"): "the folder of --out; its files are other commands' outputs",

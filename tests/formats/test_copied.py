@@ -17,8 +17,8 @@ import pytest
 from aprfmt.errors import OutputError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.mapped_file import MappedFile, mapped_origin
-from aprfmt.tensors import equal as module
-from aprfmt.tensors.equal import bytes_equal
+from aprfmt.tensors import memory_compare as module
+from aprfmt.tensors.memory_compare import bytes_equal
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "copy_file_range"), reason="NOT-RUN: no copy_file_range on this system"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aprfmt.errors import ConversionError, FormatError
-from aprfmt.formats import bounded_json, jsonlimits
+from aprfmt.formats import bounded_json
 
 LIMIT = 1 << 20
 SCALARS = (
@@ -145,7 +145,7 @@ def test_depth_is_that_of_the_value(value: Any) -> None:
 
 
 def test_windows_of_the_string_scan_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonlimits, "_WINDOW", 7)
+    monkeypatch.setattr(bounded_json, "_WINDOW", 7)
     value = [["[" * n, "{" * (n % 3), [n]] for n in range(40)]
     assert loads(json.dumps(value), max_depth=3) == value
     with pytest.raises(FormatError, match="deeper"):

@@ -286,7 +286,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a cache never emptied", fails("state-isolation", "golden-output"),
           patch=patched("aprfmt.inference.kv_cache:KVCache.truncate", forgetful)),
     Fault("a bit flipped in converting", fails("format-parity"),
-          patch=patched("aprfmt.conversion.run:output_chunks", flipped_byte)),
+          patch=patched("aprfmt.conversion.scheduling:output_chunks", flipped_byte)),
     Fault("another eps on one device", fails("device-parity"), options={"also": "torch"},
           patch=patched("aprfmt.inference.backends.torch_backend:TorchBackend.rms_norm",
                         other_eps)),

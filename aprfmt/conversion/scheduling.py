@@ -1,4 +1,7 @@
-"""Several workers write the tensors of an output, each piece at its place: the bytes are the same.
+"""In which order, and by which threads, the tensors of an output are written.
+
+One after the other, on several workers (`WorkerPool`), or in the order in which a fetched source
+holds them (`write_in_source_order`), so that it is read once. The bytes are the same each time.
 
 Kernels, numpy and the system let go of the interpreter, so the workers are threads. They make and
 write pieces of tensors in any order, as far ahead as BUDGET allows; what follows from a tensor that
@@ -10,18 +13,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from aprfmt.base.columns import Columns
 from aprfmt.base.crc import crc32
 from aprfmt.base.encodings import find_encoding
+from aprfmt.base.protocols import ByteSource, TensorInfo
 from aprfmt.conversion.change_counts import ChangeCounts
 from aprfmt.conversion.encoding_choice import column_importances
 from aprfmt.conversion.options import Options
-from aprfmt.conversion.outputs import Output
+from aprfmt.conversion.outputs import Output, stored_parts
 from aprfmt.conversion.run import (
     BAND,
     CHUNK,
@@ -33,14 +38,139 @@ from aprfmt.conversion.run import (
     count_lost_codes,
     decoded_pieces,
     encode_piece,
+    output_chunks,
     recodable_rows,
 )
 from aprfmt.errors import ConversionError
 from aprfmt.formats.crc_combine import combine_crcs
-from aprfmt.formats.mapped_file import in_mapped_file
+from aprfmt.formats.mapped_file import MemoryTensor, in_mapped_file
 from aprfmt.formats.output_file import OutputFile
 from aprfmt.formats.sequential import FILES, DeferredSlot, SequentialSink
-from aprfmt.tensors.runs import RunBytes
+from aprfmt.remote.paths import is_remote
+from aprfmt.tensors.runs import ByteRun, RunBytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aprfmt.base.protocols import LazyTensor, Sink, Source
+    from aprfmt.conversion.outputs import Plan
+    from aprfmt.conversion.verification import Verifier
+    from aprfmt.formats.resumable_output import ResumableFileSet
+
+
+_SMALL = 64 << 10  # bytes of a tensor that a plan may read: norms, biases, scales
+_GAP = 64 << 10  # bytes between tensors that are fetched with them
+_RANGES = 32  # of what lies together in a file, that are announced
+_IN_MEMORY = 256 << 20  # bytes of a tensor whose rows change places, which is fetched whole
+
+
+def prefetch_small_tensors(source: "Source") -> None:
+    """Fetch and keep the small tensors of files that lie elsewhere, which a plan reads one by one.
+
+    What was read around each of them would be fetched again when the large ones are written.
+    """
+    if not any(map(is_remote, source.files)):
+        return
+    from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
+
+    ranges: dict[RemoteFile, list[tuple[int, int]]] = {}
+    left = KEPT // 2
+    for tensor in source.tensors.values():
+        for part in stored_parts(tensor):
+            lies = part.lies()
+            if lies is None or not isinstance(lies[0], RemoteFile) or part.info.nbytes > _SMALL:
+                continue
+            left -= part.info.nbytes + GAP  # what lies between two is fetched with them
+            if left > 0:
+                ranges.setdefault(lies[0], []).append((lies[1], lies[1] + part.info.nbytes))
+    for file, found in ranges.items():
+        file.bring(found)
+
+
+def writes_in_source_order(sink: "Sink", outputs: Sequence[Output]) -> bool:
+    """Say whether tensors are written in the order of their source, whatever `--jobs` is."""
+    fits = isinstance(sink, SequentialSink) and len(sink.files) <= FILES
+    return fits and any(output.far for output in outputs)
+
+
+def write_in_source_order(
+    sink: SequentialSink,
+    infos: Sequence[TensorInfo],
+    held: "dict[str, tuple[Output, WrittenTensor]]",
+    files: "Sequence[Path]",
+    options: Options,
+    whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
+    kept: Callable[[TensorInfo], bool],
+) -> None:
+    """Write all outputs, each into the room that is left for it; `whole` is told of each.
+
+    `kept` says which an earlier run wrote, and leaves those as they are.
+    """
+    rooms = {info.name: sink.leave(info.name) for info in infos if not kept(info)}
+    numbers = {path: number for number, path in enumerate(files)}
+    every = sorted((held[name] for name in rooms), key=lambda row: _place(row[0], numbers))
+    coming = _ranges([tensor for output, _ in every for tensor in output.sources])
+    for output, record in every:
+        for file, _ in _places(output.sources):
+            for start, stop in coming.pop(file, ()):
+                file.expect(start, stop)
+        room = rooms[output.info.name]
+        at = crc = 0
+        for chunk in output_chunks(_brought(output), options, record):
+            view = memoryview(chunk)
+            room.place.put(at, view)
+            at, crc = at + view.nbytes, crc32(view, crc) if room.crc else 0
+        if at != room.place.nbytes:
+            raise ConversionError(
+                f"{output.info.name}: {at} bytes were made, {room.place.nbytes} were planned"
+            )
+        sink.filled(room, crc)
+        whole(output, record, room)
+
+
+def _ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int, int]]]:
+    """Return what will be read of each file, in order; what lies together is fetched together.
+
+    Each is announced when its first tensor is written: every file keeps what came ahead of it.
+    """
+    found: dict[ByteSource, list[tuple[int, int]]] = {}
+    for tensor in tensors:
+        for part in stored_parts(tensor):
+            lies = part.lies()
+            if lies is None:
+                continue
+            file, start = lies
+            stop = start + part.info.nbytes
+            ranges = found.setdefault(file, [])
+            if ranges and 0 <= start - ranges[-1][1] <= _GAP:
+                ranges[-1] = ranges[-1][0], stop
+            elif len(ranges) < _RANGES:
+                ranges.append((start, stop))
+    return found
+
+
+def _places(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int]]:
+    """Return the file of every stored part, and where in it the part begins."""
+    found = [part.lies() for tensor in tensors for part in stored_parts(tensor)]
+    return [lies for lies in found if lies is not None]
+
+
+def _brought(output: Output) -> Output:
+    """Return an output with all of its source in memory where that is rows in another order."""
+    first = output.runs[0].tensor if output.runs else None
+    if not isinstance(output.runs, Columns) or first is None or first.info.nbytes > _IN_MEMORY:
+        return output
+    if any(run.tensor is not first for run in output.runs) or first.makes:
+        return output
+    tensor = MemoryTensor(first.info, first.raw())
+    return replace(output, runs=[ByteRun(tensor, run.start, run.nbytes) for run in output.runs])
+
+
+def _place(output: Output, numbers: "dict[Path, int]") -> tuple[int, int]:
+    """Return the number of the source file and the place where an output's first bytes lie."""
+    places = [(numbers.get(file.path, -1), start) for file, start in _places(output.sources)]
+    return min(places, default=(-1, 0))
+
 
 BUDGET = 640 << 20  # bytes of values and results that workers hold; one piece may be larger
 HELD = 16  # bytes an element takes: read, decoded, encoded, read back
@@ -307,3 +437,60 @@ def _lost(output: Output) -> PlacedPiece:
 def is_encoded(output: Output) -> bool:
     """Say whether an output is decoded and encoded, not copied or packed in several tensors."""
     return output.part is None and not (output.copies and output.runs is not None)
+
+
+def write_tensors(
+    sink: "Sink",
+    infos: "Sequence[TensorInfo]",
+    plan: "Plan",
+    written: "list[WrittenTensor]",
+    options: Options,
+    begun: "ResumableFileSet | None",
+    verifier: "Verifier | None",
+    source_files: "Sequence[Path]",
+) -> None:
+    """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
+    from aprfmt.conversion.resume_state import journal_entry, skip_if_written
+
+    by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
+    total = sum(info.nbytes for info in infos)
+    done = 0
+
+    def told(output: "Output") -> None:
+        nonlocal done
+        done += output.info.nbytes
+        if options.progress is not None:
+            options.progress(done, total)
+
+    def whole(
+        output: "Output", record: "WrittenTensor", room: "DeferredSlot | None" = None
+    ) -> None:
+        if begun is not None:
+            begun.done(output.info.name, journal_entry(record))
+        if verifier is not None:
+            verifier.written(sink, output, record, room)
+        told(output)
+
+    def kept(info: "TensorInfo") -> bool:
+        output, record = by_name[info.name]
+        found = begun is not None and skip_if_written(sink, info, begun, record)
+        if found:
+            told(output)
+        return found
+
+    if isinstance(sink, SequentialSink) and writes_in_source_order(sink, plan.outputs):
+        write_in_source_order(sink, infos, by_name, source_files, options, whole, kept)
+        return
+    with ExitStack() as stack:
+        ahead = None
+        if isinstance(sink, SequentialSink):
+            ahead = stack.enter_context(WorkerPool(sink, options, whole))
+        for info in infos:
+            if kept(info):
+                continue
+            output, record = by_name[info.name]
+            if ahead is None or not ahead.write(output, record):
+                sink.write(info.name, output_chunks(output, options, record))
+                whole(output, record)
+        if ahead is not None:
+            ahead.wait()
