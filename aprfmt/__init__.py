@@ -9,25 +9,72 @@
 Importing the package imports nothing heavy; every function imports what it needs when called.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from aprfmt.base.version import __version__
 
 if TYPE_CHECKING:
+    from aprfmt.api import Evaluation, Generation, Hashes, RunOptions
     from aprfmt.checks import Validation
+    from aprfmt.checks.gates.running import QaOptions
+    from aprfmt.checks.records import QaReport
     from aprfmt.compare import DiffReport
     from aprfmt.conversion import ConversionReport
+    from aprfmt.conversion.options import ConvertOptions
     from aprfmt.diagnosis import Diagnosis
+    from aprfmt.fleet.run import ScanReport
+    from aprfmt.inference.api import TraceOptions
+    from aprfmt.inference.parity.cells import Parity
     from aprfmt.inference.trace import Trace
     from aprfmt.model import Model
+    from aprfmt.recovery import Repair
 
-__all__ = ["__version__", "convert", "diagnose", "diff", "open", "trace", "validate"]
+__all__ = [
+    "__version__", "convert", "diagnose", "diff", "eval", "hash", "open", "parity", "qa", "repair",
+    "run", "scan", "set", "trace", "validate",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "errors"])
+
+
+def eval(
+    model: "Path | str", *, text: "str | Sequence[str]" = (), ids: Sequence[int] | None = None,
+    against: "Path | str | None" = None, max_seq_len: int | None = None,
+    random_weights: bool = False, **where: "Unpack[RunOptions]",
+) -> "Evaluation":  # fmt: skip
+    """Return the loss of MODEL[@RUN] on texts or token ids, in nats per token.
+
+    The result has `.nats`, `.perplexity`, `.exit_code` and `.to_json()`. `against` is another model
+    whose next-token distributions are compared on the same tokens (`.divergence`). A text is cut
+    into windows of `max_seq_len` tokens that share no token. With `random_weights` a loss near
+    ln(vocabulary) is what is expected. `where` says where the model runs (`device`, `backend`,
+    `dtype`, ...). Raises UsageError where there is nothing to score.
+    """
+    from aprfmt.api import evaluate
+
+    return evaluate(
+        model, text=text, ids=ids, against=against, max_seq_len=max_seq_len,
+        random_weights=random_weights, **where,
+    )  # fmt: skip
+
+
+def hash(
+    model: "Path | str", *, tensors: Sequence[str] = (), raw_only: bool = False,
+    arch: str | None = None,
+) -> "Hashes":  # fmt: skip
+    """Return SHA-256 of every tensor: of its stored bytes, and of its logical values.
+
+    The second is equal across formats. `tensors` are PATTERNs in any spelling. `raw_only` decodes
+    nothing. A tensor that cannot be read has no hashes, and `.damage` names it. Raises FormatError
+    for a file that cannot be opened.
+    """
+    from aprfmt.api import hash_model
+
+    return hash_model(model, tensors=tensors, raw_only=raw_only, arch=arch)
 
 
 def open(
@@ -35,7 +82,7 @@ def open(
 ) -> "Model":
     """Open a model file, a shard index, a Hugging Face folder, or `org/name` in the hub cache.
 
-    Or an address: `hf://owner/name`, `https://`, `s3://` (docs/remote.md).
+    Or an address: `hf://owner/name`, `https://`, `s3://` (docs/reference/addresses.md).
 
     The result is a context manager and a mapping from the file's own tensor names to tensors with
     `.name .shape .encoding .nbytes .offset`, `.raw()` (a read-only view of the stored bytes) and
@@ -50,13 +97,17 @@ def open(
 
 
 def convert(
-    src: "Path | str", dst: "Path | str", *, to: str | None = None, **options: Any
+    src: "Path | str",
+    dst: "Path | str",
+    *,
+    to: str | None = None,
+    **options: "Unpack[ConvertOptions]",
 ) -> "ConversionReport":
     """Convert any format to any; the format of `dst` is `to`, or its extension's.
 
-    `options` are the fields of aprfmt.conversion.Options (encoding, force, verify, ...). Raises
-    ConversionError where the target cannot hold the model as asked, OutputError where `dst`
-    exists and `force` is not given.
+    `options` are the fields of aprfmt.conversion.Options: encoding, quantize, force, verify
+    and others. Raises ConversionError where the target cannot hold the model as asked, OutputError
+    where `dst` exists and `force` is not given.
     """
     from aprfmt.conversion import convert as run
 
@@ -96,7 +147,109 @@ def diff(
     return run(a, b, tensors=tensors, arch=arch)
 
 
-def trace(model: "Path | str", **options: Any) -> "Trace":
+def parity(
+    model: "Path | str", between: Sequence[str], *, prompt: str | None = None,
+    ids: Sequence[int] | None = None, chat: str | None = None, base: "Path | str | None" = None,
+    arbiter: bool = False, arch: str | None = None, allow_missing: Sequence[str] = (),
+    threads: int | None = None, memory: int | None = None, deterministic: bool = False,
+) -> "Parity":  # fmt: skip
+    """Compare runs of one model at every capture point; the first run is the reference.
+
+    `between` are runs as the command line spells them: `cpu`, `torch:cpu:bfloat16`, `cuda`,
+    `transformers`, `llama.cpp`. Without prompt, ids and chat aprfmt chooses token ids. `base` is
+    the model before quantization. `arbiter` runs numpy in float64 too. The result has `.verdict`,
+    `.exit_code`, `.pairs` and `.to_json()`. Raises UsageError for fewer than two runs,
+    BackendUnavailableError for a run that is not possible here.
+    """
+    from aprfmt.api import parity as run
+
+    return run(
+        model, between, prompt=prompt, ids=ids, chat=chat, base=base, arbiter=arbiter, arch=arch,
+        allow_missing=allow_missing, threads=threads, memory=memory, deterministic=deterministic,
+    )  # fmt: skip
+
+
+def qa(model: "Path | str", **options: "Unpack[QaOptions]") -> "QaReport":
+    """Put a model through the gates: PASS, FAIL or NOT_RUN for each.
+
+    `options` are `only`, `skip`, `min_run` and the fields of
+    aprfmt.checks.gates.model_under_test.QaRequest. The result has `.outcome`, `.exit_code`,
+    `.gate(name)` and `.to_json()`. Raises UsageError for a name that is no gate.
+    """
+    from aprfmt.checks.gates.running import run
+
+    return run(model, **options)
+
+
+def repair(
+    broken: "Path | str", source: "Path | str", output: "Path | str", *,
+    manifest: "Path | str | None" = None, compare: bool = False, force: bool = False,
+) -> "Repair":  # fmt: skip
+    """Write `output`: `broken`, with what is missing or wrong taken from `source`.
+
+    `source` is a good copy here or at an address, of which only the needed ranges are fetched.
+    `manifest` is what `aprfmt hash --write` wrote of the good file. `compare` reads all of
+    `source`. The result has `.size`, `.taken`, `.ranges`, `.unproven`, `.proof` and
+    `.to_json()`. Raises UsageError where the files are not of one model, or where nothing says
+    what is wrong.
+    """
+    from aprfmt.api import repair_file
+
+    return repair_file(broken, source, output, manifest=manifest, compare=compare, force=force)
+
+
+def run(
+    model: "Path | str", *, prompt: str | None = None, ids: Sequence[int] | None = None,
+    chat: str | None = None, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0,
+    top_p: float = 1.0, seed: int = 0, ignore_stop: bool = False, **where: "Unpack[RunOptions]",
+) -> "Generation":  # fmt: skip
+    """Generate text with MODEL[@RUN] from exactly one of prompt, ids and chat (a user's message).
+
+    Greedy at temperature 0, else drawn from the `top_k` likeliest tokens (0: all) that add up to
+    `top_p`. Generation ends at a stop token of the model, after `max_tokens`, or at the end of the
+    context. The result has `.text`, `.ids`, `.stop` and `.to_json()`. `where` says where the model
+    runs (`device`, `backend`, `dtype`, ...). Raises UsageError for a prompt that fills the context.
+    """
+    from aprfmt.api import run as generate
+
+    return generate(
+        model, prompt=prompt, ids=ids, chat=chat, max_tokens=max_tokens, temperature=temperature,
+        top_k=top_k, top_p=top_p, seed=seed, ignore_stop=ignore_stop, **where,
+    )  # fmt: skip
+
+
+def scan(
+    roots: "Path | str | Sequence[Path | str]", out: "Path | str", *, checks: Sequence[str] = (),
+    jobs: int = 1, families: bool = True,
+) -> "ScanReport":  # fmt: skip
+    """Check every model under some roots and write one row for every question of every model.
+
+    `out` is a .jsonl or .parquet file. What it holds already is not asked again. `checks` names
+    single questions, `jobs` are processes, and `families` looks for models that derive from others.
+    The result has `.exit_code`, `.found`, `.to_json()`, `.to_arrow()` and `.to_pandas()`.
+    """
+    from aprfmt.api import scan as run
+
+    return run(roots, out, checks=checks, jobs=jobs, families=families)
+
+
+def set(
+    model: "Path | str", output: "Path | str", values: Mapping[str, Any], *,
+    remove: Sequence[str] = (), force: bool = False, verify: bool = True,
+) -> "ConversionReport":  # fmt: skip
+    """Write a copy of a model with other metadata; the tensors stay as they are.
+
+    A key keeps the type it has in the file; `KEY:TYPE` gives a GGUF key another one. Of a Hugging
+    Face folder the value changes where readers take it from, and `FILE:KEY` names a file. Raises
+    UsageError for a value that the key cannot have, OutputError where `output` exists and `force`
+    is not given.
+    """
+    from aprfmt.api import set_metadata
+
+    return set_metadata(model, output, values, remove=remove, force=force, verify=verify)
+
+
+def trace(model: "Path | str", **options: "Unpack[TraceOptions]") -> "Trace":
     """Run tokens through MODEL[@RUN] and return every wanted capture point with its values.
 
     `options` are the arguments of aprfmt.inference.api.trace: prompt or ids, points, layers,

@@ -2,7 +2,7 @@
 
 Python puts the working folder first in `sys.path` for `-m`. It is taken out before anything else is
 imported, so that no `numpy.py` beside a model is run; that `aprfmt` itself was found there by name
-cannot be undone here (docs/robustness.md).
+cannot be undone here (docs/explanation/hostile_files.md).
 """
 
 import os

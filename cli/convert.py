@@ -6,7 +6,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertOptions, run_conversion
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 
 
 @click.command("convert")
@@ -45,7 +45,7 @@ from aprfmt.cli.convert_run import ConvertOptions, run_conversion
 @options.writing
 def command(
     src: Path, dst: Path, to: str | None, adapter: Path | None, base: Path | None,
-    **wishes: Unpack[ConvertOptions],
+    **wishes: Unpack[ConvertArguments],
 ) -> int:  # fmt: skip
     """Convert SRC to DST, by DST's extension or --to.
 

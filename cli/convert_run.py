@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast
 
 import click
 
@@ -12,10 +12,11 @@ from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.conversion import ConversionReport
+    from aprfmt.conversion.options import ConvertOptions
     from aprfmt.model.renames import Rename
 
 
-class ConvertOptions(TypedDict, total=False):
+class ConvertArguments(TypedDict, total=False):
     """What commands that convert take: fields of conversion's Options.
 
     Each command has some of them; one that is absent has the default of Options. `accept` is that
@@ -55,7 +56,7 @@ class ConvertOptions(TypedDict, total=False):
 
 def run_conversion(
     src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
-    **wishes: Unpack[ConvertOptions],
+    **wishes: Unpack[ConvertArguments],
 ) -> int:  # fmt: skip
     """Convert and report; every conversion command but `set` ends here."""
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
@@ -69,7 +70,7 @@ def run_conversion(
 
 def convert_with_warnings(
     src: Path, dst: Path, to: str | None, adapter: Path | None = None, base: Path | None = None,
-    **wishes: Unpack[ConvertOptions],
+    **wishes: Unpack[ConvertArguments],
 ) -> "ConversionReport":  # fmt: skip
     """Convert, warn of what the target cannot say, and return the report."""
     from aprfmt.conversion.output_format import NoFormatError, has_extension
@@ -91,7 +92,7 @@ def convert_with_warnings(
 
 
 def _way(
-    adapter: Path | None, base: Path | None, wishes: ConvertOptions
+    adapter: Path | None, base: Path | None, wishes: ConvertArguments
 ) -> "Callable[..., ConversionReport]":
     """Return the function that converts: plainly, with an adapter merged, or an adapter itself.
 
@@ -112,4 +113,5 @@ def _way(
         )
     from aprfmt.conversion import convert
 
-    return partial(convert, **wishes)
+    plain = {name: value for name, value in wishes.items() if name != "accept"}
+    return partial(convert, **cast("ConvertOptions", plain))

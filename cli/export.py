@@ -6,7 +6,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertOptions, run_conversion
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 from aprfmt.cli.import_ import output_stem
 from aprfmt.errors import UsageError
 
@@ -26,7 +26,7 @@ from aprfmt.errors import UsageError
 @options.accept()
 @options.writing
 def command(
-    model: Path, to: str | None, output: Path | None, **wishes: Unpack[ConvertOptions]
+    model: Path, to: str | None, output: Path | None, **wishes: Unpack[ConvertArguments]
 ) -> int:
     """Convert MODEL to GGUF, or to safetensors in a folder that transformers loads."""
     from aprfmt.formats import FORMATS

@@ -7,7 +7,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertOptions, run_conversion
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 
 
 @click.command("import")
@@ -18,7 +18,7 @@ from aprfmt.cli.convert_run import ConvertOptions, run_conversion
 @options.leaving
 @options.accept()
 @options.writing
-def command(src: Path, output: Path | None, **wishes: Unpack[ConvertOptions]) -> int:
+def command(src: Path, output: Path | None, **wishes: Unpack[ConvertArguments]) -> int:
     """Convert SRC (safetensors, GGUF, a Hugging Face folder) to APR v2 and verify it."""
     dst = output if output is not None else Path(f"{output_stem(src)}.apr")
     return run_conversion(src, dst, "apr", **wishes)

@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from aprfmt.base.protocols import Note
+from aprfmt.base.registry import installed_entry_points
 from aprfmt.base.streams import spell_missing
 from aprfmt.base.text_escape import escape
 from aprfmt.cli.commands import COMMANDS, GROUPS
-from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.errors import AprfmtError, BackendUnavailableError, FormatError, UsageError
 
 SIGNALLED = (129, 143)  # SIGHUP, SIGTERM: what `install_signal_handlers` exits with
 INTERRUPTED = (
@@ -52,8 +53,9 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return one command; None if the table has no such name."""
-        if cmd_name not in COMMANDS:
+        """Import and return one command, ours or another package's; None if there is none."""
+        offered = None if cmd_name in COMMANDS else offered_command(cmd_name)
+        if cmd_name not in COMMANDS and offered is None:
             return None
         from aprfmt.formats.cleanup import install_signal_handlers
         from aprfmt.formats.notices import set_listener
@@ -64,6 +66,8 @@ class LazyGroup(click.Group):
         args = ctx.find_root().obj
         if args is not None:  # not while a shell asks for completions
             exit_on_truncation(lambda text: _fail(args, "format", text, FormatError(text)))
+        if offered is not None:
+            return offered
         row = COMMANDS[cmd_name]
         command: click.Command = import_module(f"aprfmt.cli.{row.module}").command
         if row.example not in (command.epilog or ""):
@@ -79,8 +83,10 @@ class LazyGroup(click.Group):
 
             if is_implied_inspect(args):
                 return super().resolve_command(ctx, ["inspect", *args])
-
-            near = get_close_matches(args[0], COMMANDS, 3)
+            if offered_command(args[0]) is not None:
+                return super().resolve_command(ctx, args)
+            known = [*COMMANDS, *(point.name for point in installed_entry_points("commands"))]
+            near = get_close_matches(args[0], known, 3)
             names = f"near names: {', '.join(near)}" if near else "aprfmt --help lists them"
             raise click.UsageError(f"no command {args[0]!r}; {names}", ctx)
         return super().resolve_command(ctx, args)
@@ -91,6 +97,30 @@ class LazyGroup(click.Group):
             with formatter.section(title):
                 width = max(map(len, COMMANDS))
                 formatter.write_dl([(f"{name:{width}}", row.summary) for name, row in rows.items()])
+
+
+def offered_command(name: str) -> click.Command | None:
+    """Return the command that another package offers as `name`, None if no package does.
+
+    Packages offer commands in the entry-point group `aprfmt.commands`; they are looked for only
+    where `name` is none of ours. Raises BackendUnavailableError where the package cannot be
+    imported, UsageError where what it offers is no command of click.
+    """
+    point = next((each for each in installed_entry_points("commands") if each.name == name), None)
+    if point is None:
+        return None
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise BackendUnavailableError(
+            f"command {name!r} ({point.value}): cannot be imported: {error}; install the package "
+            "that offers it again"
+        ) from None
+    if not isinstance(found, click.Command):
+        raise UsageError(
+            f"command {name!r} ({point.value}): is {type(found).__name__}; expected a click.Command"
+        )
+    return found
 
 
 def _notice(note: Note) -> None:

@@ -10,8 +10,8 @@ from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_gates
 from aprfmt.cli.html_page import add_page
 
 
-class QaOptions(TypedDict):
-    """What is handed on to `aprfmt.qa.run` as it was given."""
+class QaArguments(TypedDict):
+    """What is handed on to `aprfmt.checks.gates.running.run` as it was given."""
 
     against: Path | None
     golden: Path | None
@@ -52,7 +52,7 @@ class QaOptions(TypedDict):
 @options.common_ci
 def command(
     model: str, also: tuple[str, ...], fail_on: str, save_baseline: Path | None,
-    html: Path | None, force: bool, where: run_options.WhereOptions, **asked: Unpack[QaOptions],
+    html: Path | None, force: bool, where: run_options.WhereOptions, **asked: Unpack[QaArguments],
 ) -> int:  # fmt: skip
     """Put a model through the gates, each PASS, FAIL or NOT-RUN.
 
@@ -60,7 +60,7 @@ def command(
     it against numpy on the CPU. Exit 0: every gate that ran passed; 1: one failed, or fewer ran
     than --min-run; 2: nothing ran, or something asked for could not.
     """
-    from aprfmt import qa
+    from aprfmt.checks.gates import running as qa
     from aprfmt.inference.device import parse_run
 
     options.check_new(force, save_baseline, html)

@@ -9,7 +9,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options, render
-from aprfmt.cli.convert_run import ConvertOptions, run_conversion
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 from aprfmt.cli.eval.windows import read_text, whole_text_sample
 from aprfmt.cli.run_options import check_ids
 from aprfmt.errors import OutputError, UsageError
@@ -76,7 +76,7 @@ class TypesInHelp(click.Command):
 def command(
     src: Path, dst: Path, named: str | None, to: str | None, calibrate: Path | None,
     chunks: int | None,
-    **wishes: Unpack[ConvertOptions],
+    **wishes: Unpack[ConvertArguments],
 ) -> int:  # fmt: skip
     """Quantize SRC to DST; GPTQ, AWQ and the like round to nearest, uncalibrated.
 

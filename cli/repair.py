@@ -10,7 +10,7 @@ from aprfmt.cli import options, render
 from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
-    from aprfmt.repair import Repair
+    from aprfmt.recovery import Repair
 
 
 RANGES = 20  # ranges shown
@@ -24,7 +24,7 @@ PROOFS = {
 
 def remake_index(folder: Path, output: Path | None, force: bool) -> int:
     """Make the index of a folder anew, and print what it lists."""
-    from aprfmt.repair.index_repair import write_index
+    from aprfmt.recovery.index_repair import write_index
 
     found = write_index(folder, output, force=force)
     body = {
@@ -42,7 +42,7 @@ def complete_file(
     broken: Path, copy: Path, output: Path, manifest: Path | None, compare: bool, force: bool
 ) -> int:
     """Repair from a copy, and print what was taken."""
-    from aprfmt.repair import repair
+    from aprfmt.recovery import repair
 
     if copy.is_dir():
         copy = copy / broken.name
@@ -79,7 +79,7 @@ def show(found: "Repair", output: Path) -> None:
 
 def salvage_file(broken: Path, output: Path, force: bool) -> int:
     """Write the tensors that are sound, and print those that are not."""
-    from aprfmt.repair.salvage import salvage
+    from aprfmt.recovery.salvage import salvage
 
     found = salvage(broken, output, force=force)
     if found.missing:

@@ -142,6 +142,7 @@ def command(
         return dry.report_run(model, tokens, where, max_tokens)
     from aprfmt.inference.generating import MadeBeside, Stops, context_room, generate, speed
     from aprfmt.inference.sampling import Sampler, Sampling
+    from aprfmt.tokenizer.absent_keys import absent_ids
     from aprfmt.tokenizer.turn_ends import unstopped_turn
 
     sampling = Sampling(temperature, top_k, top_p, seed)
@@ -160,7 +161,10 @@ def command(
             render.warn(f"{opened.path}: has no tokenizer: ids only; {known}", "no_tokenizer")
         unstopped = unstopped_turn(opened.carried) if tokens.chat is not None else None
         if unstopped is not None and not ignore_stop:
-            render.warn(f"{unstopped.says}; {unstopped.todo}", "turn_end")
+            here = "; this run stops there all the same" if unstopped.id in stop else ""
+            render.warn(f"{unstopped.says}{here}; {unstopped.todo}", "turn_end")
+        for absent in () if opened.carried.origin else absent_ids(opened.carried):
+            render.warn(f"{absent.says}; so does this run; {absent.todo}", "absent_key")
         stopped = bool(found) and found[-1] in stop
         made = found[:-1] if stopped else found
         full = "max_tokens" if len(made) == max_tokens else "context"

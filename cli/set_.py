@@ -2,20 +2,19 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from aprfmt.base.protocols import TypedValue
 from aprfmt.cli import convert_show, options, render, shell_completion
 from aprfmt.cli.convert_run import convert_with_warnings
 from aprfmt.errors import AprfmtError, UsageError
 
 if TYPE_CHECKING:
     from aprfmt.conversion import edits
-    from aprfmt.conversion.folder_edits import FolderEdits
+    from aprfmt.conversion.edit_request import EditRequest
     from aprfmt.model import Model
 
 
@@ -41,36 +40,7 @@ def complete_interrupted(model: Path) -> None:
             complete_patches(folder)
 
 
-@dataclass
-class EditRequest:
-    """What was asked for: keys of the file's own metadata, and values of the folder's text files.
-
-    `unknown` are near names by key that is neither in the file nor known.
-    """
-
-    values: dict[str, Any]
-    remove: list[str]
-    unknown: dict[str, list[str]]
-    files: "FolderEdits | None" = None
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of the file's own metadata that change."""
-        return [*self.values, *self.remove]
-
-    @property
-    def template(self) -> bool:
-        """Whether a chat template changes."""
-        places = self.files.places if self.files is not None else ()
-        return any(TEMPLATE in str(each) for each in (*self.keys, *places))
-
-    @property
-    def texts(self) -> dict[str, str]:
-        """New contents by name of the text files that change."""
-        return self.files.texts() if self.files is not None and self.files.changed else {}
-
-
-def change_in_place(opened: "Model", request: EditRequest) -> tuple[dict[str, object], int]:
+def change_in_place(opened: "Model", request: "EditRequest") -> tuple[dict[str, object], int]:
     """Change what was asked for where it lies; return the JSON, and how many bytes.
 
     Closes the model. Raises UsageError for changes of weights and of files beside them at once.
@@ -90,66 +60,6 @@ def change_in_place(opened: "Model", request: EditRequest) -> tuple[dict[str, ob
     else:
         report, written = change_metadata(opened, options)
     return report.to_json() | {"in_place": True, "patched_bytes": written}, written
-
-
-def parse_changes(
-    opened: "Model", changes: tuple[tuple[str, str], ...], remove: tuple[str, ...], output: Path
-) -> EditRequest:
-    """Return the changes asked for, each at the place where readers look. Raises UsageError."""
-    from aprfmt.conversion import edits
-    from aprfmt.conversion.folder_edits import FolderEdits, has_text_files
-    from aprfmt.conversion.key_names import file_key
-    from aprfmt.conversion.output_format import NoFormatError, resolve_format
-    from aprfmt.formats import FORMATS
-
-    if not changes and not remove:
-        raise UsageError("nothing to change; give KEY=VALUE, or --remove KEY")
-    if not FORMATS[opened.format].writes:
-        raise UsageError(
-            f"{opened.path}: files of {opened.format} are read here, not written; convert it to "
-            "safetensors, and set the value there"
-        )
-    try:
-        target = resolve_format(opened, output, None).name
-    except NoFormatError:
-        target = ""
-    if target != opened.format:
-        wanted = " or ".join(FORMATS[opened.format].extensions)
-        raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
-    files = FolderEdits(opened) if has_text_files(opened) else None
-    request = EditRequest({}, [], {}, files)
-    for key in remove:
-        own = key if files is None else files.of_weights(key)
-        if files is not None and own is None:
-            files.remove(key)
-            continue
-        assert own is not None
-        named = file_key(opened, own)
-        if named in request.remove:
-            raise UsageError(f"--remove {key}: is named twice; give one change of a key")
-        request.remove.append(named)
-    for left, text in changes:
-        own = left if files is None else files.of_weights(left)
-        key, kind = (left, "") if own is None else edits.split_type(own, opened)
-        key = file_key(opened, key)
-        if key in request.keys:
-            raise UsageError(f"{key}: is named twice; give one change of a key")
-        if not text:
-            empty = f"{key}:TYPE" if not kind else left
-            array = empty if empty.endswith("[]") else f"{empty}[]"
-            raise UsageError(
-                f'{left}: has no value; give {key}="" for empty text, {array}=[] for '
-                "an empty array, or --remove"
-            )
-        if files is not None and own is None:
-            files.set(left, text)
-        else:
-            request.values[key] = edits.parse_value(opened, key, kind, text)
-    edits.check_present(opened, request.remove)
-    arch = request.values.get("general.architecture")
-    also = [str(arch.value if isinstance(arch, TypedValue) else arch)] if arch is not None else []
-    request.unknown = edits.unknown_keys(opened, list(request.values), also)
-    return request
 
 
 def check_stated_values(opened: "Model", template: bool) -> dict[str, list[str]]:
@@ -309,6 +219,7 @@ def command(
     only the bytes that change, and says so where a copy is needed.
     """
     from aprfmt.conversion import edits, entry_file
+    from aprfmt.conversion.edit_request import parse_edits
     from aprfmt.model import open_model
 
     if in_place == (output is not None):
@@ -316,7 +227,7 @@ def command(
     if in_place:
         complete_interrupted(model)
     with open_model(model) as opened:
-        asked = parse_changes(opened, changes, remove, output or opened.source.files[0])
+        asked = parse_edits(opened, changes, remove, output or opened.source.files[0])
         before = edits.read_values(opened, asked.keys)
         resolved = read_problem(opened) is None
         doubtful = check_stated_values(opened, asked.template) if resolved else {}

@@ -6,7 +6,7 @@ from typing import Unpack
 import click
 
 from aprfmt.cli import options
-from aprfmt.cli.convert_run import ConvertOptions, run_conversion
+from aprfmt.cli.convert_run import ConvertArguments, run_conversion
 
 
 @click.command("split")
@@ -20,7 +20,7 @@ from aprfmt.cli.convert_run import ConvertOptions, run_conversion
 @options.jobs
 @options.accept()
 @options.common
-def command(src: Path, dst: Path, **wishes: Unpack[ConvertOptions]) -> int:
+def command(src: Path, dst: Path, **wishes: Unpack[ConvertArguments]) -> int:
     """Write SRC as shards named after DST (x.gguf gives x-00001-of-0000N.gguf)."""
     wishes["complete"] = False  # a plain copy of the stored tensors
     return run_conversion(src, dst, None, **wishes)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict
 
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import select_points
@@ -11,6 +12,23 @@ from aprfmt.inference.identity import identity
 from aprfmt.inference.running import Run, opened, requested
 from aprfmt.inference.trace import Kept, Positions, Trace
 from aprfmt.model import Model
+
+
+class TraceOptions(TypedDict, total=False):
+    """The keyword arguments of `aprfmt.trace`."""
+
+    prompt: str | None
+    ids: Sequence[int] | None
+    points: Sequence[str]
+    layers: Sequence[int] | None
+    positions: Positions
+    device: str | None
+    backend: str | None
+    dtype: str | None
+    deterministic: bool
+    threads: int | None
+    memory: int | None
+    allow_missing: Sequence[str]
 
 
 def trace(

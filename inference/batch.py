@@ -4,7 +4,7 @@ Rows and tokens are counted from 0; row t of the logits predicts token t + 1. A 
 (-100 in transformers and torch) is not scored.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -50,7 +50,8 @@ class Batch:
     `logits` [samples, tokens, vocab] are the trainer's own, if the file has them. `document`
     [samples, tokens] numbers the documents of a packed row from 0; the first token of each but the
     first is no label, and `edges` says where the file's labels have it as one. `unread` are arrays
-    of the file that nothing here reads.
+    of the file that nothing here reads. `ends` are the ids that end a turn or a text;
+    `labels_given` and `mask_given` say whether the file has these arrays.
     """
 
     path: Path
@@ -62,6 +63,9 @@ class Batch:
     document: NDArray[np.int64] | None = None
     edges: int = 0
     unread: tuple[str, ...] = ()
+    ends: frozenset[int] = frozenset()
+    labels_given: bool = True
+    mask_given: bool = True
 
     @property
     def documents(self) -> int:
@@ -85,8 +89,28 @@ class Batch:
 
     @property
     def scored(self) -> int:
-        """The number of labels."""
-        return int(self.label.sum())
+        """The number of labels that a row predicts: the first token of a sample is none."""
+        return int(self.label[:, 1:].sum())
+
+    @property
+    def is_end(self) -> NDArray[np.bool_]:
+        """Which tokens end a turn or a text, [samples, tokens + 1]."""
+        return np.isin(self.ids, sorted(self.ends))
+
+
+@dataclass(frozen=True)
+class EndCounts:
+    """How often an id ends a scored text, how often it is a label there, and what is not known.
+
+    `unknown` counts the ends that may be padding of the same id. `padding` says that the batch is
+    padded with the id.
+    """
+
+    id: int
+    places: int
+    scored: int
+    unknown: int
+    padding: bool
 
 
 @dataclass(frozen=True)
@@ -104,10 +128,11 @@ class Scored:
     joined: Mapping[str, Numbers] | None = None
 
 
-def read_batch(path: Path, vocab: int) -> Batch:
+def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
     """Read ids, labels, mask and logits of an .npz; labels default to all tokens of the mask.
 
-    Raises FormatError for arrays that do not form a batch, or labels that are not its tokens.
+    `ends` are the ids that end a turn or a text of the model. Raises FormatError for arrays that
+    do not form a batch, or labels that are not its tokens.
     """
     with ExitStack() as stack:
         file = NpzFile(path, stack)
@@ -152,9 +177,51 @@ def read_batch(path: Path, vocab: int) -> Batch:
     shift = _shift_of(path, ids, labels, mask)
     longer, label = _aligned(ids, labels, mask, shift)
     document = _documents(path, packed, mask)
-    batch = Batch(path, longer, label, mask, shift, logits, document, 0, unread)
+    batch = Batch(
+        path, longer, label, mask, shift, logits, document, 0, unread,
+        frozenset(ends), given is not None, found["mask"] is not None,
+    )  # fmt: skip
     edges = int((label & batch.starts).sum()) if given is not None else 0
     return replace(batch, label=label & ~batch.starts, edges=edges)
+
+
+ENDS_TOGETHER = 2  # tokens: `<|im_end|>`, a line feed, `<|endoftext|>` are one end
+
+
+def count_ends(batch: Batch) -> list[EndCounts]:
+    """Return, for each id that ends a turn, how many ends of scored text are labels.
+
+    An end counts where the token before it is a label: that of a prompt is not to be scored. Of
+    several ends that follow each other one label is enough. Padding whose id ends a turn hides
+    where a text ends: such an end is unknown where it is not scored.
+    """
+    samples = len(batch.ids)
+    end, label = batch.is_end & (batch.ids >= 0), batch.label
+    real = np.append(batch.mask, label[:, -1:], axis=1)
+    places = np.zeros(end.shape, bool)
+    places[:, 1:] = end[:, 1:] & label[:, :-1] & ~batch.starts[:, 1:]
+    scored = end & label
+    near = np.zeros(end.shape, bool)
+    for back in range(1, ENDS_TOGETHER + 1):
+        near[:, back:] |= scored[:, :-back]
+    places &= ~near | scored
+    padding = ~real
+    if not batch.mask_given:
+        for sample in range(samples):
+            row = batch.ids[sample, : batch.tokens]
+            other = np.flatnonzero(row != row[-1])
+            first = int(other[-1]) + 1 if len(other) else 0
+            padding[sample, first : batch.tokens] = batch.tokens - first > 1
+    found = []
+    for i in sorted(batch.ends):
+        here = places & (batch.ids == i)
+        known = here & (scored | ~padding)
+        many, labelled = int(known.sum()), int((known & scored).sum())
+        unknown = int((here & ~known).sum())
+        filled = bool((padding[:, : batch.tokens] & (batch.ids[:, : batch.tokens] == i)).any())
+        if many or unknown:
+            found.append(EndCounts(i, many, labelled, unknown, filled))
+    return found
 
 
 def _documents(

@@ -2,8 +2,8 @@
 
 A point's value is the tensor as the next operation reads it, [tokens, ...]. If an architecture
 makes a point always equal to another one, the point is an alias and not captured; if the
-architecture has no such tensor, the point is absent. docs/capture_points.md is printed from this
-table, and foreign traces are read with it.
+architecture has no such tensor, the point is absent. This table gives
+docs/reference/capture_points.md, and foreign traces are read with it.
 """
 
 from collections.abc import Mapping

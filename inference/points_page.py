@@ -1,4 +1,4 @@
-"""docs/capture_points.md, printed from the table: `python -m aprfmt.inference.points_page`."""
+"""Print docs/reference/capture_points.md: `python -m aprfmt.inference.points_page`."""
 
 from collections.abc import Sequence
 

@@ -18,8 +18,10 @@ from aprfmt.inference.loss import BITS
 from aprfmt.inference.session import Numbers, Session
 from aprfmt.measure.tolerances import REPORTED, REPORTED_SURELY
 
-LOSS_SCALES = range(3, 25)  # powers of two that loss scalers start from and come down to
-STEPS = (2, 4, 8, 16, 32, 64)  # of gradient accumulation
+# Powers of two that loss scalers start from and come down to; a smaller factor is rather the number
+# of micro-batches or ranks.
+LOSS_SCALES = range(7, 25)
+STEPS = (2, 3, 4, 6, 8, 16, 32, 64)  # of gradient accumulation, or ranks
 
 Picked = Sequence[Numbers]  # the losses in nats of each sample's scored tokens
 Says = Literal["agrees", "named", "likely", "ambiguous", "unexplained", "unmeasured"]
@@ -51,6 +53,14 @@ MISTAKES: dict[str, Mistake] = {
                 "divide once: the loss function's mean, or the sum by the tokens"),
         Mistake("accumulation", "the mean is divided by the steps of gradient accumulation, as "
                 "for the backward pass", "report the loss before that division"),
+        Mistake("accumulated_sum", "the means of micro-batches or ranks are added up, not "
+                "averaged: the loss grows with their number",
+                "divide the sum of all losses by the scored tokens of all micro-batches and ranks"),
+        Mistake("group_means", "the mean of the means of micro-batches or ranks: one with few "
+                "scored tokens weighs as much as one with many",
+                "divide the sum of all losses by the scored tokens of all micro-batches and ranks"),
+        Mistake("one_group", "one micro-batch or rank alone was reported",
+                "add the losses and the counts of all before they are divided"),
         Mistake("padding_counted", "tokens that are not scored count: padding, or all tokens of "
                 "the batch, stand in the mean",
                 "set the labels of padding to -100 and divide by the scored tokens"),
@@ -67,6 +77,9 @@ MISTAKES: dict[str, Mistake] = {
                 "scored against token t + 2", "shift once"),
         Mistake("prompt_scored", "the tokens of the prompt are scored too",
                 "set the labels of the prompt to -100"),
+        Mistake("ends_masked", "the ends of turns are not scored: their labels are masked, as "
+                "where padding has the same id",
+                "mask the labels of padding by the attention mask, not by the token's id"),
         Mistake("window", "only the first tokens of each sample are scored: the loss has a smaller "
                 "window than the batch", "give the loss the capacity of the forward pass"),
         Mistake("no_labels", "no token is left to score, and the mean of nothing was reported",
@@ -198,6 +211,11 @@ def _selections(batch: Batch, scored: Sequence[Scored]) -> Iterator[tuple[str, s
     yield "unshifted", "", [_given(batch, i, one, 0) for i, one in each]
     yield "shifted_twice", "", [_given(batch, i, one, 2) for i, one in each]
     yield "prompt_scored", "", [_picked(batch, i, one.nats, 1, _real(batch, i)) for i, one in each]
+    ends = set(batch.ids[batch.label & batch.is_end].tolist())
+    if ends:
+        yield "ends_masked", f"ids {', '.join(map(str, sorted(ends)))}", [
+            _picked(batch, i, one.nats, 1, batch.label[i] & ~batch.is_end[i]) for i, one in each
+        ]  # fmt: skip
     if batch.document is not None:
         yield from _unpacked(batch, scored)
     if not batch.mask.all():
@@ -253,6 +271,11 @@ def _empty(batch: Batch, right: Picked) -> Iterator[LossGuess]:
     if not sum(each.size for each in right):
         yield LossGuess(("no_labels",), math.nan, "the batch has no label")
         return
+    bare = [i for i, each in enumerate(right) if not each.size]
+    if bare:
+        detail = f"sample {bare[0]} has no label: its mean alone is no number"
+        yield LossGuess(("no_labels",), math.nan, detail)
+        return
     places = np.flatnonzero(batch.label.any(0))
     first = int(places[places > 0][0])
     sizes = [size for size in capacities(batch.tokens) if size <= first]
@@ -286,18 +309,61 @@ def _reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
         yield LossGuess(("divided_twice",), mean / samples, f"by {samples} samples")
     yield LossGuess(("divided_twice",), mean / count, f"by {count} tokens")
     counted = {
+        "the labels before the shift, with the first token of a sample": int(batch.label.sum()),
         "all tokens of the batch": batch.mask.size,
         "all tokens but the first of each sample": batch.mask.size - samples,
         "all tokens of the texts": int(batch.mask.sum()),
         "all tokens of the texts but their first": int(batch.mask.sum()) - samples,
     }
-    for says, many in counted.items():
+    for many in dict.fromkeys(counted.values()):
         if many > count:
+            says = next(text for text, each in counted.items() if each == many)
             yield LossGuess(("padding_counted",), total / many, f"divided by {says}: {many}")
     for steps in STEPS:
         yield LossGuess(("accumulation",), mean / steps, f"{steps} steps")
+        yield LossGuess(("accumulated_sum",), mean * steps, f"{steps} of them")
     for power in LOSS_SCALES:
         yield LossGuess(("loss_scale",), mean * 2.0**power, f"2^{power} = {2**power}")
+
+
+def _groups(samples: int) -> Iterator[tuple[str, list[Sequence[int]]]]:
+    """Yield (in words, the samples of each group) for micro-batches and ranks of a batch.
+
+    Micro-batches are of samples that follow each other, the last may be shorter. Ranks get
+    samples in turn, as torch's DistributedSampler deals them.
+    """
+    every = range(samples)
+    sizes = {size for size in every[2:] if samples % size == 0} | {2**k for k in range(1, 12)}
+    for size in sorted(size for size in sizes if size < samples):
+        parts: list[Sequence[int]] = [every[at : at + size] for at in range(0, samples, size)]
+        yield f"micro-batches of {size} samples", parts
+    for ranks in every[2:]:
+        if samples % ranks == 0:
+            yield f"{ranks} ranks that get samples in turn", [every[i::ranks] for i in range(ranks)]
+
+
+def _group_reductions(picked: Picked) -> Iterator[LossGuess]:
+    """Yield what becomes of the losses of `picked` where micro-batches or ranks are joined wrongly.
+
+    A group without a scored token has no mean and is left out.
+    """
+    total = float(sum(each.sum() for each in picked))
+    own = [float(each.mean()) for each in picked if each.size]
+    if len(picked) > 1 and own:
+        yield LossGuess(("accumulated_sum",), sum(own), f"{len(own)} samples, each by itself")
+        for says, at in (("the first sample", 0), ("the last sample", -1)):
+            if picked[at].size:
+                yield LossGuess(("one_group",), float(picked[at].mean()), says)
+    for says, groups in _groups(len(picked)):
+        parts = [[picked[i] for i in group] for group in groups]
+        means = [mean for each in parts if not math.isnan(mean := _mean(each))]
+        if len(means) < 2:
+            continue
+        yield LossGuess(("group_means",), sum(means) / len(means), says)
+        yield LossGuess(("accumulated_sum",), sum(means), says)
+        yield LossGuess(("sum",), total / len(parts), f"averaged over {len(parts)}: {says}")
+        for place, mean in (("the first", means[0]), ("the last", means[-1])):
+            yield LossGuess(("one_group",), mean, f"{place} of {says}")
 
 
 def _guesses(
@@ -306,6 +372,7 @@ def _guesses(
     """Yield every single mistake, or every pair: wrong tokens, made one number wrongly."""
     if not both:
         yield from _reductions(batch, right)
+        yield from _group_reductions(right)
     for name, detail, picked in _selections(batch, scored):
         if not both:
             yield LossGuess((name,), _mean(picked), detail)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.notebook import ROWS, Card, Table
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import Value
@@ -29,7 +30,7 @@ CACHED: Mapping[str, str] = {"k_cache": "k_rope", "v_cache": "v_norm"}
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Tabular):
     """The records of one pass by key, in execution order, and how to get at the values.
 
     `run` has what identifies the run: ids, prompt, model, architecture, and the backend's facts.
@@ -121,6 +122,16 @@ class Trace:
                     ("points", len(self.records))],
             [Table(("point", "shape", "mean", "std", "largest"), rows, len(known))],
         ).html()  # fmt: skip
+
+    def table_rows(self) -> Sequence[Row]:
+        """Return a row a point: where it is, its shape and its statistics."""
+        rows = [record_to_json(record) for record in self.records.values()]
+        left_out = ("positions", "stats")
+        return [
+            {key: value for key, value in row.items() if key not in left_out}
+            | (row["stats"] if isinstance(row["stats"], dict) else {})
+            for row in rows
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return what identifies the run, every record with its statistics, and the aliases."""

@@ -11,7 +11,7 @@ from typing import Any
 from tests.scope import architecture
 
 FIRST: Sequence[str] = (
-    "docs/examples.md", "README.md", "tests/diagnose/test_faults.py", "rows",
+    "docs/reference/examples.md", "README.md", "tests/diagnose/test_faults.py", "rows",
     "tests/inference/gpu/test_kernels_matvec.py", "tests/field/test_answers.py", "smoke",
     "tests/qa/test_gates.py", "tests/fleet/test_scan.py", "tests/compare/test_explain.py",
 )  # fmt: skip

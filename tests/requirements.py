@@ -1,4 +1,4 @@
-"""How each requirement of docs/requirements.md stands after a run, by the tests it names.
+"""How each requirement of docs/notes/requirements.md stands after a run, by the tests it names.
 
 `conftest.py` imports the hooks. They count on the process that reports (with xdist: the
 controller), print a line at the end, and fail a whole run in which a named test never appeared.
@@ -16,7 +16,7 @@ import pytest
 from tests.scope import without_group
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "requirements.md"
+PAGE = ROOT / "docs" / "notes" / "requirements.md"
 IDS = tuple(f"R{number:02}" for number in range(1, 76))
 OUT_OF_SCOPE = "out of scope: "
 Standing = Literal["shown", "NOT-RUN", "FAILED", "missing", "out of scope"]

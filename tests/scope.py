@@ -66,6 +66,8 @@ PAGES = ("README.md",)
 ROW_EACH = Family(8, architecture)
 # By file, or by function where a file's tests are not all alike.
 FAMILIES: Mapping[str, Family] = {
+    "tests/adapters/test_merging.py::test_peft_makes_its_file_again": Family(3),
+    "tests/agents/test_play.py::test_the_skills_advice_is_right": Family(4),
     "tests/arch/test_find.py": Family(4),
     "tests/arch/test_listed.py::test_an_unsaid_base_is_that_of_transformers": Family(4),
     "tests/arch/test_listed.py::test_there_and_back_is_the_same_file": Family(8),
@@ -75,13 +77,22 @@ FAMILIES: Mapping[str, Family] = {
     "tests/arch/test_required.py::test_what_the_pass_can_do_without_may_be_allowed": Family(24),
     "tests/arch/test_transformers.py::test_an_unsaid_base_is_that_of_transformers": Family(4),
     "tests/arch/test_transformers.py::test_written_keys_read_back_equal": Family(4),
+    "tests/attestation/test_attest.py": Family(5),
     "tests/cli/test_damage.py": Family(8),
+    "tests/cli/test_forms.py::test_an_answer_for_agents_is_short_plain_and_the_same": Family(
+        4, first_word
+    ),
+    "tests/cli/test_forms.py::test_what_is_not_done_says_the_next_command_and_it_runs": Family(
+        4, first_word
+    ),
     "tests/cli/test_missing.py": Family(4),
+    "tests/cli/test_set_folder.py": Family(3),
     "tests/cli/test_trace_scope.py": Family(6),
     "tests/codecs/test_encode_ggml.py": Family(4),
     "tests/codecs/test_native.py::test_changes_of_blocks_are_those_of_their_values": Family(4),
     "tests/codecs/test_native_encode.py": Family(3),
     "tests/codecs/test_oracles_made.py": Family(1 << 64),
+    "tests/compare/test_block_types.py": Family(4),
     "tests/compare/test_explain.py": Family(8),
     "tests/compare/test_explain.py::test_a_fault_is_named_in_every_format": Family(8),
     "tests/compare/test_explain_models.py": Family(4),
@@ -131,6 +142,8 @@ FAMILIES: Mapping[str, Family] = {
     "tests/inference/gpu/test_torch_many.py": Family(4),
     "tests/inference/test_blocked.py": Family(4),
     "tests/inference/test_cache.py": Family(8),
+    "tests/inference/test_captures.py": Family(4),
+    "tests/inference/test_device_errors.py": Family(4),
     "tests/inference/test_draft_faults.py": Family(4),
     "tests/inference/test_dry_run.py": Family(12),
     "tests/inference/test_encoders.py": Family(3),
@@ -139,6 +152,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/inference/test_forward.py": Family(8),
     "tests/inference/test_forward.py::test_float64_is_transformers_at_every_point": ROW_EACH,
     "tests/inference/test_ignored_keys.py": Family(4),
+    "tests/inference/test_log_softmax.py": Family(4),
     "tests/inference/test_nonfinite.py": Family(12),
     "tests/inference/test_old_configs.py": Family(3),
     "tests/inference/test_parity_text.py": Family(12),
@@ -147,13 +161,18 @@ FAMILIES: Mapping[str, Family] = {
     "tests/inference/test_real_models.py": Family(1 << 64),
     "tests/inference/test_rounding.py": Family(8),
     "tests/inference/test_unusual.py": Family(4),
+    "tests/ledger/test_commands.py::test_one_model": Family(4),
+    "tests/ledger/test_innocents.py": Family(4),
     "tests/qa/test_checks.py": Family(3),
     "tests/qa/test_gates.py": Family(6),
     "tests/quantize/test_dialects.py": Family(3),
     "tests/quantize/test_imatrix.py": Family(4),
     "tests/quantize/test_requant.py": Family(3),
     "tests/quantize/test_types.py::test_bytes_and_numbers_of_the_libraries": Family(3),
+    "tests/relations/test_keys.py": Family(4),
+    "tests/relations/test_tensor_names.py": Family(4),
     "tests/remote/test_commands.py": Family(3),
+    "tests/remote/test_identity.py": Family(4),
     "tests/remote/test_once.py": Family(8),
     "tests/remote/test_remembered.py": Family(4),
     "tests/robustness/test_configs.py": Family(8, first_word),
@@ -164,6 +183,7 @@ FAMILIES: Mapping[str, Family] = {
     "tests/robustness/test_smoke.py::test_valid_and_odd_files_are_read": Family(4),
     "tests/test_packaging.py": Family(1 << 64),
     "tests/tokenizer/test_hostile.py": Family(2),
+    "tests/tokenizer/test_isolated.py::test_no_command_ends_without_a_word": Family(4),
     "tests/tokenizer/test_template.py": Family(3),
 }
 # Tests that take many seconds, where others of their file ask the same of small models or files.
@@ -198,6 +218,7 @@ LONG = frozenset({
     "tests/mutations/test_tool.py::test_survivors_are_listed_with_their_diff",
     "tests/qa/test_gates.py::test_real_models_pass",
     "tests/qa/test_report.py::test_another_copy_is_held_against_the_original",
+    "tests/test_packaging.py::test_the_wheel_of_the_archive_is_installed_and_used",
 })  # fmt: skip
 _GROUP = re.compile(r"@[\w./-]+$")
 _PARTS = re.compile(r"^(?P<file>[^:]+)::(?P<test>[^\[]+)\[(?P<name>.*)\]$", re.S)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from aprfmt import qa
 from aprfmt.arch import ARCHS
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.outcome import Outcome
 from aprfmt.causes import CAUSES, describe
 from aprfmt.checks import validate
+from aprfmt.checks.gates import running as qa
 from aprfmt.checks.table import CHECKS
 from aprfmt.cli.commands import COMMANDS
 from aprfmt.cli.explain import all_topics

@@ -87,7 +87,7 @@ def test_the_name_of_a_group_changes_nothing() -> None:
     file = "tests/robustness/test_side_inputs.py"
     ids = [f"{file}::test_x[list-{n}]" for n in range(30)]
     assert {f"{node}@side" for node in left_out(ids)} == left_out([f"{node}@side" for node in ids])
-    assert without_group("a.py::t[x@torch:cpu]@docs/extending/a-b.md") == "a.py::t[x@torch:cpu]"
+    assert without_group("a.py::t[x@torch:cpu]@docs/how-to/a-b.md") == "a.py::t[x@torch:cpu]"
 
 
 @pytest.mark.xdist_group("kept.together")

@@ -1,21 +1,41 @@
 """Answers whether B is the base A with an adapter merged: once, twice, in every shard.
 
-For each weight the adapter changes, B - A is held against the change: by how many times it lies in
-B, and whether nothing but rounding is left. The rest of B is compared with A as `diff` does.
+For each weight the adapter changes, B is held against A with the change, as `merge_faults` does.
+The rest of B is compared with A as `diff` does.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Sequence, Set
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.adapters.merging import MergedTensor, merged_model
+from aprfmt.adapters.merge_faults import (
+    EITHER,
+    FRACTIONS,
+    MORE,
+    ONCE,
+    OTHERWISE,
+    Factor,
+    Judged,
+    Merge,
+    OtherChange,
+    holder,
+    judge,
+    scale_factors,
+)
+from aprfmt.adapters.merging import MergedTensor, merged_model, merged_values
 from aprfmt.adapters.parameters import OTHER_ORDERS
+from aprfmt.adapters.reading import Adapter
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.codecs import decode, encode
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.encoding_noise import noise_of
 from aprfmt.model import Model, open_model
-from aprfmt.model.adapter_parts import adapter_parts
+from aprfmt.model.adapter_parts import adapter_parts, alpha_contradiction
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, Words, ledger, pronounce
 from aprfmt.tensors.view import View
 
@@ -27,19 +47,20 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
 
 _CLOSE = ("SAME_BYTES", "SAME_VALUES", "WITHIN")
-_FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23}  # bits of a significand behind its point
-_SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
 _WORDS = Words("merged: ", "not merged as it should be: ", "not decided: ")
-WORDS = {0: "not at all", 1: "once", 2: "twice"}
 
 
 @dataclass(frozen=True)
 class ChangedWeight:
     """One changed weight: B's shard, how many times the change lies in it, and what is left.
 
-    `times` is the projection of B - A on the change; `rest` the norm of what it leaves, relative to
-    the change; `found` is "once", "twice", "not at all", "N times", "otherwise", or the order in
-    which the ranks of stacked experts were read, where that one gives B.
+    `times` is the projection of B - A on the change; `rest` the norm of what that leaves, relative
+    to the change; `found` is "once", "twice", "N times", "subtracted", "not at all", "once or not
+    at all" where B's type holds none of the change, "scaled otherwise", "transposed", "another
+    weight's change", "in some experts", "once and another change", "otherwise", or the order in
+    which the ranks of stacked experts were read, where that one gives B. `says` is the mistake in
+    words, or the state of the base that was merged. `lost` is the share of the change that B's type
+    took away.
     """
 
     key: str
@@ -47,30 +68,53 @@ class ChangedWeight:
     times: float
     rest: float
     found: str
+    says: str = ""
+    lost: float = 0.0
 
 
 @dataclass(frozen=True)
 class AdapterAnswer:
-    """The answer of one question: `found` of all weights, each of them, and what else differs."""
+    """The answer of one question: `found` of all weights, each of them, and what else differs.
+
+    `others` are tensors that the adapter does not change, and that differ. `says` are sentences
+    about them: whose change they hold, or in what they were quantized.
+    """
 
     adapter: str
     found: str
     weights: tuple[ChangedWeight, ...]
-    others: tuple[str, ...]  # tensors that the adapter does not change, and that differ
+    others: tuple[str, ...]
+    says: tuple[str, ...] = ()
     same: int = 0  # those that it does not change, and that agree
     left: tuple[NotCompared, ...] = ()  # what was not compared, of both models and the adapter
 
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
         """Return the verdict over the weights, the other tensors, and what was not compared."""
-        once = sum(each.found == "once" for each in self.weights)
+        once = sum(each.found == ONCE for each in self.weights)
         counts = {"weights": (once, len(self.weights)), "tensors": (self.same, self.same)}
         what = f"{self.found} ({len(self.weights)} weights)"
-        return pronounce(_WORDS, Compared(not self.yes, counts, self.left, scope=what), accept)
+        left = self.left
+        if self.undecided:
+            left += tuple(
+                NotCompared("weight", each.key, "unreadable", each.says, "B")
+                for each in self.weights
+            )
+        return pronounce(_WORDS, Compared(self.differs, counts, left, scope=what), accept)
+
+    @property
+    def undecided(self) -> bool:
+        """True where B's type holds nothing of the change, so that merged or not is the same."""
+        return self.found == EITHER and not self.others
+
+    @property
+    def differs(self) -> bool:
+        """True where B is not A with the adapter merged."""
+        return not (self.yes or self.undecided)
 
     @property
     def yes(self) -> bool:
         """True where B is A with the adapter once in every weight, and nothing else."""
-        return self.found == "once" and not self.others
+        return self.found == ONCE and not self.others
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
@@ -93,22 +137,64 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
         others = []
         same = 0
         for row in report.tensors:
-            mine = model.find(row.key)
+            mine, theirs = model.find(row.key), b.find(row.key)
             touched = mine is not None and bool(changed.intersection(mine.names))
-            theirs = b.find(row.key)
-            if touched and mine is not None and theirs is not None:
-                weights.append(_weight(row.key, mine, theirs, row.verdict in _CLOSE))
+            if touched and mine is not None and theirs is not None and mine.shape == theirs.shape:
+                merge = _merge(mine, theirs, row.verdict in _CLOSE)
+                more = partial(_others, model, changed, row.key)
+                weights.append(_changed(row.key, theirs, judge(merge, _factors(mine, found), more)))
             elif touched or row.verdict not in _CLOSE:
                 others.append(row.key)
             else:
                 same += 1
         if any(pair.parameters for pair in found.pairs.values()):
             weights = _in_other_orders(a, b, adapter, weights)
+        others, says = _explained(model, b, others, changed)
+        apart = alpha_contradiction(found.config, adapter_parts(opened), opened)
+        if apart:
+            says = (f"judged by adapter_config.json: {apart}", *says)
+    if found.relation is not None:
+        says = (found.relation.text, *says)
     left = (*report.not_compared, *_unread(found.path))
     answer = AdapterAnswer(
-        str(found.path), _together(weights), tuple(weights), tuple(others), same, left
+        str(found.path), _together(weights), tuple(weights), tuple(others), says, same, left
     )
     return answer, report
+
+
+def _explained(
+    model: Model, b: Model, others: Sequence[str], changed: Set[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the other tensors that differ by more than a quantized base, and what is known.
+
+    Those that hold the change of a weight are said by name. Those that are A's, quantized and
+    decoded, are no difference: it is the state of the base that was trained on.
+    """
+    from aprfmt.compare import diff_models
+
+    if not others:
+        return [], ()
+    says = []
+    rows = diff_models(model, b, tensors=tuple(others), only=("tensors",), explain=True).tensors
+    known = {
+        row.key: row.explanation
+        for row in rows
+        if row.key in others and row.explanation is not None
+    }
+    quantized = [key for key, one in known.items() if one.cause == "quantisation" and one.confirmed]
+    if quantized:
+        why = known[quantized[0]].evidence[0]
+        says.append(f"{len(quantized)} tensors that it does not change are A's, quantized: {why}")
+    left = [key for key in others if key not in quantized]
+    for key in left:
+        mine, theirs = model.find(key), b.find(key)
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            continue
+        plain, held = (one.numpy().astype(np.float64) for one in (mine, theirs))
+        whose = holder(plain, held, theirs.encoding, _others(model, changed, key))
+        if whose:
+            says.append(f"{key} holds the change of {whose}")
+    return left, tuple(says)
 
 
 def _unread(adapter: Path) -> Iterator[NotCompared]:
@@ -129,76 +215,108 @@ def _in_other_orders(
 ) -> "list[ChangedWeight]":
     """Return the weights, each with the order of ranks under which it is A with the change once."""
     for order in OTHER_ORDERS:
-        if all(one.found != "otherwise" for one in weights):
+        if all(one.found not in (OTHERWISE, MORE) for one in weights):
             break
         model, opened, _ = merged_model(a, adapter, again=True, order=order)
         with opened:
             for at, one in enumerate(weights):
                 mine, theirs = model.find(one.key), b.find(one.key)
-                if one.found != "otherwise" or mine is None or theirs is None:
+                if one.found not in (OTHERWISE, MORE) or mine is None or theirs is None:
                     continue
-                again = _weight(one.key, mine, theirs, False)
-                if again.found == "once":
-                    weights[at] = replace(again, found=order.says)
+                again = judge(_merge(mine, theirs, False))
+                if again.found == ONCE:
+                    weights[at] = _changed(one.key, theirs, again._replace(found=order.says))
     return weights
 
 
-def _weight(key: str, merged: View, b: View, close: bool) -> ChangedWeight:
-    """Say how often the change lies in B's weight; `close`: it is A's with the change, rounded."""
-    plain, full = (_side(merged, times) for times in (0, 1))
-    theirs = b.numpy().astype(np.float64)
-    change = full - plain
-    size = float(np.square(change).sum())
+def _changed(key: str, b: View, judged: Judged) -> ChangedWeight:
+    """Return the record of a weight."""
     file = b.stored[0].path
     where = "" if file is None else file.name
-    if not size:
-        return ChangedWeight(
-            key, where, 1.0 if close else 0.0, 0.0, "once" if close else "otherwise"
-        )
-    off = theirs - plain
-    times = float((off * change).sum() / size)
-    left = off - round(times) * change
-    rest = float(np.sqrt(np.square(left).sum() / size))
-    if round(times) == 1 and (close or _once_rounded(theirs, full, change, b.encoding)):
-        return ChangedWeight(key, where, times, rest, "once")
-    whole = abs(times - round(times)) < 0.05 and rest < 0.25 and round(times) != 1
-    word = WORDS.get(round(times), f"{round(times)} times") if whole else "otherwise"
-    return ChangedWeight(key, where, times, rest, word)
+    return ChangedWeight(
+        key, where, judged.times, judged.rest, judged.found, judged.says, judged.lost
+    )
 
 
-def _once_rounded(theirs: "F64", full: "F64", change: "F64", encoding: str) -> bool:
-    """Say whether B's values are A's with the change, rounded to B's float type by some library.
+def _merge(merged: View, b: View, close: bool) -> Merge:
+    """Return the values of one weight of both; `close`: B is A with the change, rounded."""
+    plain, full = (merged_values(merged, times) for times in (0, 1))
+    kinds = {one.base_encoding for one in merged.stored if isinstance(one, MergedTensor)}
+    base = kinds.pop() if len(kinds) == 1 else "+".join(sorted(kinds))
+    noise = max(noise_of(one) for one in (b.encoding, base))
+    theirs = b.numpy().astype(np.float64)
+    again = None
+    if b.encoding not in FRACTIONS and not any(one.parts for one in b.stored):
 
-    That one may have rounded the product to the same type first, as PEFT does in half precision,
-    and its sums in float32 end elsewhere than ours: where a value lies halfway between two, it may
-    then be the other one.
+        def again(values: "F64") -> "F64 | None":
+            return _through(b.encoding, values)
+
+    return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, again)
+
+
+def _through(kind: str, values: "F64") -> "F64 | None":
+    """Return values stored in a packed type and read again; None where it takes more than them."""
+    held = np.ascontiguousarray(values, np.float32)
+    try:
+        return decode(kind, encode(kind, held)[""], held.shape).astype(np.float64)
+    except AprfmtError:
+        return None
+
+
+def _factors(view: View, found: Adapter) -> tuple[Factor, ...]:
+    """Return the factors of a wrong scale of a weight's pairs."""
+    pairs = [one.pair for one in view.stored if isinstance(one, MergedTensor)]
+    if not pairs or any(one.scale != pairs[0].scale for one in pairs):
+        return ()
+    config = found.config
+    r = config.get("r", 0)
+    stored = {
+        float(one.parts["alpha"].numpy().reshape(-1)[0]) / one.rank
+        for one in found.pairs.values()
+        if "alpha" in one.parts and one.rank == pairs[0].rank and found.spelling == "peft"
+    }
+    return scale_factors(
+        pairs[0].scale,
+        pairs[0].rank,
+        stored=tuple(stored),
+        rank_stabilised=bool(config.get("use_rslora")),
+        alpha=found.alpha,
+        r=r if isinstance(r, int) and r > 0 else 0,
+    )
+
+
+def _others(model: Model, changed: Set[str], key: str) -> Iterator[OtherChange]:
+    """Yield the changes of other weights of the same shape, the likeliest place first.
+
+    Those of the same layer, and the same weight in the layers around it.
     """
-    fraction = _FRACTIONS.get(encoding)
-    if fraction is None:
-        return False
-    largest = np.maximum(np.abs(theirs), np.abs(full))
-    half = np.ldexp(0.5, np.frexp(largest)[1] - 1 - fraction)
-    product = np.ldexp(np.abs(change), -1 - fraction)
-    return bool((np.abs(theirs - full) <= half + product + _SUMS * largest.max()).all())
-
-
-def _side(merged: View, times: int) -> "np.ndarray[Any, Any]":
-    """Return A's weight with the change so many times, before it is rounded to its dtype."""
-    stored = []
-    for one in merged.stored:
-        if isinstance(one, MergedTensor):
-            one = one.again(times)
-        stored.append(one)
-    view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
-    return view.numpy().astype(np.float64)
+    layer, role = split_key(key)
+    own = model.find(key)
+    for other, view in model.roles.items():
+        there, its = split_key(other)
+        close = there == layer or (
+            its == role and None not in (layer, there) and abs((layer or 0) - (there or 0)) == 1
+        )
+        if other == key or not close or own is None or view.shape != own.shape:
+            continue
+        if changed.isdisjoint(view.names):
+            continue
+        yield OtherChange(other, merged_values(view, 1) - merged_values(view, 0))
 
 
 def _together(weights: Sequence[ChangedWeight]) -> str:
-    counts = Counter(each.found for each in weights)
+    """Return what holds for all weights, or how often each word was found.
+
+    A weight whose type holds none of the change is as the others are, for it fits both.
+    """
+    decided = [each for each in weights if each.found != EITHER]
+    if weights and not decided:
+        return EITHER
+    counts = Counter(each.found for each in decided)
     if len(counts) == 1:
         return next(iter(counts))
     if not counts:
         return "not at all"
-    files = sorted({each.file for each in weights if each.found != "once"})
+    files = sorted({each.file for each in decided if each.found != ONCE})
     said = ", ".join(f"{word} in {count}" for word, count in counts.most_common())
-    return f"in part: {said} of {len(weights)} weights; not once in {', '.join(files[:5])}"
+    return f"in part: {said} of {len(decided)} weights; not once in {', '.join(files[:5])}"

@@ -7,15 +7,16 @@ their length (float64, rounded to float32) and multiplied by the magnitude befor
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder
-from aprfmt.adapters.placing import LowRank, placed, whole_tensors
+from aprfmt.adapters.placing import LowRank, placed, related, whole_tensors
 from aprfmt.adapters.reading import Adapter, read_adapter
 from aprfmt.adapters.vocabulary import grown_folder
 from aprfmt.base.encodings import ENCODINGS
@@ -29,6 +30,9 @@ from aprfmt.tensors.view import View
 if TYPE_CHECKING:
     from aprfmt.codecs.base import F32
     from aprfmt.conversion import ConversionReport
+    from aprfmt.conversion.report import TensorOutcome
+
+    F64 = np.ndarray[Any, np.dtype[np.float64]]
 
 RECORD = "aprfmt.merged_adapters"  # JSON list of the SHA-256 of adapters that were merged
 _FLOATS = ("F32", "F16", "BF16")
@@ -38,7 +42,7 @@ _ROWS = 1 << 20  # elements made at a time
 class MergedTensor(LazyTensor):
     """A weight with a pair added `times` times, in its own encoding or `encoding`."""
 
-    __slots__ = ("_pair", "_times", "base", "info")
+    __slots__ = ("_times", "base", "info", "pair")
 
     info: TensorInfo
 
@@ -47,7 +51,7 @@ class MergedTensor(LazyTensor):
     ) -> None:
         stored, kind = base.info, encoding or base.info.encoding
         row = ENCODINGS[kind]
-        self.base, self._pair, self._times = base, pair, times
+        self.base, self.pair, self._times = base, pair, times
         self.info = TensorInfo(
             stored.name, stored.shape, kind, stored.offset, row.nbytes(stored.shape),
             row.row_bytes(stored.shape),
@@ -57,6 +61,12 @@ class MergedTensor(LazyTensor):
     def path(self) -> Path | None:
         """The file that holds the base's weight."""
         return self.base.path
+
+    @property
+    def base_encoding(self) -> str:
+        """The encoding in which the base's file holds the weight."""
+        base = self.base
+        return base.packed_as if isinstance(base, DecodedTensor) else base.info.encoding
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return bytes [start, stop) of the merged weight, made now."""
@@ -79,16 +89,53 @@ class MergedTensor(LazyTensor):
         found = decode(stored.encoding, held, (stop - start, stored.shape[-1]))
         with np.errstate(all="ignore"):
             for _ in range(self._times):
-                found = merged_rows(found, self._pair, start, stop)
+                found = merged_rows(found, self.pair, start, stop)
         return found
 
     def again(self, times: int) -> "MergedTensor":
         """Return the weight with the pair so many times, in float32."""
-        return MergedTensor(self.base, self._pair, times=times, encoding="F32")
+        return MergedTensor(self.base, self.pair, times=times, encoding="F32")
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
         """Release the pages of the base's weight."""
         self.base.drop()
+
+
+class DecodedTensor(LazyTensor):
+    """A packed weight as float32 values, decoded when they are read."""
+
+    __slots__ = ("_held", "_view", "info", "packed_as")
+
+    info: TensorInfo
+
+    def __init__(self, view: View) -> None:
+        row = ENCODINGS["F32"]
+        self._view, self.packed_as = view, view.encoding
+        self._held: F32 | None = None
+        self.info = TensorInfo(
+            view.name,
+            view.shape,
+            "F32",
+            view.stored[0].info.offset,
+            row.nbytes(view.shape),
+            row.row_bytes(view.shape),
+        )
+
+    @property
+    def path(self) -> Path | None:
+        """The file that holds the codes."""
+        return self._view.stored[0].path
+
+    def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
+        """Return bytes [start, stop) of the decoded weight."""
+        if self._held is None:
+            self._held = np.ascontiguousarray(self._view.numpy(), np.float32)
+        return memoryview(self._held.view(np.uint8).reshape(-1).data)[start:stop]
+
+    def drop(self, start: int = 0, stop: int | None = None) -> None:
+        """Release the decoded values, and the pages of the codes."""
+        self._held = None
+        self._view.drop()
 
 
 def merged_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
@@ -139,17 +186,23 @@ class MergedSource:
 
 
 def merged_model(
-    base: Model, adapter: Path, *, again: bool = False, order: ExpertOrder = PEFT_ORDER
+    base: Model,
+    adapter: Path,
+    *,
+    again: bool = False,
+    order: ExpertOrder = PEFT_ORDER,
+    encoding: str = "",
 ) -> tuple[Model, Model, Adapter]:
     """Return a base with an adapter merged, the adapter's open file, and the adapter.
 
-    `order` is that in which the ranks of pairs for stacked experts are read. Closing the first
-    closes the base. Raises ConversionError for an adapter of another base, for
-    weights that are no floats, and, unless `again`, for an adapter that the base's record says is
-    merged.
+    `order` is that in which the ranks of pairs for stacked experts are read, `encoding` that of the
+    merged weights instead of the base's. Closing the first
+    closes the base. Raises ConversionError for an adapter of another base, and, unless `again`, for
+    weights that are no floats, and for an adapter that the base's record says is merged.
     """
-    opened, found = read_adapter(adapter)
+    opened, found = read_adapter(adapter, compare=again)
     try:
+        found, relation = related(found, base)
         digest = _digest(opened)
         before = merged_before(base)
         if digest in before and not again:
@@ -159,12 +212,15 @@ def merged_model(
             )
         whole = whole_tensors(found, base)
         grown = grown_folder(found, whole, base)
-        tensors = dict(_tensors(base, found, whole, order))
+        tensors = dict(_tensors(base, found, whole, order, again, encoding))
         record = json.dumps([*before, digest])
         source = MergedSource(base.source, tensors, record if not again else "")
         folder, note = (base.folder, None) if grown is None else grown
         if note is not None:
             source.notes = (*source.notes, note)
+        if relation is not None:
+            source.notes = (*source.notes, relation.note(found.path))
+            found = replace(found, relation=relation)
         model = Model(source, folder, base.forced, base.allow_missing)
         return model, opened, found
     except BaseException:
@@ -173,18 +229,27 @@ def merged_model(
 
 
 def _tensors(
-    base: Model, adapter: Adapter, whole: Mapping[str, View], order: ExpertOrder
+    base: Model,
+    adapter: Adapter,
+    whole: Mapping[str, View],
+    order: ExpertOrder,
+    decoded: bool,
+    encoding: str,
 ) -> Iterator[tuple[str, LazyTensor]]:
+    """Yield the tensors that are not the base's; `decoded` takes packed weights as their values."""
     own = {name: RenamedTensor(view.stored[0], name) for name, view in whole.items()}
     yield from own.items()
     for name, pair in placed(adapter, base, order).items():
         stored = own.get(name, base[name].stored[0])
         if stored.parts or stored.info.encoding not in _FLOATS:
+            if decoded and name not in own:
+                yield name, MergedTensor(DecodedTensor(base[name]), pair)
+                continue
             raise ConversionError(
                 f"{name}: is {stored.info.encoding}; an adapter is merged into floats: decode the "
                 "base first (convert --encoding F32), or merge it into the float base"
             )
-        yield name, MergedTensor(stored, pair)
+        yield name, MergedTensor(stored, pair, encoding=encoding)
 
 
 class RenamedTensor(LazyTensor):
@@ -241,14 +306,100 @@ def convert_merged(
     """
     options = Options(**wishes)
     with open_model(src, arch=options.arch, allow_missing=options.allow_missing) as base:
-        model, opened, found = merged_model(base, adapter)
+        # What is stored otherwise is rounded from the sum, not from the base's type.
+        asked = "F32" if options.encoding or options.quantize else ""
+        model, opened, found = merged_model(base, adapter, encoding=asked)
         with opened:
             count = sum(isinstance(one, MergedTensor) for one in model.source.tensors.values())
             extra = {**options.extra_metadata, RECORD: model.metadata[RECORD]}
             made = convert_model(model, Path(dst), to, replace(options, extra_metadata=extra))
+            losses = () if options.dry_run else tuple(merge_losses(model, Path(dst)))
         said = f"merged into {count} weights: {ARITHMETIC}, rounded once to each weight's dtype"
         note = Note("note", str(found.path), said, "")
-        return replace(made, notes=(*made.notes, note, *stray_notes(found)))
+        notes = (*made.notes, note, *stray_notes(found), *loss_notes(losses, found.path))
+        return replace(made, notes=notes, tensors=tuple(_with_losses(made.tensors, losses)))
+
+
+@dataclass(frozen=True)
+class MergeLoss:
+    """What storing one merged weight took of the change: how many values, and which share of it.
+
+    `changed` counts values that are not the sum, `still` those of `count` changed ones that stayed
+    as the base has them. `lost` and `size` are norms: of what was taken, and of the change.
+    """
+
+    key: str
+    names: tuple[str, ...]  # in the output
+    encoding: str
+    count: int
+    changed: int
+    still: int
+    lost: float
+    size: float
+
+
+def merge_losses(model: Model, out: Path) -> "Iterator[MergeLoss]":
+    """Yield the weights of a written merge of which rounding to the stored type took something."""
+    merged = {name for name, one in model.source.tensors.items() if isinstance(one, MergedTensor)}
+    keys = dict.fromkeys(
+        key for name in sorted(merged) for key in model.roles_of.get(name, (name,))
+    )
+    with open_model(out) as written:
+        for key in keys:
+            mine, theirs = model.find(key), written.find(key)
+            if mine is None or theirs is None or theirs.encoding in ("F32", "F64"):
+                continue
+            plain, full = (merged_values(mine, times) for times in (0, 1))
+            held = theirs.numpy().astype(np.float32).astype(np.float64)
+            apart = full != plain
+            changed = int((held != full).sum())
+            if changed and apart.any():
+                yield MergeLoss(
+                    key,
+                    theirs.names,
+                    theirs.encoding,
+                    int(apart.sum()),
+                    changed,
+                    int((apart & (held == plain)).sum()),
+                    float(np.linalg.norm(held - full)),
+                    float(np.linalg.norm(full - plain)),
+                )
+            theirs.drop()
+
+
+def merged_values(merged: View, times: int) -> "F64":
+    """Return a weight with the change so many times, before it is rounded to its dtype."""
+    stored = [one.again(times) if isinstance(one, MergedTensor) else one for one in merged.stored]
+    view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
+    return view.numpy().astype(np.float64)
+
+
+def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]:
+    """Return the one remark on what the stored type takes of the change; () where it is nothing."""
+    if not losses:
+        return ()
+    kinds = ", ".join(sorted({each.encoding for each in losses}))
+    share = math.hypot(*(each.lost for each in losses)) / math.hypot(*(one.size for one in losses))
+    count, still = (sum(getattr(each, name) for each in losses) for name in ("count", "still"))
+    worst = max(losses, key=lambda each: each.lost / each.size)
+    stays = f", {still} of {count} changed values stay as they were" if still else ""
+    said = (
+        f"{kinds} takes {share:.2g} of the change in {len(losses)} weights{stays} (most in "
+        f"{worst.key}: {worst.lost / worst.size:.2g}); --encoding F32 holds all of it"
+    )
+    return (Note("warning", str(adapter), said, "merge_rounding"),)
+
+
+def _with_losses(
+    tensors: "Iterable[TensorOutcome]", losses: "Sequence[MergeLoss]"
+) -> "Iterator[TensorOutcome]":
+    """Yield the outcomes; those of merged weights that rounding changed are lossy."""
+    changed = {name: each.changed for each in losses for name in each.names}
+    for tensor in tensors:
+        if tensor.name in changed and tensor.how != "lossy":
+            yield replace(tensor, how="lossy", changed=changed[tensor.name])
+        else:
+            yield tensor
 
 
 def stray_notes(adapter: Adapter) -> tuple[Note, ...]:

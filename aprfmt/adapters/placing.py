@@ -1,7 +1,7 @@
 """Which stored weight of a base a pair of an adapter belongs to, and in which order of rows."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +13,21 @@ from aprfmt.arch.element_moves import to_logical, to_stored
 from aprfmt.arch.layout_steps import RowsPermuted
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
+from aprfmt.model.adapter_parts import WRAPPED, unwrapped
 from aprfmt.model.patterns import near
+from aprfmt.model.relations import SHOWN, Relation, entry
+from aprfmt.model.renames import Rename, command, rule_onto
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup
 
 Array = np.ndarray[Any, Any]
+_PREFIXES = 6  # components of a prefix that is looked for
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")  # whole names, or ends of them
+_UNTIE = (
+    "untie the base first (tie_word_embeddings false, and lm_head.weight a copy of the table), and "
+    "merge into that"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,11 @@ class LowRank:
     def shape(self) -> tuple[int, ...]:
         """Shape of the weight."""
         return (*self.b.shape[:-1], self.a.shape[-1])
+
+    @property
+    def rank(self) -> int:
+        """Rank of the pair, of each expert's where there are several."""
+        return int(self.a.shape[-2])
 
     def product(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) of b @ a; those of all experts are counted through."""
@@ -61,6 +74,12 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
     whole = whole_tensors(adapter, base)
 
     def place(module: str, name: str, made: LowRank) -> None:
+        if name not in whole and name not in base:
+            tied = name.endswith(_HEADS) and base.hyper["tied_embeddings"]
+            raise ConversionError(
+                f"{adapter.path}: {module} is changed by a pair, and {base.path} has "
+                + (f"one tensor for head and table: {_UNTIE}" if tied else f"no {name}")
+            )
         shape = whole[name].shape if name in whole else base[name].shape
         if shape != made.shape:
             raise ConversionError(
@@ -83,6 +102,81 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
     for name, pair, change in parameter_changes(adapter, base, order):
         place(pair.module, name, LowRank(change.right, change.left, change.scale))
     return found
+
+
+def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
+    """Return an adapter under the base's names, and the one prefix that gave it others.
+
+    Loaders that find no such module leave the pair out, most of them without a word. Unchanged
+    where the names fit, or where no one prefix makes all of them fit.
+    """
+    if adapter.spelling == "kohya":
+        return adapter, None
+    every = [*adapter.pairs, *adapter.whole]
+    astray = [name for name in every if not _has_place(adapter, name, base)]
+    if not astray:
+        return adapter, None
+    rule = next(
+        (
+            rule
+            for rule in _rules(astray, base)
+            if all(_has_place(adapter, rule(name), base) for name in astray)
+        ),
+        None,
+    )
+    if rule is None:
+        return adapter, None
+    apply = {name: rule(name) for name in astray}
+    pairs = tuple((name, apply[name]) for name in astray)
+    says = (
+        f"{len(astray)} of {len(every)} modules of the adapter have names that {base.path} has "
+        f"not, so that loaders leave them out: {rule.says}"
+    )
+    remedy = command("convert", entry(adapter.path), "OUT", "--base", entry(base.path))
+    relation = Relation("names", says, tuple(astray), pairs[:SHOWN], remedy, (rule,))
+    return replace(
+        adapter,
+        pairs={
+            apply.get(name, name): replace(pair, module=apply.get(name, name))
+            for name, pair in adapter.pairs.items()
+        },
+        whole={apply.get(name, name): view for name, view in adapter.whole.items()},
+    ), relation
+
+
+def _rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
+    """Yield prefixes that may stand in place of the base's, the likeliest first."""
+    there = {name for stored in base for name in (stored, stored.rpartition(".")[0])}
+    found = rule_onto(astray, there)
+    if found is not None:
+        yield found
+    first = astray[0].split(".")
+    for depth in range(1, min(len(first), _PREFIXES)):
+        old = ".".join(first[:depth]) + "."
+        if all(name.startswith(old) for name in astray):
+            yield Rename(old, "")
+            yield Rename(old, "model.")
+    yield Rename("", "model.")
+
+
+def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
+    """Return whether the base has the weight of a pair, or a whole tensor, as it spells them."""
+    from aprfmt.arch.binding import bind_names
+
+    plain, _ = unwrapped(module)
+    plain = plain.replace(f"{WRAPPED}.", ".")
+    names = (plain, f"{plain}.weight")
+    pair = adapter.pairs.get(module)
+    if any(name in base for name in names) or (pair is not None and pair.parameters):
+        return True
+    if any(name.startswith(f"{plain}.") for name in base) or plain.endswith(_HEADS):
+        return True  # a module whose parameters have pairs of their own; a tied head
+    style = "gguf" if adapter.spelling == "gguf" else "hf"
+    try:
+        groups = [bind_names(base.spec, style, [name]).groups for name in names]
+    except (ArchError, KeyError):
+        return False
+    return any(found and found[0].roles[0] in base.roles for found in groups)
 
 
 def _stored_name(adapter: Adapter, module: str, base: Model) -> str:
@@ -212,7 +306,6 @@ def _is_tied_head(adapter: Adapter, name: str, base: Model) -> bool:
     if not np.array_equal(own.numpy(), adapter.whole[name].numpy()):
         raise ConversionError(
             f"{adapter.path}: {name} is another than its {table}, and {base.path} has one tensor "
-            "for both; untie the base first (tie_word_embeddings false, and lm_head.weight a copy "
-            "of the table), and merge into that"
+            f"for both; {_UNTIE}"
         )
     return True

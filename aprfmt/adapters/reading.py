@@ -18,16 +18,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.base.bounded_regex import matches_start
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.model import Model, open_model
-from aprfmt.model.adapter_parts import adapter_parts, merge_obstacle, target_parameters, unwrapped
+from aprfmt.model.adapter_parts import (
+    adapter_parts,
+    by_pattern,
+    merge_obstacle,
+    scale_of,
+    target_parameters,
+    unwrapped,
+)
 from aprfmt.model.kinds import peft_config
 from aprfmt.tensors.view import View
+
+if TYPE_CHECKING:
+    from aprfmt.model.relations import Relation
 
 EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand the other way round
 
@@ -61,19 +70,23 @@ class Adapter:
     alpha: float
     turned: bool = False  # fan_in_fan_out: the base stores [in, out]
     stray: tuple[str, ...] = ()  # stored tensors that are no part of an adapter, and are left out
+    relation: "Relation | None" = None  # of its names to the base's, where they are others
 
 
-def read_adapter(path: Path) -> tuple[Model, Adapter]:
-    """Open an adapter; the caller closes the model. FormatError if the file is not one."""
+def read_adapter(path: Path, *, compare: bool = False) -> tuple[Model, Adapter]:
+    """Open an adapter; the caller closes the model. FormatError if the file is not one.
+
+    With `compare` it is held against a merge, and may contradict itself about its strength.
+    """
     model = open_model(path)
     try:
-        return model, _read(model)
+        return model, _read(model, compare)
     except BaseException:
         model.close()
         raise
 
 
-def _read(model: Model) -> Adapter:
+def _read(model: Model, compare: bool) -> Adapter:
     config = peft_config(model)
     parts = adapter_parts(model)
     if len(parts.spellings) != 1:
@@ -81,7 +94,7 @@ def _read(model: Model) -> Adapter:
         said = f"names of {names}" if names else "no factors of a LoRA"
         raise FormatError(f"{model.path}: has {said}; expected an adapter of one kind")
     (spelling,) = parts.spellings
-    obstacle = merge_obstacle(config, parts)
+    obstacle = merge_obstacle(config, parts, model, compare=compare)
     if obstacle:
         raise UnsupportedError(f"{model.path}: {obstacle}")
     alpha = _number(model, config.get("lora_alpha", model.metadata.get("adapter.lora.alpha", 0)))
@@ -128,32 +141,28 @@ def _stored(
         if parts.keys() != {"a", "b"}:
             raise FormatError(f"{model.path}: {module}: {', '.join(parts)}; expected a and b")
         return Stored(module, parts, rank, math.nan, parameters=parameters)
-    claimed = _by_pattern(config.get("rank_pattern"), module, config.get("r", rank))
+    claimed = by_pattern(config.get("rank_pattern"), module, config.get("r", rank))
     if claimed != rank:
         raise FormatError(
             f"{model.path}: {module}: adapter_config.json says rank {claimed}, its factors have "
             f"{rank}"
         )
-    own = _number(model, _by_pattern(config.get("alpha_pattern"), module, alpha))
+    own = _number(model, by_pattern(config.get("alpha_pattern"), module, alpha))
     if spelling == "gguf" and not own:
         own = float(rank)  # llama.cpp's rule: no alpha, no scale
-    return Stored(module, parts, rank, _scale(config, own, rank), embedding)
-
-
-def _scale(config: Mapping[str, Any], alpha: float, rank: int) -> float:
-    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    return Stored(module, parts, rank, scale_of(config, own, rank), embedding)
 
 
 def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
     """Return the rank and the scale that PEFT's configuration gives a single parameter."""
     config = adapter.config
-    rank = _by_pattern(config.get("rank_pattern"), parameter, config.get("r"))
-    alpha = _by_pattern(config.get("alpha_pattern"), parameter, adapter.alpha)
+    rank = by_pattern(config.get("rank_pattern"), parameter, config.get("r"))
+    alpha = by_pattern(config.get("alpha_pattern"), parameter, adapter.alpha)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise FormatError(f"{adapter.path}: r of {parameter} is {rank!r}; expected a rank")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise FormatError(f"{adapter.path}: alpha of {parameter} is {alpha!r}; expected a number")
-    return rank, _scale(config, float(alpha), rank)
+    return rank, scale_of(config, float(alpha), rank)
 
 
 def _rank(model: Model, module: str, a: tuple[int, ...], b: tuple[int, ...], turned: bool) -> int:
@@ -177,14 +186,6 @@ def _check_lengths(model: Model, module: str, parts: Mapping[str, View]) -> None
             f"{model.path}: {module}: {lengths.name} is {list(lengths.shape)}; expected a length "
             f"for each of {rows} rows, [{rows}] or [{rows}, 1]"
         )
-
-
-def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
-    """Return PEFT's value of a module: of the first pattern that ends its name, else `default`."""
-    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
-        if matches_start(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
 
 
 def factors(pair: Stored) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

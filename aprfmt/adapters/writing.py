@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.adapters.merging import stray_notes
-from aprfmt.adapters.placing import Array, LowRank, moved, placed, whole_tensors
+from aprfmt.adapters.placing import Array, LowRank, moved, placed, related, whole_tensors
 from aprfmt.adapters.reading import Adapter, Stored, read_adapter
 from aprfmt.base.protocols import Note, TensorInfo, TypedValue
 from aprfmt.codecs import encode
@@ -61,6 +61,7 @@ def convert_adapter(
         )
     opened, adapter = read_adapter(src)
     with opened, open_model(base) as model:
+        adapter, relation = related(adapter, model)
         rows = dict(_outputs(adapter, model, _named(model, spelling.style), spelling))
         metadata, texts = spelling.facts(adapter, model, rows)
         files, sizes = _write(dst, rows, metadata, texts, spelling, force, dry_run)
@@ -69,10 +70,11 @@ def convert_adapter(
         TensorOutcome(name, "bytes", info.encoding, info.encoding, info.shape, info.nbytes)
         for name, (info, _) in rows.items()
     )
+    renamed = () if relation is None else (Note("note", str(src), relation.says),)
     note = Note("note", str(src), f"an adapter for {model.spec.name}")
     return ConversionReport(
         src, opened.format, dst, spelling.container, files, model.spec.name,
-        outcomes, (note, *stray_notes(adapter)), verified, None, sizes,
+        outcomes, (note, *stray_notes(adapter), *renamed), verified, None, sizes,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import Transposed
+from aprfmt.arch.mlx_layout import more_bindings
 from aprfmt.arch.name_templates import NO_MODEL, NameIndex, expand_template
 from aprfmt.arch.name_templates import detect_style as detect_style
 from aprfmt.arch.size_expressions import size_of
@@ -67,7 +68,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
     All bindings are tried; if two of them offer a role, the earlier one gets it and the names of
     the later one stay unbound. Raises ArchError if two names mean the same tensor.
     """
-    bindings = spec.bindings.get(style, ())
+    bindings = (*spec.bindings.get(style, ()), *more_bindings(spec, style))
     index = NameIndex(
         style,
         [(name, (b, s)) for b, row in enumerate(bindings) for s, name in enumerate(row.stored)],

@@ -1,7 +1,7 @@
 """cohere (command-r): one LayerNorm without bias for attention and MLP side by side.
 
 Q and K pair adjacent elements in the source itself, so GGUF permutes nothing. `logit_scale` is a
-factor here (a divisor for granite). Source: docs/architectures.md.
+factor here (a divisor for granite). Source: docs/reference/architectures.md.
 """
 
 from dataclasses import replace

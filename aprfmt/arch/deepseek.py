@@ -3,7 +3,8 @@
 Queries and keys have an unrotated part and a rotated one whose pairs are adjacent in the source.
 GGUF calls both `deepseek2` and keeps kv_b cut into k_b, transposed, and v_b (older files: kv_b
 whole); its head counts and lengths describe attention on the compressed vectors. Source:
-docs/architectures.md; the converter's deepseek.py; transformers' modeling_deepseek_v2 and _v3.
+docs/reference/architectures.md; the converter's deepseek.py; transformers' modeling_deepseek_v2
+and _v3.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,6 +1,6 @@
-"""docs/architectures.md, printed from the tables: `python -m aprfmt.arch.docs_page`.
+"""docs/reference/architectures.md, printed from the tables: `python -m aprfmt.arch.docs_page`.
 
-What llama.cpp made of the files is a recorded measurement, docs/llama_cpp.json.
+What llama.cpp made of the files is a recorded measurement, docs/reference/llama_cpp.json.
 """
 
 import json
@@ -88,7 +88,7 @@ run from the stored tensors to the logical ones; `{L}` is a layer, `{E}` an expe
 """
 
 
-SEEN = Path(__file__).resolve().parents[2] / "docs" / "llama_cpp.json"
+SEEN = Path(__file__).resolve().parents[2] / "docs" / "reference" / "llama_cpp.json"
 _KNOWN = (
     "architecture", "level", "model types", "GGUF", "mixtures", "runs on", "measured against",
     "llama.cpp",
@@ -112,8 +112,8 @@ def architectures_page() -> str:
     return (
         _HEAD
         + model_count()
-        + f"llama.cpp: {seen['library']}; `python -m tests.arch.seen --write docs/{SEEN.name}`\n"
-        + "looks anew.\n\n"
+        + f"llama.cpp: {seen['library']}.\n"
+        + f"`python -m tests.arch.seen --write docs/reference/{SEEN.name}` looks anew.\n\n"
         + table(_KNOWN, known)
         + _DRAFTS
         + table(("architecture", "layer", "other tensors"), drafts)

@@ -1,7 +1,7 @@
 """gemma 1, and what gemma 2 and 3 share with it: (1 + w) norms, scaled embeddings, tanh-gelu gates.
 
-GGUF stores every norm weight with the 1 added. Source: docs/architectures.md; the converter's
-gemma.py; llama.cpp's gemma graphs.
+GGUF stores every norm weight with the 1 added. Source: docs/reference/architectures.md; the
+converter's gemma.py; llama.cpp's gemma graphs.
 """
 
 from aprfmt.arch import hyper_rules, losses

@@ -1,7 +1,7 @@
 """gemma 2: four norms per layer, softcaps, every other layer windowed, its own attention scale.
 
-llama.cpp derives the scale from the layer count, not from a key. Source: docs/architectures.md;
-llama.cpp's gemma2.cpp.
+llama.cpp derives the scale from the layer count, not from a key. Source:
+docs/reference/architectures.md; llama.cpp's gemma2.cpp.
 """
 
 from collections.abc import Callable, Collection, Mapping

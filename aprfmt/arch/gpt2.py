@@ -1,6 +1,6 @@
 """gpt2: learned positions, LayerNorm, one c_attn; Hugging Face stores matrices as [in, out].
 
-Source: docs/architectures.md; transformers' modeling_gpt2.
+Source: docs/reference/architectures.md; transformers' modeling_gpt2.
 """
 
 from collections.abc import Mapping

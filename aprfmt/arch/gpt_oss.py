@@ -2,8 +2,8 @@
 
 Hugging Face keeps gate and up interleaved in one tensor, [experts, in, out] where the values are
 plain and [experts, out, in] where they are MXFP4 (bind.of_packed). GGUF
-calls the norm before the experts `post_attention_norm`. Source: docs/architectures.md; the
-converter's gpt_oss.py.
+calls the norm before the experts `post_attention_norm`. Source:
+docs/reference/architectures.md; the converter's gpt_oss.py.
 """
 
 from aprfmt.arch import hyper_rules, losses, moe

@@ -1,7 +1,7 @@
 """granite 3 and its mixture: llama with factors on embedding, scores, block outputs and logits.
 
 `logits_scaling` and GGUF's `logit_scale` are divisors here (a factor for cohere). Source:
-docs/architectures.md; llama.cpp's granite.cpp.
+docs/reference/architectures.md; llama.cpp's granite.cpp.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
 """llama (the base case), mistral (with windows) and mixtral (with experts).
 
-GGUF calls all three `llama` and has Q and K in adjacent pairs. Source: docs/architectures.md.
+GGUF calls all three `llama` and has Q and K in adjacent pairs. Source:
+docs/reference/architectures.md.
 """
 
 from collections.abc import Collection, Mapping

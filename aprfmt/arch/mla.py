@@ -2,7 +2,7 @@
 
 In GGUF the head counts and lengths describe attention on the compressed vectors; the lengths of
 the heads are in `..._mla` keys (older files have only these, under the plain keys). Source:
-docs/architectures.md; the converter's deepseek.py; llama.cpp's deepseek2.cpp.
+docs/reference/architectures.md; the converter's deepseek.py; llama.cpp's deepseek2.cpp.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """olmo2 and olmo3: norms after attention and MLP, q/k-norms over the whole projection.
 
 olmo3 adds windows (three of four layers) and scales its rope in the other layers only; GGUF calls
-both `olmo2`. Source: docs/architectures.md; the converter's olmo.py, llama.cpp's olmo2 graph.
+both `olmo2`. Source: docs/reference/architectures.md; the converter's olmo.py, llama.cpp's olmo2
+graph.
 """
 
 from collections.abc import Collection, Mapping

@@ -124,7 +124,9 @@ ROWS: Mapping[str, tuple[KeyRow, ...]] = {
             """is_decoder is_encoder_decoder is_llama_config cross_attention_hidden_size
             add_cross_attention tie_encoder_decoder rope_ratio""",
         ),
-        KeyRow("part of", "what the codecs of packed weights read", "quantization_config"),
+        KeyRow(
+            "part of", "what the codecs of packed weights read", "quantization_config quantization"
+        ),
         KeyRow("part of", "the section of a tower", "vision_config audio_config"),
     ),
     "gguf": (

@@ -1,6 +1,6 @@
 """phi-1, 1.5 and 2: LayerNorm, attention and MLP side by side, partial rope, biases everywhere.
 
-Source: docs/architectures.md; transformers' modeling_phi.
+Source: docs/reference/architectures.md; transformers' modeling_phi.
 """
 
 from aprfmt.arch import hyper_rules, losses

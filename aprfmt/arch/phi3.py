@@ -1,7 +1,7 @@
 """phi-3 and phi-4: one matrix for q, k, v and one for gate and up, longrope.
 
 GGUF keeps both matrices whole (`ffn_up` has 2*ffn_size rows, gate first). Source:
-docs/architectures.md; the converter's phi.py.
+docs/reference/architectures.md; the converter's phi.py.
 """
 
 from aprfmt.arch import hyper_rules, losses

@@ -1,6 +1,6 @@
 """qwen2 and 2.5: llama with biases on q, k, v and optional windows in the upper layers.
 
-Source: docs/architectures.md.
+Source: docs/reference/architectures.md.
 """
 
 from collections.abc import Callable, Mapping

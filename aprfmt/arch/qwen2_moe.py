@@ -1,6 +1,6 @@
 """qwen2-moe: qwen2 with experts, and a shared expert that has its own sigmoid gate.
 
-Source: docs/architectures.md; transformers' modeling_qwen2_moe.
+Source: docs/reference/architectures.md; transformers' modeling_qwen2_moe.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""qwen3: llama with RMS norms on each query and key head before rope. docs/architectures.md."""
+"""qwen3: llama with RMS norms on each query and key head before rope.
+
+Source: docs/reference/architectures.md.
+"""
 
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.qwen2 import WINDOW

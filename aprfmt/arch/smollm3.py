@@ -1,7 +1,7 @@
 """smollm3: llama without rope in some layers (every fourth, unless the config lists them).
 
 GGUF has no key for the list: llama.cpp skips rope in every fourth layer. Source:
-docs/architectures.md; transformers' configuration_smollm3.
+docs/reference/architectures.md; transformers' configuration_smollm3.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """stablelm: LayerNorm, a quarter of each head rotated; q/k-norms with one weight row per head.
 
-Source: docs/architectures.md; transformers' modeling_stablelm.
+Source: docs/reference/architectures.md; transformers' modeling_stablelm.
 """
 
 from aprfmt.arch import hyper_rules, losses

@@ -1,4 +1,7 @@
-"""starcoder2: LayerNorm, biases everywhere, a plain MLP, a window. docs/architectures.md."""
+"""starcoder2: LayerNorm, biases everywhere, a plain MLP, a window.
+
+Source: docs/reference/architectures.md.
+"""
 
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.rope_gguf import ROPE_TENSORS

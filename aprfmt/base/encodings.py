@@ -50,6 +50,16 @@ def block_numbers(layout: str) -> Iterator[tuple[str, int]]:
         yield from inner * (count or 1)
 
 
+def member_places(layout: str) -> dict[str, tuple[int, int]]:
+    """Return the bytes [start, stop) of a block that each of its members takes, by name."""
+    found, at = {}, 0
+    for name, count, kind in block_members(layout):
+        one = sum(width for _, width in block_numbers(kind)) if ":" in kind else int(kind[1])
+        found[name] = at, at + one * (count or 1)
+        at = found[name][1]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """One row: how many elements a block holds and how many bytes it takes.

@@ -69,7 +69,7 @@ WARNINGS: Mapping[str, str] = {
     "when the file was written: the model computes something else than its source.",
     "unknown_architecture": "no table here describes this architecture, so the file is read as "
     "stored tensors: looking, hashing and comparing by name work; converting between naming styles "
-    "and running do not. `aprfmt doctor` and docs/architectures.md list what is known.",
+    "and running do not. `aprfmt doctor` and docs/reference/architectures.md list what is known.",
     "not_expressible": "the target format has no key for a value of this model, and its readers "
     "assume another: the output computes something else there than the source.",
     "unread_weights": "config.json names a quantization that is not decoded here, or says nothing "
@@ -78,6 +78,9 @@ WARNINGS: Mapping[str, str] = {
     "vocabulary_rows": "the adapter was trained on a table of tokens of another size than the "
     "base's, and no tokenizer of that size is at hand; put the tokenizer of the training next to "
     "the adapter and merge again, or copy it into the output",
+    "merge_rounding": "an adapter's change is smaller than the steps of the type that the merge is "
+    "stored in, or not much larger, so that rounding takes a part of it. Keep the adapter apart, "
+    "or store the merge in F32.",
     "stray_tensor": "an adapter's file holds a tensor that is no part of an adapter, such as the "
     "rope frequencies that a converter adds to a model. llama.cpp refuses such a file. It is left "
     "out of a merge and of an adapter that is written.",
@@ -110,6 +113,9 @@ WARNINGS: Mapping[str, str] = {
     "complete it; otherwise check the files that it names, and remove it.",
     "turn_end": "the chat template ends turns with a token that no eos id is: chats run on behind "
     "their answers. Set it in generation_config.json, or tokenizer.ggml.eot_token_id in a GGUF.",
+    "absent_key": "a GGUF does not state the id of a special token, and llama.cpp has one of its "
+    "own for it, which is another token here: texts begin or end with a word of the text. The line "
+    "says which; the command that ends it sets the right one.",
     "no_tokenizer": "the model carries no tokenizer, so only token ids can be shown.",
     "context_length": "there are more tokens than the model was made for; it runs all the same, "
     "and what it says beyond is not what it was trained for.",

@@ -19,7 +19,7 @@ from aprfmt.base.registry import Registry
 from aprfmt.causes.row import Cause
 from aprfmt.measure.verdicts import LEVELS
 
-__all__ = ["CAUSES", "Cause", "describe", "hypotheses_of", "modules_of"]
+__all__ = ["CAUSES", "JUDGED", "Cause", "describe", "hypotheses_of", "judged", "modules_of"]
 
 # "" is this folder. What imports least comes first: a name is looked for in this order.
 FOLDERS = ("", "tokenizer", "tensor", "forward")
@@ -99,6 +99,33 @@ def hypotheses_of(folder: str) -> tuple[Any, ...]:
 
 
 CAUSES = CauseTable()
+
+
+# What judges a cause that a folder's modules find, so that it may be called confirmed.
+JUDGED: Mapping[str, str] = {
+    "": "what both files say of themselves: nothing is fitted",
+    "tokenizer": "probe texts, conversations and ends: it is read in the files, and found on none "
+    "of these",
+    "tensor": "every value it speaks of: twice as many as numbers were read from them, and digits "
+    "enough that none of the other guesses fits by chance",
+    "forward": "rows of the point that its numbers were not fitted to, with twice their digits, or "
+    "other points that differed and agree",
+}
+
+
+def judged(name: str) -> tuple[str, ...]:
+    """Return what judges a cause of ours, a sentence for each folder that finds it."""
+    if CAUSES[name].most == "located":
+        return ("it is measured and never made again: located, not more",)
+    found = []
+    for folder in FOLDERS:
+        modules = [import_module(module) for module in modules_of(folder)]
+        rows = {row.name for module in modules for row in getattr(module, "CAUSE_ROWS", ())}
+        tried = [row for module in modules for row in getattr(module, "HYPOTHESES", ())]
+        by = {cause for row in tried for cause in getattr(row, "causes", None) or (row.cause,)}
+        if name in rows or name in by:
+            found.append(JUDGED[folder])
+    return tuple(found)
 
 
 def describe(name: str) -> str:

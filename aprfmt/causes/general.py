@@ -18,6 +18,7 @@ CAUSE_ROWS = (
         "count are said.",
         "All other values of the tensor or point are equal, or within its bound.",
         next="look",
+        most="located",
     ),
     Cause(
         "tensor_names", "tensor", "bug",

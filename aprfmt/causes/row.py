@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from aprfmt.measure.verdicts import Level, Verdict
+from aprfmt.measure.verdicts import Certainty, Level, Verdict
 
 LAST = 1_000_000  # the rank of a hypothesis that states none: after all of ours
 
@@ -15,7 +15,8 @@ class Cause:
     likely, `confirms` the transformation that makes the difference vanish; a cause that was only
     seen and not confirmed is reported as unconfirmed. `keys` are the hyperparameters whose
     difference means this cause. `next` names the next step (`diagnosis/nextstep.py`) where it is
-    not the usual one of the level.
+    not the usual one of the level. `most` is how sure it can be: `located` where what happened is
+    measured and never made again.
     """
 
     name: str
@@ -26,3 +27,4 @@ class Cause:
     confirms: str
     keys: tuple[str, ...] = ()
     next: str = ""
+    most: Certainty = "confirmed"

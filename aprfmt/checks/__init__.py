@@ -2,7 +2,7 @@
 
 `inspect` is the other level: structure, no data read. A damaged file is reported, not refused: what
 is wrong with it fails the check `layout`, and what the damage leaves is checked all the same.
-The other rows are the gates of `qa` (aprfmt.qa).
+The other rows are the gates of `qa` (aprfmt.checks.gates.running).
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -110,6 +110,12 @@ DEAD_ROWS = UsualRange(
     0, 0.25, "share of rows", "rows of zeros are padding; a quarter is a lost part"
 )
 DEAD_ROW_L2 = 1e-6
+MEAN_ROW = UsualRange(0, 0.02, "of the mean's length", "BF16 rounds a row to 0.004 of itself")
+MEAN_OF_ROWS_FROM = 64  # rows: of few the mean says nothing
+PIECES_FROM = 64  # pieces: a share of fewer says nothing
+PIECES_MADE = UsualRange(
+    0.95, 1.0, "of the pieces", "merges make every piece of two characters and more"
+)
 
 # --- hyperparameters --------------------------------------------------------------------------
 

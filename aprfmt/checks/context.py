@@ -1,8 +1,9 @@
 """What all checks of one model share: the open file, and the one pass over its values."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
@@ -25,6 +26,7 @@ class CheckContext:
     progress: Progress | None = None
     source: "Model | None" = None  # what the model was made of, where that was given
     accept: Collection[str] = ()  # `unread:PATTERN`s: items that no warning is given for
+    kept: dict[str, Any] = field(default_factory=dict, repr=False)  # what checks share, by name
 
     @property
     def where(self) -> str:

@@ -149,16 +149,44 @@ CHECKS: tuple[CheckRow, ...] = (
         ".file.architecture_checks:check_role_bounds",
         whole=True,
     ),
-    CheckRow("tokenizer", "the vocabulary is whole and builds", ".file.vocabulary:check_lists"),
+    CheckRow(
+        "filled",
+        "no matrix is one value throughout",
+        ".file.architecture_checks:filled",
+        whole=True,
+    ),
+    CheckRow(
+        "tokenizer",
+        "the vocabulary is whole, of the kind that it is said to be, and builds",
+        ".file.vocabulary:check_lists",
+    ),
     CheckRow(
         "vocabulary_size", "every token has a row of the embedding", ".file.vocabulary:check_size"
     ),
     CheckRow(
         "special_ids",
-        "special ids are those of tokens, and one of them ends a turn",
+        "special ids are stated, those of tokens, and one of them ends a turn",
         ".file.vocabulary:check_ids",
     ),
-    CheckRow("merges", "every merge joins two tokens to a third", ".file.vocabulary:check_merges"),
+    CheckRow(
+        "token_types",
+        "the marks that the chat template writes are split off a text whole",
+        ".file.marks:token_types",
+    ),
+    CheckRow(
+        "token_rows",
+        "the marks that the chat template writes have rows that were trained",
+        ".file.marks:token_rows",
+        whole=True,
+    ),
+    CheckRow(
+        "merges",
+        "every merge joins two tokens to a third, and merges make every piece",
+        ".file.vocabulary:check_merges",
+    ),
+    CheckRow(
+        "round_trip", "what is encoded decodes to the same text", ".file.vocabulary:round_trip"
+    ),
     CheckRow(
         "chat_template",
         "the chat template only joins texts, and writes no token the vocabulary lacks",

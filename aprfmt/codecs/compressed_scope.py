@@ -17,14 +17,15 @@ from aprfmt.errors import CodecError
 
 MIXED = "mixed-precision"
 DENSE = "dense"  # weights that are stored as they are
-_PATTERN = "re:"
+PATTERN = "re:"
 _EMBEDDING = "Embedding"
 _CALLED = ("embed", "wte", "wpe")  # last parts of names of modules that are embeddings
 
 
-def _is_named(target: str, module: str) -> bool:
-    if target.startswith(_PATTERN):
-        return matches_start(target.removeprefix(_PATTERN), module)
+def is_named(target: str, module: str) -> bool:
+    """Say whether a target, or an ignored name, is a module's name or a pattern of it."""
+    if target.startswith(PATTERN):
+        return matches_start(target.removeprefix(PATTERN), module)
     return target == module
 
 
@@ -50,8 +51,8 @@ def groups_of(section: Config) -> dict[str, Mapping[str, Any]]:
 def _group_at(groups: Mapping[str, Mapping[str, Any]], module: str) -> str | None:
     """Return the name of the group whose target fits a module best."""
     wanted = {target: name for name, group in groups.items() for target in names(group, "targets")}
-    ordered = sorted(wanted, key=lambda target: (_PATTERN in target, target))
-    for fits in (_is_named, _is_class):
+    ordered = sorted(wanted, key=lambda target: (PATTERN in target, target))
+    for fits in (is_named, _is_class):
         found = next((target for target in ordered if fits(target, module)), None)
         if found is not None:
             return wanted[found]
@@ -67,7 +68,7 @@ def _narrowed(section: Config, name: str, group: Mapping[str, Any]) -> Config:
 
 def _at(section: Config, module: str) -> Config | None:
     if any(
-        _is_named(name, module) or (name == _EMBEDDING and _is_class(name, module))
+        is_named(name, module) or (name == _EMBEDDING and _is_class(name, module))
         for name in names(section, "ignore")
     ):
         return None

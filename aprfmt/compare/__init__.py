@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aprfmt.arch.value_checks import same_value
 from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
 from aprfmt.measure.alignment import Alignment, TensorPair, align, in_turn
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import own_part, own_values
 from aprfmt.measure.prefetch import Beforehand
 from aprfmt.measure.records import Explanation, FieldDiff, Image, TensorDiff
 from aprfmt.measure.texts import SideVerdicts, beside, generation, lacking_tokenizer, template_lines
@@ -163,6 +165,9 @@ def diff_models(
         _counted(a, b, alignment, only, tokens),
         {pair.key: tuple(side.names) for pair, row in zip(pairs, results, strict=True)
          if row.explanation is not None and (side := pair.b or pair.a) is not None},
+        b.metadata.get("general.file_type"),
+        own_values(b),
+        tuple(each for each in {one.cause for one in found} if own_part(each, b)),
     )  # fmt: skip
 
 
@@ -227,8 +232,6 @@ def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
 
 def _hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDiff, ...]:
     """List differing hyperparameters; all of them change the forward pass but the lengths."""
-    from aprfmt.arch.value_checks import same_value
-
     if not alignment.by_role:
         return ()
     rows = []
@@ -276,11 +279,10 @@ def _tokenizer(a: Model, b: Model) -> _Tokens:
         said = ("present", "absent") if report.carried == "A" else ("absent", "present")
         return _Tokens((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
     rows = []
-    for found in report.findings:
-        one = found.difference
+    for one in report.findings:
         rows.append(FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0], decisive=True))
-        if found.example:
-            rows.append(FieldDiff(f"{one.name}: shown by", found.example[0], found.example[-1]))
+        if one.example:
+            rows.append(FieldDiff(f"{one.name}: shown by", one.example[0], one.example[-1]))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
         return _Tokens(tuple(rows), report.remarks, verdicts, lacking)

@@ -3,15 +3,19 @@
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 
+from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.object_repr import short_repr
 from aprfmt.base.protocols import SURPLUS, Damage
 from aprfmt.causes import CAUSES
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import (
+    TRAINED,
     NamedCause,
     convert_again,
     name_cause,
+    set_values,
     write_without_surplus,
     written_anew,
 )
@@ -40,11 +44,12 @@ from aprfmt.model.ledger import (
 SECTIONS = ("tensors", "hyperparameters", "tokenizer", "metadata")
 _ONE_SIDED = ("ONLY_IN_A", "ONLY_IN_B")
 WORDS = Words("equal", "different", "not decided")
+_KEYS_OF = {"tied_embedding": "tied_embeddings"}  # of causes that a key of B's own may mend
 _ELSEWHERE = Words("equal", "equal values, but not where readers look for them", "not decided")
 
 
 @dataclass(frozen=True)
-class DiffReport:
+class DiffReport(Tabular):
     """Everything `diff` found; `to_json` gives all of it but the images.
 
     `asked` are the sections that the user named: there every difference counts, since nothing else
@@ -71,6 +76,13 @@ class DiffReport:
     ledgers: tuple[Ledger, Ledger] | None = None
     compared: Mapping[str, int] = field(default_factory=dict)  # things of the other sections
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # file's names of keys
+    file_type: object = None  # what a GGUF at B says of itself
+    own_values: Mapping[str, str] = field(default_factory=dict)  # KEY=VALUE that B's tensors show
+    own_parts: Collection[str] = ()  # causes that speak of a part that B alone has
+
+    def table_rows(self) -> Sequence[Row]:
+        """Return a row a tensor, with its verdict and its distances."""
+        return [asdict(row) for row in self.tensors]
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:
@@ -86,9 +98,25 @@ class DiffReport:
         ]  # fmt: skip
         for one in self.findings:
             mends = written_anew(one.cause, one.confirmed) and CAUSES[one.cause].verdict == "bug"
-            command = convert_again(self.a, self.b) if mends else ""
+            mends = mends and one.cause not in self.own_parts
+            command = self._own_key(one.cause) or (self._anew if mends else "")
             rows.append(replace(one, where=one.keys, next=command).named(self.stored))
         return tuple(rows)
+
+    def _own_key(self, cause: str) -> str:
+        """Return the command that sets a key of B to what B's tensors say; "" where they agree."""
+        value = self.own_values.get(_KEYS_OF.get(cause, ""))
+        return set_values(self.b, [value]) if value else ""
+
+    @cached_property
+    def _anew(self) -> str:
+        """The command that writes B anew from A as B is; "" where that would lose what B is."""
+        if any(one.cause in TRAINED for one in self.findings):
+            return ""
+        rows = [row for row in self.tensors if row.shape_b is not None and len(row.shape_b) > 1]
+        mine = {row.key: row.encoding_a for row in rows if row.encoding_a}
+        theirs = {row.key: row.encoding_b for row in rows if row.encoding_b}
+        return convert_again(self.a, self.b, mine, theirs, self.file_type)
 
     @property
     def _lacking(self) -> float:

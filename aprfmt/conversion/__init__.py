@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from aprfmt.arch import check_arch
 from aprfmt.base.memory import keep_freed
 from aprfmt.base.protocols import LazyTensor, Note, OrderedSink, Sink, TensorInfo
-from aprfmt.conversion.options import Options
+from aprfmt.conversion.options import ConvertOptions, Options
 from aprfmt.conversion.output_format import resolve_format, target_format
 from aprfmt.conversion.report import ConversionReport, TensorOutcome
 from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
@@ -33,7 +33,7 @@ __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_fo
 
 
 def convert(
-    src: Path | str, dst: Path | str, *, to: str | None = None, **wishes: Any
+    src: Path | str, dst: Path | str, *, to: str | None = None, **options: Unpack[ConvertOptions]
 ) -> ConversionReport:
     """Convert a model file or folder; any format to any.
 
@@ -41,16 +41,16 @@ def convert(
     hold the model as asked, OutputError where `dst` exists and `force` is not given, FormatError
     and ArchError for the source.
     """
-    options = Options(**wishes)
-    if options.arch != "none":
-        check_arch(options.arch)
-    if options.generic:
-        options = replace(options, arch="none")
-    arch = None if options.arch == "none" else options.arch
+    chosen = Options(**options)
+    if chosen.arch != "none":
+        check_arch(chosen.arch)
+    if chosen.generic:
+        chosen = replace(chosen, arch="none")
+    arch = None if chosen.arch == "none" else chosen.arch
     with open_model(
-        src, arch=arch, allow_missing=options.allow_missing, rename=options.rename
+        src, arch=arch, allow_missing=chosen.allow_missing, rename=chosen.rename
     ) as model:
-        return convert_model(model, Path(dst), to, options)
+        return convert_model(model, Path(dst), to, chosen)
 
 
 def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> ConversionReport:

@@ -220,7 +220,11 @@ def _json_or_text(text: str, key: str) -> Any:
 
 
 def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
+    """Return the string that quoted text is in JSON; text that is no JSON loses its quotes."""
+    if len(text) < 2 or not text[0] == text[-1] == '"':
+        return text
+    found = _json_or_text(text, "")
+    return found if isinstance(found, str) and found != text else text[1:-1]
 
 
 def _said(text: str) -> str:

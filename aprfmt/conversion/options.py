@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from aprfmt.base.encoding_names import encoding_name
 from aprfmt.base.protocols import TypedValue, Value
@@ -14,6 +14,44 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 Drops = Sequence[Callable[[str], bool]]  # over one spelling: is the tensor left out?
+
+
+class ConvertOptions(TypedDict, total=False):
+    """The keyword arguments of `aprfmt.convert`: the fields of `Options`."""
+
+    arch: str | None
+    generic: bool
+    encoding: str | None
+    tensor_encodings: Sequence[tuple[str, str]]
+    choose: Callable[[str, tuple[int, ...], str], str | None] | None
+    quantize: str | None
+    pure: bool
+    imatrix: Path | None
+    allow_requantize: bool
+    packing: Mapping[str, Any]
+    fma: Literal["fused", "strict"]
+    threads: int | None
+    jobs: int
+    importance: Callable[[str], Any] | None
+    allow_overflow: bool
+    allow_inexact: bool
+    drop: Sequence[str]
+    rename: "Sequence[Rename]"
+    allow_missing: Sequence[str]
+    complete: bool
+    metadata: Mapping[str, Value | TypedValue]
+    remove: Sequence[str]
+    texts: Mapping[str, str]
+    extra_metadata: Mapping[str, Value]
+    max_shard_size: int | None
+    alignment: int | None
+    force: bool
+    verify: bool
+    source_hash: bool
+    carry: bool
+    dry_run: bool
+    resume: bool
+    progress: Progress | None
 
 
 @dataclass(frozen=True)

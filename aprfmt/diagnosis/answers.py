@@ -1,5 +1,6 @@
 """What examining a trace gives: divergences, and the change that explains each."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,72 @@ from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint
+from aprfmt.measure.tolerances import DISCRETE
 
 Array = NDArray[Any]
+
+
+HALVES = 2  # one half of the values gives the numbers of a change, the other half judges them
+FLOAT = 24  # bits of a fitted number
+AGREES = 2.0  # times the tolerance of a point, for one of its rows
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a change makes agree: rows of the point it was found at, and other points.
+
+    All of them disagreed without it. A point that agreed before says nothing of a change. `bits`
+    are those of the rows' values that the tolerance leaves.
+    """
+
+    rows: int = 0
+    bits: float = 0.0
+    points: tuple[str, ...] = ()
+
+    def holds(self, change: Change) -> bool:
+        """Return whether more agrees than the numbers of the change were found on.
+
+        A number that was fitted to one row fits that row. So a second row has to agree, and with
+        twice the bits that all numbers take; or another point. Whole numbers are a choice of few.
+        """
+        numbers = numbers_of(change.values)
+        fitted = any(isinstance(number, float) for number in numbers)
+        wanted = sum(FLOAT if isinstance(n, float) else 1 + n.bit_length() for n in numbers)
+        many = self.rows >= (2 if fitted else 1) and self.bits >= HALVES * wanted
+        return not numbers or many or bool(self.points)
+
+
+def numbers_of(values: Any) -> list[int | float]:
+    """Return the numbers of a change: those in mappings, sequences, arrays; no booleans."""
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, np.ndarray | np.generic):
+        values = values.tolist()
+    if isinstance(values, list | tuple | set | frozenset):
+        return [number for each in values for number in numbers_of(each)]
+    counts = isinstance(values, int | float) and not isinstance(values, bool)
+    return [values] if counts else []
+
+
+def agreement(case: Mismatch, found: ShadowPass) -> Agreement:
+    """Return what agrees in a pass with a change, and disagreed in the pass without it."""
+    view, then = case.view, found.views.get(case.view.key)
+    points = tuple(
+        other.key
+        for other in case.found.flagged
+        if other.key != view.key
+        and other.key in found.views
+        and found.views[other.key].residual is not None
+        and not found.views[other.key].flagged
+    )
+    if then is None or then.residual is None or view.point in DISCRETE or view.base:
+        return Agreement(points=points)
+    before, after = case.by_row(view), case.by_row(then)
+    if before.shape != after.shape:
+        return Agreement(points=points)
+    rows = int(((before > view.tolerance) & (after <= AGREES * view.tolerance)).sum())
+    values = rows * view.mine.size / max(1, len(before))
+    return Agreement(rows, -values * math.log2(min(1.0, view.tolerance)), points)
 
 
 @dataclass(frozen=True)
@@ -27,6 +92,7 @@ class Solution:
     reach: float  # the number of points up to which the changed pass agrees
     patched: PatchedModel
     recorded: RecordedTrace
+    agreement: Agreement = Agreement()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from aprfmt.base.registry import offered_items
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.accumulated_rounding import stated, supposed
-from aprfmt.diagnosis.answers import Divergence, Examined, Solution, scopes_of, weights_inside
+from aprfmt.diagnosis.answers import (
+    Divergence,
+    Examined,
+    Solution,
+    agreement,
+    scopes_of,
+    weights_inside,
+)
 from aprfmt.diagnosis.capture_point import find_other_capture_point
 from aprfmt.diagnosis.faint_mistakes import faint_in, find_faint_mistakes
 from aprfmt.diagnosis.recheck import recheck_answers
@@ -187,7 +194,16 @@ def _reaching(
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _place(then, order))
         if reach > here and (best is None or reach > best.reach):
-            best = Solution(steps[-1].change, layers, residual, then, reach, patched, recorded)
+            best = Solution(
+                steps[-1].change,
+                layers,
+                residual,
+                then,
+                reach,
+                patched,
+                recorded,
+                agreement(case, found),
+            )
         if reach == math.inf:
             break
     return best
@@ -283,7 +299,9 @@ def _verified(
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _place(then, order))
         if reach > here and (best is None or reach > best.reach):
-            best = Solution(change, layers, residual, then, reach, patched, recorded)
+            best = Solution(
+                change, layers, residual, then, reach, patched, recorded, agreement(case, found)
+            )
         if reach == math.inf:
             break
     return best

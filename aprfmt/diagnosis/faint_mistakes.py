@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.diagnosis.accumulated_rounding import supposed, with_direction
-from aprfmt.diagnosis.answers import Divergence, Solution, scopes_of, weights_inside
+from aprfmt.diagnosis.answers import Divergence, Solution, agreement, scopes_of, weights_inside
 from aprfmt.diagnosis.search import Search
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
@@ -40,7 +40,10 @@ def find_faint_mistakes(
             guess = supposed(patched, case.recorded, left, 1.0) if left.flagged else None
             if guess is not None:
                 recorded, says = guess
-                answer = Solution(change, layers, one.residual, None, math.inf, patched, recorded)
+                agrees = agreement(case, shadow_pass(patched, recorded))
+                answer = Solution(
+                    change, layers, one.residual, None, math.inf, patched, recorded, agrees
+                )
                 return Divergence(case.view, answer), patched, recorded, says
     return None
 

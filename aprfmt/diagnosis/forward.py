@@ -33,7 +33,7 @@ def judged(
     """
     found = JudgedTrace(label, examined)
     for divergence in examined.divergences:
-        _add(found.findings, _finding(label, divergence, examined))
+        _add(found.findings, _finding(label, divergence))
         found.evidence += _evidence(label, divergence)
         if divergence.answer is None and divergence.likely != "nonfinite":
             step = recording(divergence.view, examined.before.views, ids, model)
@@ -89,20 +89,7 @@ def _operations(view: ShadowPoint) -> tuple[str, ...]:
     return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
 
-def _agrees_elsewhere(divergence: Divergence, examined: Examined) -> bool:
-    """Say whether the change makes points agree at which its values were not found."""
-    answer = divergence.answer
-    assert answer is not None
-    keys = [key for key, view in examined.before.views.items() if view.recorded is not None]
-    if divergence.view.key not in keys:
-        return False
-    after = keys[keys.index(divergence.view.key) + 1 :]
-    if answer.then is not None and answer.then.key in after:
-        after = after[: after.index(answer.then.key)]
-    return bool(after)
-
-
-def _finding(label: str, divergence: Divergence, examined: Examined) -> Finding:
+def _finding(label: str, divergence: Divergence) -> Finding:
     view, answer = divergence.view, divergence.answer
     if answer is None:
         return _unexplained(label, divergence)
@@ -121,10 +108,7 @@ def _finding(label: str, divergence: Divergence, examined: Examined) -> Finding:
         change.values,
         label,
         tuple(other.change.cause for other in divergence.others),
-        # A change without values of its own was fitted to nothing.
-        reached=None
-        if not change.values or _agrees_elsewhere(divergence, examined)
-        else "explained",
+        reached=None if answer.agreement.holds(change) else "explained",
     )
 
 

@@ -1,9 +1,10 @@
 """The records of a diagnosis: numbers and sentences, all of them in the JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.notebook import Card, Table, Tone
 from aprfmt.base.object_repr import short_repr
 from aprfmt.causes import CAUSES
@@ -11,7 +12,7 @@ from aprfmt.diagnosis.coverage import CoverageText
 from aprfmt.measure.findings import Confidence, Finding
 from aprfmt.measure.named_causes import NamedCause
 from aprfmt.measure.nonfinite import NonFinite
-from aprfmt.measure.verdicts import Level, Verdict
+from aprfmt.measure.verdicts import Level, Verdict, worst_verdict
 from aprfmt.model.ledger import (
     Compared,
     Ledger,
@@ -32,8 +33,6 @@ EXIT: Mapping[DivergenceKind, int] = {
     "same": 0, "precision": 0, "derived": 1, "not_exercised": 1, "bug": 1, "not_comparable": 2,
 }  # fmt: skip
 DERIVED = ("derived", "lora_merge")  # the causes of other weights that were made from these
-# Verdicts, the worst first; several findings together have the worst one.
-_WORST: tuple[Verdict, ...] = ("not_comparable", "bug", "precision", "same")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class PointRow:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Tabular):
     """Where two models, traces or runs first differ, and why. `exit_code` carries the verdict.
 
     `complete`: with the confirmed causes taken away nothing but rounding is left; None where that
@@ -112,8 +111,7 @@ class Diagnosis:
 
     @property
     def _of_findings(self) -> Verdict:
-        verdicts = {finding.verdict for finding in self.findings}
-        return next((verdict for verdict in _WORST if verdict in verdicts), "same")
+        return worst_verdict(finding.verdict for finding in self.findings)
 
     @property
     def pronounced(self) -> Pronounced:
@@ -146,6 +144,10 @@ class Diagnosis:
         """Every cause as the record for the outside, in the files' own names; the lead first."""
         rows = sorted(self.findings, key=lambda row: row is not self.lead)
         return tuple(row.named(self.stored) for row in rows)
+
+    def table_rows(self) -> Sequence[Row]:
+        """Return a row a cause, the lead first."""
+        return [cause.to_json() for cause in self.causes]
 
     @property
     def cause(self) -> str | None:

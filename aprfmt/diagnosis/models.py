@@ -65,7 +65,12 @@ def compare_models(a: Model, b: Model) -> Levels:
 
 
 # A relation's kind -> the cause that it is.
-_CAUSE_OF = {"axes": "transpose", "keys": "config_sizes", "modules": "packing_claim"}
+_CAUSE_OF = {
+    "axes": "transpose",
+    "keys": "config_sizes",
+    "modules": "packing_claim",
+    "claims": "packing_claim",
+}
 
 
 def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[Finding]:

@@ -11,12 +11,22 @@ from pathlib import Path
 
 from aprfmt.arch.value_checks import same_value
 from aprfmt.causes import CAUSES
+from aprfmt.diagnosis.packing_keys import mending_key
 from aprfmt.diagnosis.sides import Side
 from aprfmt.diagnosis.unread import refused
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import convert_again, fixed_name, written_anew
+from aprfmt.measure.named_causes import (
+    TRAINED,
+    convert_again,
+    fixed_name,
+    matrix_encodings,
+    own_part,
+    own_values,
+    set_values,
+    written_anew,
+)
 from aprfmt.model import Model
 from aprfmt.model.draft import in_head
 
@@ -27,12 +37,16 @@ MOST_IDS = 64  # ids of a command; longer ones are in a file
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step is made of. `length` is the number of tokens that reaches a difference, or 0."""
+    """What a step is made of. `length` is the number of tokens that reaches a difference, or 0.
+
+    `trained` says that B is derived from A: its weights are not to be replaced by A's.
+    """
 
     a: Side
     b: Side
     ids: Sequence[int]
     length: int = 0
+    trained: bool = False
 
     @property
     def pair(self) -> str:
@@ -52,7 +66,14 @@ def again(asked: StepParts, finding: Finding) -> str:
     """Write B anew from A."""
     if asked.a.kind == "trace":
         return ""
-    return convert_again(asked.a.path, asked.b.path)
+    a, b = asked.a.model, asked.b.model
+    if asked.trained or own_part(finding.cause, b):  # what B was taught stands in no other file
+        return look(asked, finding)
+    if a is None or b is None:
+        return convert_again(asked.a.path, asked.b.path, {}, {})
+    mine, theirs = matrix_encodings(a), matrix_encodings(b)
+    stated = b.metadata.get("general.file_type")
+    return convert_again(asked.a.path, asked.b.path, mine, theirs, stated) or look(asked, finding)
 
 
 def settings(asked: StepParts, finding: Finding) -> str:
@@ -65,7 +86,7 @@ def settings(asked: StepParts, finding: Finding) -> str:
     words = [_assigned(a, b, name) for name in finding.values if name in b.hyper]
     if not words or "" in words:
         return again(asked, finding)
-    return f"aprfmt set {shlex.quote(str(asked.b.path))} {' '.join(words)} -o {asked.fixed}"
+    return set_values(asked.b.path, words)
 
 
 def _assigned(a: Model, b: Model, name: str) -> str:
@@ -116,7 +137,15 @@ def look(asked: StepParts, finding: Finding) -> str:
 
 
 def stored(asked: StepParts, finding: Finding) -> str:
-    """Write B anew where the cause is proven, or bytes are damaged; else look at the tensors."""
+    """Set the key that mends B; else write B anew where the cause is proven, or bytes are damaged.
+
+    Without either, look at the tensors.
+    """
+    a, b = asked.a.model, asked.b.model
+    if a is not None and b is not None and asked.b.kind != "trace":
+        mended = mending_key(a, b, finding, asked.fixed)
+        if mended:
+            return mended
     anew = written_anew(finding.cause, finding.confirmed)
     return (again if anew else look)(asked, finding)
 
@@ -178,6 +207,10 @@ def step(asked: StepParts, finding: Finding) -> str:
         return finding.next
     if finding.exercised == "not_exercised":
         return reach(asked, finding)
+    shown = {} if asked.b.model is None else own_values(asked.b.model)
+    own = [shown.get(name, "") for name in finding.values]
+    if own and "" not in own:  # then B is read as it was made
+        return set_values(asked.b.path, own)
     named = CAUSES[finding.cause].next if finding.cause else ""
     made = STEPS[named] if named else LEVELS[finding.level]
     if made is again and finding.level == "forward":
@@ -189,9 +222,11 @@ def with_next(
     a: Side, b: Side, ids: Sequence[int], findings: Sequence[Finding], lengths: Mapping[int, int]
 ) -> list[Finding]:
     """Return findings with their next steps; `lengths` are tokens that reach one, by its number."""
+    trained = any(finding.cause in TRAINED for finding in findings)
     return [
         replace(
-            finding, next=finding.next or step(StepParts(a, b, ids, lengths.get(i, 0)), finding)
+            finding,
+            next=finding.next or step(StepParts(a, b, ids, lengths.get(i, 0), trained), finding),
         )
         for i, finding in enumerate(findings)
     ]

@@ -1,10 +1,16 @@
 """Level one: the tokenizers, chat templates and generation settings of two models."""
 
-from aprfmt.causes.tokenizer.comparison import TokenFinding, compare_tokens
+import shlex
+from pathlib import Path
+
+from aprfmt.causes.tokenizer.comparison import compare_tokens
+from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.measure.findings import Finding
+from aprfmt.measure.named_causes import fixed_name
 from aprfmt.measure.texts import lacking_tokenizer
+from aprfmt.measure.verdicts import Certainty
 from aprfmt.model import Model
 
 _OF = "probe texts, conversations and ends that are not A's; a share"
@@ -13,10 +19,10 @@ _OF = "probe texts, conversations and ends that are not A's; a share"
 def tokenizers(a: Model, b: Model, found: Levels) -> None:
     """Record what differs of two models' tokenizers in `found.stated`; no pass is needed for it."""
     report = compare_tokens(a, b)
-    found.stated += [_cause(row) for row in report.findings]
+    found.stated += [_cause(row, b) for row in report.findings]
     for row in report.findings:
         found.evidence += [
-            Evidence("identity", f"{label}: {text}", row.difference.where[:1])
+            Evidence("identity", f"{label}: {text}", row.where[:1])
             for label, text in zip("AB", row.example, strict=False)
         ]
     found.evidence += [
@@ -30,16 +36,36 @@ def tokenizers(a: Model, b: Model, found: Levels) -> None:
     found.left = lacking_tokenizer(a, b, report)
 
 
-def _cause(row: TokenFinding) -> Finding:
-    one = row.difference
+def _cause(one: Difference, b: Model) -> Finding:
     says = one.says
-    if row.example:
-        says += f"; first shown by {row.example[0]} in A"
-        says += f", {row.example[-1].partition(' is ')[2]} in B"
-    elif not row.shown:
+    if one.example:
+        says += f"; first shown by {one.example[0]} in A"
+        says += f", {one.example[-1].partition(' is ')[2]} in B"
+    elif not one.probed:
+        says += "; texts could not be encoded on both sides, so that none was tried"
+    elif not one.shown:
         says += "; no probe text and no conversation shows it"
     return Finding(
-        one.cause, says, "identity", "bug", one.where, row.shown, "", row.before, row.after, _OF,
-        {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if row.shown else "not_exercised",
-        reached="explained" if row.after == 0 else "located", counted=True,
+        one.cause, says, "identity", "bug", one.where, one.shown, "", one.before, one.after, _OF,
+        {one.name: {"a": one.a, "b": one.b}}, exercised="shows" if one.shown else "not_exercised",
+        reached=_reached(one), counted=True, next=_mended(b, one.mend),
     )  # fmt: skip
+
+
+def _reached(one: Difference) -> Certainty | None:
+    """Return what was done to show a difference: the part of B exchanged, on every probe.
+
+    It was read in the files and found on no text, so that every probe judges it.
+    """
+    if one.after == 0:
+        return None if one.shown else "explained"
+    return "located"
+
+
+def _mended(b: Model, keys: tuple[str, ...]) -> str:
+    """Return the command that sets keys in a copy of B; "" without keys."""
+    if not keys:
+        return ""
+    words = " ".join(map(shlex.quote, keys))
+    path = Path(b.path) if b.folder is None else Path(b.folder.path)
+    return f"aprfmt set {shlex.quote(str(path))} {words} -o {fixed_name(path)}"

@@ -420,7 +420,9 @@ class Walk:
         if self.traces and not any(
             row.direct is not None or row.shadow is not None for row in self.points
         ):
-            return "no point of the two has values on the same rows"
+            left = [f"{one.name}: {one.why}" for one in unread_arrays(*self.traces.values())]
+            rest = f"; {'; '.join(left[:3])}" + ", ..." * (len(left) > 3) if left else ""
+            return f"no point of the two has values on the same rows{rest}"
         return ""
 
 

@@ -189,6 +189,14 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
     os.replace(new, path)
 
 
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a results file, Parquet or JSON lines; FormatError for another file."""
+    if path.suffix == PARQUET:
+        yield from read_parquet(path)
+    else:
+        yield from (row for row, _ in read_lines(path))
+
+
 def read_parquet(path: Path) -> Iterator[Row]:
     """Yield the rows of a scan's Parquet file; FormatError for a file that is not one."""
     arrow = _pyarrow()

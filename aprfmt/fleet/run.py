@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.errors import UsageError
 from aprfmt.fleet.answer_lines import AnswerLine, answer_of, facts_of
 from aprfmt.fleet.model_search import FleetModel, Unlisted, find_models
 from aprfmt.fleet.questions import select_questions
-from aprfmt.fleet.results import Results, check_parquet
+from aprfmt.fleet.results import Results, check_parquet, read_rows
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
@@ -51,7 +52,7 @@ class ScanRequest:
 
 
 @dataclass(frozen=True)
-class ScanReport:
+class ScanReport(Tabular):
     """What a scan did, and what its rows say: `asked` now, `kept` of before, `left` unasked."""
 
     out: Path
@@ -91,6 +92,10 @@ class ScanReport:
         ran = {"answers": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
         words = Words("PASS", "FAIL", "NOT-RUN")
         return pronounce(words, Compared(bool(counts["FAIL"]), ran, left, scope=scope))
+
+    def table_rows(self) -> Sequence[Row]:
+        """Return the rows of the results file: one for every question of every model."""
+        return list(read_rows(self.out))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""

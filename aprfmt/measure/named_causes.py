@@ -1,18 +1,29 @@
 """One record of a cause for the outside: what `diff` and `diagnose` print and give as JSON."""
 
+import json
 import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.arch.value_checks import same_value
+from aprfmt.base.encodings import ENCODINGS
+from aprfmt.errors import AprfmtError
 from aprfmt.measure.verdicts import CERTAINTIES, Certainty
 from aprfmt.model.hf_folder import WEIGHTS
+from aprfmt.model.relations import entry
+from aprfmt.quantizing.mixture import SCHEMES
 
-MENDS = ("aprfmt convert ", "aprfmt set ", "aprfmt repair ", "mv ")  # commands that write a model
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+# Commands that write a model.
+MENDS = ("aprfmt convert ", "aprfmt quantize ", "aprfmt set ", "aprfmt repair ", "mv ")
 NAMED = 2  # places in a line; JSON has all
 
 
@@ -160,6 +171,9 @@ def fixed_name(path: Path) -> str:
 # Causes of which only the source has the bytes: where they are is enough to write them anew.
 LOST = frozenset({"bit_rot"})
 
+# Causes that say that B's weights are its own.
+TRAINED = frozenset({"derived", "lora_merge"})
+
 
 def written_anew(cause: str, confirmed: bool) -> bool:
     """Return whether a stored tensor with this cause is mended by writing B anew from A.
@@ -169,9 +183,103 @@ def written_anew(cause: str, confirmed: bool) -> bool:
     return confirmed or cause in LOST
 
 
-def convert_again(a: Path | str, b: Path | str) -> str:
-    """Return the command that writes B anew from A."""
-    return f"aprfmt convert {shlex.quote(str(a))} {fixed_name(Path(b))}"
+def convert_again(
+    a: Path | str,
+    b: Path | str,
+    mine: Mapping[str, str],
+    theirs: Mapping[str, str],
+    file_type: object = None,
+) -> str:
+    """Return the command that writes B anew from A in B's encodings; "" where none does.
+
+    `mine` and `theirs` are the encodings of the matrices of both by key, `file_type` is what a GGUF
+    says of itself: of a mixture it names the scheme.
+    """
+    words = _in_encodings(mine, theirs, file_type)
+    if words is None:
+        return ""
+    verb, *options = words
+    line = f"aprfmt {verb} {shlex.quote(str(a))} {fixed_name(Path(b))}"
+    return " ".join([line, *options])
+
+
+def _in_encodings(
+    mine: Mapping[str, str], theirs: Mapping[str, str], file_type: object
+) -> list[str] | None:
+    """Return verb and options that give A's matrices B's encodings; None where no command does.
+
+    Codes of a calibrated quantization are lost with the file: rounding again is another one.
+    """
+    common = [key for key in theirs if key in mine]
+    wished = Counter(theirs[key] for key in common)
+    if all(mine[key] == theirs[key] for key in common):
+        return ["convert"]
+    if len(wished) == 1:
+        (name,) = wished
+        row = ENCODINGS.get(name)
+        plain = row is not None and (bool(row.numpy) or (row.ggml is not None and not row.removed))
+        return ["convert", f"--encoding {name}"] if plain else _scheme(name)
+    schemes = [
+        name
+        for name, scheme in SCHEMES.items()
+        if scheme.file_type == file_type and not scheme.options
+    ]
+    return ["quantize", f"--type {schemes[0]}"] if file_type is not None and schemes else None
+
+
+def _scheme(encoding: str) -> list[str] | None:
+    """Return verb and options of a scheme that rounds to the nearest code, without calibration."""
+    held = ENCODINGS.get(encoding)
+    nearest = held is not None and held.flat and encoding in SCHEMES
+    return ["quantize", f"--type {encoding}"] if nearest else None
+
+
+def matrix_encodings(model: "Model") -> dict[str, str]:
+    """Return the encodings of a model's matrices by role key; {} where roles are not known."""
+    try:
+        roles = model.roles
+    except AprfmtError:
+        return {}
+    return {key: view.encoding for key, view in roles.items() if len(view.shape) > 1}
+
+
+def own_part(cause: str, b: "Model | None") -> bool:
+    """Return whether a cause speaks of a part that B alone has, such as a head of its own."""
+    try:
+        return cause == "tied_embedding" and b is not None and not b.hyper["tied_embeddings"]
+    except (AprfmtError, KeyError):
+        return False
+
+
+def set_values(b: Path | str, values: Sequence[str]) -> str:
+    """Return the command that sets KEY=VALUE words, quoted for a shell, in a copy of B."""
+    place = entry(Path(b))
+    return f"aprfmt set {shlex.quote(str(place))} {' '.join(values)} -o {fixed_name(place)}"
+
+
+def own_values(b: "Model") -> dict[str, str]:
+    """Return KEY=VALUE of each hyperparameter of which B's own key says another than its tensors.
+
+    With that key B is read as it was made. Quoted for a shell.
+    """
+    try:
+        hyper = b.hyper
+    except AprfmtError:
+        return {}
+    found = {}
+    for name in hyper:
+        row = hyper.of(name)
+        if row.origin not in ("shape", "tensor") or not row.key:
+            continue
+        stated: object = b.metadata.get(row.key)
+        if stated is None and b.config is not None:
+            stated = b.config
+            for part in row.key.split("."):
+                stated = stated.get(part) if isinstance(stated, Mapping) else None
+        number = isinstance(row.value, int | float)
+        if number and stated is not None and not same_value(stated, row.value):
+            found[name] = shlex.quote(f"{row.key}={json.dumps(row.value)}")
+    return found
 
 
 def write_without_surplus(file: Path | str, b: Path | str) -> str:

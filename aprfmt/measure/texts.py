@@ -98,7 +98,7 @@ def beside(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
         "lines_only_in_b": sum(line.startswith("+") for line in lines),
         "keys_changed": len(keys),
     }
-    own = [row for row in tokens.findings if row.difference.name not in _OTHERS]
+    own = [row for row in tokens.findings if row.name not in _OTHERS]
     judged = "different" if own or tokens.counts else "equal"
     if tokens.carried != "AB":
         judged = _one_sided("A" in tokens.carried, "B" in tokens.carried)

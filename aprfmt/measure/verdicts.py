@@ -1,5 +1,6 @@
 """The verdicts on two sides, the levels of evidence, and how sure a cause is."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 Level = Literal["identity", "config", "tensor", "forward", "capture"]
@@ -15,6 +16,7 @@ LEVELS: dict[Level, str] = {
     "capture": "where and on which rows the values were taken",
 }
 
+# In the order in which several together are one: the last of them, which is the worst.
 VERDICTS: dict[Verdict, str] = {
     "same": "the same computation; nothing differs but how it is stored, or where or on which rows "
     "it was looked at",
@@ -33,6 +35,11 @@ CERTAINTIES: dict[Certainty, str] = {
     "confirmed": "the stated change was made and gives the other side in every element it speaks "
     "of, on elements that it was not found on",
 }
+
+
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict of several together: the worst; without any, that nothing differs."""
+    return max(verdicts, key=list(VERDICTS).index, default="same")
 
 
 def certainty_of(confirmed: bool, reached: Certainty | None) -> Certainty:

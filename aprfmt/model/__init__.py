@@ -8,12 +8,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aprfmt.arch import check_arch
+from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.base.object_repr import public_dir, short_repr
 from aprfmt.base.protocols import Damage, Note, Source, TypedValue, Value
@@ -32,7 +33,7 @@ from aprfmt.model.hf_folder import (
 from aprfmt.model.relations import Relation, relations, wrong_modules
 from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
 from aprfmt.remote.paths import RemotePath, can_list, is_remote, parse_location
-from aprfmt.tensors.companions import has_parts, join_companions
+from aprfmt.tensors.companions import has_parts, join_companions, quantization_section
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ if TYPE_CHECKING:
 HF_CONFIG_KEYS = {"gguf": "aprfmt.hf_config", "apr": "hf_config"}
 
 
-# What is public of a model (docs/api.md), and `dir` shows.
+# What is public of a model (docs/reference/api.md), and `dir` shows.
 PUBLIC = (
     "close", "config", "damage", "format", "get", "hyper", "items", "keys", "metadata", "notes",
-    "path", "roles", "spec", "tokenizer", "values",
+    "path", "roles", "spec", "table_rows", "to_arrow", "to_pandas", "tokenizer", "values",
 )  # fmt: skip
 
 
-class Model(Mapping[str, View]):
+class Model(Mapping[str, View], Tabular):
     """An open model; a mapping from the file's own tensor names, and a context manager.
 
     `arch` forces an architecture by name. Where the architecture is unknown the model still
@@ -263,7 +264,13 @@ class Model(Mapping[str, View]):
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
         """The changes under which alone readers find what is here; empty for most files."""
-        return relations(self)
+        found = relations(self)
+        if self.config is None or quantization_section(self.config) is None:
+            return found
+        from aprfmt.model.quantized_modules import wrong_claims
+
+        claims = wrong_claims(self)
+        return found if claims is None else (*found, claims)
 
     @property
     def spec(self) -> "ArchSpec":
@@ -369,6 +376,19 @@ class Model(Mapping[str, View]):
 
     def __dir__(self) -> list[str]:
         return public_dir(self, PUBLIC)
+
+    def table_rows(self) -> list[Row]:
+        """Return a row a stored tensor: name, role, shape, encoding, bytes, offset."""
+        roles: dict[str, str] = {}
+        with suppress(ArchError):  # an unknown architecture has tensors and no roles
+            roles = {name: key for key, side in self.roles.items() for name in side.names}
+        return [
+            {
+                "name": name, "role": roles.get(name), "shape": list(side.shape),
+                "encoding": side.encoding, "nbytes": side.nbytes, "offset": side.offset,
+            }
+            for name, side in self.items()
+        ]  # fmt: skip
 
     def _ipython_key_completions_(self) -> list[str]:
         """Return what IPython offers behind `model["`."""

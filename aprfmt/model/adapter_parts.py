@@ -6,7 +6,9 @@ Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lo
 llama-adapter.cpp, which refuses a tensor that is no factor; kohya's sd-scripts, networks/lora.py.
 """
 
+import math
 import re
+import struct
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +37,10 @@ _LONGEST_FIRST = sorted(ENDS, key=len, reverse=True)
 # added. PEFT writes another word where it saves an adapter for the base as it was.
 _OF_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 _UNREAD = ("lora_bias", "alora_invocation_tokens", "trainable_token_indices")
-_WRAPPED = ".base_layer"  # of a module that PEFT wrapped more than once
+# Parts that say by themselves whose spelling it is: trainers add the others to foreign names.
+_DECIDING = ("a", "b", "embedding_a", "embedding_b")
+WRAPPED = ".base_layer"  # of a module that PEFT wrapped more than once
+_NUMBERS = {"F32": "<f", "F16": "<e", "BF16": "<f", "F64": "<d"}
 # What loaders compute from the configuration, and a converter may have added to an adapter.
 _COMPUTED = re.compile(
     r"(^|\.)(rope_freqs|rope_factors_long|rope_factors_short)\.weight$"
@@ -46,8 +51,8 @@ _COMPUTED = re.compile(
 class AdapterParts(NamedTuple):
     """The stored names of an adapter: factors by module and part, whole tensors, stray ones.
 
-    `spellings` are those its factors have: peft, gguf, kohya. A stray tensor is no part of an
-    adapter.
+    `spellings` are those its factors have: peft, gguf, kohya. A strength or a length beside a pair
+    (`.alpha`, `.dora_scale`) does not decide which. A stray tensor is no part of an adapter.
     """
 
     spellings: frozenset[str]
@@ -66,7 +71,8 @@ def adapter_parts(model: "Model") -> AdapterParts:
         end = next((end for end in _LONGEST_FIRST if name.endswith(end)), "")
         if end:
             spelling, part = ENDS[end]
-            spellings.add(spelling)
+            if part in _DECIDING:
+                spellings.add(spelling)
             factors.setdefault(name.removesuffix(end).removeprefix(PREFIX), {})[part] = name
         elif _COMPUTED.search(name):
             stray.append(name)
@@ -78,8 +84,8 @@ def adapter_parts(model: "Model") -> AdapterParts:
 def unwrapped(module: str) -> tuple[str, int]:
     """Return the name of a module without PEFT's wrappers, and how many of them stood there."""
     depth = 0
-    while module.endswith(_WRAPPED):
-        module, depth = module.removesuffix(_WRAPPED), depth + 1
+    while module.endswith(WRAPPED):
+        module, depth = module.removesuffix(WRAPPED), depth + 1
     return module, depth
 
 
@@ -107,8 +113,70 @@ def _is_target_module(config: Mapping[str, Any], module: str) -> bool:
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
-def merge_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
-    """Return what stands against merging an adapter, "" where names and configuration allow it."""
+def by_pattern(patterns: Any, module: str, default: Any) -> Any:
+    """Return PEFT's value of a module: of the first pattern that ends its name, else `default`."""
+    for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
+        if matches_start(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def scale_of(config: Mapping[str, Any], alpha: float, rank: int) -> float:
+    """Return the scale of a pair: alpha / r, with rsLoRA alpha / sqrt(r)."""
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def own_alpha(model: "Model", parts: AdapterParts, module: str) -> float | None:
+    """Return the strength that an adapter's file has beside a pair; None where it has none."""
+    name = parts.factors[module].get("alpha")
+    if name is None:
+        return None
+    tensor = model[name].stored[0]
+    form = _NUMBERS.get(tensor.info.encoding)
+    raw = bytes(tensor.raw(0, min(8, tensor.info.nbytes)))
+    if form is None or len(raw) < struct.calcsize(form):
+        return None
+    if tensor.info.encoding == "BF16":
+        raw = b"\0\0" + raw[:2]
+    (found,) = struct.unpack_from(form, raw)
+    return float(found)
+
+
+def alpha_contradiction(config: Mapping[str, Any], parts: AdapterParts, model: "Model") -> str:
+    """Return how strengths in a file of PEFT's names contradict its configuration; "" if not.
+
+    PEFT reads the configuration alone, other loaders (diffusers, vLLM, sd-scripts) the tensors.
+    """
+    if parts.spellings != {"peft"}:
+        return ""
+    apart = []
+    for module, own in parts.factors.items():
+        alpha = own_alpha(model, parts, module)
+        claimed = by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 0))
+        factor = own.get("a")
+        if alpha is None or factor is None or not isinstance(claimed, int | float):
+            continue
+        rank = model[factor].shape[0]
+        scale = scale_of(config, float(claimed), rank)
+        if rank and not math.isclose(alpha / rank, scale, rel_tol=1e-3):
+            apart.append((own["alpha"], alpha, alpha / rank, scale))
+    if not apart:
+        return ""
+    name, alpha, mine, theirs = apart[0]
+    return (
+        f"{name} is {alpha:g}, which makes the scale {mine:g}, and adapter_config.json makes it "
+        f"{theirs:g} ({len(apart)} of {len(parts.factors)} pairs): PEFT goes by the configuration, "
+        "other loaders by the tensors; set lora_alpha to what was trained, or take the tensors out"
+    )
+
+
+def merge_obstacle(
+    config: Mapping[str, Any], parts: AdapterParts, model: "Model", *, compare: bool = False
+) -> str:
+    """Return what stands against merging an adapter, "" where names and configuration allow it.
+
+    With `compare` it is only held against a merge, so that two readings of a strength may stand.
+    """
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
         return f"peft_type is {kind!r}; LORA is what is read"
@@ -130,7 +198,7 @@ def merge_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
         return f"{odd[0]} is no part of a LoRA that is read here"
     if len(parts.spellings) > 1:
         return f"it has names of {', '.join(sorted(parts.spellings))}"
-    return ""
+    return "" if compare else alpha_contradiction(config, parts, model)
 
 
 def _lacking_parameter(config: Mapping[str, Any], parts: AdapterParts) -> str:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.mapped_file import open_bytes
-from aprfmt.model.adapter_parts import adapter_parts, merge_obstacle, target_parameters, unwrapped
+from aprfmt.model.adapter_parts import (
+    adapter_parts,
+    alpha_contradiction,
+    merge_obstacle,
+    target_parameters,
+    unwrapped,
+)
 from aprfmt.model.hf_folder import MAX_CONFIG, parse_config
 
 if TYPE_CHECKING:
@@ -92,13 +98,15 @@ def _listed(names: Sequence[str]) -> str:
 def _adapter_next(model: "Model") -> str:
     """Return what can be done with an adapter here: only what a merge will do."""
     parts = adapter_parts(model)
-    obstacle = merge_obstacle(peft_config(model), parts)
+    config = peft_config(model)
+    obstacle = merge_obstacle(config, parts, model)
+    if obstacle and obstacle == alpha_contradiction(config, parts, model):
+        return f"it is not merged here: {obstacle}"
     if obstacle:
         return f"it is not merged here ({obstacle}); merge it with PEFT's merge_and_unload"
     merge = f"merge it into its base (aprfmt convert BASE OUT --adapter {model.path})"
     if parts.whole:
         return f"{merge}, which alone takes whole tensors along"
-    config = peft_config(model)
     if any(target_parameters(config, unwrapped(module)[0]) for module in parts.factors):
         return f"{merge}, the one form that pairs for single parameters have here"
     return f"{merge}, or write it in another form (aprfmt convert ADAPTER OUT --base BASE)"

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from aprfmt.model import Model
 
-RelationKind = Literal["names", "container", "extension", "index", "axes", "keys", "modules"]
+RelationKind = Literal[
+    "names", "container", "extension", "index", "axes", "keys", "modules", "claims"
+]
 SHOWN = 2  # examples in a sentence
 
 

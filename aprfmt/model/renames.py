@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aprfmt.arch.name_templates import NameIndex, strip_prefix
 from aprfmt.errors import UsageError
-from aprfmt.tensors.companions import SECTIONS
+from aprfmt.tensors.companions import MODULE_LISTS, SECTIONS
 
 if TYPE_CHECKING:
     from aprfmt.arch.spec import ArchSpec
@@ -179,14 +179,6 @@ def _under_name(tensor: "LazyTensor", name: str) -> "LazyTensor":
     return found
 
 
-# Keys of a quantization section that list modules which are left as they are. Sources:
-# transformers' quantization configs (bitsandbytes, FP8, compressed-tensors, AWQ), ModelOpt.
-_MODULE_LISTS = (
-    "ignore", "modules_to_not_convert", "llm_int8_skip_modules", "exclude_modules",
-    "ignored_layers",
-)  # fmt: skip
-
-
 def rename_modules(config: "Mapping[str, Value]", rules: Sequence[Rename]) -> "dict[str, Value]":
     """Return config.json with the modules that its quantization names renamed as the tensors are.
 
@@ -206,7 +198,7 @@ def rename_modules(config: "Mapping[str, Value]", rules: Sequence[Rename]) -> "d
             return value
         made: dict[str, Value] = {}
         for key, one in value.items():
-            if key in _MODULE_LISTS and isinstance(one, list):
+            if key in MODULE_LISTS and isinstance(one, list):
                 one = [module(n) if isinstance(n, str) and "re:" not in n else n for n in one]
             named = "." in key and isinstance(one, (Mapping, bool)) and ":" not in key
             made[module(key) if named else key] = one

@@ -150,6 +150,7 @@ def read_under(
     """
     from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
     from aprfmt.arch.draft_head import find_heads, first_head
+    from aprfmt.arch.mlx_layout import STYLE, with_norms
     from aprfmt.arch.required_roles import coverage
     from aprfmt.arch.spec import split_key
     from aprfmt.model.axes import turned
@@ -176,6 +177,8 @@ def read_under(
     said = {
         name: tensor.shape for name, tensor in tensors.items() if shape_is_known(tensor.stored[0])
     }
+    if style == STYLE:
+        bound = with_norms(spec, bound, said)
     shapes = known_shapes(bound, said)
     first = first_head(spec, style, tensors)
     if first is not None:  # its block is no layer of the model

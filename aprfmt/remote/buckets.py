@@ -97,7 +97,7 @@ class BucketSite:
             why = denied[1] if denied else kind
             return RemoteError(
                 f"{self._where(inner)}: may not be read ({why}); set the keys of the store in "
-                "the environment (docs/remote.md)"
+                "the environment (docs/reference/addresses.md)"
             )
         return RemoteError(f"{self._where(inner)}: cannot be read: {_line(error)}")
 

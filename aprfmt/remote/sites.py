@@ -59,7 +59,9 @@ def resolve_address(text: str) -> Sequence[str] | Path:
     spec = spec_of(scheme.lower())
     found = spec.settle(f"{scheme.lower()}://{rest.lstrip('/')}")
     if not isinstance(found, Path) and len(found) <= spec.depth:
-        raise UsageError(f"{text}: is not a whole address; see docs/remote.md for their forms")
+        raise UsageError(
+            f"{text}: is not a whole address; docs/reference/addresses.md has the forms"
+        )
     return found
 
 

@@ -167,6 +167,12 @@ def _join_scaled(name: str, parts: Tensors) -> Joined:
 
 # Where config.json says how its weights are quantized: transformers' key, and MLX's.
 SECTIONS = ("quantization_config", "quantization")
+# Keys of a quantization section that list modules which are left as they are. Sources:
+# transformers' quantization configs (bitsandbytes, FP8, compressed-tensors, AWQ), ModelOpt.
+MODULE_LISTS = (
+    "ignore", "modules_to_not_convert", "llm_int8_skip_modules", "exclude_modules",
+    "ignored_layers",
+)  # fmt: skip
 _TEXT = "text_config"  # of a model with towers, which may have the section of its text part
 
 

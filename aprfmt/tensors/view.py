@@ -57,7 +57,7 @@ def decode_rows(
     return decode(encoding, raw, (stop - start, columns), row_bytes=row_bytes)
 
 
-# What is public of a tensor (docs/api.md), and `dir` shows.
+# What is public of a tensor (docs/reference/api.md), and `dir` shows.
 PUBLIC = (
     "damage", "encoding", "name", "names", "nbytes", "numpy", "offset", "raw", "role", "shape",
     "steps", "torch",

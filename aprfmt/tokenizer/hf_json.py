@@ -5,6 +5,7 @@ from typing import Any
 
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer.carried import MAX_TOKENS, Carried
+from aprfmt.tokenizer.engine_defaults import CLASS_EOS
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from aprfmt.tokenizer.pre import flatten
 from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary, filler
@@ -246,6 +247,23 @@ def stated_stops(carried: Carried) -> frozenset[int]:
     return frozenset()
 
 
+def transformers_stops(carried: Carried) -> frozenset[int]:
+    """Return the ids at which transformers ends a generation; empty if it never stops.
+
+    Where no file states one, and config.json does not say null, its class has a default.
+    """
+    stated = stated_stops(carried)
+    config = carried.model.config or {}
+    text = config.get("text_config")
+    said = [source for source in (config, text) if isinstance(source, Mapping)]
+    if stated or any("eos_token_id" in source for source in said):
+        return stated
+    if "generation_config.json" in carried.files:  # it stands for the configuration's
+        return frozenset()
+    types = [source.get("model_type") for source in reversed(said)]
+    return next((CLASS_EOS[name] for name in types if name in CLASS_EOS), frozenset())
+
+
 def id_list(value: Any) -> list[int]:
     """Return the token ids that a key states: one, several, or none."""
     values = value if isinstance(value, list) else [value]
@@ -257,25 +275,53 @@ def _lookup(value: Any, key: Any) -> Any:
     return value.get(key) if isinstance(value, Mapping) and isinstance(key, str) else None
 
 
-def frame(data: Mapping[str, Any]) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the ids put before and after a text by the post-processor."""
-    before: set[int] = set()
-    after: set[int] = set()
+def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids put before and after a text by the post-processor, in their order.
+
+    A later processor of a sequence puts its own around what the earlier ones made; a second
+    TemplateProcessing does nothing (tokenizers 0.23, tried).
+    """
+    before: list[int] = []
+    after: list[int] = []
+    templated = False
     for step in flatten(data.get("post_processor"), "processors"):
+        sides: tuple[list[int], list[int]] = ([], [])
         single = step.get("single")
-        if isinstance(single, list):
+        if isinstance(single, list) and not templated:
+            templated = True
             tokens = step.get("special_tokens")
-            side = before
+            at = 0
             for piece in single:
                 if not isinstance(piece, Mapping) or "SpecialToken" not in piece:
-                    side = after
+                    at = 1
                     continue
                 entry = _lookup(tokens, _lookup(piece["SpecialToken"], "id"))
                 ids = _lookup(entry, "ids")
                 if isinstance(ids, list):
-                    side.update(i for i in ids if type(i) is int)
-        for key, side in (("cls", before), ("sep", after)):  # Bert and Roberta: [text, id]
+                    sides[at].extend(i for i in ids if type(i) is int)
+        for key, side in zip(("cls", "sep"), sides, strict=True):  # Bert and Roberta: [text, id]
             value = step.get(key)
             if isinstance(value, list) and len(value) == 2 and type(value[1]) is int:
-                side.add(value[1])
-    return frozenset(before), frozenset(after)
+                side.append(value[1])
+        before[:0] = sides[0]
+        after += sides[1]
+    return tuple(before), tuple(after)
+
+
+def processor_ids(data: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return every (token's text, id) that the post-processor states, each once, in its order."""
+    found: dict[tuple[str, int], None] = {}
+    for step in flatten(data.get("post_processor"), "processors"):
+        entries = step.get("special_tokens")
+        for entry in entries.values() if isinstance(entries, Mapping) else ():
+            texts, ids = _lookup(entry, "tokens"), _lookup(entry, "ids")
+            if isinstance(texts, list) and isinstance(ids, list):
+                pairs = zip(texts, ids, strict=False)
+                found.update({(t, i): None for t, i in pairs if type(t) is str and type(i) is int})
+        for key in ("cls", "sep"):
+            value = step.get(key)
+            if isinstance(value, list) and len(value) == 2:
+                text, i = value
+                if type(text) is str and type(i) is int:
+                    found[text, i] = None
+    return list(found)

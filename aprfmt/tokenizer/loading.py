@@ -7,9 +7,10 @@ from aprfmt.errors import FormatError
 from aprfmt.tokenizer.base import Engine, Tokenizer
 from aprfmt.tokenizer.build import tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
+from aprfmt.tokenizer.engine_defaults import default_ids
 from aprfmt.tokenizer.hf_json import config_added, special_ids, special_texts, stated_stops
 from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
-from aprfmt.tokenizer.keys import HF_JSON, MODEL, TOKENS
+from aprfmt.tokenizer.keys import HF_JSON, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata, stop_ids
@@ -76,7 +77,11 @@ def stated_ends(model: "Model") -> frozenset[int]:
     Raises FormatError if a value is not a token id.
     """
     carried = model.carried
-    return _stops(carried, carried.ids(), lambda text: None)
+    taken: Mapping[str, int] = {}
+    if carried.model.key_style == "gguf" and not carried.origin:
+        pre, count = carried.text(PRE) or "", carried.length(TOKENS) or 0
+        taken = default_ids(carried.text(MODEL) or "", pre, count)
+    return _stops(carried, {**taken, **carried.ids()}, lambda text: None)
 
 
 def _stops(
@@ -119,21 +124,32 @@ def _own_frame(
 
 
 def _from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Tokenizer:
-    where = carried.where
-    direct = vocabulary.kind == "spm" and vocabulary.merges is None
-    engine: Engine = (
-        SpmEngine(vocabulary, where)
-        if direct
-        else engine_of_data(tokenizer_json(vocabulary, where), where)
+    engine = engine_of_lists(vocabulary, carried.where)
+    used = (
+        "scores"
+        if isinstance(engine, SpmEngine)
+        else f"merges, pre-tokenizer {vocabulary.pre or 'none'}"
     )
-    used = "scores" if direct else f"merges, pre-tokenizer {vocabulary.pre or 'none'}"
     origin = f"{carried.spelled(TOKENS)} ({carried.text(MODEL) or vocabulary.kind}, {used})"
     texts = special_texts(carried) or {r: vocabulary.tokens[i] for r, i in vocabulary.ids.items()}
+    ids = vocabulary.engine_ids
     frame = tuple(
-        (vocabulary.ids[role],) if wanted and role in vocabulary.ids else ()
+        (ids[role],) if wanted and role in ids else ()
         for role, wanted in (("bos", vocabulary.add_bos), ("eos", vocabulary.add_eos))
     )
-    return _tokenizer(carried, engine, origin, vocabulary.ids, texts, (frame[0], frame[1]))
+    return _tokenizer(
+        carried, engine, origin, vocabulary.ids, texts, (frame[0], frame[1]), ends=ids
+    )
+
+
+def engine_of_lists(vocabulary: Vocabulary, where: str) -> Engine:
+    """Return the engine that encodes as the lists of a file say.
+
+    Raises FormatError for damaged lists, UnsupportedError for an unknown pre-tokenizer or kind.
+    """
+    if vocabulary.kind == "spm" and vocabulary.merges is None:
+        return SpmEngine(vocabulary, where)
+    return engine_of_data(tokenizer_json(vocabulary, where), where)
 
 
 def _tokenizer(
@@ -143,6 +159,8 @@ def _tokenizer(
     ids: Mapping[str, int],
     texts: Mapping[str, str],
     frame: tuple[tuple[int, ...], tuple[int, ...]] | None,
+    *,
+    ends: Mapping[str, int] | None = None,
 ) -> Tokenizer:
     def control(text: str) -> int | None:
         i = engine.id_of(text)
@@ -153,7 +171,7 @@ def _tokenizer(
         engine,
         origin,
         dict(ids),
-        _stops(carried, ids, control),
+        _stops(carried, ids if ends is None else ends, control),
         template,
         {f"{role}_token": text for role, text in texts.items()},
         frame,

@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.engine_defaults import DEFAULTS, EngineDefaults, default_ids, default_types
 from aprfmt.tokenizer.hf_json import (
     effective_added,
     frame,
     from_json,
+    processor_ids,
     special_texts,
-    stated_stops,
     stored_vocab,
+    transformers_stops,
 )
-from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, SCORES, TOKENS, TYPES
+from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, PRE, SCORES, TOKENS, TYPES
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS
 from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata, stop_ids, without_padding
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
+Frame = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and behind it
 DEFAULT_PRE = "default"  # llama.cpp's for a byte-level vocabulary that names none
 # Values of tokenizer.ggml.model that aprfmt does not encode with -> model type of tokenizer.json.
 _OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}
@@ -78,9 +81,30 @@ class Stated:
         return said if isinstance(said, bool) else processed
 
     @cached_property
-    def processed(self) -> tuple[frozenset[int], frozenset[int]]:
+    def processed(self) -> Frame:
         """Ids that the post-processor puts before and after a text; empty for lists."""
-        return (frozenset(), frozenset()) if self.data is None else frame(self.data)
+        return ((), ()) if self.data is None else frame(self.data)
+
+    @cached_property
+    def frame(self) -> Frame:
+        """Ids that stand before and behind every text, in their order.
+
+        Flags of tokenizer_config.json add BOS and EOS to the post-processor's, or take them away.
+        """
+        ids = self.vocabulary.engine_ids
+        row = DEFAULTS.get(self.carried.text(MODEL) or "") if self.lists else None
+        if row is not None and row.framed is not None:
+            first, last = (ids.get(role) for role in row.framed)
+            return (() if first is None else (first,), () if last is None else (last,))
+        sides = []
+        for at, (role, puts) in enumerate((("bos", self.begins), ("eos", self.ends))):
+            i, found = ids.get(role), self.processed[at]
+            if puts and i is not None and i not in found:
+                found = (i, *found) if at == 0 else (*found, i)
+            elif not puts:
+                found = tuple(each for each in found if each != i)
+            sides.append(found)
+        return sides[0], sides[1]
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -101,15 +125,12 @@ class Stated:
 
         llama.cpp takes the lists' ids and every control token of a known end text.
         """
-        ids = self.vocabulary.ids
+        ids = self.vocabulary.engine_ids
         if self.lists:
             tokens, types = self.vocabulary.tokens, self.vocabulary.types
             control = {t: i for i, t in enumerate(tokens) if types[i] == CONTROL}
             return stop_ids(ids, control.get, frozenset())
-        found = stated_stops(self.carried)
-        if found:
-            return found
-        return frozenset(ids[role] for role in ("eos",) if role in ids)
+        return transformers_stops(self.carried)
 
 
 def stated(model: "Model", *, carried_json: bool = False) -> Stated | None:
@@ -141,16 +162,34 @@ def stated(model: "Model", *, carried_json: bool = False) -> Stated | None:
     return Stated(carried, vocabulary, None, encodes=known)
 
 
+def stale_ids(side: Stated) -> list[tuple[str, int, int | None]]:
+    """Return (token's text, id, the vocabulary's id of it) where a post-processor has another."""
+    if side.data is None:
+        return []
+    known = {token: i for i, token in enumerate(side.vocabulary.tokens)}
+    known |= {row["content"]: row["id"] for row in side.added}
+    return [
+        (text, i, known.get(text)) for text, i in processor_ids(side.data) if known.get(text) != i
+    ]
+
+
 def _plain(carried: Carried, kind: str) -> Vocabulary:
     """Return the lists of a vocabulary of another kind, unchanged."""
     tokens = carried.sequence(TOKENS, str) or []
     count = without_padding(tokens)
-    types = carried.sequence(TYPES, int) or [NORMAL] * count
+    engine = carried.model.key_style == "gguf"
+    model, pre = carried.text(MODEL) or "", carried.text(PRE) or ""
+    row = DEFAULTS.get(model, EngineDefaults()) if engine else EngineDefaults()
+    stated_ids = carried.ids()
+    taken = default_ids(model, pre, count) if engine else {}
+    add_bos, add_eos = carried.flag("add_bos_token"), carried.flag("add_eos_token")
+    types = carried.sequence(TYPES, int) or (default_types(tokens[:count]) if engine else [])
     types += [NORMAL] * (count - len(types))
     scores = carried.sequence(SCORES, (float, int))
     return Vocabulary(
         kind, tokens[:count], types[:count], None, scores and scores[:count], "",
-        {role: i for role, i in carried.ids().items() if i < count},
-        bool(carried.flag("add_bos_token")), bool(carried.flag("add_eos_token")),
+        {role: i for role, i in stated_ids.items() if i < count},
+        row.add_bos if add_bos is None else add_bos, row.add_eos if add_eos is None else add_eos,
         bool(carried.flag("add_space_prefix")),
+        taken={role: i for role, i in taken.items() if role not in stated_ids},
     )  # fmt: skip

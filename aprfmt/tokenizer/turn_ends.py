@@ -12,11 +12,13 @@ from typing import Any
 from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import answer_end
-from aprfmt.tokenizer.hf_json import id_list, special_texts, stated_stops
-from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, TOKENS, TYPES, USER_DEFINED
+from aprfmt.tokenizer.engine_defaults import default_ids
+from aprfmt.tokenizer.hf_json import id_list, special_texts, stated_stops, transformers_stops
+from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, MODEL, PRE, TOKENS, TYPES, USER_DEFINED
 from aprfmt.tokenizer.vocabulary import stop_ids
 
 GENERATION_CONFIG = "generation_config.json"
+NOWHERE = "neither generation_config.json nor config.json states eos_token_id"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,12 @@ class UnstoppedTurn:
     def says(self) -> str:
         """What is wrong, in words."""
         stops = ", ".join(map(str, self.stops))
+        if self.place == NOWHERE:
+            takes = f"takes its class's {stops}" if stops else "stops nowhere"
+            return (
+                f"{self.place}, and transformers {takes}; the chat template ends turns with "
+                f"{self.text!r} ({self.id})"
+            )
         return (
             f"the chat template ends turns with {self.text!r} ({self.id}), which is not in "
             f"{self.place} [{stops}]"
@@ -46,6 +54,10 @@ class UnstoppedTurn:
         """How it is mended."""
         if self.place.startswith("tokenizer."):
             return f"set tokenizer.ggml.eot_token_id to {self.id}"
+        if self.place == NOWHERE:
+            return (
+                f"in generation_config.json, set eos_token_id to {sorted({*self.stops, self.id})}"
+            )
         file, _, key = self.place.partition(": ")
         return f"in {file}, set {key} to {sorted({*self.stops, self.id})}"
 
@@ -63,12 +75,12 @@ def unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | 
     lists = carried.model.key_style == "gguf" and bool(carried.length(TOKENS))
     if quick and lists and any(text in template for text in ("eos_token", *END_TEXTS)):
         return None
-    tokens = _listed(carried) if lists or not carried.origin else _added(carried)
+    tokens = _listed(carried) if lists or not carried.origin else added_ids(carried)
     texts = {i: text for text, i in tokens.items()}
     roles = {role: texts[i] for role, i in carried.ids().items() if i in texts}
     roles = roles if lists else special_texts(carried) or roles
     stops, place = _stops(carried, tokens, roles, lists)
-    if not stops:
+    if not stops and place != NOWHERE:
         return None
     named = {texts[i] for i in stops if i in texts}
     eos = roles.get("eos") in named and "eos_token" in template
@@ -89,16 +101,20 @@ def _stops(
 ) -> tuple[frozenset[int], str]:
     """Return the ids that end a generation for those who read this format, and their place."""
     if lists:
-        return stop_ids(carried.ids(), tokens.get, frozenset()), "tokenizer.ggml.eos_token_id"
+        pre, count = carried.text(PRE) or "", carried.length(TOKENS) or 0
+        ids = {**default_ids(carried.text(MODEL) or "", pre, count), **carried.ids()}
+        return stop_ids(ids, tokens.get, frozenset()), "tokenizer.ggml.eos_token_id"
     stated = stated_stops(carried)
     if stated:
         here = id_list(carried.parse(GENERATION_CONFIG).get("eos_token_id"))
         return stated, f"{GENERATION_CONFIG if here else 'config.json'}: eos_token_id"
+    if carried.model.config is not None:
+        return transformers_stops(carried), NOWHERE
     eos = tokens.get(roles.get("eos", ""))
     return frozenset(() if eos is None else (eos,)), "tokenizer_config.json: eos_token"
 
 
-def _added(carried: Carried) -> dict[str, int]:
+def added_ids(carried: Carried) -> dict[str, int]:
     """Return the ids of tokens that are split off a text whole, by their text.
 
     They are `added_tokens` of tokenizer.json, which is not parsed for it: its vocabulary may take a

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.engine_defaults import BLANK_PRE, default_ids, default_types
 from aprfmt.tokenizer.pre import BY_ARCHITECTURE, PRE_TOKENIZERS
 
 BLANK = "\u2581"  # how SentencePiece spells a space
@@ -37,6 +38,7 @@ class Vocabulary:
     `merges` are `"left right"`, best first; `scores` of SentencePiece, higher is better. Fillers
     at the end (`[PAD151666]`) are not part of it. `added` are the ids that are split off the text
     first: control and user-defined tokens; those in `rstrip` also remove blanks behind them.
+    `taken` are the ids that llama.cpp takes for roles which a GGUF does not state.
     """
 
     kind: str
@@ -50,6 +52,12 @@ class Vocabulary:
     add_eos: bool = False
     add_space_prefix: bool = False
     rstrip: frozenset[int] = frozenset()
+    taken: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def engine_ids(self) -> dict[str, int]:
+        """The ids by role that an engine goes by: the stated ones, and its own for the others."""
+        return {**self.taken, **self.ids}
 
     @property
     def added(self) -> list[int]:
@@ -80,15 +88,21 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
                 "the file is damaged"
             )
     given = carried.ids()
-    blank = kind == "bpe" and merges is not None and "<0x00>" in tokens
-    kind = "spm" if blank else kind
+    engine = carried.model.key_style == "gguf"
+    spelled = carried.text(keys.PRE) in BLANK_PRE if engine else "<0x00>" in tokens
+    kind = "spm" if kind == "bpe" and merges is not None and spelled else kind
     if types is None:
-        types = _guess_types(kind, tokens, merges, given.values())
+        types = _absent_types(kind, tokens) if engine else []
+        types = types or _guess_types(kind, tokens, merges, given.values())
     del types[count:]
+    pre = _pre_name(carried, kind)
+    taken: dict[str, int] = {}
+    if engine:
+        own = default_ids(carried.text(keys.MODEL) or "", pre, count)
+        taken = {role: i for role, i in own.items() if role not in given}
     if kind == "spm":
         given = {**_SPM_IDS, **given}
         _spell_blanks(tokens, types)
-    pre = _pre_name(carried, kind)
     row = PRE_TOKENIZERS.get(pre)
     add_bos, add_eos = carried.flag("add_bos_token"), carried.flag("add_eos_token")
     prefix = carried.flag("add_space_prefix")
@@ -105,6 +119,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
         bool(add_eos),
         (kind == "spm" and merges is None) if prefix is None else prefix,
         _swallowing(carried, tokens, types) if kind == "spm" else frozenset(),
+        taken,
     )
 
 
@@ -162,10 +177,23 @@ def _spell_blanks(tokens: list[str], types: Sequence[int]) -> None:
             tokens[i] = tokens[i].replace(" ", BLANK)
 
 
+def _absent_types(kind: str, tokens: Sequence[str]) -> list[int]:
+    """Return the types that llama.cpp takes for a GGUF without them.
+
+    It finds the byte tokens of SentencePiece by their text, whatever their type.
+    """
+    types = default_types(tokens)
+    if kind == "spm":
+        types = [
+            keys.BYTE if BYTE_TOKEN.fullmatch(t) else x for t, x in zip(tokens, types, strict=True)
+        ]
+    return types
+
+
 def _guess_types(
     kind: str, tokens: Sequence[str], merges: Sequence[str] | None, special: Iterable[int]
 ) -> list[int]:
-    """Return token types for a file that has none.
+    """Return token types for an APR that has none.
 
     In BPE, a token of several characters that no merge makes counts as a control token. Byte
     tokens of SentencePiece are recognised by their spelling.

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -13,7 +14,7 @@ from aprfmt.cli.eval import output
 
 if TYPE_CHECKING:
     from aprfmt.base.outcome import Check
-    from aprfmt.inference.batch import Batch
+    from aprfmt.inference.batch import Batch, EndCounts
     from aprfmt.inference.reported import LossVerdict
     from aprfmt.inference.running import Run
 
@@ -80,7 +81,9 @@ def score_batch(
     from aprfmt.inference.reported import explain, given
 
     vocab = int(run.model.hyper["vocab_size"])
-    batch = read_batch(path, vocab)
+    tokenizer = run_options.load_tokenizer(run.model)
+    ends = run_options.stop_token_ids(run.model) if tokenizer is None else tokenizer.stop_ids
+    batch = read_batch(path, vocab, ends)
     scored = []
     with render.ProgressLine("scoring") as progress:
         for one in score(batch, run.session):
@@ -92,7 +95,8 @@ def score_batch(
         "batch": batch_to_json(batch),
         **output.loss_to_json(loss),
     }
-    checks = [shift_check(batch), *edge_checks(batch)]
+    spelled = {i: repr(tokenizer.token(i)) for i in ends} if tokenizer is not None else {}
+    checks = [shift_check(batch), *edge_checks(batch), *end_checks(batch, spelled)]
     theirs = None
     if batch.logits is not None:
         theirs = list(score(batch, None))
@@ -133,6 +137,42 @@ def edge_checks(batch: "Batch") -> "list[Check]":
                  "the first token of one"),
         "no document scored by the one before",
         "set the label of each document's first token to -100", str(batch.path),
+    )]  # fmt: skip
+
+
+def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
+    """Return the check that labels have the ends of turns: a model learns to stop from no other.
+
+    `spelled` are the tokens' texts. Nothing where the file has no labels: all tokens are scored.
+    """
+    from aprfmt.base.outcome import check, not_run
+    from aprfmt.inference.batch import count_ends
+
+    name, where = "ends-scored", str(batch.path)
+    if not batch.labels_given or not batch.scored:
+        return []
+    if not batch.ends:
+        return [not_run(name, "the model names no token that ends a turn", where)]
+    counts = count_ends(batch)
+    known = [each for each in counts if each.places]
+    if not known:
+        why = "no scored text ends with a token that ends a turn"
+        if counts:
+            ids = ", ".join(str(each.id) for each in counts)
+            why = f"the batch is padded with {ids}, so that the ends of its texts are not known"
+        return [not_run(name, why, where)]
+    lost = [each for each in known if not each.scored]
+
+    def said(each: "EndCounts") -> str:
+        text = " ".join(filter(None, (str(each.id), spelled.get(each.id, ""))))
+        return f"token {text} ends a scored text {each.places} times, {each.scored} are labels"
+
+    padded = any(each.padding for each in lost)
+    return [check(
+        name, not lost, "; ".join(map(said, lost or known)),
+        "the end of a turn among the labels, or the model never learns to stop",
+        ("padding has the same id: " if padded else "")
+        + "mask the labels of padding by the attention mask, not by the token's id", where,
     )]  # fmt: skip
 
 

@@ -138,9 +138,12 @@ def _named(opened: Model) -> str:
 
 def _tokenizer(opened: Model) -> dict[str, object]:
     from aprfmt.tokenizer import facts as tokenizer_facts
+    from aprfmt.tokenizer.doubts import quick_doubts
 
     try:
-        return dict(tokenizer_facts(opened, quick=True))
+        found = dict(tokenizer_facts(opened, quick=True))
+        doubts = list(quick_doubts(opened.carried)) if found else []
+        return {**found, "doubts": "; ".join(doubts)} if doubts else found
     except AprfmtError as error:
         return {"error": str(error)}
 

@@ -176,6 +176,8 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         found.append("suspicious chat template")
     if "turn_end" in body["tokenizer"]:
         found.append(str(body["tokenizer"]["turn_end"]))
+    if "doubts" in body["tokenizer"]:
+        found.append(str(body["tokenizer"]["doubts"]))
     found += [str(relation["says"]) for relation in body["relations"]]
     warnings = sum(
         note["level"] == "warning" and note["key"] not in _SAID for note in body["notes"]

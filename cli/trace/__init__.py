@@ -41,7 +41,7 @@ from aprfmt.cli.trace.request import TraceOutputs, TraceRequest
               "the text of llama-eval-callback, an APRT folder, a mapping file. MODEL names its "
               "sizes.")  # fmt: skip
 @click.option("--map", "arrays", type=options.NamedPath(), metavar="DIR",
-              help="Arrays that another engine dumped (.npy, .npz, .safetensors, raw .bin): "
+              help="Arrays that another engine dumped (.npy, .npz, .safetensors, .pt, raw .bin): "
               "propose which is which point.")  # fmt: skip
 @click.option("--mapping", type=options.NamedPath(dir_okay=False), metavar="FILE",
               help="With --map: use this mapping file as it is.")  # fmt: skip

@@ -58,11 +58,11 @@ def map_arrays(
             written = save.with_name(f"{save.name.removesuffix('.safetensors')}.map.json")
             given = _written(given, captures, written, force)
     if not any(row is not None for row in given.names.values()):
-        raise _nothing_mapped(dumped.arrays, captures, run.model, written)
+        raise _nothing_mapped(dumped.arrays, captures, run.model, written, given.reasons)
     trace = stack.enter_context(mapped_trace(captures, given, ids, run.model))
     rows = [
         {"name": name, "shape": list(captures.shapes[name]),
-         **(row.to_json() if row is not None else {"key": None})}
+         **(row.to_json() if row is not None else _left_out(given, name))}
         for name, row in given.names.items()
     ]  # fmt: skip
     return run.model, trace, {"file": None if written is None else str(written), "names": rows}
@@ -79,11 +79,21 @@ def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     return pronounce(words, Compared(False, counts, unread_arrays(trace)))
 
 
+def _left_out(given: "NameMap", name: str) -> dict[str, str | None]:
+    """Return what is said of an array that is no point."""
+    why = given.reasons.get(name)
+    return {"key": None} if why is None else {"key": None, "why": why}
+
+
 def _nothing_mapped(
-    arrays: Path, captures: "Captures", model: "Model", written: Path | None
-) -> FormatError:
+    arrays: Path, captures: "Captures", model: "Model", written: Path | None,
+    reasons: Mapping[str, str],
+) -> FormatError:  # fmt: skip
     """Return the error for arrays of which none is a point: an empty trace says nothing."""
-    named = [f"{shorten(name, 60)} {list(shape)}" for name, shape in captures.shapes.items()]
+    named = [
+        f"{shorten(name, 60)} {list(shape)}" + (f" ({reasons[name]})" if name in reasons else "")
+        for name, shape in sorted(captures.shapes.items(), key=lambda row: row[0] not in reasons)
+    ]
     shown = ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
     there = f"name them in {written}" if written else "save a mapping with -o and correct it"
     return FormatError(
@@ -102,8 +112,9 @@ def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
     request = replace(run.request, ids=tuple(ids), wanted=tuple(run.points), logits_rows="all")
     with run.trace(request, place=kept) as trace:
         own = {key: trace.values(key) for key in trace.records}
+        aliases = dict(trace.aliases)
     return propose(
-        captures, {k: v for k, v in own.items() if v is not None}, ids, dtype_of(captures)
+        captures, {k: v for k, v in own.items() if v is not None}, ids, dtype_of(captures), aliases
     )
 
 

@@ -1,7 +1,8 @@
-"""Arrays that any engine dumped: a folder of .npy or raw .bin files, one .npz, one .safetensors.
+"""Arrays that any engine dumped: a folder of .npy, .pt or raw .bin files, or one file of several.
 
-Names are the engine's own. Every size is checked against the file before anything is read, nothing
-is unpickled, and a name never leaves its folder.
+One file is an .npz, a .safetensors, or what torch.save wrote. Names are the engine's own; what is
+nested in a .pt is named by its path (`model.layers.0.1`). Every size is checked against the file
+before anything is read, nothing is unpickled, and a name never leaves its folder.
 """
 
 import math
@@ -21,6 +22,8 @@ from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.formats import open_source
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.formats.mapped_file import open_regular
+from aprfmt.formats.pytorch.layout import is_zip, recognise
+from aprfmt.formats.pytorch.state_dict import ALONE
 from aprfmt.inference.engines.npz import MAX_MEMBER, MAX_MEMBERS, NpzFile, read_header
 from aprfmt.model.sidecar_files import file_row
 
@@ -28,6 +31,10 @@ Numbers = NDArray[Any]
 IDS = "input_ids"
 SHAPES = "shapes.json"  # of raw .bin files: name -> shape, or {"shape": ..., "dtype": ...}
 MAX_JSON = 16 << 20
+PICKLED = (".pt", ".pth")  # files of torch.save
+ARRAYS = (".npy", ".bin", *PICKLED)
+# What stands beside a model's weights, and beside no captures.
+_OF_MODELS = ("config.json", "params.json", "model_index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
 
 
@@ -40,12 +47,13 @@ class Captures:
     dtypes: Mapping[str, str]
     read: Callable[[str], Numbers]
     others: tuple[str, ...] = ()  # files of the folder that hold no array
+    listed: tuple[int, ...] | None = None  # token ids that stand in a .pt as a list
 
     @property
     def ids(self) -> list[int] | None:
         """The token ids, if the engine dumped them as `input_ids`; FormatError for a batch."""
         if IDS not in self.shapes:
-            return None
+            return None if self.listed is None else list(self.listed)
         shape = self.shapes[IDS]
         if self.dtypes[IDS][:3] not in ("int", "uin") or math.prod(shape) != max(shape, default=0):
             raise FormatError(
@@ -65,8 +73,8 @@ def open_captures(path: Path) -> Iterator[Captures]:
     """Open dumped arrays; FormatError for anything else, or what is damaged."""
     with ExitStack() as stack:
         if path.is_dir():
-            yield _folder(path)
-        elif _starts(path) == b"PK":
+            yield _folder(path, stack)
+        elif _head(path)[:2] == b"PK" and not is_zip(_head(path)):
             file = NpzFile(path, stack)
             yield Captures(
                 path, {name: shape for name, (shape, _) in file.arrays.items()},
@@ -77,15 +85,33 @@ def open_captures(path: Path) -> Iterator[Captures]:
 
 
 def is_folder_of_arrays(path: Path) -> bool:
-    """Say whether a path is a folder with .npy files, or .bin files and their shapes."""
+    """Say whether a path is a folder with .npy or .pt files, or .bin files and their shapes.
+
+    A folder with a model's configuration is a model, whatever its weights are saved as.
+    """
     if not path.is_dir():
         return False
-    return (path / SHAPES).is_file() or any(name.endswith(".npy") for name in _listed(path))
+    names = _listed(path)
+    if SHAPES in names or any(name.endswith(".npy") for name in names):
+        return True
+    model = any(name in _OF_MODELS or name.endswith(".index.json") for name in names)
+    return not model and any(name.endswith(PICKLED) for name in names)
 
 
-def _starts(path: Path) -> bytes:
+def is_pickled_captures(path: Path) -> bool:
+    """Say whether a path is a file of torch.save that has the token ids of a pass."""
+    if not path.is_file() or not recognise(_head(path), path.stat().st_size):
+        return False
+    try:
+        with open_source(path) as source:
+            return IDS in source.tensors or _id_list(source.metadata) is not None
+    except AprfmtError:
+        return False
+
+
+def _head(path: Path) -> bytes:
     with os.fdopen(open_regular(path), "rb") as file:
-        return file.read(2)
+        return file.read(512)
 
 
 def _listed(folder: Path) -> list[str]:
@@ -95,25 +121,51 @@ def _listed(folder: Path) -> list[str]:
         raise FormatError(f"{folder}: cannot be listed: {error.strerror}") from error
 
 
-def _folder(folder: Path) -> Captures:
-    files = [name for name in _listed(folder) if name.endswith((".npy", ".bin"))]
+def _folder(folder: Path, stack: ExitStack) -> Captures:
+    files = [name for name in _listed(folder) if name.endswith(ARRAYS)]
     if not files:
-        raise FormatError(f"{folder}: no .npy or .bin file in it; expected one dumped array a file")
+        raise FormatError(
+            f"{folder}: no .npy or .bin file in it, and no .pt; expected one dumped array a file"
+        )
     if len(files) > MAX_MEMBERS:
         raise FormatError(f"{folder}: {len(files)} files; at most {MAX_MEMBERS} are read")
     found: dict[str, _FileArray] = {}
+    held: dict[str, tuple[Captures, str]] = {}  # arrays of files that hold several
+    ids: tuple[int, ...] | None = None
     stated = raw_shapes(folder)
     for file in files:
-        name, path = file.rpartition(".")[0], folder / file
-        if name in found:
-            raise FormatError(f"{folder}: {name!r} is there as .npy and as .bin; keep one of them")
-        found[name] = _npy(path) if file.endswith(".npy") else _raw(path, stated.get(name))
-    return Captures(
-        folder, {name: row.shape for name, row in found.items()},
-        {name: row.dtype if row.dtype == "bfloat16" else np.dtype(row.dtype).name
-         for name, row in found.items()},
-        lambda name: found[name].read(), _others(folder, files),
-    )  # fmt: skip
+        stem, path = file.rpartition(".")[0], folder / file
+        if file.endswith(PICKLED):
+            inside = _tensors(path, stack)
+            ids = ids or inside.listed
+            alone = list(inside.shapes) == [stem]
+            names = {each if alone or each == IDS else f"{stem}.{each}": each
+                     for each in inside.shapes}  # fmt: skip
+        else:
+            names = {stem: stem}
+        for name, own in names.items():
+            if name in found or name in held:
+                raise FormatError(
+                    f"{folder}: {name!r} is there in two files, the second is {file}; keep one of "
+                    "them"
+                )
+            if file.endswith(PICKLED):
+                held[name] = inside, own
+            else:
+                found[name] = _npy(path) if file.endswith(".npy") else _raw(path, stated.get(name))
+    shapes = {name: row.shape for name, row in found.items()}
+    dtypes = {name: row.dtype if row.dtype == "bfloat16" else np.dtype(row.dtype).name
+              for name, row in found.items()}  # fmt: skip
+    for name, (inside, own) in held.items():
+        shapes[name], dtypes[name] = inside.shapes[own], inside.dtypes[own]
+
+    def read(name: str) -> Numbers:
+        if name not in held:
+            return found[name].read()
+        inside, own = held[name]
+        return inside.read(own)
+
+    return Captures(folder, shapes, dtypes, read, _others(folder, files), ids)
 
 
 def _others(folder: Path, files: Collection[str]) -> tuple[str, ...]:
@@ -213,29 +265,66 @@ def numbers(raw: bytes, dtype: str, where: str) -> Numbers:
     return np.frombuffer(raw, kind).astype(kind.newbyteorder("="))
 
 
+INTEGERS: Mapping[str, str] = {
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+FLOATS: Mapping[str, str] = {
+    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64",
+}  # fmt: skip
+
+
 def _tensors(path: Path, stack: ExitStack) -> Captures:
-    """Open a .safetensors file of arrays."""
+    """Open a .safetensors file of arrays, or one of torch.save."""
     try:
         source = stack.enter_context(open_source(path))
     except struct.error as error:
         raise FormatError(f"{path}: is no file of arrays: {error}") from error
-    integers = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "?"}
+    pickled = source.format == "pytorch"
+    names = {name: name for name in source.tensors}
+    if pickled:
+        names = _own_names(list(source.tensors), path.stem)
 
     def read(name: str) -> Numbers:
-        tensor = source.tensors[name]
+        tensor = source.tensors[names[name]]
         encoding, raw = tensor.info.encoding, bytes(tensor.raw())
-        if encoding in integers:
-            return np.frombuffer(raw, integers[encoding]).reshape(tensor.info.shape)
+        if encoding in INTEGERS:
+            return np.frombuffer(raw, INTEGERS[encoding]).reshape(tensor.info.shape)
         try:
             values = decode(encoding, raw, tensor.info.shape)
         except AprfmtError as error:
             raise FormatError(f"{path}: {name}: {error}") from error
         return np.asarray(values, np.float64 if encoding == "F64" else np.float32)
 
-    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-    return Captures(
-        path, {name: tensor.info.shape for name, tensor in source.tensors.items()},
-        {name: names.get(tensor.info.encoding, "int64" if tensor.info.encoding in integers else
-                         tensor.info.encoding) for name, tensor in source.tensors.items()},
-        read,
-    )  # fmt: skip
+    infos = {name: source.tensors[own].info for name, own in names.items()}
+    dtypes = {
+        name: FLOATS.get(row.encoding, "int64" if row.encoding in INTEGERS else row.encoding)
+        for name, row in infos.items()
+    }
+    ids = _id_list(source.metadata) if pickled else None
+    return Captures(path, {name: row.shape for name, row in infos.items()}, dtypes, read, (), ids)
+
+
+def _own_names(paths: list[str], stem: str) -> dict[str, str]:
+    """Return names for the arrays of a .pt, with their paths in it.
+
+    A tensor that is alone has the file's name. A module's outputs are often saved as the tuple that
+    it returns: an only element has the tuple's name.
+    """
+    if paths == [ALONE]:
+        return {stem: ALONE}
+    found: dict[str, str] = {}
+    for path in paths:
+        above, _, last = path.rpartition(".")
+        only = last == "0" and above and not any(
+            other != path and (other == above or other.startswith(f"{above}.")) for other in paths
+        )  # fmt: skip
+        found[above if only else path] = path
+    return found
+
+
+def _id_list(values: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the token ids that stand in a file of torch.save as a list, None without any."""
+    said = values.get(IDS)
+    if not isinstance(said, list) or not said or not all(type(one) is int for one in said):
+        return None
+    return tuple(said)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.protocols import Value
 from aprfmt.inference.capture import POINTS, Instance, instances, key_name, resolve
+from aprfmt.inference.engines.parts import cut_to_vocabulary, over_vocabulary
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.layer_heads import kv_heads
 from aprfmt.inference.trace import Positions, Record, Trace, joined_slots
@@ -107,6 +108,19 @@ class Collector:
         if HEADED[point] == "n_kv_heads" and layer < int(self.hp["n_layers"]):
             return kv_heads(self.hp, layer)
         return int(self.hp[HEADED[point]])
+
+    def fitted(self, name: str, point: str, values: Numbers) -> Numbers:
+        """Return an array's columns of the vocabulary; others as they are.
+
+        ValueError where it lacks some. What stands behind them and is no padding is named in
+        `unknown`.
+        """
+        if self.hp is None or not values.ndim or not over_vocabulary(point):
+            return values
+        values, behind = cut_to_vocabulary(values, int(self.hp["vocab_size"]))
+        if behind:
+            self.unknown[f"{name} (behind the vocabulary)"] = behind
+        return values
 
     def add(
         self,

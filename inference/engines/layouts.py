@@ -62,6 +62,11 @@ def _adjacent_pairs(x: Numbers, target: PointLayout) -> Numbers:
     return np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
 
 
+def _cut_columns(x: Numbers, target: PointLayout) -> Numbers:
+    """Leave out what stands behind the point's width: a padded vocabulary."""
+    return x[..., : int(np.prod(target.shape[1:]))]
+
+
 STEPS: Mapping[str, Callable[[Numbers, PointLayout], Numbers]] = {
     "unbatch": _unbatched,
     "reshape": _flat,
@@ -69,6 +74,7 @@ STEPS: Mapping[str, Callable[[Numbers, PointLayout], Numbers]] = {
     "dims_first": _dims_first,
     "transpose": _transposed,
     "adjacent_pairs": _adjacent_pairs,
+    "cut_columns": _cut_columns,
 }
 
 # The chains that are tried for a mapping, the plainest first.
@@ -80,6 +86,7 @@ CHAINS: tuple[tuple[str, ...], ...] = (
     ("unbatch", "reshape", "adjacent_pairs"),
     ("unbatch", "heads_first", "adjacent_pairs"),
 )
+PADDED = ("unbatch", "cut_columns", "reshape")  # of logits with columns behind the vocabulary
 
 
 def laid_out(x: Numbers, chain: Sequence[str], target: PointLayout, where: str) -> Numbers:

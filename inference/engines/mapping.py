@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from aprfmt.errors import FormatError, UsageError
 from aprfmt.formats.bounded_json import dumps, load_file
 from aprfmt.inference.capture import parse_key
 from aprfmt.inference.engines.captures import MAX_JSON, Captures, is_folder_of_arrays, open_captures
-from aprfmt.inference.engines.collect import Collector
+from aprfmt.inference.engines.collect import Collector, unbatched
 from aprfmt.inference.engines.layouts import STEPS, PointLayout, laid_out
 from aprfmt.inference.engines.modules import ModuleReader, parse_module
 from aprfmt.inference.engines.npz import arithmetic_of, is_scaled
@@ -59,12 +59,16 @@ class Mapped:
 
 @dataclass(frozen=True)
 class NameMap:
-    """A mapping file. `names` maps arrays to points, None: to none."""
+    """A mapping file. `names` maps arrays to points, None: to none.
+
+    `reasons` say of some why they are none; the file has no place for them.
+    """
 
     names: Mapping[str, Mapped | None]
     captures: str = ""
     ids: tuple[int, ...] | None = None
     dtype: str = "float32"
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, where: Path) -> str:
         """Return the file's text."""
@@ -147,6 +151,15 @@ def load_mapped(
         yield trace
 
 
+@contextmanager
+def load_arrays(
+    path: Path, ids: Sequence[int] | None = None, model: Model | None = None
+) -> Iterator[Trace]:
+    """Open one file of arrays as a trace, by their names."""
+    with open_captures(path) as captures, mapped_trace(captures, None, ids, model) as trace:
+        yield trace
+
+
 def _inside(mapping: NameMap | None, path: Path) -> str:
     name = "" if mapping is None else mapping.captures
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
@@ -207,7 +220,12 @@ def _by_name(
         except UsageError:
             modules.add(name, captures.read(name))
             continue
-        collector.add(point, layer, captures.read(name))
+        try:
+            values = collector.fitted(name, point, unbatched(captures.read(name), name))
+        except ValueError as error:
+            collector.unknown[name] = str(error)
+            continue
+        collector.add(point, layer, values)
 
 
 def _by_mapping(
@@ -219,7 +237,7 @@ def _by_mapping(
         if name not in captures.shapes:
             raise FormatError(f"{where}: the mapping names it, and there is no such array")
         if row is None:
-            collector.unknown[name] = "no point, says the mapping"
+            collector.unknown[name] = mapping.reasons.get(name, "no point, says the mapping")
             continue
         point, layer = parse_key(row.key)
         values = captures.read(name)

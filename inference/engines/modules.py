@@ -150,6 +150,8 @@ class ModuleReader:
             return
         try:
             values = unbatched(self._joined_copies(values), key)
+            for point in dict.fromkeys(reading.point.name for reading in readings):
+                values = self._collector.fitted(key, point, values)
             taken = [self._add(reading, values) for reading in readings]
         except ValueError as error:
             self._collector.unknown[key] = str(error)

@@ -5,10 +5,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from aprfmt.errors import FormatError
+from aprfmt.formats.pytorch.layout import is_zip
 from aprfmt.inference.aprt import is_aprt, load_aprt
+from aprfmt.inference.engines.captures import is_pickled_captures
 from aprfmt.inference.engines.llama_text import is_eval_text, load_eval_text
 from aprfmt.inference.engines.logprobs import is_logprobs, refuse_logprobs
-from aprfmt.inference.engines.mapping import is_mapped, load_mapped
+from aprfmt.inference.engines.mapping import is_mapped, load_arrays, load_mapped
 from aprfmt.inference.engines.npz import load_npz
 from aprfmt.inference.engines.statistics import is_table, load_table
 from aprfmt.inference.trace import Trace
@@ -22,7 +24,10 @@ def _is_npz(path: Path) -> bool:
     if not path.is_file():
         return False
     with open(path, "rb") as file:
-        return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06") or path.suffix == ".npz"
+        head = file.read(512)
+    if path.suffix == ".npz":
+        return True
+    return head[:4] in (b"PK\x03\x04", b"PK\x05\x06") and not is_zip(head)
 
 
 # Kind of saved trace -> (whether a path is one, by content; how it is opened). In this order.
@@ -31,6 +36,7 @@ TRACES: Mapping[str, tuple[Callable[[Path], bool], Opener]] = {
     "statistics": (is_table, load_table),
     "aprt": (is_aprt, lambda path, ids, model: nullcontext(load_aprt(path))),
     "npz": (_is_npz, load_npz),
+    "pt": (is_pickled_captures, load_arrays),
     "aprfmt": (is_trace_file, lambda path, ids, model: load_trace(path)),
     "llama-eval-callback": (is_eval_text, load_eval_text),
     "logprobs": (is_logprobs, refuse_logprobs),
@@ -60,7 +66,8 @@ def open_trace(
     if kind is None:
         raise FormatError(
             f"{path}: is no saved trace; expected .safetensors of aprfmt trace --save, .npz of "
-            "module outputs, the text of llama-eval-callback, an APRT folder, a mapping file, "
-            "a folder of .npy files, or a table of statistics (.csv, .json)"
+            "module outputs, .pt of module outputs and input_ids, the text of llama-eval-callback, "
+            "an APRT folder, a mapping file, a folder of .npy or .pt files, or a table of "
+            "statistics (.csv, .json)"
         )
     return TRACES[kind][1](path, ids, model)

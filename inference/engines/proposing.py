@@ -1,15 +1,18 @@
-"""Proposes which dumped array is which point: by values first, then by names, layers and order.
+"""Proposes which dumped array is which point: equal values first, then names, then near values.
 
 The model's own pass on the same tokens gives the value of every point. Each array of a fitting size
 is compared with each in every layout that is met in practice. An engine that computes something
 else agrees up to its fault only; behind it, arrays of one name pattern (`blk.{}.q`) are taken to be
-the point that most of the pattern's arrays are.
+the point that most of the pattern's arrays are. A name that says a point decides before values that
+are near: in a residual stream each point is near its neighbour, and a fault in one branch makes the
+neighbour the nearer one.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,14 +21,16 @@ from numpy.typing import NDArray
 from aprfmt.errors import AprfmtError, UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.engines.captures import Captures
-from aprfmt.inference.engines.layouts import CHAINS, PointLayout, laid_out
+from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, laid_out
 from aprfmt.inference.engines.mapping import Mapped, NameMap
 from aprfmt.inference.engines.modules import Modules
+from aprfmt.inference.engines.parts import ALIKE, distance, over_vocabulary, part_of
 from aprfmt.inference.points import POINTS
 from aprfmt.measure.log_softmax import POINT, is_log_softmax, moved_onto
 
 Numbers = NDArray[Any]
-EQUAL, ALIKE, FAINT = 1e-3, 0.1, 0.6  # relative distances: certain, likely, possible
+EQUAL, FAINT = 1e-3, 0.6  # relative distances: certain, possible; likely: see ALIKE
+FAR = 3.0  # values contradict a name where another point is nearer by this factor
 _NUMBER = re.compile(r"\d+")
 
 
@@ -41,31 +46,69 @@ class PointFit:
 
 
 def propose(
-    captures: Captures, own: Mapping[str, Numbers], ids: Sequence[int], dtype: str = "float32"
-) -> NameMap:
-    """Return a proposed mapping; `own` are the model's values by key, in execution order."""
+    captures: Captures, own: Mapping[str, Numbers], ids: Sequence[int], dtype: str = "float32",
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> NameMap:  # fmt: skip
+    """Return a proposed mapping; `own` are the model's values by key, in execution order.
+
+    `aliases` are the keys of points that equal another one of the model, and that one's key.
+    """
     fits = {name: _fits(captures, name, own, len(ids)) for name in captures.names}
+    modules = Modules(captures.names)
+    said = {
+        name: [aliases.get(key, key) for key in _named(name, modules)] for name in captures.names
+    }
     names: dict[str, Mapped | None] = dict.fromkeys(captures.names)
     taken: set[str] = set()
-    for fit, name in sorted(
-        _best(fits, captures.names, list(own)), key=lambda row: row[0].distance
-    ):
-        again = _again(fits[name], taken)
-        if names[name] is None and not again and fit.key not in taken and fit.distance <= ALIKE:
+    best = sorted(_best(fits, captures.names, list(own)), key=lambda row: row[0].distance)
+
+    def take(fit: PointFit, name: str) -> None:
+        if names[name] is None and not _again(fits[name], taken) and fit.key not in taken:
             names[name] = _mapped(fit)
             taken.add(fit.key)
+
+    for fit, name in best:
+        if fit.distance <= EQUAL and _agrees(fit, fits[name], said[name]):
+            take(fit, name)
     _by_pattern(names, fits, taken, captures)
-    _by_name(names, fits, taken, captures)
+    _by_name(names, fits, taken, said)
+    for fit, name in best:
+        if fit.distance <= ALIKE:
+            take(fit, name)
     for name, row in names.items():
         if row is not None or _again(fits[name], taken):
             continue  # or the same values once more, as the next layer's input
         rest = [fit for fit in fits[name] if fit.key not in taken and fit.distance <= FAINT]
+        rest = rest or [fit for fit in fits[name] if fit.key in said[name] and fit.key not in taken]
         if rest:
-            best = min(rest, key=lambda fit: fit.distance)
-            names[name] = replace(_mapped(best), certainty="possible")
-            taken.add(best.key)
+            best_fit = min(rest, key=lambda fit: fit.distance)
+            names[name] = replace(_mapped(best_fit), certainty="possible")
+            taken.add(best_fit.key)
     _by_sum(names, fits, taken)
-    return NameMap(names, captures.path.name, tuple(ids), dtype)
+    reasons = {
+        name: why
+        for name, row in names.items()
+        if row is None
+        and (why := part_of(captures.read(name), own, said[name], len(ids)))
+    }  # fmt: skip
+    return NameMap(names, captures.path.name, tuple(ids), dtype, reasons)
+
+
+def _named(name: str, modules: Modules) -> list[str]:
+    """Return the keys that a name says: transformers' module paths, or our own key."""
+    said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
+    try:
+        parse_key(name)
+        said.append(name)
+    except UsageError:
+        pass
+    return said
+
+
+def _agrees(fit: PointFit, fits: Sequence[PointFit], said: Sequence[str]) -> bool:
+    """Say whether a fit is what the array's name says, or far nearer than that."""
+    named = [one.distance for one in fits if one.key in said]
+    return fit.key in said or not named or fit.distance <= min(named) / FAR
 
 
 def _again(fits: Sequence[PointFit], taken: set[str]) -> bool:
@@ -87,7 +130,8 @@ def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
     found: list[PointFit] = []
     values: Numbers | None = None
     for key, mine in own.items():
-        if not size or size not in (mine.size, mine.size // max(tokens, 1)):
+        fitting = size in (mine.size, mine.size // max(tokens, 1)) or _is_padded(shape, key, mine)
+        if not size or not fitting:
             continue
         if values is None:
             values = captures.read(name)
@@ -102,12 +146,20 @@ def _fits(captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
     return sorted(found, key=lambda fit: fit.distance)
 
 
+def _is_padded(shape: tuple[int, ...], key: str, mine: Numbers) -> bool:
+    """Say whether an array has rows of the vocabulary and more columns than it."""
+    width = mine.shape[-1]
+    if not over_vocabulary(parse_key(key)[0]) or not shape or shape[-1] <= width:
+        return False
+    return int(np.prod(shape[:-1], dtype=np.int64)) in (1, len(mine))
+
+
 def _readings(
     values: Numbers, key: str, mine: Numbers, tokens: int, name: str
 ) -> Iterator[PointFit]:
     axis = 1 if POINTS[parse_key(key)[0]].rows == "scores" else 0
     target = PointLayout(mine.shape, tokens)
-    for chain in CHAINS:
+    for chain in (PADDED,) if _is_padded(values.shape, key, mine) else CHAINS:
         try:
             read = laid_out(values, chain, target, name)
         except AprfmtError:
@@ -125,14 +177,7 @@ def _fitted(
     as_logs = key == POINT and is_log_softmax(theirs) and not is_log_softmax(mine)
     if as_logs:
         mine = moved_onto(mine, theirs)
-    return PointFit(key, chain, rows, _distance(theirs, mine), as_logs)
-
-
-def _distance(theirs: Numbers, mine: Numbers) -> float:
-    x, y = theirs.astype(np.float64), mine.astype(np.float64)
-    both = np.isfinite(x) & np.isfinite(y)
-    x, y = np.where(both, x, 0), np.where(both, y, 0)
-    return float(np.linalg.norm(x - y) / max(float(np.linalg.norm(y)), 1e-30))
+    return PointFit(key, chain, rows, distance(theirs, mine), as_logs)
 
 
 def _best(
@@ -191,22 +236,23 @@ def _by_sum(
 
 def _by_name(
     names: dict[str, Mapped | None], fits: Mapping[str, list[PointFit]], taken: set[str],
-    captures: Captures,
+    said: Mapping[str, Sequence[str]],
 ) -> None:  # fmt: skip
-    """Give the arrays that are left the point their name says: transformers' path, or our key."""
-    modules = Modules(captures.names)
+    """Give the arrays that are left the point their name says, unless values contradict it.
+
+    They do where the point is far off and another one is far nearer.
+    """
     for name, row in names.items():
         if row is not None or _again(fits[name], taken):
             continue
-        said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
-        try:
-            parse_key(name)
-            said.append(name)
-        except UsageError:
-            pass
-        for key in said:
-            if names[name] is None:
-                _take(names, fits, taken, name, key, "possible", "its name says so")
+        for key in said[name]:
+            fit = next((fit for fit in fits[name] if fit.key == key), None)
+            if names[name] is not None or fit is None:
+                continue
+            if fit.distance > FAINT and fits[name][0].distance * FAR < fit.distance:
+                continue
+            certainty = "likely" if fit.distance <= ALIKE else "possible"
+            _take(names, fits, taken, name, key, certainty, "its name says so")
 
 
 def _take(

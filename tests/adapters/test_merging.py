@@ -72,6 +72,53 @@ def test_once_twice_and_not_at_all_are_told_apart(tmp_path: Path) -> None:
         assert word in command("diff", base, copy, "--adapter", adapter).out
 
 
+@pytest.mark.parametrize("encoding", ["", "F32", "F16", "BF16"])
+@pytest.mark.parametrize("case", ["plain", "half"])
+def test_what_the_written_type_takes_of_a_merge_is_said(
+    case: str, encoding: str, tmp_path: Path
+) -> None:
+    """The oracle is float64: the sum, against what was written. In F32 nothing is taken."""
+    base, adapter, _ = write(tmp_path, case)
+    held = {"encoding": encoding} if encoding else {}
+    made = convert_merged(base, tmp_path / "out.gguf", adapter, **held)
+    opened, found = read_adapter(adapter)
+    lost = size = 0.0
+    with opened, aprfmt.open(base) as before, aprfmt.open(tmp_path / "out.gguf") as merged:
+        types = set()
+        for name, pair in placed(found, before).items():
+            (key,) = before.roles_of[name]
+            plain, written = (one.roles[key].numpy().astype(np.float64) for one in (before, merged))
+            change = pair.scale * (pair.b @ pair.a)
+            lost += float(np.square(written - plain - change).sum())
+            size += float(np.square(change).sum())
+            types.add(merged.roles[key].encoding)
+    said = [note.text for note in made.notes if note.key == "merge_rounding"]
+    if types == {"F32"}:
+        assert not said and made.lossless
+        return
+    (text,) = said
+    (kind,) = types
+    assert float(text.split()[2]) == pytest.approx(np.sqrt(lost / size), rel=0.1), text
+    assert text.startswith(f"{kind} takes ") and not made.lossless
+    assert made.count("lossy") >= len(found.pairs)
+    done = command("diff", base, tmp_path / "out.gguf", "--adapter", adapter)
+    assert done.code == 0 and ": once (" in done.out
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-9])
+def test_an_adapter_of_which_nothing_is_left_is_not_decided(share: float, tmp_path: Path) -> None:
+    """Seen red: a change of zero in float32 taken for a merge that was made."""
+    from safetensors.numpy import load_file, save_file
+
+    base, adapter, _ = write(tmp_path, "half")
+    path = adapter / "adapter_model.safetensors"
+    held = load_file(path)
+    save_file({n: v * np.float32(share if "lora_B" in n else 1) for n, v in held.items()}, path)
+    done = command("diff", base, base, "--adapter", adapter, "--json")
+    said = done.json["adapter"]
+    assert (done.code, said["found"], said["merged"]) == (2, "once or not at all", False)
+
+
 def test_the_checksum_of_the_base_is_asked_for_through_the_merge(tmp_path: Path) -> None:
     base, adapter, _ = write(tmp_path, "plain")
     stored = tmp_path / "base.apr"

@@ -1,4 +1,6 @@
-"""What llama.cpp makes of files we write: python -m tests.arch.seen --write docs/llama_cpp.json
+"""What llama.cpp makes of files we write.
+
+python -m tests.arch.seen --write docs/reference/llama_cpp.json
 
 Needs its libraries (CONTRIBUTING.md), for towers libmtmd among them. Every tiny model of an
 architecture with a GGUF form is written as one in float32, loaded, and run: the row has the
@@ -39,7 +41,7 @@ _TEXT_SECTIONS = {"rope_parameters": {
 }}  # fmt: skip
 _UNLIMITED = {"time_step_limit": (0.0, float("inf"))}
 # Shapes and settings that llama.cpp's graphs are fixed to, where the tiny models have others: what
-# a GGUF has no key for is listed in docs/architectures.md.
+# a GGUF has no key for is listed in docs/reference/architectures.md.
 SUITED: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16}, "gemma3": {"query_pre_attn_scalar": 16},
     "phi3": {

@@ -1,4 +1,4 @@
-"""docs/architectures.md, which docstrings cite as a source, agrees with the tables."""
+"""docs/reference/architectures.md, which docstrings cite as a source, agrees with the tables."""
 
 from pathlib import Path
 
@@ -13,10 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_is_current() -> None:
-    path = ROOT / "docs" / "architectures.md"
-    assert path.read_text() == architectures_page(), (
-        "run python -m aprfmt.arch.docs_page > docs/architectures.md"
-    )
+    path = ROOT / "docs" / "reference" / "architectures.md"
+    command = "python -m aprfmt.arch.docs_page > docs/reference/architectures.md"
+    assert path.read_text() == architectures_page(), f"run {command}"
 
 
 @pytest.mark.parametrize("name", ARCHS.own)

@@ -187,5 +187,5 @@ def test_what_does_not_fit_is_counted_and_the_command_stays() -> None:
 
 
 def test_the_page_names_every_variable() -> None:
-    text = (ROOT / "docs" / "json.md").read_text()
+    text = (ROOT / "docs" / "reference" / "json.md").read_text()
     assert [name for name in output_format.AGENT_VARIABLES if f"`{name}`" not in text] == []

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import CODECS, encode, writable
+from aprfmt.codecs import CODECS, encode, modelopt_scope, writable
+from aprfmt.codecs.compressed_tensors import _by_group
 from aprfmt.codecs.repack_blocks import _scale
 from aprfmt.errors import AprfmtError, CodecError
 from aprfmt.formats.pytorch.pickle_calls import _sparse
@@ -44,3 +45,27 @@ def test_a_sparse_tensor_has_its_parts_and_then_its_size(layout: str) -> None:
     if layout != "coo":
         with pytest.raises(ValueError, match="has 3 values"):
             _sparse(f"torch.sparse_{layout}", tuple(parts))
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (2, 6, 8)])
+def test_a_number_a_row_is_a_column_of_them(shape: tuple[int, ...]) -> None:
+    """Scales of compressed-tensors as [out] or [out, 1], of groups, or one for all."""
+    rows = np.arange(np.prod(shape[:-1]), dtype=np.float32).reshape(shape[:-1])
+    assert (_by_group(rows, shape, "scale") == rows[..., None]).all()
+    assert (_by_group(rows[..., None], shape, "scale") == rows[..., None]).all()
+    groups = np.repeat(rows[..., None], 4, -1)
+    assert _by_group(groups, shape, "scale").shape == (*shape[:-1], 4)
+    assert _by_group(rows.reshape(-1)[:1], shape, "scale").shape == (1,) * len(shape)
+    for wrong in (rows[..., :-1], groups[..., :3]):
+        with pytest.raises(CodecError, match="scale"):
+            _by_group(wrong, shape, "scale")
+
+
+@pytest.mark.parametrize("said", [None, 4, ["FP8"], {"FP8": 1}, True])
+def test_an_algorithm_that_is_no_name_is_refused(said: object) -> None:
+    with pytest.raises(CodecError, match="quant_algo"):
+        modelopt_scope._whole({"quant_algo": said})
+    assert modelopt_scope._whole({"quant_algo": "fp8"})["quant_algo"] == "FP8"
+    group = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}
+    found = modelopt_scope._whole({"config_groups": {"g": group}})
+    assert (found["quant_algo"], found["group_size"]) == ("NVFP4", 16)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.base.encodings import ENCODINGS, block_members, block_numbers
+from aprfmt.base.encodings import ENCODINGS, member_places
 from aprfmt.codecs import CODECS, encode
 from aprfmt.compare import diff
 from aprfmt.compare.diffs import DiffReport
@@ -98,12 +98,7 @@ def confirmed(report: DiffReport) -> list[str]:
 
 def places(name: str) -> dict[str, tuple[int, int]]:
     """Return the bytes of a block that each member takes."""
-    found, at = {}, 0
-    for member, count, kind in block_members(ENCODINGS[name].layout):
-        size = sum(width for _, width in block_numbers(f"{member}:{count or ''}{kind}"))
-        found[member] = (at, at + size)
-        at += size
-    return found
+    return member_places(ENCODINGS[name].layout)
 
 
 def test_the_table_is_tried_whole() -> None:
@@ -114,6 +109,24 @@ def test_the_table_is_tried_whole() -> None:
 def test_an_honest_copy_is_within_its_rounding(name: str, folder: Path) -> None:
     report = judged(source(folder), copied(folder, name))
     assert report.tensors[0].verdict == "WITHIN" and not report.findings
+
+
+@pytest.mark.parametrize("name", TERNARY)
+def test_three_values_of_weights_that_had_more_are_a_quantisation(name: str, folder: Path) -> None:
+    """Most small values are rounded to zero there, in long runs: no damage."""
+    report = judged(source(folder), copied(folder, name))
+    assert confirmed(report) == ["quantisation"]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_zeros_where_values_should_stand_are_damage_all_the_same(name: str, folder: Path) -> None:
+    def edit(raw: bytearray) -> None:
+        row = len(raw) // ROWS
+        raw[5 * row : 7 * row] = bytes(2 * row)
+
+    report = judged(source(folder), edited(folder, name, edit))
+    assert not {"quantisation", "rounding"} & set(confirmed(report)), report.findings
+    assert report.tensors[0].verdict == "DIFFERENT"
 
 
 @pytest.mark.parametrize("name", TERNARY)

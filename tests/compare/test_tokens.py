@@ -194,7 +194,7 @@ def test_a_converted_copy_of_every_kind_is_equal(name: str, tmp_path: Path) -> N
     there, back = folder_model(folder), converted(kind, folder, tokenizer)
     for a, b in ((there, back), (back, there)):
         report = compared(a, b)
-        assert [found.difference.says for found in report.findings] == []
+        assert [found.says for found in report.findings] == []
         assert report.remarks == ()
 
 
@@ -206,9 +206,9 @@ def test_one_exchanged_piece_is_found_in_every_kind(name: str, tmp_path: Path) -
     tokens = back.metadata["tokenizer.ggml.tokens"]
     tokens[300], tokens[301] = tokens[301], tokens[300]
     report = compared(folder_model(folder), back)
-    assert [found.difference.cause for found in report.findings][:1] == ["tokenizer_pieces"]
+    assert [found.cause for found in report.findings][:1] == ["tokenizer_pieces"]
     first = report.findings[0]
-    assert "id 300" in first.difference.where and "exchanged" in first.difference.says
+    assert "id 300" in first.where and "exchanged" in first.says
     assert first.shown is (kind.model in ("gpt2", "llama"))
 
 
@@ -225,7 +225,7 @@ def _real(path: Path, folder: Path) -> None:
         for name, text in to_hf(model).items():
             (folder / name).write_text(text)
         (folder / "config.json").write_text('{"model_type": "llama"}')
-        assert [f.difference.says for f in compared(folder_model(folder), model).findings] == []
+        assert [f.says for f in compared(folder_model(folder), model).findings] == []
         assert compare_tokens(model, model).findings == ()
 
 
@@ -252,7 +252,7 @@ def test_a_role_that_moves_between_tokens_of_one_text_is_shown(demo_model: Path)
         for back in (2, 1)
     ]
     [found] = compared(*sides).findings
-    assert found.difference.says == "pad is 1534 ([PAD]) in A, 1535 ([PAD]) in B" and found.shown
+    assert found.says == "pad is 1534 ([PAD]) in A, 1535 ([PAD]) in B" and found.shown
 
 
 def test_of_many_ids_the_first_eight_are_shown() -> None:

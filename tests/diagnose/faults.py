@@ -2,7 +2,7 @@
 
 A fault is a damaged copy of a model's files, or the saved trace of an engine that computes
 something else. Controls are pairs with nothing wrong. `upstream` are numbers in the list of real
-bugs that the project started from (the column "upstream" of docs/diagnose.md).
+bugs that the project started from (the column "upstream" of docs/notes/faults.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence

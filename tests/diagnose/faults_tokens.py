@@ -276,7 +276,49 @@ def rows(
     return tuple(fault(name, *row) for name, row in made.items())
 
 
+def frame_stale(found: Texts) -> None:
+    """The post-processor has an id from before the vocabulary was made anew."""
+    text = "<|endoftext|>"
+    found["tokenizer.json"]["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": text, "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+        "special_tokens": {text: {"id": text, "ids": [101], "tokens": [text]}},
+    }
+
+
+def ends_unstated(name: str) -> Pair:
+    """Two folders without generation_config.json; the second's config.json has no end either."""
+
+    def before(found: Texts) -> None:
+        found["generation_config.json"] = None
+
+    def both(found: Texts) -> None:
+        before(found)
+        del found["config.json"]["eos_token_id"]
+
+    return folder(f"{name}-a", before), folder(name, both)
+
+
 FAULTS_TOKENS = rows({
+    # https://github.com/ggml-org/llama.cpp/pull/8597
+    "eos-lost": ("no EOS is stated, and llama.cpp takes 11", keys(lose(GGML + "eos_token_id")),
+                 "special_ids", GGML + "eos_token_id"),
+    # https://github.com/ggml-org/llama.cpp/issues/7062
+    "types-lost": ("no token types: all are normal", keys(lose(GGML + "token_type")),
+                   "token_types", GGML + "token_type"),
+    # https://github.com/microsoft/BitNet/pull/508
+    "kind-llama": ("byte-level pieces under the model llama", keys(put(model="llama")),
+                   "tokenizer_model", GGML + "model"),
+    # https://github.com/MinishLab/model2vec/issues/335
+    "frame-stale": ("the post-processor puts another token's id", texts(frame_stale), "frame",
+                    "tokenizer.json: post_processor"),
+    # https://github.com/JustVugg/colibri/issues/1478
+    "ends-unstated": ("no file states where a generation ends", ends_unstated,
+                      "generation_config", "generation_config.json: eos_token_id"),
     # https://github.com/unslothai/unsloth/issues/468
     "eos-id": ("EOS is endoftext for im_end", two_gguf(put(eos_token_id=1533)),
                "special_ids", GGML + "eos_token_id"),

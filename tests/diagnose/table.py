@@ -1,4 +1,4 @@
-"""Every fault diagnosed once, and the tables of docs/diagnose.md made from the answers.
+"""Every fault diagnosed once, and the tables of docs/notes/faults.md made from the answers.
 
 `python -m tests.diagnose.table` writes them anew, `--only NAME` diagnoses these alone and leaves
 the lines of the others as they are.
@@ -13,7 +13,7 @@ from aprfmt.diagnosis import Diagnosis, diagnose
 from tests.diagnose.fault import Fault
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES, ROOT
 
-PAGE = ROOT / "docs" / "diagnose.md"
+PAGE = ROOT / "docs" / "notes" / "faults.md"
 FLOAT32 = 1e-5  # where runs in float32 are furthest apart, as that is: another point by processor
 START, END = "<!-- table: {} -->", "<!-- end: {} -->"
 

@@ -11,7 +11,10 @@ from aprfmt.causes.forward.table import TABLE
 from aprfmt.causes.forward.usual_blocks import Usual
 from aprfmt.causes.forward.usual_mistakes import usual_changes
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
+from aprfmt.diagnosis.found import KINDS, Diagnosis
+from aprfmt.diagnosis.words import first_lines
 from aprfmt.inference.replay.patched_model import PatchedModel
+from aprfmt.measure.verdicts import CERTAINTIES
 from aprfmt.model import open_model
 from tests.diagnose.engines import tiny_folder
 from tests.diagnose.faults import CONTROLS, ENGINES, FAULTS, FILES
@@ -19,10 +22,36 @@ from tests.diagnose.table import PAGE, answer, between, cells, confusion, row
 from tests.inference.encoders import ENCODERS
 from tests.models import IDS, MAKERS
 
+CERTAINTY = list(CERTAINTIES)
+
+
+def check_first_lines(found: Diagnosis) -> None:
+    """Hold the answer for a person to what it promises.
+
+    At most 12 lines, how sure, where in the file's own names, what was not compared, what to do.
+    """
+    lines = [text for text, _ in first_lines(found)]
+    text = "\n".join(lines)
+    assert 1 <= len(lines) <= 12, text
+    assert lines[0].startswith(KINDS[found.kind])
+    if found.lead is not None and not found.reason:
+        one = found.causes[0]
+        assert one.level in text and (one.cause or "no cause of the table fits") in lines[0], text
+        assert not one.where or one.where[0] in text, (one.where, text)
+        most = CAUSES[one.cause].most if one.cause else "located"
+        assert CERTAINTY.index(one.level) <= CERTAINTY.index(most), (one.cause, one.level)
+        own = found.stored.get(one.roles[0], ()) if one.roles else ()
+        assert not own or own[0] in text, (own, text)
+        remedy = one.remedy
+        assert remedy is None or f"next: {remedy.command}" in lines or "more commands" in text
+    open_items = [row for row in found.pronounced.not_compared if row.state != "equal"]
+    assert not open_items or found.reason or "compared" in text, text
+
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_verdict_the_cause_and_the_place(name: str) -> None:
     fault, found = FAULTS[name], answer(name)
+    check_first_lines(found)
     assert found.verdict == fault.verdict, found.sentence
     named = tuple(dict.fromkeys(finding.cause for finding in found.findings))
     assert named == fault.causes, found.sentence

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.docs.examples import DOCS, ROOT, environment
 
-NOTEBOOK = DOCS / "notebook.ipynb"
+NOTEBOOK = DOCS / "tutorial" / "notebook.ipynb"
 
 
 def cells() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Ten tasks, with aprfmt and with the best other tool that is installed here: docs/tasks.md.
+"""Ten tasks, with aprfmt and the best other tool installed here: docs/explanation/ten_tasks.md.
 
 `python -m tests.docs.tasks` runs every command of both, from one folder, and writes the table of
 the page: how many commands, and the processor time of all of them (user and system, so that a busy
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.docs.examples import DOCS, environment
 
-PAGE = DOCS / "tasks.md"
+PAGE = DOCS / "explanation" / "ten_tasks.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- end of what was measured -->\n"
 REPEATS = 3
 PREPARE = (

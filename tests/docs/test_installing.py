@@ -18,7 +18,7 @@ DEMO = ROOT / "fixtures" / "demo"
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("toy")
-    for block in files(DOCS / "extending" / "adding_a_codec.md"):
+    for block in files(DOCS / "how-to" / "extending" / "adding_a_codec.md"):
         (folder / block.title).write_text(block.text)
     install(folder)
     return folder / SITE

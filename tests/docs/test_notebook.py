@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt import qa
 from aprfmt.base.notebook import Card, Table
+from aprfmt.checks.gates import running as qa
 from tests.conversion.folders import write_mixed
 from tests.docs import notebook
 

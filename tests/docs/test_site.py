@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_command_has_its_page(site: Path) -> None:
     for name in COMMANDS:
-        page = (site / "commands" / name / "index.html").read_text()
+        page = (site / "reference" / "commands" / name / "index.html").read_text()
         assert f"Usage: aprfmt {name}" in page
         for option in ("--json", "--help"):
             assert option in page, name
@@ -65,13 +65,16 @@ def test_every_page_has_its_markdown_and_llms_txt_lists_it(site: Path) -> None:
     listed = re.findall(r"^- \[[^\]]+\]\(([^)]+\.md)\)", text, re.M)
     assert len(listed) == len(set(listed)) == len(re.findall(r"^- ", text, re.M))
     sources = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    commands = {f"commands/{name}.md" for name in COMMANDS}
-    assert sources | commands <= set(listed)
+    assert sources <= set(listed)
     assert listed[0] == "skill/SKILL.md"
     for page in SKILL.rglob("*.md"):  # with its links, that lead on
         assert (site / "skill" / page.relative_to(SKILL)).read_text() == page.read_text()
     for path in listed[1:]:
         html = site / path.removesuffix("index.md").removesuffix(".md") / "index.html"
         assert html.is_file() and (site / path).read_text().strip(), path
-    for path in sources:  # relative links of a page lead to twins, as they do in the repository
+    commands = {f"reference/commands/{name}.md" for name in COMMANDS}
+    assert commands <= sources
+    for path in (
+        sources - commands
+    ):  # relative links of a page lead to twins, as they do in the repository
         assert (site / path).read_text().strip() == (DOCS / path).read_text().strip(), path

@@ -1,4 +1,4 @@
-"""The ten tasks of docs/tasks.md: what the page shows is what is run, and ours does what it says.
+"""docs/explanation/ten_tasks.md shows the commands that are run, and ours do what it says.
 
 Seen red: a command that the page lacks, a task of three commands, another exit code.
 """

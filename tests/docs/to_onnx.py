@@ -1,7 +1,8 @@
 """Export a Hugging Face folder to ONNX with torch's logits beside it, for Polygraphy to compare.
 
 `python -m tests.docs.to_onnx FOLDER 1417,362,258` writes net.onnx, ids.json and torch.json. Needs
-onnx, onnxscript and polygraphy, which are no extra of this package: only docs/tasks.md runs it.
+onnx, onnxscript and polygraphy, which are no extra of this package. Only
+docs/explanation/ten_tasks.md runs it.
 """
 
 import sys

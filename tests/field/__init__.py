@@ -15,7 +15,7 @@ before anything is tuned (`tests.field.row.is_frozen`, a third of all names):
 
     python -m tests.field --frozen            the frozen rows: a line each, then the matrix
     python -m tests.field --open --only NAME  one open row
-    python -m tests.field --frozen --write    the matrix into docs/diagnose.md
+    python -m tests.field --frozen --write    the matrix into docs/notes/faults.md
 
 A new row goes into the file that its name decides (`tests/field/test_field.py` holds it to that).
 """

@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", action="append", metavar="NAME", help="one row; may be repeated")
     made.add_argument("--json", metavar="FILE", help="write the answers")
     made.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
-    made.add_argument("--write", action="store_true", help="the matrix into docs/diagnose.md")
+    made.add_argument("--write", action="store_true", help="the matrix into docs/notes/faults.md")
     return made
 
 
@@ -93,7 +93,7 @@ def line(answer: Answer) -> str:
 
 
 def write(answers: Sequence[Answer]) -> None:
-    """Write counts and matrix into docs/diagnose.md, between the markers."""
+    """Write counts and matrix into docs/notes/faults.md, between the markers."""
     page = PAGE.read_text()
     start, end = START.format(NAME), END.format(NAME)
     head, tail = page[: page.index(start) + len(start)], page[page.index(end) :]

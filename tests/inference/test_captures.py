@@ -11,7 +11,7 @@ import pytest
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines import captures, statistics
 from aprfmt.inference.engines.captures import open_captures
-from aprfmt.inference.engines.layouts import CHAINS, PointLayout, laid_out
+from aprfmt.inference.engines.layouts import CHAINS, PADDED, PointLayout, laid_out
 from aprfmt.inference.engines.mapping import load_mapped, read_mapping
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.engines.proposing import propose
@@ -56,6 +56,8 @@ def test_every_layout_comes_back_into_ours() -> None:
         ("unbatch", "heads_first", "adjacent_pairs"): pairs.swapaxes(0, 1),
     }
     assert set(there) == set(CHAINS)
+    wide = np.concatenate([values.reshape(7, 12), np.ones((7, 5), np.float32)], 1)[None]
+    there[PADDED] = wide
     for chain, given in there.items():
         assert np.array_equal(laid_out(given, chain, PointLayout((7, 3, 4), 7), "x"), values), chain
 
@@ -91,6 +93,110 @@ def test_the_last_row_alone_is_seen_as_such(tmp_path: Path) -> None:
     with open_captures(npy(tmp_path / "d", {"z": right["logits"][-1]})) as captures:
         row = propose(captures, right, IDS).names["z"]
     assert row is not None and (row.key, row.rows, row.certainty) == ("logits", "last", "certain")
+
+
+NAMED = {
+    # transformers' path or our key -> the point it says, and one that is nearer in values
+    "model.layers.1": ("L1.out", "L1.mid"),
+    "model.layers.2.mlp": ("L2.ffn_out", "L1.ffn_out"),
+    "model.norm": ("final_norm", "L2.ffn_norm"),
+    "L1.attn_out": ("L1.attn_out", "L0.attn_out"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("apart", [0.02, 0.09, 0.3])
+def test_a_name_decides_before_a_near_value(name: str, apart: float, tmp_path: Path) -> None:
+    """A fault in one branch brings a point nearer to its neighbour than to its own value."""
+    key, neighbour = NAMED[name]
+    right = own()
+    mine, near = right[key], right[neighbour]
+    size = np.linalg.norm(mine) / np.linalg.norm(near)
+    right[neighbour] = mine + apart / 2 * near * size  # so that the neighbour is the nearer one
+    given = mine + apart * near * size
+    with open_captures(npy(tmp_path / "d", {name: given})) as captures:
+        row = propose(captures, right, IDS).names[name]
+    assert row is not None and row.key == key, row
+    assert row.certainty in ("likely", "possible") and row.why == "its name says so"
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_an_equal_value_decides_against_a_name(name: str, tmp_path: Path) -> None:
+    key, neighbour = NAMED[name]
+    right = own()
+    with open_captures(npy(tmp_path / "d", {name: right[neighbour]})) as captures:
+        row = propose(captures, right, IDS).names[name]
+    assert row is not None and (row.key, row.certainty) == (neighbour, "certain"), (key, row)
+
+
+# How an engine leaves logits -> what stands behind the vocabulary; the mapped distance is equal.
+PADDINGS: dict[str, Any] = {
+    "zeros": 0.0, "minus infinity": -np.inf, "the least number": np.finfo(np.float32).min,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("name", ["lm_head", "logits", "head"])
+def test_columns_behind_the_vocabulary_are_left_out(
+    name: str, padding: str, tmp_path: Path
+) -> None:
+    right = own()["logits"]
+    behind = np.full((len(right), 31), PADDINGS[padding], np.float32)
+    wide = np.concatenate([right, behind], 1)[None]
+    dumps = npy(tmp_path / "d", {name: wide, "input_ids": np.array(IDS)})
+    out = tmp_path / "t.safetensors"
+    done = ran(0, "trace", tiny_folder("llama"), "--map", dumps, "-o", out, "--json")
+    rows = {row["name"]: row for row in done.json["mapping"]["names"]}
+    assert (rows[name]["key"], rows[name]["certainty"]) == ("logits", "certain")
+    with open_trace(out) as made:
+        assert np.array_equal(np.asarray(made.values("logits_raw")), right)
+    found = ran(0, "diagnose", tiny_folder("llama"), out if name == "head" else dumps, "--json")
+    assert found.json["verdict"] in ("same", "precision")
+
+
+def test_other_columns_behind_the_vocabulary_are_named(tmp_path: Path) -> None:
+    right = own()["logits"]
+    wide = np.concatenate([right, right[:, :9]], 1)
+    dumps = npy(tmp_path / "d", {"lm_head": wide, "input_ids": np.array(IDS)})
+    done = aprfmt("diagnose", tiny_folder("llama"), dumps)
+    assert "behind the vocabulary" in done.out and "not compared" in done.out
+
+
+PARTS: dict[str, tuple[str, Any, str]] = {
+    # array -> (its name, what of the point it has, what is said of it)
+    "second of two": ("lm_head", lambda x: x[:, 48:], "columns 48 to 95 of the 96 of logits"),
+    "a third": ("logits", lambda x: x[:, :32], "columns 0 to 31 of the 96 of logits: rank 0 of 3"),
+    "no name": ("t", lambda x: x[:, 48:], "columns 48 to 95 of the 96 of logits: rank 1 of 2"),
+    "an odd part": ("lm_head", lambda x: x[:, :50], "50 columns; logits"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_columns_of_one_rank_are_no_logits(part: str, tmp_path: Path) -> None:
+    name, taken, says = PARTS[part]
+    right = own()
+    right["logits"] = right["logits"][:, :96]
+    with open_captures(npy(tmp_path / "d", {name: taken(right["logits"])})) as captures:
+        found = propose(captures, right, IDS, aliases={"logits_raw": "logits"})
+    assert found.names[name] is None and says in found.reasons[name], found
+
+
+def test_rows_of_one_rank_are_named(tmp_path: Path) -> None:
+    right = {key: value[:28] for key, value in own().items() if key in ("L0.out", "L1.out")}
+    half = {"model.layers.1": right["L1.out"][14:]}
+    with open_captures(npy(tmp_path / "d", half)) as captures:
+        found = propose(captures, right, IDS[:28])
+    assert "rows 14 to 27 of the 28 of L1.out: rank 1 of 2" in found.reasons["model.layers.1"]
+
+
+def test_one_ranks_columns_end_with_their_reason(tmp_path: Path) -> None:
+    """Neither command compares them, and no tensor is accused."""
+    model, right = tiny_folder("llama"), own()["logits"]
+    dumps = npy(tmp_path / "d", {"lm_head": right[:, :40], "input_ids": np.array(IDS)})
+    mapped = aprfmt("trace", model, "--map", dumps)
+    assert mapped.code == 2 and f"40 columns; logits has {right.shape[1]}" in mapped.err
+    found = aprfmt("diagnose", model, dumps)
+    assert found.code == 2 and f"40 of the {right.shape[1]} columns" in found.out + found.err
 
 
 def test_the_command_proposes_writes_and_uses_a_mapping(tmp_path: Path) -> None:
@@ -341,3 +447,87 @@ def test_other_json_is_no_answer_of_a_server(tmp_path: Path) -> None:
     for text in ('{"logprobs": 1}', '["prompt_logprobs"]', "", "{"):
         path.write_text(text)
         assert trace_kind(path) is None, text
+
+
+# What torch.save is given -> the names of its arrays; `q` and `head` are points of the model.
+SAVED: dict[str, Any] = {
+    "a dict": (lambda q, head: {"L0.q": q, "lm_head": head}, ["L0.q", "lm_head"]),
+    "tuples of one": (lambda q, head: {"L0.q": (q,), "lm_head": [head]}, ["L0.q", "lm_head"]),
+    "nested": (lambda q, head: {"L0": {"q": q}, "lm_head": head}, ["L0.q", "lm_head"]),
+    "pairs": (lambda q, head: {"x": (q, q * 2), "lm_head": head}, ["x.0", "x.1", "lm_head"]),
+    "a list": (lambda q, head: [q, head], ["0", "1"]),
+    "a view": (lambda q, head: {"L0.q": q.repeat(1, 2, 1)[:, ::2][:, : q.shape[1]] * 0 + q,
+                                "lm_head": head.T.contiguous().T}, ["L0.q", "lm_head"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("kind", SAVED)
+def test_arrays_of_torch_save_are_mapped(kind: str, zipped: bool, tmp_path: Path) -> None:
+    """In one file and in a folder with the ids: what torch saved comes back bit for bit."""
+    import torch
+
+    right = own()
+    make, names = SAVED[kind]
+    said = make(torch.tensor(right["L0.q"]), torch.tensor(right["logits"]))
+    file = tmp_path / "run.pt"
+    torch.save(said, file, _use_new_zipfile_serialization=zipped)
+    with open_captures(file) as captures:
+        assert captures.names == names
+        row = propose(captures, right, IDS, aliases={"logits_raw": "logits"}).names
+        assert {one.key for one in row.values() if one} >= {"L0.q", "logits"}
+        assert np.array_equal(captures.read(names[-1]), right["logits"])
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    torch.save(said, folder / "run.pt", _use_new_zipfile_serialization=zipped)
+    torch.save(torch.tensor(IDS), folder / "input_ids.pt")
+    with open_captures(folder) as captures:
+        assert captures.ids == list(IDS)
+        assert captures.names == [f"run.{name}" for name in names]
+
+
+def test_files_of_torch_save_are_captures_where_they_have_ids(tmp_path: Path) -> None:
+    import torch
+
+    right = own()
+    arrays = {"L0.q": torch.tensor(right["L0.q"]), "lm_head": torch.tensor(right["logits"])}
+    torch.save({**arrays, "input_ids": list(IDS)}, tmp_path / "ids.pt")
+    torch.save(arrays, tmp_path / "weights.pt")
+    assert trace_kind(tmp_path / "ids.pt") == "pt"
+    assert trace_kind(tmp_path / "weights.pt") is None
+    with open_trace(tmp_path / "ids.pt") as made:
+        assert made.run["ids"] == list(IDS)
+        assert np.array_equal(np.asarray(made.values("L0.q")), right["L0.q"])
+    found = ran(0, "diagnose", tiny_folder("llama"), tmp_path / "ids.pt", "--json")
+    assert found.json["verdict"] in ("same", "precision")
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for name, value in {**arrays, "input_ids": torch.tensor(IDS)}.items():
+        torch.save(value, parts / f"{name}.pt")
+    assert trace_kind(parts) == "captures"
+    out = tmp_path / "t.safetensors"
+    ran(0, "trace", tiny_folder("llama"), "--map", parts, "-o", out)
+    with open_trace(out) as made:
+        assert np.array_equal(np.asarray(made.values("L0.q")), right["L0.q"])
+    (parts / "config.json").write_text("{}")
+    assert trace_kind(parts) is None, "a model in pickles"
+
+
+def test_a_pickle_that_would_run_is_no_capture(tmp_path: Path) -> None:
+    """It is described and never run; cut short it is refused in one line."""
+    import os as system
+
+    import torch
+
+    class Runs:
+        def __reduce__(self) -> Any:
+            return system.mkdir, (str(tmp_path / "ran"),)
+
+    torch.save({"L0.q": torch.zeros(3, 4), "x": Runs()}, tmp_path / "bad.pt")
+    done = aprfmt("trace", tiny_folder("llama"), "--map", tmp_path / "bad.pt", "--ids", TEXT)
+    assert done.code == 2 and "Traceback" not in done.err and done.err.count("\n") == 1
+    assert not (tmp_path / "ran").exists()
+    whole = (tmp_path / "bad.pt").read_bytes()
+    (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
+    done = aprfmt("trace", tiny_folder("llama"), "--map", tmp_path / "cut.pt", "--ids", TEXT)
+    assert done.code == 2 and "cut.pt" in done.err and done.err.count("\n") == 1

@@ -1,6 +1,7 @@
 """Parts of runs, losses and engines, each by itself."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,19 @@ import pytest
 
 from aprfmt.checks.gates.forward import judge_loss
 from aprfmt.checks.gates.golden import GoldenText
+from aprfmt.cli.parity.output import worst_points
 from aprfmt.inference.batch import _aligned
+from aprfmt.inference.device import parse_run
+from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.engines.graph import GraphReader
 from aprfmt.inference.evaluation import Sample, without_label
 from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.parity.matched import ThroughRows
+from aprfmt.inference.rows import StoredRows
+from aprfmt.measure.traces import PointDiff
+from aprfmt.model import open_model
+from tests.inference.judge import backend
+from tests.models import IDS, save_tiny
 
 
 def test_rows_through_an_encoding_take_what_their_numbers_take() -> None:
@@ -69,3 +78,60 @@ def test_only_whole_values_of_experts_are_routed(point: str, masked: bool) -> No
     seen = np.ones(2, bool) if masked else None
     GraphReader.add(reader, SimpleNamespace(scale=None), np.zeros(2, np.float32), seen)  # type: ignore[arg-type]
     assert put == ["routed" if point.startswith("expert") and not masked else "put"]
+
+
+def test_all_points_beyond_are_shown_up_to_a_screenful_and_the_worst_of_each_kind() -> None:
+    """Twenty points beyond, whatever their kind; of the others the largest of each."""
+    points = [PointDiff(f"L{i}.q", 0.1 * i, 0.0, None, 1.0, True) for i in range(30)]
+    points += [PointDiff(f"L{i}.k", 0.1 * i, 0.0, None, 1.0, False) for i in range(3)]
+    points += [PointDiff("L0.v", None, None, None, 1.0, False, why="absent")]
+    shown = [point.key for point in worst_points(points)]
+    assert shown == [*(f"L{i}.q" for i in range(20)), "L29.q", "L2.k", "L0.v"]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_time_step_is_the_same_on_torch_and_numpy(bias: bool) -> None:
+    """Softplus of input and bias, within its limits; deterministic on torch too."""
+    rng = np.random.default_rng(2)
+    raw, more = rng.normal(size=(3, 5)), rng.normal(size=5) if bias else None
+    plain = np.clip(np.log1p(np.exp(raw + (0 if more is None else more))), 0.1, 1.5)
+    for name, exact in (("numpy", False), ("torch", False), ("torch", True)):
+        run: Any = backend(f"{name}:float64", deterministic=exact)
+        of = None if more is None else run.array(more)
+        found = run.to_numpy(run.time_step(run.array(raw), of, 0.1, 1.5))
+        assert np.allclose(found, plain, rtol=1e-12), (name, exact)
+
+
+@pytest.mark.parametrize("size", [64, 4096])
+def test_a_cap_takes_two_arrays_beside_its_result(size: int) -> None:
+    run = DryBackend("cpu", "float32")
+    x = run.new((size, 8))
+    before = run.account.peak
+    run.softcap(x, 30.0)
+    assert run.account.peak - before == 2 * x.nbytes
+
+
+def test_rows_of_several_tensors_have_no_coded_form() -> None:
+    tensor: Any = SimpleNamespace(shape=(2, 2), encoding="F32", stored=(), whole=None)
+    assert StoredRows(tensor).coded() is None
+    tensor.whole = SimpleNamespace(parts={})
+    assert StoredRows(tensor).coded() is None
+
+
+@pytest.mark.parametrize("threads", [None, 1])
+def test_transformers_gives_torchs_threads_back(threads: int | None, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="NOT-RUN: torch is not installed")
+    from aprfmt.inference.engines import transformers
+
+    save_tiny("llama", tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with open_model(tmp_path) as model:
+            run = transformers.run(model, IDS[:3], parse_run("transformers"), threads=threads)
+            with run as trace:
+                assert torch.get_num_threads() == (threads or 3)
+                assert "logits" in trace.records
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

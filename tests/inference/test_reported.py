@@ -15,7 +15,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
-from aprfmt.inference.batch import Batch, Scored, _aligned, read_batch, score
+from aprfmt.inference.batch import Batch, Scored, _aligned, count_ends, read_batch, score
 from aprfmt.inference.reported import MISTAKES, LossVerdict, explain
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
@@ -26,6 +26,7 @@ tiny = pytest.importorskip("tests.models")
 
 VOCAB, TOKENS = 97, 45
 LENGTHS, PROMPTS = (45, 31, 37), (9, 6, 11)  # of each sample; the prompt is not scored
+END = 20  # where the first sample has a token that ends turns
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     with torch.no_grad():
         logits = model(torch.tensor(ids)).logits.double()
     with open_model(str(folder)) as opened:
-        batch = read_batch(path, VOCAB)
+        batch = read_batch(path, VOCAB, {int(ids[0, END])})
         with Session.of(opened, NumpyBackend("cpu", "float32")) as session:
             scored = list(score(batch, session))
     yield Made(
@@ -85,12 +86,17 @@ def cut(made: Made, tokens: int) -> Any:
     return torch.where(torch.arange(TOKENS) < tokens, made.labels, -100)
 
 
-def sample_means(made: Made) -> float:
-    rows = [
-        loss(made, torch.where(torch.arange(len(LENGTHS))[:, None] == i, made.labels, -100))
-        for i in range(len(LENGTHS))
+def means(made: Made, *groups: tuple[int, ...]) -> list[float]:
+    """Return torch's mean loss of each group of samples."""
+    rows = torch.arange(len(LENGTHS))[:, None]
+    return [
+        float(loss(made, torch.where(sum(rows == i for i in group) > 0, made.labels, -100)))
+        for group in groups
     ]
-    return float(sum(rows) / len(rows))
+
+
+def average(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 # What scripts do wrong, in torch.
@@ -99,7 +105,11 @@ WRONG: dict[str, Callable[[Made], float]] = {
     "perplexity": lambda m: math.exp(float(loss(m, m.labels))),
     "sum": lambda m: float(loss(m, m.labels, reduction="sum")),
     "sample_sum": lambda m: float(loss(m, m.labels, reduction="sum")) / len(LENGTHS),
-    "sample_means": sample_means,
+    "sample_means": lambda m: average(means(m, (0,), (1,), (2,))),
+    "accumulated_sum": lambda m: sum(means(m, (0, 1), (2,))),
+    "group_means": lambda m: average(means(m, (0, 1), (2,))),
+    "one_group": lambda m: means(m, (0, 1))[0],
+    "ends_masked": lambda m: float(loss(m, torch.where(m.ids == m.ids[0, END], -100, m.labels))),
     "divided_twice": lambda m: float(loss(m, m.labels)) / int((m.labels[:, 1:] >= 0).sum()),
     "accumulation": lambda m: float(loss(m, m.labels)) / 8,
     "padding_counted": lambda m: float(loss(m, torch.where(m.mask, m.labels, m.ids))),
@@ -133,6 +143,111 @@ def test_every_mistake_is_named_alone(name: str, made: Made) -> None:
     rounded = answer(made, float(f"{reported:.4g}"), digit=0.0)
     assert rounded.says != "agrees"
     assert (name,) in rounded.causes
+
+
+ACCUMULATED: dict[str, tuple[str, Callable[[Made], float]]] = {
+    "twice the loss": ("accumulated_sum", lambda m: 2 * float(loss(m, m.labels))),
+    "six times": ("accumulated_sum", lambda m: 6 * float(loss(m, m.labels))),
+    "each sample alone": ("accumulated_sum", lambda m: sum(means(m, (0,), (1,), (2,)))),
+    "the first sample": ("one_group", lambda m: means(m, (0,))[0]),
+    "the last micro-batch": ("one_group", lambda m: means(m, (2,))[0]),
+    "sums averaged": ("sum", lambda m: float(loss(m, m.labels, reduction="sum")) / 2),
+    "labels counted before the shift": (
+        "padding_counted",
+        lambda m: float(loss(m, m.ids, reduction="sum")) / m.ids.numel(),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ACCUMULATED)
+def test_micro_batches_joined_wrongly_are_named(how: str, made: Made, tmp_path: Path) -> None:
+    cause, make = ACCUMULATED[how]
+    batch, scored = made.batch, made.scored
+    if cause == "padding_counted":  # every token is a label, the first too
+        np.savez(tmp_path / "b.npz", ids=made.ids.numpy(), labels=made.ids.numpy())
+        batch = read_batch(tmp_path / "b.npz", VOCAB)
+        with (
+            open_model(str(made.folder)) as opened,
+            Session.of(opened, NumpyBackend("cpu", "float32")) as session,
+        ):
+            scored = list(score(batch, session))
+        assert batch.scored == made.ids.numel() - len(LENGTHS)
+    found = explain(batch, scored, make(made))
+    assert found.causes == ((cause,),), found
+
+
+@pytest.mark.parametrize("samples", [4, 6, 9])
+def test_ranks_and_micro_batches_of_larger_batches(samples: int, tmp_path: Path) -> None:
+    """The means of torch's own split and of samples dealt in turn, over losses made up."""
+    lengths = np.random.default_rng(samples).integers(3, 12, samples)
+    mask = np.arange(12) < lengths[:, None]
+    np.savez(tmp_path / "b.npz", ids=np.where(mask, 5, 0), mask=mask)
+    batch = read_batch(tmp_path / "b.npz", VOCAB)
+    nats = torch.tensor(np.random.default_rng(1).gamma(2.0, 1.0, (samples, 12)))
+    nats *= 1 + torch.arange(samples)[:, None]  # so that the weights of samples count
+    scored = [
+        Scored(each, each) for each in np.broadcast_to(nats.numpy()[:, None], (samples, 3, 12))
+    ]
+    last = torch.tensor(mask).roll(-1, 1)
+    last[:, -1] = False
+    for parts, ranks in (
+        *((s, False) for s in (2, 3) if samples % s == 0),
+        (3 if samples % 3 == 0 else 2, True),
+    ):
+        order = torch.arange(samples)
+        groups = [order[i::parts] for i in range(parts)] if ranks else order.split(parts)
+        each = [nats[group][last[group]].mean() for group in groups]
+        found = explain(batch, scored, float(sum(each) / len(each)))
+        assert ("group_means",) in found.causes, (parts, ranks, found)
+        found = explain(batch, scored, float(sum(each)))
+        assert ("accumulated_sum",) in found.causes, (parts, ranks, found)
+
+
+EOS = 9
+X = -100
+# ids, labels, mask -> (ends of scored text, those that are labels, not known).
+ENDS: dict[str, tuple[list[int], list[int] | None, list[int] | None, tuple[int, int, int]]] = {
+    "scored": ([4, 5, 9, 6, 9, 0], [4, 5, 9, 6, 9, X], [1, 1, 1, 1, 1, 0], (2, 2, 0)),
+    "masked by id": ([4, 5, 9, 6, 9, 9], [4, 5, X, 6, X, X], [1, 1, 1, 1, 1, 0], (2, 0, 0)),
+    "one before": ([4, 5, 6, 7, 9, 0], [X, X, 6, 7, X, X], [1, 1, 1, 1, 1, 0], (1, 0, 0)),
+    "shifted in the file": ([4, 5, 6, 7, 9, 0], [X, 6, 7, X, X, X], [1, 1, 1, 1, 1, 0], (1, 0, 0)),
+    "behind the row": ([4, 5, 6, 7, 4, 3], [5, 6, 7, 4, 3, 9], None, (1, 1, 0)),
+    "an answer cut off": ([4, 9, 6, 7, 8, 8], [X, X, X, 7, 8, 8], None, (0, 0, 0)),
+    "the mask is made of the id": ([4, 5, 6, 7, 9, 9], [4, 5, 6, 7, X, X], [1, 1, 1, 1, 0, 0],
+                                   (0, 0, 1)),
+    "no mask, padded": ([4, 5, 6, 7, 9, 9], [4, 5, 6, 7, X, X], None, (0, 0, 1)),
+    "no mask, one end": ([4, 5, 6, 7, 8, 9], [4, 5, 6, 7, 8, X], None, (1, 0, 0)),
+    "the second of two ends": ([4, 5, 9, 3, 9, 9], [4, 5, 9, 3, X, X], [1, 1, 1, 1, 1, 0],
+                               (1, 1, 0)),
+    "padding on the left": ([9, 9, 4, 5, 6, 9], [X, X, 4, 5, 6, X], [0, 0, 1, 1, 1, 1], (1, 0, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_ends_of_turns_that_are_no_labels_are_counted(name: str, tmp_path: Path) -> None:
+    ids, labels, mask, expected = ENDS[name]
+    given = {"ids": ids, "labels": labels, "mask": mask}
+    arrays: dict[str, Any] = {key: np.array(row) for key, row in given.items() if row}
+    np.savez(tmp_path / "b.npz", **arrays)
+    batch = read_batch(tmp_path / "b.npz", VOCAB, {EOS})
+    found = [(one.places, one.scored, one.unknown) for one in count_ends(batch)]
+    assert found == ([expected] if any(expected) else [])
+
+
+def test_the_command_says_that_no_end_is_scored(tmp_path: Path) -> None:
+    aprfmt("demo", "--into", tmp_path / "m")
+    ids = np.array([[1417, 362, 1535, 258, 1168, 1535, 1535], [612, 373, 1535] + [1535] * 4])
+    mask = np.arange(7) < np.array([[6], [3]])
+    for name, labels, outcome in (
+        ("good", np.where(mask, ids, -100), "PASS"),
+        ("bad", np.where(ids == 1535, -100, ids), "FAIL"),
+    ):
+        np.savez(tmp_path / f"{name}.npz", ids=ids, labels=labels, mask=mask)
+        done = aprfmt("eval", tmp_path / "m", "--batch", tmp_path / f"{name}.npz", "--json")
+        [check] = [row for row in done.json["gate"]["checks"] if row["name"] == "ends-scored"]
+        assert check["outcome"] == outcome, check
+        assert "1535 '<|im_end|>' ends a scored text 3 times" in check["found"]
+        assert ("padding has the same id" in check["todo"]) == (outcome == "FAIL")
 
 
 def test_the_table_is_tried_whole(made: Made) -> None:

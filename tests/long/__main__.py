@@ -4,7 +4,7 @@
     python -m tests.long kills
     python -m tests.long memory --gigabytes 8
 
-Their figures stand in docs/robustness.md. Everything is printed as JSON lines.
+Their figures stand in docs/benchmarks.md. Everything is printed as JSON lines.
 """
 
 import argparse

@@ -6,7 +6,7 @@
     python -m tests.mutations --list
     python -m tests.mutations --report
 
-Exit code 0: every mutation is killed, or its row in docs/mutations.md says why no test can tell it.
+Exit code 0: every mutation is killed, or its row in docs/notes/mutations.md says why no test can.
 1: one survived, or a row has no place any more. 2: it could not be done.
 """
 

@@ -11,7 +11,7 @@ from typing import Literal
 from tests.mutations.mutation import Mutation
 from tests.mutations.product import STATE, digest, digest_of, files_of_tests, test_key
 
-PAGE = Path("docs") / "mutations.md"
+PAGE = Path("docs") / "notes" / "mutations.md"
 Ending = Literal["killed", "survived", "error"]
 
 

@@ -134,7 +134,7 @@ def test_a_second_run_runs_nothing(tried: Tried, monkeypatch: pytest.MonkeyPatch
 
 def test_an_explained_survivor_does_not_count(tried: Tried) -> None:
     page = tried.root / PAGE
-    page.parent.mkdir()
+    page.parent.mkdir(parents=True)
     page.write_text("| id | why |\n| --- | --- |\n| `limit-kept` | the same number |\n")
     try:
         code, said = run(tried.root, "--report", "--only", "limit-kept", "total-wrong")

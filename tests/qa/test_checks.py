@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import aprfmt as package
-from aprfmt import qa
 from aprfmt.checks.gates import parity
+from aprfmt.checks.gates import running as qa
 from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.session import Session

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt import qa
+from aprfmt.checks.gates import running as qa
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.device import choose, parse_run

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aprfmt as package
-from aprfmt import qa
+from aprfmt.checks.gates import running as qa
 from aprfmt.checks.gates.generation import FORMS, Generated, faulty_side, judge_answer, python_fault
 from aprfmt.checks.gates.gibberish import _loops, gibberish_signals
 from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, GoldenPrompt, read_golden

@@ -1,4 +1,4 @@
-"""The numbers of docs/requirements.md, computed again by the code that has to get them right.
+"""The numbers of docs/notes/requirements.md, computed again by the code that has to get them right.
 
 Seen red: BF16 decoded as F16, an eps that is not passed on, a deviation divided by n - 1 in
 `merge_stats`, rows of other tokens compared, a spike called a defect.

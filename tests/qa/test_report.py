@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from aprfmt import qa
 from aprfmt.base.outcome import Check
+from aprfmt.checks.gates import running as qa
 from aprfmt.checks.gates.baseline import compare_baseline
 from aprfmt.checks.gates.baseline_file import read, to_json
 from aprfmt.checks.records import Answer, Measure, QaReport

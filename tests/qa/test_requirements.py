@@ -1,4 +1,4 @@
-"""docs/requirements.md: one row for each requirement, and every test it names exists.
+"""docs/notes/requirements.md: one row for each requirement, and every test it names exists.
 
 Seen red: a test renamed, a row left out, a skipped test counted as shown, one passed variant of a
 test whose others were skipped counted as all of them.
@@ -62,7 +62,7 @@ def test_a_row_out_of_scope_says_why_and_no_other_command_is_promised() -> None:
 
 def test_the_page_of_the_gates_is_the_table() -> None:
     """Every gate with what it proves, and the requirements it was made for."""
-    lines = (ROOT / "docs" / "qa.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "reference" / "gates.md").read_text().splitlines()
     shown = [line for line in lines if line.startswith("| `") and line.count("|") == 4]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown]
     assert [each[:2] for each in cells] == [[f"`{row.name}`", row.proves] for row in gates()]
@@ -72,7 +72,7 @@ def test_the_page_of_the_gates_is_the_table() -> None:
 
 
 def test_the_example_of_a_golden_file_is_one(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "qa.md").read_text()
+    page = (ROOT / "docs" / "reference" / "gates.md").read_text()
     path = tmp_path / "golden.json"
     path.write_text(page.partition("```json\n")[2].partition("```")[0])
     found = read_golden(path)

@@ -1,12 +1,20 @@
 """Parts of remote files, each by itself."""
 
+import hashlib
+import re
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aprfmt.errors import RemoteError
+from aprfmt.remote.buckets import BucketSite
+from aprfmt.remote.hub import HubSite
+from aprfmt.remote.ranges import AccessDenied
 from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
+from aprfmt.remote.site import FileFacts
 from aprfmt.remote.temporary_cache import TemporaryRanges
 
 
@@ -34,3 +42,82 @@ def test_what_was_remembered_is_let_go() -> None:
     assert mapped is not None and file is not None
     held.close()
     assert mapped.closed and file.closed and held._map is None
+
+
+class Store:
+    """obstore of one object, which answers a range as it is told to."""
+
+    def __init__(self, data: bytes, **wrong: Any) -> None:
+        self.data, self.wrong = data, wrong
+
+    def get(self, store: object, inner: str, options: Any = None) -> Any:
+        start, stop = options["range"] if options else (0, len(self.data))
+        stop = min(stop, len(self.data))
+        data = self.wrong.get("data", self.data)[start:stop]
+        meta = {"e_tag": '"one"', "size": len(self.data), "last_modified": "now"}
+        return SimpleNamespace(
+            bytes=lambda: data, stream=lambda: iter([data]),
+            meta={**meta, **self.wrong.get("meta", {})},
+            range=self.wrong.get("range", (start, stop)),
+        )  # fmt: skip
+
+
+def bucket(monkeypatch: pytest.MonkeyPatch, store: Store) -> BucketSite:
+    monkeypatch.setitem(sys.modules, "obstore", store)
+    monkeypatch.setattr("aprfmt.remote.buckets._store", lambda root: None)
+    return BucketSite(["s3:", "b"])
+
+
+DATA = bytes(range(200))
+
+
+def test_an_object_is_read_in_ranges_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = bucket(monkeypatch, Store(DATA))
+    facts, head = site.first("m")
+    assert (facts.size, head) == (len(DATA), DATA)
+    assert bytes(site.fetch("m", facts, 3, 9)) == DATA[3:9]
+    assert site.one_pass("m", facts) == hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"range": (2, 9)}, "bytes (2, 9) came; expected 3..9"),
+        ({"data": DATA[:8]}, "expected 3..9"),
+        ({"meta": {"size": 199}}, "its size"),
+        ({"meta": {"e_tag": '"two"'}}, "its ETag"),
+    ],
+    ids=["another range", "fewer bytes", "another size", "another version"],
+)
+def test_another_answer_than_was_asked_for_is_refused(
+    wrong: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(DATA)
+    site = bucket(monkeypatch, store)
+    facts, _ = site.first("m")
+    store.wrong = wrong
+    with pytest.raises(RemoteError, match=re.escape(said)):
+        site.fetch("m", facts, 3, 9)
+    if "meta" in wrong:
+        with pytest.raises(RemoteError, match=re.escape(said)):
+            site.one_pass("m", facts)
+
+
+@pytest.mark.parametrize("code", ["", "GatedRepo"])
+def test_a_denial_of_the_hub_says_what_would_help(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is asked of the repository: a range, or the whole file."""
+
+    def denied(*of: object) -> Any:
+        raise AccessDenied("401", {"x-error-code": code})
+
+    monkeypatch.setattr(HubSite, "_row", lambda self, inner: None)
+    monkeypatch.setattr(HubSite, "_url", lambda self, inner: "")
+    site = HubSite(["hf:", "owner", "name"])
+    site._ranges = SimpleNamespace(fetch=denied, one_pass=denied)  # type: ignore[assignment]
+    said = "is gated" if code else "does not exist, or"
+    with pytest.raises(RemoteError, match=said):
+        site.fetch("m", FileFacts(9), 0, 9)
+    with pytest.raises(RemoteError, match=said):
+        site.one_pass("m", FileFacts(9))

@@ -1,6 +1,6 @@
-"""Files that other readers judge differently, and why; prints docs/robustness_differences.md.
+"""Files that other readers judge differently, and why; prints docs/reference/reader_differences.md.
 
-    python -m tests.robustness.differences > docs/robustness_differences.md
+    python -m tests.robustness.differences > docs/reference/reader_differences.md
 
 The sets are what the readers were seen to do (`test_differences.py` runs them and compares); the
 reasons are ours, one a case, whichever reader differs.

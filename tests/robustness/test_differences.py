@@ -60,4 +60,4 @@ def test_every_difference_has_its_reason_and_no_reason_is_idle() -> None:
 
 
 def test_the_page_is_current() -> None:
-    assert (ROOT / "docs" / "robustness_differences.md").read_text() == page()
+    assert (ROOT / "docs" / "reference" / "reader_differences.md").read_text() == page()

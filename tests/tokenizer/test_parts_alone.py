@@ -1,14 +1,17 @@
 """Parts of the tokenizers, each by itself."""
 
+import io
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer import isolated, keys
+from aprfmt.tokenizer import engine_server, isolated, keys
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
+from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 
@@ -43,3 +46,22 @@ def test_the_process_of_an_engine_that_ended_is_waited_for() -> None:
         engine.encode("text", False, False)
     assert child.returncode is not None, "left as a zombie"
     assert child.stdin is not None and child.stdin.closed
+
+
+@pytest.mark.parametrize("room", [-1, 0, 1])
+def test_an_answer_may_be_as_long_as_its_limit(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's answer of as many bytes as are allowed is given, one more is not."""
+    wanted = json.dumps(["ok", "x" * 50]).encode()
+    out = io.BytesIO()
+    given = SimpleNamespace(buffer=io.BytesIO(b'["decode", [[1], false]]\n'))
+    monkeypatch.setattr("sys.stdin", given)
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=out))
+    for name in ("limit_resources", "limit_cpu"):
+        monkeypatch.setattr(engine_server, name, lambda *of, **named: None)
+    engine = SimpleNamespace(decode=lambda ids, skip: "x" * 50)
+    monkeypatch.setattr(HfEngine, "from_text", lambda text, where: engine)
+    limits = {"cpu_seconds": 1, "memory": 1, "output": len(wanted) + room}
+    engine_server.serve({"limits": limits, "text": "", "where": ""})
+    first, second = out.getvalue().splitlines()
+    assert json.loads(first) == ["ok", None]
+    assert second == (wanted if room >= 0 else b'["output", ""]')

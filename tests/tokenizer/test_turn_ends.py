@@ -11,6 +11,7 @@ import pytest
 from aprfmt.errors import FormatError
 from aprfmt.model import open_model
 from aprfmt.tokenizer import facts, load, stated_ends, to_gguf
+from aprfmt.tokenizer.engine_defaults import CLASS_EOS
 from aprfmt.tokenizer.keys import TOKENS
 from aprfmt.tokenizer.turn_ends import unstopped_turn
 from tests.cli.run import aprfmt
@@ -91,6 +92,15 @@ def test_a_generation_stops_as_in_transformers(case: str | None, folder: Path) -
     wanted = frozenset(theirs if isinstance(theirs, list) else [theirs])
     with open_model(folder) as model:
         assert load(model).stop_ids == stated_ends(model) == wanted
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "gpt2", "phi3", "glm4", "qwen2"])
+def test_the_class_of_a_configuration_has_its_end(name: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    theirs = CONFIG_MAPPING[name]().eos_token_id
+    wanted = frozenset(theirs if isinstance(theirs, list) else [theirs]) - {None}
+    assert CLASS_EOS.get(name, frozenset()) == wanted
 
 
 TURN = "{%% for m in messages %%}[{{ m['content'] }}%s{%% endfor %%}"

@@ -136,6 +136,100 @@ def _file_type(path: Path) -> None:
 
 
 _TOKENIZER = "tokenizer.json"
+EMBEDDING = "model.embed_tokens.weight"
+START, END = 1534, 1535  # <|im_start|>, <|im_end|>
+
+
+def _rows(change: Callable[[Any], None], dtype: str = "<u2") -> Callable[[Path], None]:
+    """Return an edit of the embedding's rows, as their bits."""
+
+    def edit(path: Path) -> None:
+        import numpy as np
+
+        rows = tensors_of(path)
+        kind, shape, raw = rows[EMBEDDING]
+        bits = np.frombuffer(raw, dtype).reshape(shape).copy()
+        change(bits)
+        rows[EMBEDDING] = (kind, shape, bits.tobytes())
+        write_mixed(path / "model.safetensors", rows)
+
+    return edit
+
+
+def _zero_rows(bits: Any) -> None:
+    bits[[START, END]] = 0
+
+
+def _equal_rows(bits: Any) -> None:
+    bits[START] = bits[END]
+
+
+def _mean_row(bits: Any) -> None:
+    import numpy as np
+
+    values = (bits.astype(np.uint32) << 16).view(np.float32)
+    bits[START] = (values.mean(axis=0).astype(np.float32).view(np.uint32) >> 16).astype("<u2")
+
+
+def _plain_piece(path: Path) -> None:
+    """Make the mark that opens a turn a piece of the vocabulary, which no merge makes."""
+
+    def change(value: Any) -> None:
+        row = next(row for row in value["added_tokens"] if row["id"] == START)
+        value["added_tokens"].remove(row)
+        value["model"]["vocab"][row["content"]] = START
+
+    text(path, _TOKENIZER, change)
+    config = path / "tokenizer_config.json"
+    value = json.loads(config.read_text())
+    value.pop("extra_special_tokens", None)
+    value.pop("additional_special_tokens", None)
+    value.pop("added_tokens_decoder", None)
+    config.write_text(json.dumps(value))
+
+
+def _processor(i: int, *behind: int) -> Callable[[Any], None]:
+    """Return an edit that puts ids around a text, in the name of <|endoftext|>."""
+
+    def change(value: Any) -> None:
+        special = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+        value["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [special, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+            "special_tokens": {
+                "<|endoftext|>": {"id": "<|endoftext|>", "ids": [i], "tokens": ["<|endoftext|>"]}
+            },
+        }
+
+    return change
+
+
+def _no_decoder(value: Any) -> None:
+    value["decoder"] = None
+
+
+def _cut_merges(value: Any) -> None:
+    del value["model"]["merges"][900:]
+
+
+def _far_mark(value: Any) -> None:
+    row = dict(value["added_tokens"][0], id=1536, content="<|action|>")
+    value["added_tokens"].append(row)
+
+
+def _no_ends(path: Path) -> None:
+    (path / "generation_config.json").unlink()
+    text(path, "config.json", lambda v: v.pop("eos_token_id"))
+
+
+def _zeros(*names: str) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        for name in names:
+            bases.scaled(path, name, 0)
+
+    return edit
+
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation("layout", "gguf", lambda p: p.write_bytes(p.read_bytes() + b"extra"),
@@ -194,7 +288,27 @@ MUTATIONS: tuple[Mutation, ...] = (
              "ends turns with '<|im_end|>' (1535)"),
     Mutation("hyperparameters", "hf", _key("rope_theta", 0), "transformers takes the second", True),
     Mutation("merges", "hf", lambda p: text(p, _TOKENIZER, _wrong_merge), "no such"),
+    Mutation("merges", "hf", lambda p: text(p, _TOKENIZER, _cut_merges), "made by no merge"),
     Mutation("chat_template", "hf", _jinja, "__class__"),
+    Mutation("filled", "hf", _zeros(DOWN), "every value is 0 a matrix that was filled"),
+    Mutation("filled", "hf", _zeros(DOWN, DOWN.replace("mlp.down", "self_attn.o")),
+             "the layer adds nothing", True),
+    Mutation("token_types", "hf", _plain_piece, "'<|im_start|>' (1534) is cut into"),
+    Mutation("token_rows", "hf", _rows(_zero_rows), "rows of zeros: 2: '<|im_start|>' (1534)"),
+    Mutation("token_rows", "hf", _rows(_equal_rows), "one row for several tokens: 2"),
+    Mutation("token_rows", "hf", _rows(_mean_row), "the mean of all rows", True),
+    Mutation("round_trip", "hf", lambda p: text(p, _TOKENIZER, _no_decoder), "comes back as"),
+    Mutation("special_ids", "hf", lambda p: text(p, _TOKENIZER, _processor(101)), "puts 101"),
+    Mutation("special_ids", "hf", _no_ends, "transformers stops nowhere"),
+    Mutation("special_ids", "hf", lambda p: text(p, _TOKENIZER, _processor(9999)),
+             "puts 9999 (no token)"),
+    Mutation("vocabulary_size", "hf", lambda p: text(p, _TOKENIZER, _far_mark), "'<|action|>'"),
+    Mutation("special_ids", "gguf", lambda p: swap(p, b"tokenizer.ggml.eos_token_id",
+                                                   b"tokenizer.ggml.eox_token_id"),
+             "llama.cpp takes 11 (',')"),
+    Mutation("token_types", "gguf", lambda p: swap(p, b"tokenizer.ggml.token_type",
+                                                   b"tokenizer.ggml.token_typo"),
+             "token_type is missing"),
     Mutation("file_type", "gguf", _file_type, "no tensor is Q4_K"),
     Mutation("quantization", "nf4", _drop_section, "nothing, but weights are packed (NF4)"),
     Mutation("quantization", "hf", _claim, "says NF4; the file holds no packed weight"),

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from aprfmt import qa
 from aprfmt.base.registry import Registry
 from aprfmt.checks import CheckRow, Finding, NotRun, Result, table, validate
 from aprfmt.checks.context import CheckContext
+from aprfmt.checks.gates import running as qa
 from aprfmt.errors import UsageError
 from tests.models import save_tiny
 from tests.qa.faults import tensors

@@ -16,6 +16,7 @@ from aprfmt.causes.forward.product import (
     scaled_vectors,
     zeroed,
 )
+from aprfmt.causes.tensor.permutation import inverse, to_pairs
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.measure.distances import rel_l2
 from aprfmt.tensors.norms import exact_norm
@@ -179,25 +180,39 @@ def _named_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapp
                     f"rows of each head are ordered for {words}",
                     {"rows_of_a_head": inside.tolist()[:16]},
                 )
-        for n in range(1, count // 2 + 1):
-            if count % n or count // n == d:
-                continue
-            size = count // n
-            if size % 2:
-                continue
-            half = np.arange(size).reshape(2, -1).T.reshape(-1)
-            for inside in (half, np.argsort(half)):
-                if (order.reshape(n, size) == np.arange(count).reshape(n, size)[:, inside]).all():
-                    return (
-                        "gqa_mapping",
-                        f"rows were permuted for {n} heads; the tensor has {count // d}",
-                        {"heads": n},
-                    )
+        found_heads = _permuted_for(order, count // d)
+        if found_heads is not None:
+            many, words = found_heads
+            return (
+                "gqa_mapping",
+                f"rows were permuted for {many} heads{words}; the tensor has {count // d}",
+                {"heads": many},
+            )
     shift = np.unique((order - np.arange(count)) % count)
     if len(shift) == 1:
         move = int(shift[0]) if shift[0] <= count // 2 else int(shift[0]) - count
         return "row_offset", f"rows are read {move} further on", {"offset": move}
     return "row_offset", f"rows are in another order ({order[:6].tolist()}, ...)", {}
+
+
+def _permuted_for(order: Array, right: int) -> tuple[int, str] | None:
+    """Return (heads, in words) of the wrong number of heads that rows were permuted for, or None.
+
+    Alone, or after they were put right for the true number: every divisor is tried.
+    """
+    count = len(order)
+    own = to_pairs(count, right) if count % (2 * right) == 0 else None
+    for heads in range(1, count // 2 + 1):
+        if count % (2 * heads) or heads == right:
+            continue
+        other = to_pairs(count, heads)
+        ways = {"": (other, inverse(other))}
+        if own is not None:
+            ways[f", and undone for {right}"] = (inverse(own)[other], inverse(other)[own])
+        for words, made in ways.items():
+            if any(np.array_equal(order, one) for one in made):
+                return heads, words
+    return None
 
 
 HYPOTHESES = (

@@ -73,7 +73,8 @@ def norm_offset(case: Unequal) -> Iterator[Guess]:
         # Add 1 to the smaller side: the values stored with 1 added were rounded at that size.
         smaller, side, way = ("A", case.a, "plus") if one > 0 else ("B", case.b, "minus")
         made = _after(side.take, lambda values: values + np.float32(1))
-        yield case.guess("norm_offset", (f"B's values are A's {way} 1",), smaller, made, slack)
+        says = (f"B's values are A's {way} 1",)
+        yield case.guess("norm_offset", says, smaller, made, slack, free=1)
 
 
 def scale(case: Unequal) -> Iterator[Guess]:
@@ -93,7 +94,9 @@ def scale(case: Unequal) -> Iterator[Guess]:
         turned = abs(factor + 1.0) <= 4 * slack
         told = "-1: the sign is turned" if turned else _told(case, factor)
         says = f"B's values are A's times {told}"
-        yield case.guess("scale", (says,), "A", lambda rows: wide(a.take(rows)) * factor, slack)
+        yield case.guess(
+            "scale", (says,), "A", lambda rows: wide(a.take(rows)) * factor, slack, free=1
+        )
     if a.columns < NARROW:
         return
     factors = _ratio(x[:, ::2], y[:, ::2], 1)
@@ -110,7 +113,7 @@ def scale(case: Unequal) -> Iterator[Guess]:
             rows_turned = int((factors < 0).sum())
             text = "the sign of whole rows is turned, and nothing else differs"
             said = f"{rows_turned} of {len(factors)} rows looked at"
-        yield case.guess("scale", (text, said), "A", times, slack)
+        yield case.guess("scale", (text, said), "A", times, slack, free=a.rows)
     across = _ratio(x[::2], y[::2], 0)
     if len(x) >= NARROW and _differs(across, slack) and _fit(x * across[None, :], y, slack):
         low, high = float(across.min()), float(across.max())
@@ -122,7 +125,7 @@ def scale(case: Unequal) -> Iterator[Guess]:
             text = "the sign of whole columns is turned, and nothing else differs"
             said = f"{len(columns)} of {len(across)} columns: {shown}"
         scaled = _after(a.take, lambda values: values * across[None, :])
-        yield case.guess("scale", (text, said), "A", scaled, slack)
+        yield case.guess("scale", (text, said), "A", scaled, slack, free=a.columns)
 
 
 def _ratio(x: "Array", y: "Array", axis: int) -> "Array":
@@ -382,7 +385,7 @@ def _encodes(name: str) -> bool:
         found = codec(name)
     except AprfmtError:
         return False
-    return found.parts == ("",) and encoding_row(name).block_size > 1
+    return found.parts == ("",) and encoding_row(name).block_size > 1 and found.has_encoder
 
 
 def _again(take: Take, name: str) -> Take:

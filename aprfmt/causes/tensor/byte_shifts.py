@@ -232,7 +232,7 @@ def _flat_shift(case: Unequal) -> int:
     width, rows = case.a.columns, case.a.rows
     changed = case.telling
     middle = int(changed[len(changed) // 2])
-    some = -(-ANCHORED // width)
+    some = min(rows, -(-ANCHORED // width))
     reach = max(2, -(-FLAT_REACH // width))
     middle = min(middle, rows - some)
     first, last = max(0, middle - reach), min(rows, middle + some + reach)

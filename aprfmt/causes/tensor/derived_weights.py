@@ -37,12 +37,14 @@ CAUSE_ROWS = (
         "The rank of every difference. Which side is meant, or whether it was merged twice, the "
         "weights do not say.",
         next="distances",
+        most="located",
     ),
     Cause(
         "partial_merge", "tensor", "bug",
         "An adapter was merged into some shards, or some layers, only.",
         "Differences of low rank in one shard's matrices, none in the others'.",
         "The rank of every difference, and the shards that hold the tensors.",
+        most="located",
     ),
     Cause(
         "derived", "identity", "not_comparable",
@@ -50,6 +52,7 @@ CAUSE_ROWS = (
         "Nearly all matrices differ and are related to the other side's.",
         "Most matrices differ, by the printed distances, and correlate with the other side's.",
         next="distances",
+        most="located",
     ),
 )  # fmt: skip
 

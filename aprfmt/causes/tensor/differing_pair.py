@@ -192,14 +192,15 @@ class Unequal:
     def guess(
         self, cause: str, says: tuple[str, ...], label: str, take: Take, slack: float | None = None,
         *, rows: "Array | None" = None, where: tuple[str, ...] = (), constant: bool = False,
+        free: int = 0,
     ) -> Guess:  # fmt: skip
         """Return the guess that `take`, in the place of the side `label`, equals the other side.
 
-        `slack` None is that of the pair; `constant` as in Guess.
+        `slack` None is that of the pair; `constant` and `free` as in Guess.
         """
         left, right = (take, self.b.take) if label == "A" else (self.a.take, take)
         near = self.slack() if slack is None else slack
-        return Guess(cause, says, left, right, where, rows, near, constant)
+        return Guess(cause, says, left, right, where, rows, near, constant, free)
 
     def holds_on_sample(self, guess: Guess) -> bool:
         """Say whether a guess makes the sample's rows equal."""

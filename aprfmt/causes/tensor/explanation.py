@@ -23,6 +23,7 @@ from aprfmt.causes.tensor.folded_factors import with_folds
 from aprfmt.causes.tensor.fused_rows import with_joined
 from aprfmt.causes.tensor.guess import Guess
 from aprfmt.causes.tensor.other_tensors import renamed
+from aprfmt.causes.tensor.proof import proves
 from aprfmt.causes.tensor.symmetry import with_symmetries
 from aprfmt.causes.tensor.vocabulary_padding import with_padding
 from aprfmt.errors import AprfmtError
@@ -175,10 +176,12 @@ def _confirmed(case: Unequal, guess: Guess, shapes: bool) -> Explanation | None:
     # Of values that were equal as stored nothing is shown.
     spoken = after.count if before is None else min(after.count, case.before.changed)
     share = 1.0 if equal else max(0.0, 1.0 - after.changed / max(1, spoken))
-    return Explanation(
-        guess.cause, where, says, before, after.relative, equal,
-        None if equal else "explained" if share >= MOST else "located", share,
-    )  # fmt: skip
+    reached: Certainty | None = "explained" if share >= MOST else "located"
+    if equal and (guess.constant or proves(case, guess, spoken)):
+        reached = None
+    elif equal:
+        says = (*says, "too few values judge it")
+    return Explanation(guess.cause, where, says, before, after.relative, equal, reached, share)
 
 
 def _of_part(case: Unequal) -> Tried | None:

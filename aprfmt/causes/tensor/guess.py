@@ -25,7 +25,8 @@ class Guess:
     return values [n, columns]; they are equal if the guess is right. `rows` are the rows the guess
     concerns, None for all. `slack` is the relative L2 distance that counts as equal. `constant`
     says that the statement itself is that one value stands everywhere: any other guess that gives
-    a single value explains nothing.
+    a single value explains nothing. `free` counts the numbers that were read from the values: as
+    many differing ones again have to judge them (`proof.py`).
     """
 
     cause: str
@@ -36,6 +37,7 @@ class Guess:
     rows: "Array | None" = None
     slack: float = 0.0
     constant: bool = False
+    free: int = 0
 
 
 @dataclass(frozen=True, slots=True)

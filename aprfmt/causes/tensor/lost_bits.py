@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aprfmt.base.encodings import block_members, block_numbers
 from aprfmt.base.encodings import find_encoding as encoding_row
+from aprfmt.base.encodings import member_places
 from aprfmt.causes.tensor.differing_pair import Unequal
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.codecs import CODECS
@@ -65,13 +65,7 @@ def lost_bits(case: Unequal) -> Iterator[Explanation]:
 
 def _places(layout: str) -> dict[str, tuple[int, int]]:
     """Return the bytes [start, stop) of a block that each member of codes takes."""
-    found, at = {}, 0
-    for name, count, kind in block_members(layout):
-        size = sum(width for _, width in block_numbers(f"{name}:{count or ''}{kind}"))
-        if name in CODES:
-            found[name] = (at, at + size)
-        at += size
-    return found
+    return {name: place for name, place in member_places(layout).items() if name in CODES}
 
 
 def _constant(case: Unequal, side: Reader, start: int, stop: int, size: int) -> int | None:

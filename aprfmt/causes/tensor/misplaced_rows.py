@@ -76,7 +76,7 @@ def misplaced(case: Unequal) -> Iterator[Guess | Explanation]:
         )  # fmt: skip
         return
     yield case.guess("wrong_rows", (text, *lines), "A", lambda rows: pool.take(at[rows]),
-                     where=(case.key, *others))  # fmt: skip
+                     where=(case.key, *others), free=len(known))  # fmt: skip
 
 
 def _runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:

@@ -151,7 +151,20 @@ def _named(case: Unequal, found: FoundLines) -> Iterator[Guess]:
 def _guess(cause: str, says: tuple[str, ...], case: Unequal, axis: int, p: "Array") -> Guess:
     b = case.b
     right = _at(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
-    return case.guess(cause, says, "B", right)
+    return case.guess(cause, says, "B", right, free=_numbers(case, p))
+
+
+def _numbers(case: Unequal, p: "Array") -> int:
+    """Return how many numbers an order of lines is; 0 where the values themselves prove it.
+
+    A line of several values proves its place, and so does a value that stands nowhere else. Any
+    two zeros may be exchanged.
+    """
+    moved = np.flatnonzero(p != np.arange(len(p)))
+    if case.a.size > len(p):
+        return len(moved)
+    values = case.b.whole.reshape(-1)[moved]
+    return 0 if 2 * len(np.unique(values)) >= len(values) else len(moved)
 
 
 def _at(reader: Reader, p: "Array") -> Take:
@@ -235,9 +248,11 @@ def _blocked(case: Unequal, found: FoundLines, what: str) -> Iterator[Guess]:
         return
     if not case.role.startswith("attn_"):
         return
-    for size in dict.fromkeys(
-        (*case.sizes("head_dim"), *(found.count // h for h in case.sizes("n_heads", "n_kv_heads")))
-    ):
+    right = right_heads(case, found.count)
+    counts = case.sizes("n_heads", "n_kv_heads") if right is None else [right]
+    dims = case.sizes("head_dim") if right is None else []
+    # A block smaller than the role's own head is no head: rows were permuted for another number.
+    for size in dict.fromkeys((*dims, *(found.count // heads for heads in counts))):
         q = permutation.blocks(found, size)
         if q is None:
             continue

@@ -78,7 +78,7 @@ def function_of(case: Unequal) -> Iterator[Guess]:
                 continue
             made = _applied(a if other == "A" else b, function.of)
             says = f"{one}'s values are {function.says} {other}'s"
-            yield case.guess("function_of", (says,), other, made, slack)
+            yield case.guess("function_of", (says,), other, made, slack, free=1)
     yield from _offset(case, slack)
 
 
@@ -108,7 +108,7 @@ def _offset(case: Unequal, slack: float) -> Iterator[Guess]:
         return
     told = f"plus {value:.6g}" if value > 0 else f"minus {-value:.6g}"
     moved = _applied(case.a, lambda values: values + value)
-    yield case.guess("function_of", (f"B's values are A's {told}",), "A", moved, slack)
+    yield case.guess("function_of", (f"B's values are A's {told}",), "A", moved, slack, free=1)
 
 
 def prefix(case: Unequal) -> Iterator[Guess]:

@@ -21,8 +21,10 @@ from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
 from aprfmt.tokenizer.conversations import lacking
+from aprfmt.tokenizer.engine_defaults import healed_types
 from aprfmt.tokenizer.hf_engine import HfEngine
 from aprfmt.tokenizer.isolated import engine_of_text
+from aprfmt.tokenizer.keys import CONTROL
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import Stated, stated
 
@@ -52,23 +54,6 @@ COMPARED = (
 
 
 @dataclass(frozen=True)
-class TokenFinding:
-    """One difference, and what it does.
-
-    `shown` says that a probe shows it, and that none is left once all differences are taken away.
-    `before` and `after` are shares of readings (ids of a text, a rendering, an end) that are not
-    A's: with this difference alone, and with every listed one taken away. `example` are the two
-    answers to the first probe that shows it, each with the probe.
-    """
-
-    difference: Difference
-    shown: bool
-    before: float | None = None
-    after: float | None = None
-    example: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class TokensReport:
     """Findings (what counts), differences without effect, and what was and was not compared.
 
@@ -76,7 +61,7 @@ class TokensReport:
     template and the vocabulary beside it. `added` are the ids of special and of added tokens.
     """
 
-    findings: tuple[TokenFinding, ...] = ()
+    findings: tuple[Difference, ...] = ()
     notes: tuple[Difference, ...] = ()
     remarks: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
@@ -104,6 +89,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
             not_checked=(f"tokenizer: {lacking} {verb} none; not compared",), carried=has
         )
     try:
+        mine, theirs = as_engines_type(mine, theirs), as_engines_type(theirs, mine)
         report = between(mine, theirs)
         own = carried_otherwise(theirs, b)
         if own is not None and carried_otherwise(mine, a) is None:
@@ -117,6 +103,20 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         )
     except AprfmtError as error:
         return TokensReport(not_checked=(f"tokenizer: not compared: {error}",))
+
+
+def as_engines_type(side: Stated, other: Stated) -> Stated:
+    """Return lists with the types that llama.cpp gives to what looks like an end of a turn.
+
+    Only where the other side has a control token: what both leave a plain piece stays one.
+    """
+    if not side.lists or side.carried.model.key_style != "gguf":
+        return side
+    own = side.vocabulary
+    rows = zip(other.vocabulary.tokens, other.vocabulary.types, strict=True)
+    control = {token for token, kind in rows if kind == CONTROL}
+    types = healed_types(own.tokens, own.types, control.__contains__)
+    return side if types == list(own.types) else replace(side, vocabulary=replace(own, types=types))
 
 
 def _without_counterpart(a: Stated, b: Stated) -> Iterator[NotCompared]:
@@ -164,10 +164,10 @@ def between(mine: Stated, theirs: Stated) -> TokensReport:
     else:
         unsure = []
     found = [row for row in found if row not in unsure and row not in unseen]
-    findings = [TokenFinding(row, False) for row in unseen if row not in unsure]
+    findings = [replace(row, probed=False) for row in unseen if row not in unsure]
     findings += _measured(mine, theirs, found) if found else []
-    kept = tuple(row for row in findings if row.shown or row.difference.sure)
-    notes = tuple(row.difference for row in findings if row not in kept)
+    kept = tuple(row for row in findings if row.shown or row.sure)
+    notes = tuple(row for row in findings if row not in kept)
     return TokensReport(kept, (*still, *notes), _unnamed(mine, theirs), checked, missing)
 
 
@@ -209,7 +209,7 @@ def _differences(a: Stated, b: Stated) -> Iterator[Difference]:
             yield row
 
 
-def _measured(a: Stated, b: Stated, found: Sequence[Difference]) -> list[TokenFinding]:
+def _measured(a: Stated, b: Stated, found: Sequence[Difference]) -> list[Difference]:
     """Return each difference with its effect on the probes."""
     groups = [row.parts for row in found]
     listed = {name for group in groups for name in group}
@@ -237,8 +237,12 @@ def _measured(a: Stated, b: Stated, found: Sequence[Difference]) -> list[TokenFi
         for row, effect in zip(found, every, strict=True)
     ]
     return [
-        TokenFinding(
-            row, effect.shown, effect.before, effect.after, _example(bench, mine, theirs, effect)
+        replace(
+            row,
+            shown=effect.shown,
+            before=effect.before,
+            after=effect.after,
+            example=_example(bench, mine, theirs, effect),
         )
         for row, effect in zip(found, every, strict=True)
     ]
@@ -327,7 +331,7 @@ def carried_otherwise(side: Stated, model: Model) -> TokensReport | None:
     if own is None:
         return None
     report = between(own, side)
-    kept = tuple(row for row in report.findings if row.difference.name in _CARRIED)
+    kept = tuple(row for row in report.findings if row.name in _CARRIED)
     return TokensReport(kept) if kept else None
 
 
@@ -340,15 +344,13 @@ def _joined(report: TokensReport, own: TokensReport) -> TokensReport:
     first = own.findings[0]
     name = "tokenizer.huggingface.json"
     says = "; ".join(
-        row.difference.says.replace("in A", f"in {name}").replace("in B", "in the lists")
+        row.says.replace("in A", f"in {name}").replace("in B", "in the lists")
         for row in own.findings[:3]
     )
-    difference = Difference(
-        "carried", "carried_tokenizer", first.difference.parts, (name, *first.difference.where),
-        f"B carries a {name} that says otherwise than its lists: {says}",
-        first.difference.a, first.difference.b,
+    finding = replace(
+        first, name="carried", cause="carried_tokenizer", where=(name, *first.where), sure=True,
+        says=f"B carries a {name} that says otherwise than its lists: {says}",
     )  # fmt: skip
-    finding = TokenFinding(difference, first.shown, first.before, first.after, first.example)
     return TokensReport(
         (*report.findings, finding), report.notes, report.remarks, report.checked,
         report.not_checked,

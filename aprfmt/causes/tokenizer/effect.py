@@ -123,13 +123,14 @@ def _plain(parts: TokenizerParts) -> Readings:
     }
     ids = {role: parts[f"role:{role}"][0] for role in ("eos", "eot", "eom")}
     ids = {role: i for role, i in ids.items() if i is not None}
-    begin, end = parts["role:bos"][0], ids.get("eos")
-    found["begins", ""] = begin if parts["begins"] else None
-    found["ends behind", ""] = end if parts["ends"] else None
+    for part in ("begins", "ends"):
+        found["frame", part] = tuple(
+            parts[f"role:{i}"][0] if isinstance(i, str) else i for i in parts[part]
+        )
     if parts["listed"]:
         found["ends", ""] = tuple(sorted(stop_ids(ids, control_ids(parts).get, frozenset())))
     else:
-        said = parts["generation"]["ends"] or parts["config:eos"] or [ids.get("eos")]
+        said = parts["generation"]["ends"] or parts["config:eos"] or parts["class:eos"]
         found["ends", ""] = tuple(sorted(set(said), key=str))
     settings = dict(parts["generation"]["settings"])
     if not settings["do_sample"]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.causes.tokenizer.pre_tokenizer import UNSAID
+from aprfmt.causes.tokenizer.special_ids import frame_roles
 from aprfmt.causes.tokenizer.vocabulary_lists import LOOKS_SPECIAL, spelled
 from aprfmt.tokenizer import pre
 from aprfmt.tokenizer.build import is_blank_run, merges_from_scores, tokenizer_json
@@ -29,7 +30,7 @@ def parts_of(side: Stated, other: Stated, *, engine: bool = True) -> TokenizerPa
         }  # fmt: skip
     elif side.data is not None:
         made = _from_json(side)
-    elif other.data is not None:
+    elif other.data is not None and side.vocabulary.kind == other.vocabulary.kind:
         made = _beside(side, other)
     else:
         made = _from_lists(side)
@@ -213,12 +214,13 @@ def _ends(side: Stated, other: Stated) -> TokenizerParts:
     crossed = side.lists and not other.lists
     made: TokenizerParts = {}
     for role in IDS:
-        i = side.vocabulary.ids.get(role)
+        i = side.vocabulary.engine_ids.get(role)
         text = side.texts.get(f"{role}_token")
-        if side.lists != other.lists and i == other.vocabulary.ids.get(role):
+        if side.lists != other.lists and i == other.vocabulary.engine_ids.get(role):
             text = (other if side.lists else side).texts.get(f"{role}_token")
         made[f"role:{role}"] = (i, text)
-    made |= {"begins": side.begins, "ends": side.ends, "template": side.template}
+    before, after = frame_roles(side)
+    made |= {"begins": before, "ends": after, "template": side.template}
     source = other if crossed else side
     said = source.carried.parse("generation_config.json") if not source.lists else {}
     made["generation"] = {
@@ -227,6 +229,7 @@ def _ends(side: Stated, other: Stated) -> TokenizerParts:
         "ids": {key: id_list(said.get(f"{key}_token_id")) for key in ("bos", "pad")},
     }
     config = (source.carried.model.config or {}) if not source.lists else {}
+    made["class:eos"] = sorted(source.stops)
     for role in ("bos", "eos", "pad"):
         made[f"config:{role}"] = id_list(config.get(f"{role}_token_id"))
     made["listed"] = side.lists and other.lists

@@ -6,7 +6,8 @@ from typing import Any
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, across, said
-from aprfmt.tokenizer.keys import PRE
+from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
+from aprfmt.tokenizer.keys import MODEL, PRE
 from aprfmt.tokenizer.pre import (
     PRE_TOKENIZERS,
     Splitting,
@@ -59,11 +60,27 @@ def kind(a: Stated, b: Stated) -> Iterator[Difference]:
     x, y = a.vocabulary.kind, b.vocabulary.kind
     if x == y or (across(a, b) and {x, y} == {"unigram", "spm"}):
         return
+    says = f"A is read as {x}, B as {y}"
+    mend: tuple[str, ...] = ()
+    for label, side in (("A", a), ("B", b)):
+        own = kind_of_pieces(side.vocabulary.tokens, side.vocabulary.types)
+        if own and own != side.vocabulary.kind:
+            says += f", though {label}'s pieces are those of {KIND_NAMES[own]}"
+            if label == "B" and own == x and b.lists and b.carried.model.key_style == "gguf":
+                mend = _named_kind(a, b, own)
     yield Difference(
         "kind", "tokenizer_model",
         ("options", "pieces", "merges", "scores", "added", "pre_tokenizer", "normalizer"),
-        (*place(b, "kind"), *place(a, "kind")), f"A is read as {x}, B as {y}", x, y,
+        (*place(b, "kind"), *place(a, "kind")), says, x, y, mend=mend,
     )  # fmt: skip
+
+
+def _named_kind(a: Stated, b: Stated, kind: str) -> tuple[str, ...]:
+    """Return the keys under which B's pieces are read as A reads its own."""
+    keys = {MODEL.gguf: GGUF_MODELS[kind]}
+    if kind == "bpe" and (name := _named(a)) in PRE_TOKENIZERS and name != b.carried.text(PRE):
+        keys[PRE.gguf] = name
+    return tuple(f"{key}={value}" for key, value in keys.items())
 
 
 def options(a: Stated, b: Stated) -> Iterator[Difference]:

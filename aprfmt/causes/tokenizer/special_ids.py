@@ -1,14 +1,15 @@
 """Differences of special ids, of BOS and EOS, of the chat template and of how text is generated."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 
 from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, across, said
 from aprfmt.tokenizer.hf_json import id_list
-from aprfmt.tokenizer.keys import GENERATION, IDS
-from aprfmt.tokenizer.stated import Stated
+from aprfmt.tokenizer.keys import FLAGS, GENERATION, IDS
+from aprfmt.tokenizer.stated import Stated, stale_ids
 from aprfmt.tokenizer.template import same_program
 
 CAUSE_ROWS = (
@@ -16,7 +17,8 @@ CAUSE_ROWS = (
         "special_ids", "identity", "bug",
         "BOS, EOS, PAD or another special id is another one: texts begin otherwise, or generation "
         "ends elsewhere or not at all.",
-        "Ids by role, from the lists, tokenizer_config.json and config.json.", EXCHANGED,
+        "Ids by role, from the lists, tokenizer_config.json and config.json; where a GGUF states "
+        "none, the one that llama.cpp takes.", EXCHANGED,
     ),
     Cause(
         "add_bos", "identity", "bug",
@@ -30,6 +32,13 @@ CAUSE_ROWS = (
         "`add_eos_token`, or the post-processor.", EXCHANGED,
     ),
     Cause(
+        "frame", "identity", "bug",
+        "Other ids are put around a text: another token's id, one of them twice, or one that is "
+        "neither BOS nor EOS lost.",
+        "The ids that the post-processor or the lists put before and behind a text, in their "
+        "order; two spellings of the same ids are no difference.", EXCHANGED,
+    ),
+    Cause(
         "chat_template", "identity", "bug",
         "The chat template is another one, cut, or missing.",
         "Conversations rendered by both: with and without a system message, several turns, with "
@@ -38,7 +47,8 @@ CAUSE_ROWS = (
     ),
     Cause(
         "generation_config", "identity", "bug",
-        "generation_config.json states other end ids or other sampling.",
+        "generation_config.json states other end ids or other sampling, or nothing states an end: "
+        "a generation ends elsewhere, or never.",
         "Values in effect: a default written out is no difference.", EXCHANGED,
     ),
 )  # fmt: skip
@@ -50,7 +60,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 def roles(a: Stated, b: Stated) -> Iterator[Difference]:
     """Yield one difference for each special id that the sides state differently, or B lost."""
     for role in IDS:
-        x, y = a.vocabulary.ids.get(role), b.vocabulary.ids.get(role)
+        x, y = (_in_effect(side, other, role) for side, other in ((a, b), (b, a)))
         if x == y:
             continue
         lost = x is None or y is None
@@ -59,12 +69,42 @@ def roles(a: Stated, b: Stated) -> Iterator[Difference]:
         if lost and (role != "eos" or {x, y} & (a.stops | b.stops) <= a.stops & b.stops):
             if not (role == "bos" and (a.begins or b.begins)):
                 continue
-        shown = [_told(side, i) for side, i in ((a, x), (b, y))]
+        shown = [_told(side, role, i) for side, i in ((a, x), (b, y))]
         yield Difference(
             f"{role}_id", "special_ids", (f"role:{role}",),
             (*place(b, f"role:{role}"), *place(a, f"role:{role}")),
-            f"{role} is {shown[0]} in A, {shown[1]} in B", x, y,
+            f"{role} is {shown[0]} in A, {shown[1]} in B{_taken_does(b, role)}", x, y,
+            mend=_mend(a, b, role, x),
         )  # fmt: skip
+
+
+def _in_effect(side: Stated, other: Stated, role: str) -> int | None:
+    """Return the id that a side's readers go by: where a GGUF states none, llama.cpp's own.
+
+    That one counts where it does something: an end always does, BOS where it is put before a text
+    or the chat template writes it. Where the other side states none either, nothing was lost.
+    """
+    i = side.vocabulary.ids.get(role)
+    stated = role not in side.vocabulary.taken
+    if stated or role not in other.vocabulary.engine_ids:
+        return i if stated else side.vocabulary.ids.get(role)
+    if role == "bos" and not (side.begins or "bos_token" in (side.template or "")):
+        return i
+    return side.vocabulary.taken[role] if role in ("bos", "eos") else i
+
+
+def _taken_does(side: Stated, role: str) -> str:
+    """Return what comes of an id that B does not state; "" for a stated one."""
+    if role not in side.vocabulary.taken:
+        return ""
+    return "; a generation ends there" if role == "eos" else "; texts begin with it"
+
+
+def _mend(a: Stated, b: Stated, role: str, wanted: int | None) -> tuple[str, ...]:
+    """Return the key of a GGUF with A's id, as `aprfmt set` takes it; () where that is no key."""
+    if not b.lists or wanted is None or b.carried.model.key_style != "gguf":
+        return ()
+    return (f"{IDS[role].gguf}={wanted}",)
 
 
 def _moved(a: Stated, b: Stated, x: int, y: int) -> bool:
@@ -78,15 +118,24 @@ def _moved(a: Stated, b: Stated, x: int, y: int) -> bool:
     return ours[y : y + 1] != [ours[x]] and theirs[x : x + 1] != [ours[x]]
 
 
-def _told(side: Stated, i: int | None) -> str:
+def _told(side: Stated, role: str, i: int | None) -> str:
     if i is None:
         return "not stated"
+    if i == side.vocabulary.taken.get(role):
+        return f"not stated, and llama.cpp takes {_token(side, i)}"
+    return _token(side, i)
+
+
+def _token(side: Stated, i: int) -> str:
     tokens = side.vocabulary.tokens
     return f"{i} ({shorten(tokens[i], 30)})" if i < len(tokens) else f"{i} (no token)"
 
 
 def configured(a: Stated, b: Stated) -> Iterator[Difference]:
-    """Yield ids that differ between the config.json files, but for those `roles` has found."""
+    """Yield ids that differ between the config.json files, but for those `roles` has found.
+
+    Ends that generation_config.json states for both stand for config.json's.
+    """
     left, right = (side.carried.model.config or {} for side in (a, b))
     if a.lists or b.lists:
         return
@@ -98,16 +147,20 @@ def configured(a: Stated, b: Stated) -> Iterator[Difference]:
             continue
         yield Difference(f"config.{key}", "special_ids", (f"config:{role}",),
                          (f"config.json: {key}",), f"{key} of config.json is {x} in A, {y} in B",
-                         str(x), str(y))  # fmt: skip
+                         str(x), str(y), still=role == "eos" and a.stops == b.stops)  # fmt: skip
 
 
 def framing(a: Stated, b: Stated) -> Iterator[Difference]:
-    """Yield the differences of BOS in front of and EOS behind a text."""
+    """Yield the differences of what is put before and behind a text."""
     rows = (("begins", "add_bos", "bos", 0), ("ends", "add_eos", "eos", 1))
     for part, cause, role, at in rows:
-        x, y = bool(getattr(a, part)), bool(getattr(b, part))
-        if x == y or _processed(a, b, role, at):
+        left, right = (frame_roles(side)[at] for side in (a, b))
+        if a.frame[at] == b.frame[at] or left == right or _processed(a, b, at):
             continue
+        if {left, right} != {(role,), ()}:
+            yield _framed(a, b, part, at)
+            continue
+        x, y = bool(left), bool(right)
         says = f"{role} is {'put' if x else 'not put'} {'before' if at == 0 else 'behind'} a text "
         says += f"in A, {'put' if y else 'not put'} in B"
         for label, side, puts in (("A", a, x), ("B", b, y)):
@@ -117,9 +170,65 @@ def framing(a: Stated, b: Stated) -> Iterator[Difference]:
         parts = (part, f"role:{role}") if None in ids else (part,)
         unsaid = _unsaid(a, b, part)
         says += ", where it is not stated and llama.cpp's default" * unsaid
-        yield Difference(
-            cause, cause, parts, (*place(b, part), *place(a, part)), says, x, y, still=unsaid
+        key = FLAGS[f"add_{role}_token"].gguf
+        mend = (
+            (f"{key}={json.dumps(x)}",) if b.lists and b.carried.model.key_style == "gguf" else ()
         )
+        yield Difference(
+            cause, cause, parts, (*place(b, part), *place(a, part)), says, x, y, still=unsaid,
+            mend=mend,
+        )  # fmt: skip
+
+
+FrameIds = tuple[int | str, ...]
+
+
+def frame_roles(side: Stated) -> tuple[FrameIds, FrameIds]:
+    """Return the ids before and behind a text, the side's own BOS and EOS by their role."""
+    ids = side.vocabulary.engine_ids
+    names = {ids[role]: role for role in ("eos", "bos") if role in ids}
+    before, after = side.frame
+    return (
+        tuple(names.get(i, i) for i in before),
+        tuple("eos" if i == ids.get("eos") else names.get(i, i) for i in after),
+    )
+
+
+def _framed(a: Stated, b: Stated, part: str, at: int) -> Difference:
+    """Return the difference of frames that is more than BOS or EOS on one side alone."""
+    x, y = a.frame[at], b.frame[at]
+    where = ("before", "behind")[at]
+    says = f"the frame {where} a text is {_listed(a, x)} in A, {_listed(b, y)} in B"
+    says += _twice(x, y) + "".join(_wrong_ids(label, side) for label, side in (("A", a), ("B", b)))
+    places = (*_frame_place(b, part, at), *_frame_place(a, part, at))
+    return Difference("frame", "frame", (part,), places, says, str(list(x)), str(list(y)))
+
+
+def _listed(side: Stated, ids: Sequence[int]) -> str:
+    return ", ".join(_token(side, i) for i in ids) or "nothing"
+
+
+def _twice(x: Sequence[int], y: Sequence[int]) -> str:
+    """Say that one side puts an id more often than the other puts it at all."""
+    for label, more, less in (("B", y, x), ("A", x, y)):
+        for i in dict.fromkeys(more):
+            if more.count(i) > 1 and 0 < less.count(i) < more.count(i):
+                return f"; {label} puts {i} {more.count(i)} times"
+    return ""
+
+
+def _wrong_ids(label: str, side: Stated) -> str:
+    found = stale_ids(side)
+    if not found:
+        return ""
+    text, i, right = found[0]
+    own = "has no id" if right is None else f"is {right}"
+    return f"; {label}'s post-processor puts {i} for {text!r}, which {own}"
+
+
+def _frame_place(side: Stated, part: str, at: int) -> tuple[str, ...]:
+    processed = not side.lists and bool(side.processed[at])
+    return ("tokenizer.json: post_processor",) if processed else place(side, part)
 
 
 def _unsaid(a: Stated, b: Stated, part: str) -> bool:
@@ -132,7 +241,7 @@ def _unsaid(a: Stated, b: Stated, part: str) -> bool:
     return across(a, b) and part == "begins" and put and lists.carried.flag("add_bos_token") is None
 
 
-def _processed(a: Stated, b: Stated, role: str, at: int) -> bool:
+def _processed(a: Stated, b: Stated, at: int) -> bool:
     """Say whether lists agree with the post-processor of a tokenizer.json that contradicts itself.
 
     tokenizer_config.json's flag and the post-processor are read by different loaders.
@@ -140,8 +249,7 @@ def _processed(a: Stated, b: Stated, role: str, at: int) -> bool:
     if not across(a, b):
         return False
     files, lists = (b, a) if a.lists else (a, b)
-    put = files.vocabulary.ids.get(role) in files.processed[at]
-    return bool(getattr(lists, "begins" if at == 0 else "ends")) == put
+    return lists.frame[at] == files.processed[at]
 
 
 def template(a: Stated, b: Stated) -> Iterator[Difference]:
@@ -172,7 +280,10 @@ def template(a: Stated, b: Stated) -> Iterator[Difference]:
 def generation(a: Stated, b: Stated) -> Iterator[Difference]:
     """Yield the difference of two generation_config.json: end ids, and what sampling reads."""
     left, right = (side.carried.parse("generation_config.json") for side in (a, b))
-    if a.lists or b.lists or not left or not right:
+    if a.lists or b.lists:
+        return
+    if not left or not right:
+        yield from _endless(a, b)
         return
     apart = [
         key
@@ -192,3 +303,21 @@ def generation(a: Stated, b: Stated) -> Iterator[Difference]:
                          tuple(f"generation_config.json: {key}" for key in apart), says,
                          str({key: left.get(key) for key in apart}),
                          str({key: right.get(key) for key in apart}))  # fmt: skip
+
+
+def _endless(a: Stated, b: Stated) -> Iterator[Difference]:
+    """Yield the difference of the ends where one side has no generation_config.json.
+
+    transformers stops at what the configuration states, never at the tokenizer's own end.
+    """
+    if a.stops == b.stops:
+        return
+    x, y = (sorted(side.stops) or None for side in (a, b))
+    shown = [f"ends at {ids}" if ids else "never ends (no file states eos_token_id)" for ids in
+             (x, y)]  # fmt: skip
+    yield Difference(
+        "generation_config", "generation_config", ("generation", "config:eos", "class:eos"),
+        ("generation_config.json: eos_token_id", "config.json: eos_token_id"),
+        f"a generation {shown[0]} in A, {shown[1]} in B", str(x), str(y),
+        mend=(f"config.json:eos_token_id={x[0] if len(x) == 1 else json.dumps(x)}",) if x else (),
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.causes.row import Cause
 from aprfmt.causes.tokenizer.file_places import EXCHANGED, place
 from aprfmt.tokenizer.hf_json import stored_vocab
-from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, TYPES, UNKNOWN, UNUSED, USER_DEFINED
 from aprfmt.tokenizer.stated import Stated
 from aprfmt.tokenizer.vocabulary import BLANK
 
@@ -63,7 +63,14 @@ class Difference:
     taking it away replaces, `where` the places, B's first. `sure` says that it is a difference
     whether a probe shows it or not; otherwise it counts only if one does: two formats spell one
     thing apart.
-    `still` is a difference known to have no effect.
+    `still` is a difference known to have no effect. `mend` are KEY=VALUE for `aprfmt set`, which
+    give B what A has.
+
+    What it does is measured later. `shown`: a probe shows it, and none is left once all differences
+    are taken away. `probed` is False where texts could not be encoded, so that nothing could show
+    it. `before` and `after` are shares of readings (ids of a text, a rendering, an end) that are
+    not A's: with this difference alone, and with every listed one taken away. `example` are the two
+    answers to the first probe that shows it, each with the probe.
     """
 
     name: str
@@ -75,6 +82,12 @@ class Difference:
     b: Value
     sure: bool = True
     still: bool = False
+    mend: tuple[str, ...] = ()
+    shown: bool = False
+    probed: bool = True
+    before: float | None = None
+    after: float | None = None
+    example: tuple[str, ...] = ()
 
 
 def said(value: object) -> str:
@@ -303,9 +316,15 @@ def types(a: Stated, b: Stated) -> Iterator[Difference]:
     yield Difference(
         "token_type", "token_types", ("added",),
         (*place(b, "types"), f"token {first}", *place(a, "types")),
-        f"tokens of another type: {shown}; the first is {said(first)}",
+        f"tokens of another type: {shown}; the first is {said(first)}{_untyped(b)}",
         f"{first}: {left[first]}", f"{first}: {right[first]}", sure=not across(a, b),
     )  # fmt: skip
+
+
+def _untyped(b: Stated) -> str:
+    """Say that B states no types at all; "" if it does."""
+    absent = b.lists and b.carried.model.key_style == "gguf" and b.carried.value(TYPES) is None
+    return " (the key is missing: llama.cpp takes every token for a normal one)" if absent else ""
 
 
 def _alike(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:

@@ -166,6 +166,43 @@ def check_role_bounds(ctx: CheckContext) -> Result:
     return Result(f"{seen} tensors", findings)
 
 
+def filled(ctx: CheckContext) -> Result:
+    """Check that no matrix holds one value throughout: it was never filled, or lost on the way.
+
+    A layer that adds nothing because both its output matrices are zeros is one that was put in
+    between on purpose (LLaMA Pro), and a warning.
+    """
+    resolution = ctx.resolution
+    seen, flat = 0, {}
+    for key, logical in resolution.roles.items():
+        if bounds.role_bounds(resolution.spec.name, split_key(key)[1]) not in _FILLED:
+            continue
+        stats = _stats(ctx, logical) if len([n for n in logical.shape if n > 1]) > 1 else None
+        if stats is None or not stats.count:
+            continue
+        seen += 1
+        if stats.zeros == stats.count or stats.std == 0:
+            flat[key] = 0.0 if stats.zeros == stats.count else stats.mean
+    if not seen:
+        raise NotRun("no matrix is stored as numbers")
+    findings = []
+    for key, value in flat.items():
+        layer, role = split_key(key)
+        outputs = {f"{key.removesuffix(role)}{one}" for one in _ADDED_TO_STREAM}
+        idle = layer is not None and role in _ADDED_TO_STREAM and outputs <= flat.keys()
+        findings.append(
+            Finding(f"{key} ({resolution.roles[key].stored[0].info.name})",
+                    f"every value is {value:g}" + "; the layer adds nothing" * idle,
+                    "a matrix that was filled", "get the file again, or convert it again",
+                    "warning" if idle else "fail")
+        )  # fmt: skip
+    return Result(f"{seen} matrices", findings)
+
+
+_FILLED = (bounds.EMBEDDING, bounds.LINEAR)
+_ADDED_TO_STREAM = ("attn_output.weight", "ffn_down.weight")
+
+
 def _stats(ctx: CheckContext, logical: View) -> Stats | None:
     """Return the statistics of a role stored as one tensor of numbers; None for other roles."""
     if len(logical.stored) != 1:

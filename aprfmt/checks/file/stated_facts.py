@@ -14,6 +14,7 @@ from aprfmt.codecs.dialects import dialects_of
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.packing import packing_config, partial_input_scales
+from aprfmt.model.quantized_modules import stale_names, wrong_claims
 from aprfmt.model.unread import sparsity_of
 from aprfmt.quantizing.mixture import FALLBACK, SCHEMES
 from aprfmt.tensors.companions import SECTIONS, quantization_section
@@ -139,6 +140,21 @@ def check_quantization(ctx: CheckContext) -> Result:
     findings = [] if astray is None else [
         Finding(where, astray.says + astray.shown, "names of modules that are there", astray.remedy)
     ]  # fmt: skip
+    wrong = wrong_claims(ctx.model)
+    if wrong is not None:
+        expected = "packed what it says is packed, plain what it leaves as it is"
+        findings.append(Finding(where, wrong.says, expected, wrong.remedy or _REQUANTIZE))
+    else:
+        findings += [
+            Finding(
+                where,
+                f"lists {name}",
+                "names of modules that are there",
+                f"did it mean {nearest}?" if nearest else "take it away",
+                "warning",
+            )
+            for name, nearest in stale_names(ctx.model)
+        ]
     partial = partial_input_scales(ctx.model)
     if partial is not None:
         todo = "calibrate again with texts that reach those layers, or leave them unquantized"
@@ -146,6 +162,7 @@ def check_quantization(ctx: CheckContext) -> Result:
     return Result(f"{', '.join(sorted(claimed & packed))}, {count} weights", findings)
 
 
+_REQUANTIZE = "correct its lists of modules"
 # What only packed weights have, as bitsandbytes, GPTQ and AWQ name it.
 _PACKED = (".qweight", ".weight_packed", ".absmax", ".SCB")
 # What only weights without their zeros have, as compressed-tensors names it.

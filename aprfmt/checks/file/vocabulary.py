@@ -9,18 +9,27 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from aprfmt.base.text_escape import shorten
-from aprfmt.checks.bounds import VOCAB_SHARE
+from aprfmt.checks.bounds import PIECES_FROM, PIECES_MADE, VOCAB_SHARE
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.file.stored_vocabulary import StoredVocabulary, read_vocabulary
-from aprfmt.checks.records import Finding, NotRun, Result
+from aprfmt.checks.records import Finding, NotRun, Result, list_names
 from aprfmt.errors import AprfmtError, FormatError
+from aprfmt.tokenizer.absent_keys import absent_ids, set_command
+from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import lacking
-from aprfmt.tokenizer.loading import load
-from aprfmt.tokenizer.stated import stated
+from aprfmt.tokenizer.doubts import PLACEHOLDER
+from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
+from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE
+from aprfmt.tokenizer.loading import engine_of_lists, load
+from aprfmt.tokenizer.pieces import byte_of
+from aprfmt.tokenizer.pre import flatten
+from aprfmt.tokenizer.stated import DEFAULT_PRE, Stated, stale_ids
+from aprfmt.tokenizer.stated import stated as read_stated
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
 from aprfmt.tokenizer.turn_ends import unstopped_turn
+from aprfmt.tokenizer.vocabulary import Vocabulary
 
 _MANY = 20  # findings of one kind; the rest is counted
 
@@ -41,10 +50,36 @@ def check_lists(ctx: CheckContext) -> Result:
                 level="warning")
         for token in twice[:_MANY]
     ]  # fmt: skip
+    findings += _of_another_kind(ctx)
     failed = any(one.level == "fail" for one in findings)
     if not failed and not _wrong_merges(words) and _has_ids(ctx.carried):
         load(ctx.model)  # else the check of what is wrong says it
     return Result(f"{len(words.tokens)} tokens", findings)
+
+
+def _of_another_kind(ctx: CheckContext) -> list[Finding]:
+    """Return a finding where the pieces are spelled as another kind of vocabulary spells them."""
+    try:
+        side = read_stated(ctx.model)
+    except AprfmtError:
+        return []
+    if side is None or side.vocabulary.kind not in KIND_NAMES:
+        return []
+    own = kind_of_pieces(side.vocabulary.tokens, side.vocabulary.types)
+    if not own or own == side.vocabulary.kind:
+        return []
+    read, pieces = KIND_NAMES[side.vocabulary.kind], KIND_NAMES[own]
+    if not side.lists:
+        where, todo = f"{ctx.carried.origin}: model", "use the tokenizer.json of the source"
+    else:
+        where, model = ctx.carried.spelled(MODEL), GGUF_MODELS[own]
+        todo = set_command(ctx.carried, f"{MODEL.gguf}={model}")
+        if own == "bpe" and ctx.carried.text(PRE) in (None, DEFAULT_PRE):
+            todo += f", and {PRE.gguf} to the source's"
+    return [
+        Finding(where, f"says that the vocabulary is {read}; its pieces are those of {pieces}",
+                "the kind of the pieces, or every blank is cut otherwise", todo)
+    ]  # fmt: skip
 
 
 def _has_ids(carried: Carried) -> bool:
@@ -66,13 +101,19 @@ def check_size(ctx: CheckContext) -> Result:
     few = not VOCAB_SHARE.low <= count / max(rows, 1)  # padding is less than that
     if count <= rows and not few and not (dense and count < rows):
         return Result(said)
+    beyond = [(i, t) for i, t in enumerate(words.tokens[rows:], rows) if t is not None]
     # Placeholders of other models of a family are added behind the embedding (gemma 3's image).
-    level: Literal["fail", "warning"] = "warning"
-    if dense or few or words.plain > rows:
-        level = "fail"
+    level: Literal["fail", "warning"] = "fail"
+    if not (dense or few or words.plain > rows) and all(PLACEHOLDER.search(t) for _, t in beyond):
+        level = "warning"
     todo = "the tokenizer is not of this model, or one of the two is cut"
     expected = f"{rows}, the rows of {origin}"
-    return Result(said, [Finding(words.where, f"{count} tokens", expected, todo, level)])
+    found = f"{count} tokens"
+    if beyond:
+        shown = list_names([f"{t!r} ({i})" for i, t in beyond])
+        found += f"; without a row: {shown}"
+        todo = "a text that has one cannot be computed; resize the embedding, or leave them out"
+    return Result(said, [Finding(words.where, found, expected, todo, level)])
 
 
 # Formats whose readers size the embedding by the list of tokens; others may pad the embedding.
@@ -101,11 +142,38 @@ def check_ids(ctx: CheckContext) -> Result:
                 Finding(where, f"id {i}", f"an id below {count} that has a token",
                         "generation would not stop, or would begin wrongly")
             )  # fmt: skip
+    findings += [
+        Finding(ctx.carried.where, one.says, "the id of a special token", one.todo, one.level)
+        for one in (absent_ids(ctx.carried) if _has_ids(ctx.carried) else ())
+    ]
+    findings += _stale(ctx)
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
     if not findings:
         findings += _unstopped(ctx)
     return Result(f"{len(stated)} ids", findings)
+
+
+def _stale(ctx: CheckContext) -> list[Finding]:
+    """Return a finding for each id of the post-processor that is not that of the token it names."""
+    try:
+        side = read_stated(ctx.model)
+    except AprfmtError:
+        return []
+    if side is None or side.lists:
+        return []
+    tokens = side.vocabulary.tokens
+    findings = []
+    for text, i, right in stale_ids(side):
+        held = f"{tokens[i]!r}" if i < len(tokens) else "no token"
+        own = "has no id" if right is None else f"is {right}"
+        findings.append(
+            Finding(f"{ctx.carried.origin}: post_processor",
+                    f"puts {i} ({held}) around a text for {text!r}, which {own}",
+                    "the id of the token that it names",
+                    f"set it to {right}" if right is not None else "take the token out")
+        )  # fmt: skip
+    return findings[:_MANY]
 
 
 def _unstopped(ctx: CheckContext) -> list[Finding]:
@@ -170,7 +238,95 @@ def check_merges(ctx: CheckContext) -> Result:
     ]
     if len(wrong) > _MANY:
         findings.append(Finding(words.where, f"{len(wrong) - _MANY} more merges", expected))
+    if not wrong:
+        findings += _unmade(ctx)
     return Result(f"{len(words.merges)} merges", findings)
+
+
+def _unmade(ctx: CheckContext) -> list[Finding]:
+    """Return a finding where merges were cut: many pieces are made by none of them.
+
+    Only of byte-level vocabularies, in which merging alone makes a piece of several characters.
+    """
+    try:
+        side = read_stated(ctx.model)
+    except AprfmtError:
+        return []
+    if side is None or side.vocabulary.kind != "bpe" or not side.vocabulary.merges:
+        return []
+    own = side.vocabulary
+    made = {"".join(merge.split(" ", 1)) for merge in own.merges or ()}
+    long = [
+        t for t, kind in zip(own.tokens, own.types, strict=True) if kind == NORMAL and len(t) > 1
+    ]
+    if len(long) < PIECES_FROM:
+        return []
+    unmade = [token for token in long if token not in made]
+    share = 1 - len(unmade) / max(len(long), 1)
+    if PIECES_MADE.holds(share):
+        return []
+    return [
+        Finding(ctx.words.where, f"{len(unmade)} of {len(long)} pieces are made by no merge, the "
+                f"first {unmade[0]!r}", f"{PIECES_MADE} {PIECES_MADE.unit}: {PIECES_MADE.reason}",
+                "the merges are cut; take them from the source")
+    ]  # fmt: skip
+
+
+def round_trip(ctx: CheckContext) -> Result:
+    """Check that texts come back from their ids, where the tokenizer changes no text on the way."""
+    try:
+        side = read_stated(ctx.model)
+        engine = None if side is None else _own_engine(ctx, side)
+    except AprfmtError as error:
+        raise NotRun("the tokenizer does not build; see the check tokenizer") from error
+    if side is None or engine is None:
+        raise NotRun("a tokenizer of this kind does not keep texts as they are")
+    steps = flatten((side.data or {}).get("normalizer"), "normalizers")
+    changing = [str(step.get("type")) for step in steps if step.get("type") not in _KEEPING]
+    if changing:
+        raise NotRun(f"the tokenizer changes texts: {', '.join(changing)}")
+    texts = [text for text in ROUND_TRIPS if _spelled(text, side.vocabulary)]
+    if not texts:
+        raise NotRun("the vocabulary lacks characters of every text that is tried")
+    findings = []
+    for text in texts:
+        back = engine.decode(engine.encode(text, False, False), False)
+        if back == text or (side.vocabulary.kind == "spm" and back.strip(" ") == text):
+            continue
+        findings.append(
+            Finding(ctx.words.where, f"{text!r} comes back as {shorten(repr(back), 60)}",
+                    "the text that was encoded", "compare the tokenizer with its source: aprfmt "
+                    "diff SOURCE FILE --only tokenizer")
+        )  # fmt: skip
+    return Result(f"{len(texts)} texts", findings)
+
+
+def _spelled(text: str, vocabulary: Vocabulary) -> bool:
+    """Say whether a vocabulary has a piece for every character of a text, or falls back to bytes.
+
+    The blank is left out: under the wrong kind it is the one that has none.
+    """
+    if vocabulary.kind == "bpe":
+        letters = {byte: letter for letter, byte in byte_of().items()}
+        wanted = {letters[byte] for byte in text.encode() if byte != 0x20}
+    else:
+        wanted = set() if BYTE in vocabulary.types else set(text) - {" "}
+    return wanted <= set(vocabulary.tokens)
+
+
+def _own_engine(ctx: CheckContext, side: Stated) -> Engine | None:
+    """Return the engine of what the format's readers go by; None for a kind that alters texts."""
+    if not side.encodes or side.vocabulary.kind not in KIND_NAMES or _wrong_merges(ctx.words):
+        return None
+    if side.lists:
+        return engine_of_lists(side.vocabulary, ctx.carried.where)
+    return ctx.model.tokenizer.engine
+
+
+# Steps of a normalizer that change none of the texts, or what decoding turns back.
+_KEEPING = ("NFC", "Prepend", "Replace", "Strip", "Precompiled")
+ROUND_TRIPS = ("Hello world, this is a test.", "7 42 1234 x**2", "na\u00efve caf\u00e9",
+               "\u4f60\u597d")  # fmt: skip
 
 
 def _wrong_merges(words: StoredVocabulary) -> list[tuple[int, Any]]:
@@ -210,7 +366,7 @@ def check_template(ctx: CheckContext) -> Result:
 def _unknown_tokens(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each control token that the template writes and no id stands for."""
     try:
-        side = stated(ctx.model)
+        side = read_stated(ctx.model)
     except AprfmtError:
         return []  # the check tokenizer says it
     return [

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.gates.baseline_file import read
@@ -25,6 +25,24 @@ from aprfmt.tokenizer import Tokenizer, facts
 
 PROBE_TOKENS = 24  # of the prompt on which forward passes are compared
 ROOM = 8  # positions left for steps behind it
+
+
+class RequestOptions(TypedDict, total=False):
+    """The fields of `QaRequest` but for `path`, as keyword arguments."""
+
+    arch: str | None
+    choice: Choice
+    also: tuple[Choice, ...]
+    against: Path | None
+    golden: Path | None
+    baseline: Path | None
+    random_weights: bool
+    threads: int | None
+    memory: int | None
+    deterministic: bool
+    allow_missing: tuple[str, ...]
+    strict: bool
+    accept: tuple[str, ...]
 
 
 @dataclass(frozen=True)

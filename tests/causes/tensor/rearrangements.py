@@ -26,6 +26,17 @@ def _pairs(x: Any, heads: int) -> Any:
     return split.swapaxes(1, 2).reshape(x.shape)
 
 
+def _undone(x: Any, heads: int) -> Any:
+    """Rows of each head from adjacent pairs to split halves."""
+    pairs = x.reshape(heads, -1, 2, HIDDEN)
+    return pairs.swapaxes(1, 2).reshape(x.shape)
+
+
+def _for(heads: int, right: int) -> Any:
+    """Rows permuted for one number of heads, and put right for the true one, as loaders do."""
+    return lambda x: _undone(_pairs(x, heads), right)
+
+
 def _columns(x: Any) -> Any:
     return x.reshape(-1, HEADS, SIZE)[:, [2, 1, 0, 3]].reshape(-1, HIDDEN)
 
@@ -45,6 +56,15 @@ FAULTS = (
           rearrangements.rearranged, "adjacent pairs in B"),
     Fault("pairs of too many heads", "gqa_mapping", K, moved(K, lambda x: _pairs(x, HEADS)),
           rearrangements.rearranged, "as if there were 4 heads of 8 rows; there are 2 of 16"),
+    *(Fault(f"k made for {heads} heads", "gqa_mapping", K, moved(K, _for(heads, HEADS // 2)),
+            rearrangements.rearranged, f"made for {heads} heads and undone for 2")
+      for heads in (1, 4, 8)),
+    *(Fault(f"q made for {heads} heads", "gqa_mapping", Q, moved(Q, _for(heads, HEADS)),
+            rearrangements.rearranged, f"made for {heads} heads and undone for 4")
+      for heads in (1, 2, 8, 16)),
+    Fault("k undone for the heads of q", "gqa_mapping", K,
+          moved(K, lambda x: _undone(_pairs(x, HEADS // 2), HEADS)),
+          rearrangements.rearranged, "made for 2 heads and undone for 4"),
     Fault("heads in another order", "head_order", Q,
           moved(Q, rows_of(lambda x: x[[1, 0, 2, 3]])), rearrangements.rearranged, "1, 0, 2, 3"),
     Fault("two key heads exchanged", "head_order", K, moved(K, lambda x: np.roll(x, 16, 0)),

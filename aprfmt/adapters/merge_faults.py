@@ -1,0 +1,442 @@
+"""What a merge did to one weight: the change once, twice, scaled otherwise, in the wrong place.
+
+A weight is judged by reproduction: round(base + times * change) in the type that B stores has to
+give B's values. That holds too where the type takes most of the change away. Each usual mistake is
+tried as such a sum. Only where none gives B's values does the projection of B - A on the change
+speak.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from aprfmt.codecs import codec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    F64 = NDArray[np.float64]
+    Mask = NDArray[np.bool_]
+
+FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23, "F64": 52}  # bits of a significand behind its point
+SMALLEST = {"F16": -24}  # exponent of the type's smallest step, where weights come near it
+SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
+ONCE, NOT, EITHER = "once", "not at all", "once or not at all"
+OTHERWISE, MORE = "otherwise", "once and another change"
+TIMES = {2: "twice", 3: "3 times", -1: "subtracted"}
+NEAR, LITTLE = 0.05, 0.25  # of the projection to a whole number, and of what it leaves
+MOST = 0.99  # share of the values that a quantized base has to give
+CHANCE = 0.7  # share of values that may lie on a code's entries by chance
+WIDE = 0.005  # share of the values that a rounded base leaves a step off, at least
+SPOTS = 0.05  # share of the values that damage of a weight changes, at most
+FLAT = 64  # values under one scale of bitsandbytes, which rows do not end
+
+
+class Factor(NamedTuple):
+    """A factor by which a mistake multiplies the change, and the mistake in words."""
+
+    times: float
+    says: str
+
+
+class OtherChange(NamedTuple):
+    """The change that an adapter makes to another weight of the same shape."""
+
+    key: str
+    change: "F64"
+
+
+@dataclass(frozen=True)
+class Merge:
+    """One weight of base and merge, [rows, columns] or [experts, rows, columns], in float64.
+
+    `encoding` is what B stores, `base` what A stores. `close` says that B is the base with the
+    change within the bound of a packed type. `again` takes values through B's packed type.
+    """
+
+    plain: "F64"
+    change: "F64"
+    theirs: "F64"
+    encoding: str
+    base: str
+    close: bool
+    noise: float = 0.0  # relative error that B's packed type, or A's, may have
+    again: "Callable[[F64], F64 | None] | None" = None
+
+    def expert(self, at: int) -> "Merge":
+        """Return one expert's matrix of a stack."""
+        return replace(
+            self, plain=self.plain[at], change=self.change[at], theirs=self.theirs[at], again=None
+        )
+
+
+class Judged(NamedTuple):
+    """What was found: `times` and `rest` by projection, `lost` the share that rounding took."""
+
+    found: str
+    times: float
+    rest: float
+    says: str = ""
+    lost: float = 0.0
+
+
+def scale_factors(
+    scale: float,
+    rank: int,
+    *,
+    rank_stabilised: bool,
+    alpha: float,
+    r: int,
+    stored: Sequence[float] = (),
+) -> tuple[Factor, ...]:
+    """Return the factors of the usual mistakes with a pair's scale; those of one value are joined.
+
+    `alpha` and `r` are those of the whole adapter, which patterns may overrule for a pair. `stored`
+    are scales that tensors beside the pairs give (`.alpha`), which the configuration contradicts.
+    """
+    own = scale * (math.sqrt(rank) if rank_stabilised else rank)
+    power = math.sqrt if rank_stabilised else float
+    usual = [
+        (own / rank, "use_rslora is ignored: the scale is alpha / r")
+        if rank_stabilised
+        else (
+            own / math.sqrt(rank),
+            "the scale is rsLoRA's alpha / sqrt(r), which was not asked for",
+        ),
+        (own, "alpha is taken as the scale, and not divided by the rank"),
+        (1.0, "the scale is left out: alpha and the rank are ignored"),
+        (alpha / power(r), "alpha_pattern or rank_pattern is ignored") if r else (0.0, ""),
+        (own / power(r), "rank_pattern is ignored: the rank of all others divides")
+        if r
+        else (0.0, ""),
+        (alpha / power(rank), "alpha_pattern is ignored: the alpha of all others is taken"),
+        (power(rank) / own if own else 0.0, "the scale is turned over: r / alpha"),
+    ]
+    usual += [(each, "the scale is that of the .alpha tensors") for each in stored]
+    found: dict[float, list[str]] = {}
+    for other, says in usual:
+        times = other / scale if scale else 0.0
+        if not math.isfinite(times) or not times or math.isclose(times, 1, rel_tol=1e-6):
+            continue
+        same = next((each for each in found if math.isclose(each, times, rel_tol=1e-6)), times)
+        found.setdefault(same, []).append(says)
+    return tuple(
+        Factor(times, f"{' or '.join(says)} ({times:.4g} times)") for times, says in found.items()
+    )
+
+
+def judge(
+    merge: Merge,
+    factors: Sequence[Factor] = (),
+    others: Callable[[], Iterable[OtherChange]] = tuple,
+) -> Judged:
+    """Return what the merge did to a weight; a stack of experts is judged expert by expert too."""
+    found = _whole(merge, factors, others)
+    if found.found not in (OTHERWISE, MORE) or merge.plain.ndim != 3 or len(merge.plain) < 2:
+        return found
+    each = [
+        _whole(merge.expert(at), factors, partial(_experts, merge, at, others))
+        for at in range(len(merge.plain))
+    ]
+    words: dict[tuple[str, str], list[int]] = {}
+    for at, one in enumerate(each):
+        words.setdefault((one.found, one.says), []).append(at)
+    if {found for found, _ in words} <= {OTHERWISE, MORE}:
+        return found
+    said = [
+        f"expert{'s' * (len(experts) > 1)} {_numbers(experts)} {word}" + f": {says}" * bool(says)
+        for (word, says), experts in words.items()
+    ]
+    if len({word for word, _ in words}) == 1:
+        return replace_words(found, each[0].found, "; ".join(said))
+    return replace_words(found, "in some experts", "; ".join(said))
+
+
+def replace_words(found: Judged, word: str, says: str) -> Judged:
+    """Return the same numbers with other words."""
+    return found._replace(found=word, says=says)
+
+
+def _numbers(experts: Sequence[int]) -> str:
+    whole = len(experts) > 2 and experts[-1] - experts[0] == len(experts) - 1
+    return f"{experts[0]} to {experts[-1]}" if whole else ", ".join(map(str, experts))
+
+
+def _experts(
+    merge: Merge, at: int, others: Callable[[], Iterable[OtherChange]]
+) -> Iterator[OtherChange]:
+    """Yield the changes that one expert may have got: other experts', and other weights'."""
+    for number, change in enumerate(merge.change):
+        if number != at:
+            yield OtherChange(f"expert {number}", change)
+    for key, change in others():
+        yield OtherChange(key, change[at] if change.ndim == 3 else change)
+
+
+def _whole(
+    merge: Merge, factors: Sequence[Factor], others: Callable[[], Iterable[OtherChange]]
+) -> Judged:
+    size = float(np.square(merge.change).sum())
+    if not size:
+        says = "the change is nothing beside this weight, and both give the same values"
+        return Judged(EITHER, 0.0, 0.0, says) if merge.close else Judged(OTHERWISE, 0.0, 0.0)
+    off = merge.theirs - merge.plain
+    times = float((off * merge.change).sum() / size)
+    rest = float(np.sqrt(np.square(off - times * merge.change).sum() / size))
+    found = Judged(OTHERWISE, times, rest)
+    once, none = (_reproduced(merge, count) for count in (1, 0))
+    if once and none:
+        says = f"{merge.encoding} takes the whole change away, and both give the same values"
+        return found._replace(found=EITHER, says=says, lost=1.0)
+    if once:
+        left = merge.theirs - merge.plain - merge.change
+        lost = float(np.sqrt(np.square(left).sum() / size))
+        return found._replace(found=ONCE, lost=lost)
+    if none:
+        return found._replace(found=NOT)
+    return (
+        _mistake(merge, found, factors)
+        or _misplaced(merge, found, others)
+        or _other_base(merge, found)
+        or _by_projection(merge, found)
+    )
+
+
+def _mistake(merge: Merge, found: Judged, factors: Sequence[Factor]) -> Judged | None:
+    """Return the multiple of the change that gives B; None where no usual one does."""
+    if merge.encoding not in FRACTIONS:
+        return None
+    whole = [Factor(float(times), "") for times in TIMES]
+    tried = sorted((*whole, *factors), key=lambda one: abs(one.times - found.times))
+    held = [one for one in tried if _reproduced(merge, one.times)]
+    if not held:
+        return None
+    words = [TIMES[round(one.times)] for one in held if not one.says]
+    if not words:
+        return found._replace(found="scaled otherwise", says=" or ".join(one.says for one in held))
+    says = " or ".join(f"added {words[0]}" if not one.says else one.says for one in held)
+    return found._replace(found=words[0], says=says if len(held) > 1 else "")
+
+
+def _misplaced(
+    merge: Merge, found: Judged, others: Callable[[], Iterable[OtherChange]]
+) -> Judged | None:
+    """Return the change of another place that gives B: transposed, or another weight's."""
+    if merge.encoding not in FRACTIONS:
+        return None
+    turned = merge.change.swapaxes(-1, -2)
+    if turned.shape == merge.change.shape and _gives(merge, merge.plain + turned, turned):
+        return found._replace(found="transposed", says="B @ A was added transposed")
+    for key, change in others():
+        if change.shape != merge.change.shape or not change.any():
+            continue
+        for own, word in ((0, "in place of its own"), (1, "after its own")):
+            total = own * merge.change + change
+            if _gives(merge, merge.plain + total, total):
+                says = f"the change of {key} was added {word}"
+                return found._replace(found="another weight's change", says=says)
+    return None
+
+
+def holder(plain: "F64", theirs: "F64", encoding: str, others: Iterable[OtherChange]) -> str:
+    """Return the key of the weight whose change B holds in a weight that has none; "" for none."""
+    if encoding not in FRACTIONS:
+        return ""
+    for key, change in others:
+        if change.shape != plain.shape or not change.any():
+            continue
+        merge = Merge(plain, change, theirs, encoding, encoding, False)
+        if _reproduced(merge, 1) and not _reproduced(merge, 0):
+            return key
+    return ""
+
+
+def _by_projection(merge: Merge, found: Judged) -> Judged:
+    """Return what the projection says, where no sum gives B's values."""
+    times, rest = found.times, found.rest
+    size = math.sqrt(float(np.square(merge.change).sum()))
+    allowed = max(LITTLE, 1.5 * merge.noise * float(np.linalg.norm(merge.plain)) / size)
+    error = 4 * rest / math.sqrt(merge.plain.size)
+    near = round(times)
+    if abs(times - near) < max(NEAR, error) and rest < allowed:
+        if near == 1 and merge.close:
+            sure = error < 0.5
+            return (
+                found._replace(found=ONCE)
+                if sure
+                else found._replace(
+                    found=EITHER, says=f"the steps of {merge.encoding} hide the change"
+                )
+            )
+        if near == 1 and merge.base not in FRACTIONS:
+            says = f"what is left is no more than storing the base as {merge.base} takes"
+            return found._replace(found=ONCE, says=says)
+        if near != 1:
+            word = NOT if near == 0 else TIMES.get(near, f"{near} times")
+            return found._replace(found=word)
+    if abs(times - 1) < max(0.01, error) and error < 0.5:
+        return found._replace(found=MORE, says="the base that was merged is another than A")
+    return found
+
+
+def _reproduced(merge: Merge, times: float) -> bool:
+    """Return whether round(base + times * change) in B's type gives B's values."""
+    change = times * merge.change
+    if merge.encoding in FRACTIONS:
+        return _gives(merge, merge.plain + change, change, max(1, round(abs(times))))
+    if merge.again is None or times not in (0, 1) or not merge.close:
+        return False
+    made = merge.again(merge.plain + change)
+    return made is not None and bool(np.array_equal(made, merge.theirs))
+
+
+def _gives(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> bool:
+    return bool(_near(merge, full, change, rounds).all())
+
+
+def _near(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> "Mask":
+    """Return where B's values are a sum, rounded to B's float type by some library.
+
+    That one may have rounded the product to the same type first, as PEFT does in half precision,
+    and its sums in float32 end elsewhere than ours: where a value lies halfway between two, it may
+    then be the other one. A change that was added more than once was rounded as often.
+    """
+    largest = np.maximum(np.abs(merge.theirs), np.abs(full))
+    half = rounds * _half_step(largest, merge.encoding)
+    product = np.ldexp(np.abs(change), -1 - FRACTIONS[merge.encoding])
+    near: Mask = np.abs(merge.theirs - full) <= half + product + SUMS * largest.max(initial=0.0)
+    return near
+
+
+def _half_step(values: "F64", encoding: str) -> "F64":
+    """Return half the distance between neighbours of a float type around each value."""
+    exponent = np.frexp(values)[1] - 1 - FRACTIONS[encoding]
+    half: F64 = np.ldexp(0.5, np.maximum(exponent, SMALLEST.get(encoding, -1074)))
+    return half
+
+
+def _other_base(merge: Merge, found: Judged) -> Judged | None:
+    """Return that the change is once in another state of the base: not yet rounded, or quantized.
+
+    A base that was published in 16 bits may have been merged before that rounding. A base that was
+    trained on in 4 or 8 bits may have been merged decoded.
+    """
+    if merge.encoding not in FRACTIONS or merge.base not in FRACTIONS:
+        return None
+    full = merge.plain + merge.change
+    half = _half_step(np.abs(merge.plain), merge.base)
+    exact = _near(merge, full, merge.change)
+    shift = np.abs(merge.theirs - full)
+    slack = half + _half_step(np.maximum(np.abs(merge.theirs), np.abs(full)), merge.encoding)
+    slack = slack + np.ldexp(np.abs(merge.change), -1 - FRACTIONS[merge.encoding])
+    slack += SUMS * np.abs(full).max(initial=0.0)
+    known = abs(found.times - 1) < max(0.02, 4 * found.rest / math.sqrt(full.size))
+    if known and (shift <= slack).all() and 1 - exact.mean() > WIDE:
+        says = f"the base that was merged is A before it was rounded to {merge.base}"
+        return found._replace(found=ONCE, says=says)
+    if exact.mean() > 1 - SPOTS:
+        first = ", ".join(str(at) for at in np.argwhere(~exact)[0])
+        says = f"once but for {int((~exact).sum())} of {exact.size} values, the first at {first}"
+        return found._replace(says=says)
+    name = _quantized_base(merge)
+    if name:
+        says = f"the base that was merged is A, decoded from {name}"
+        return found._replace(found=ONCE, says=says)
+    return None
+
+
+class Scheme(NamedTuple):
+    """A code that a base may have been quantized in, and how many values share a scale.
+
+    0 values is a whole row. `flat` groups do not end at rows.
+    """
+
+    name: str
+    entries: "Callable[[], F64]"
+    size: int
+    flat: bool = False
+
+
+def _entries(encoding: str, table: str) -> "Callable[[], F64]":
+    """Return what gives the finite values of a type's codes, by the codec's own table."""
+
+    def load() -> "F64":
+        values = np.asarray(getattr(codec(encoding), table), np.float64)
+        return np.unique(values[np.isfinite(values)])
+
+    return load
+
+
+def _whole_numbers(low: int, high: int) -> "Callable[[], F64]":
+    return lambda: np.arange(low, high + 1, dtype=np.float64)
+
+
+SCHEMES = (
+    Scheme("NF4", _entries("NF4", "code"), FLAT, True),
+    Scheme("FP4", _entries("FP4", "code"), FLAT, True),
+    Scheme("Q8_0", _whole_numbers(-127, 127), 32),
+    Scheme("8 bits, a scale for every row", _whole_numbers(-127, 127), 0),
+    Scheme("Q4_0", _whole_numbers(-8, 7), 32),
+    Scheme("FP8 (E4M3), a scale for every row", _entries("F8_E4M3", "values"), 0),
+)
+
+
+def _quantized_base(merge: Merge) -> str:
+    """Return the scheme in which A, decoded again and with the change, gives B; "" for none.
+
+    The entries are those nearest to A's values. The scale of a group is found on every other value
+    and judged on the rest, so that it holds too where scales were quantized themselves.
+    """
+    rows = merge.plain.reshape(-1, merge.plain.shape[-1])
+    for scheme in SCHEMES:
+        size = scheme.size or rows.shape[1]
+        if size < 4 or (rows.size if scheme.flat else rows.shape[1]) % size:
+            continue
+        plain, change, theirs = (
+            values.reshape(-1, size) for values in (merge.plain, merge.change, merge.theirs)
+        )
+        found = _decoded(plain, change, theirs, scheme.entries())
+        if any(_lies_on(*found, change, theirs, merge, own) for own in ("F32", merge.base)):
+            return scheme.name
+    return ""
+
+
+def _decoded(plain: "F64", change: "F64", theirs: "F64", entries: "F64") -> "tuple[F64, F64, F64]":
+    """Return the decoded base, and each group's usual and largest distance between entries."""
+    largest = np.take_along_axis(plain, np.abs(plain).argmax(1)[:, None], 1)
+    top = entries[np.abs(entries).argmax()]
+    # Of entries that reach further to one side, the scale has the sign that reaches there.
+    scale = largest / top if -entries[0] != entries[-1] else np.abs(largest) / abs(top)
+    with np.errstate(all="ignore"):
+        at = np.searchsorted((entries[1:] + entries[:-1]) / 2, np.where(scale, plain / scale, 0.0))
+        code = entries[at]
+        left = theirs - change
+        size = np.square(code[:, ::2]).sum(1, keepdims=True)
+        fitted = np.where(size, (left[:, ::2] * code[:, ::2]).sum(1, keepdims=True) / size, 0.0)
+    gaps = np.diff(entries)
+    return fitted * code, np.abs(fitted) * float(np.median(gaps)), np.abs(fitted) * gaps.max()
+
+
+def _lies_on(
+    base: "F64", steps: "F64", widest: "F64", change: "F64", theirs: "F64", merge: Merge, own: str
+) -> bool:
+    """Return whether a decoded base, stored as `own`, with the change gives B's values.
+
+    A value halfway between two entries may have got the other one. Any further is damage.
+    """
+    full = base + change
+    slack = (
+        _half_step(np.maximum(np.abs(theirs), np.abs(full)), merge.encoding)
+        + _half_step(np.abs(base), own)
+        + np.ldexp(np.abs(change), -1 - FRACTIONS[merge.encoding])
+        + np.ldexp(np.abs(base), -3 - FRACTIONS[merge.encoding])  # of the fitted scale
+        + SUMS * np.abs(full).max(initial=0.0)
+    )
+    off = np.abs(theirs - full)
+    chance = float(np.minimum(1.0, 2 * slack / np.maximum(steps, 1e-300)).mean())
+    judged = (off <= slack)[:, 1::2]  # the scales were found on the others
+    return chance < CHANCE and float(judged.mean()) >= MOST and bool((off <= slack + widest).all())

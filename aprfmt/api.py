@@ -1,0 +1,358 @@
+"""What a command does, as a Python function that returns a record.
+
+`aprfmt` offers these functions and imports them when they are called. Each returns a record with
+`.to_json()`, and prints nothing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from aprfmt.base.data_frames import Row, Tabular
+from aprfmt.base.outcome import Report
+from aprfmt.errors import AprfmtError, UsageError
+from aprfmt.inference.device import parse_run
+from aprfmt.inference.forward import check_tokens
+from aprfmt.inference.running import RunRequest, opened, requested
+from aprfmt.inference.sampling import Sampler, Sampling
+from aprfmt.model import Model, manifest, open_model
+from aprfmt.model.completeness import refuse_to_run
+from aprfmt.remote.paths import parse_location
+
+if TYPE_CHECKING:
+    from aprfmt.conversion import ConversionReport
+    from aprfmt.fleet.run import ScanReport
+    from aprfmt.inference.evaluation import Sample
+    from aprfmt.inference.loss import KlDivergence, MeanLoss
+    from aprfmt.inference.parity.cells import Parity
+    from aprfmt.model.ledger import Pronounced
+    from aprfmt.recovery import Repair
+    from aprfmt.tokenizer import Tokenizer
+
+
+class RunOptions(TypedDict, total=False):
+    """Where a model runs: the fields of `RunRequest` that a user chooses.
+
+    `device` is cpu, cuda, cuda:N, cuda:all or auto. `memory` is a budget for weights, in bytes.
+    """
+
+    device: str | None
+    backend: str | None
+    dtype: str | None
+    arch: str | None
+    allow_missing: Sequence[str]
+    threads: int | None
+    memory: int | None
+    deterministic: bool
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Generated text. `stop` is why it ended: stop_token, max_tokens or context.
+
+    `ids` are the generated tokens without the stop token; `text` is None without a tokenizer.
+    """
+
+    model: str
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    text: str | None
+    stop: Literal["stop_token", "max_tokens", "context"]
+    stop_token: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss of a model on texts, in nats per token, and the checks of that loss.
+
+    `other` and `divergence` are those of the model that `against` named, None without one.
+    """
+
+    model: str
+    loss: "MeanLoss"
+    report: Report
+    pronounced: "Pronounced"
+    other: "MeanLoss | None" = None
+    divergence: "KlDivergence | None" = None
+
+    @property
+    def nats(self) -> float:
+        """The mean loss of the scored tokens, in nats."""
+        return self.loss.nats
+
+    @property
+    def perplexity(self) -> float:
+        """E to the power of the loss."""
+        return self.loss.perplexity
+
+    @property
+    def exit_code(self) -> int:
+        """0 where every check passed, 1 where one failed, 2 where something was not looked at."""
+        return self.pronounced.exit
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "model": self.model,
+            "loss": asdict(self.loss),
+            "against": None if self.other is None else asdict(self.other),
+            "divergence": None if self.divergence is None else asdict(self.divergence),
+            "gate": self.report.to_json(),
+            **self.pronounced.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Hashes(Tabular):
+    """SHA-256 of every tensor: `raw` of the stored bytes, `decoded` of the logical values.
+
+    `damage` names what of the file cannot be read.
+    """
+
+    model: str
+    tensors: tuple[manifest.TensorRow, ...]
+    damage: tuple[str, ...] = ()
+
+    def table_rows(self) -> Sequence[Row]:
+        """Return a row a tensor."""
+        return self.tensors
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"model": self.model, "tensors": list(self.tensors), "damage": list(self.damage)}
+
+
+def run(
+    model: Path | str, *, prompt: str | None = None, ids: Sequence[int] | None = None,
+    chat: str | None = None, max_tokens: int = 128, temperature: float = 0.0, top_k: int = 0,
+    top_p: float = 1.0, seed: int = 0, ignore_stop: bool = False, **where: Unpack[RunOptions],
+) -> Generation:  # fmt: skip
+    """Generate text with MODEL[@RUN]; see `aprfmt.run`."""
+    from aprfmt.inference.generating import context_room
+    from aprfmt.tokenizer import stated_ends
+
+    with opened(_request(model, where)) as run:
+        tokens = _tokens(run.model, prompt, ids, chat)
+        room = context_room(run.model, len(tokens))
+        limit = min(max_tokens, room)
+        tokenizer = _tokenizer(run.model)
+        ends = stated_ends(run.model) if tokenizer is None else tokenizer.stop_ids
+        stops = frozenset() if ignore_stop else frozenset(ends)
+        sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
+        drawn: list[int] = []
+
+        def draw(logits: Any) -> int:
+            drawn.append(sampler(logits))
+            return drawn[-1]
+
+        for _ in run.session.generate(tokens, draw, limit, stops):
+            pass
+        stopped = bool(drawn) and drawn[-1] in stops
+        made = drawn[:-1] if stopped else drawn
+        full: Literal["max_tokens", "context"] = "max_tokens" if room >= max_tokens else "context"
+        text = None if tokenizer is None else _text(tokenizer, tokens, made)
+        return Generation(
+            str(run.model.path), tuple(tokens), tuple(made), text,
+            "stop_token" if stopped else full, drawn[-1] if stopped else None,
+        )  # fmt: skip
+
+
+def evaluate(
+    model: Path | str, *, text: str | Sequence[str] = (), ids: Sequence[int] | None = None,
+    against: Path | str | None = None, max_seq_len: int | None = None,
+    random_weights: bool = False, **where: Unpack[RunOptions],
+) -> Evaluation:  # fmt: skip
+    """Measure the loss of MODEL[@RUN] on texts; see `aprfmt.eval`."""
+    from aprfmt.checks.records import pronounce_report
+    from aprfmt.inference.evaluation import Sample, measure, plan
+    from aprfmt.inference.loss import judge, window_size
+
+    texts = [text] if isinstance(text, str) else list(text)
+    if not texts and ids is None:
+        raise UsageError("nothing to evaluate; give text or ids")
+    with ExitStack() as stack:
+        run = stack.enter_context(opened(_request(model, where)))
+        samples = [_sample(run.model, f"text {at}", each) for at, each in enumerate(texts)]
+        if ids is not None:
+            vocab = int(run.model.hyper["vocab_size"])
+            samples.append(Sample("ids", [int(i) for i in check_tokens(ids, vocab)]))
+        capacity = max_seq_len or window_size(int(run.model.hyper["context_length"]), "disjoint")
+        planned, skipped = plan(samples, capacity)
+        other = None
+        if against is not None:
+            there: RunOptions = {}
+            other = stack.enter_context(opened(_request(against, there)))
+            _refuse_other_tokens(run.model, other.model, samples)
+        found = measure(run.session, planned, skipped, other.session if other is not None else None)
+        kind: Literal["random", "trained"] = "random" if random_weights else "trained"
+        checks = judge(found.loss, kind, str(run.model.path))
+        if other is not None and found.other is not None:
+            checks += judge(found.other, kind, str(other.model.path))
+        report = Report(str(run.model.path), tuple(checks))
+        return Evaluation(
+            str(run.model.path), found.loss, report, pronounce_report(report, run.model),
+            found.other, found.divergence,
+        )  # fmt: skip
+
+
+def parity(
+    model: Path | str, between: Sequence[str], *, prompt: str | None = None,
+    ids: Sequence[int] | None = None, chat: str | None = None, base: Path | str | None = None,
+    arbiter: bool = False, arch: str | None = None, allow_missing: Sequence[str] = (),
+    threads: int | None = None, memory: int | None = None, deterministic: bool = False,
+) -> "Parity":  # fmt: skip
+    """Compare runs of one model point by point; see `aprfmt.parity`."""
+    from aprfmt.inference.parity.between import parity as compare
+    from aprfmt.inference.parity.request import ParityRequest
+    from aprfmt.inference.probe_ids import choose_ids
+
+    choices = [parse_run(each) for each in between]
+    for choice in choices:
+        choice.refuse_missing_gpu()
+    with ExitStack() as stack:
+        one = stack.enter_context(open_model(model, arch=arch, allow_missing=allow_missing))
+        refuse_to_run(one.resolution, one.path)
+        if prompt is None and ids is None and chat is None:
+            tokens = list(choose_ids([one.hyper], long=True))
+        else:
+            tokens = _tokens(one, prompt, ids, chat)
+        source = None
+        if base is not None:
+            source = stack.enter_context(open_model(base, arch=arch, allow_missing=allow_missing))
+        request = ParityRequest(
+            tuple(tokens), text=prompt, arbiter=arbiter, threads=threads, memory=memory,
+            deterministic=deterministic,
+        )  # fmt: skip
+        return compare(one, choices, request, source)
+
+
+def scan(
+    roots: Path | str | Sequence[Path | str], out: Path | str, *, checks: Sequence[str] = (),
+    jobs: int = 1, families: bool = True,
+) -> "ScanReport":  # fmt: skip
+    """Check every model under some roots; see `aprfmt.scan`."""
+    from aprfmt.fleet.run import ScanRequest
+    from aprfmt.fleet.run import scan as run_scan
+
+    every = [roots] if isinstance(roots, str | Path) else list(roots)
+    return run_scan(ScanRequest(tuple(map(str, every)), Path(out), checks, jobs, families=families))
+
+
+def hash_model(
+    model: Path | str, *, tensors: Sequence[str] = (), raw_only: bool = False,
+    arch: str | None = None,
+) -> Hashes:  # fmt: skip
+    """Return SHA-256 of every tensor; see `aprfmt.hash`."""
+    with open_model(model, arch=arch, damaged=True) as found:
+        rows = manifest.tensor_rows(found, tensors, raw_only=raw_only)
+        return Hashes(str(found.path), tuple(rows), tuple(each.text for each in found.damage))
+
+
+def repair_file(
+    broken: Path | str, source: Path | str, output: Path | str, *,
+    manifest: Path | str | None = None, compare: bool = False, force: bool = False,
+) -> "Repair":  # fmt: skip
+    """Write a broken file completed from a good copy; see `aprfmt.repair`."""
+    from aprfmt.recovery import repair
+
+    here, there = parse_location(broken), parse_location(source)
+    if there.is_dir():
+        there = there / here.name
+    known = None if manifest is None else parse_location(manifest)
+    return repair(here, there, Path(output), manifest=known, compare=compare, force=force)
+
+
+def set_metadata(
+    model: Path | str, output: Path | str, values: Mapping[str, Any], *,
+    remove: Sequence[str] = (), force: bool = False, verify: bool = True,
+) -> "ConversionReport":  # fmt: skip
+    """Write a copy of a model with other metadata; see `aprfmt.set`."""
+    from aprfmt.conversion import convert
+    from aprfmt.conversion.edit_request import parse_edits
+
+    with open_model(model) as source:
+        changes = [(key, json.dumps(value)) for key, value in values.items()]
+        asked = parse_edits(source, changes, remove, Path(output))
+    return convert(
+        model, output, metadata=asked.values, remove=asked.remove, texts=asked.texts,
+        force=force, verify=verify, complete=False,
+    )  # fmt: skip
+
+
+def _request(model: Path | str, where: RunOptions) -> RunRequest:
+    """Return the request of MODEL[@RUN] on a backend of ours; UsageError for another engine."""
+    rest = {key: value for key, value in where.items() if key not in ("device", "backend", "dtype")}
+    request = requested(
+        model, where.get("device"), where.get("backend"), where.get("dtype"), **rest
+    )
+    if request.choice.is_engine:
+        raise UsageError(f"{request.choice.backend}: is another engine; name a backend of ours")
+    request.choice.refuse_missing_gpu()
+    return request
+
+
+def _tokens(
+    model: Model, prompt: str | None, ids: Sequence[int] | None, chat: str | None
+) -> list[int]:
+    """Return the tokens of exactly one of prompt, ids and chat; UsageError otherwise."""
+    if sum(each is not None for each in (prompt, ids, chat)) != 1:
+        raise UsageError("give one of prompt, ids and chat")
+    if prompt is not None:
+        found = list(model.tokenizer.encode(prompt))
+    elif chat is not None:
+        found = list(model.tokenizer.chat([{"role": "user", "content": chat}])[1])
+    else:
+        found = list(ids or ())
+    return [int(i) for i in check_tokens(found, int(model.hyper["vocab_size"]))]
+
+
+def _tokenizer(model: Model) -> "Tokenizer | None":
+    try:
+        return model.tokenizer
+    except AprfmtError:
+        return None
+
+
+def _text(tokenizer: "Tokenizer", prompt: Sequence[int], made: Sequence[int]) -> str:
+    """Return the text of generated ids as it reads after the prompt, without special tokens."""
+    before = str(tokenizer.decode(prompt, skip_special=True))
+    whole = str(tokenizer.decode([*prompt, *made], skip_special=True))
+    if whole.startswith(before):
+        return whole[len(before) :]
+    return str(tokenizer.decode(made, skip_special=True))
+
+
+def _sample(model: Model, name: str, text: str) -> "Sample":
+    """Return a text as a sample; every window begins with the tokens that begin a text."""
+    from aprfmt.inference.evaluation import Sample
+    from aprfmt.inference.loss import repeated
+
+    tokenizer = model.tokenizer
+    ids = list(tokenizer.encode(text))
+    return Sample(name, ids, prefix=repeated(ids, tokenizer.leading))
+
+
+def _refuse_other_tokens(model: Model, other: Model, samples: Sequence["Sample"]) -> None:
+    """Raise UsageError where the ids of some samples mean other tokens to another model."""
+    sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
+    if sizes[0] != sizes[1]:
+        raise UsageError(
+            f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has {sizes[0]}; "
+            "distributions over different tokens cannot be compared"
+        )
+    mine, theirs = _tokenizer(model), _tokenizer(other)
+    if mine is None or theirs is None:
+        return
+    for i in sorted({i for sample in samples for i in sample.ids}):
+        if mine.token(i) != theirs.token(i):
+            raise UsageError(
+                f"{other.path}: token {i} is {theirs.token(i)!r}, in {model.path} "
+                f"{mine.token(i)!r}; their ids mean other things"
+            )

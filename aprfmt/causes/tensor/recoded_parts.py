@@ -1,0 +1,82 @@
+"""Zero points of a packed weight that a rule changed: every one of a value became another.
+
+Both sides are packed alike. A repacking that counts zero points from one where the bits have no
+room for it turns the lowest into the highest, or the reverse. That may touch few bytes, so it is
+asked before damage; but all places with the value must have changed, and nothing else.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aprfmt.causes.tensor.differing_pair import Unequal
+from aprfmt.causes.tensor.guess import PairHypothesis
+from aprfmt.measure.records import Explanation
+
+if TYPE_CHECKING:
+    from aprfmt.base.protocols import LazyTensor
+    from aprfmt.codecs.base import Array
+
+MOST = 1 << 26  # bytes of zero points that are looked at
+SEVERAL = 8  # places from which any other value is a rule, not damage
+_ZEROS = (".qzeros", ".weight_zero_point")
+_WHOLE_BYTES = (2, 4, 8)  # bits of codes that no byte's end cuts
+
+
+def zero_points_recoded(case: Unequal) -> Iterator[Explanation]:
+    """Ask whether one value of the zero points became another everywhere, and all else is equal."""
+    a, b = case.a.side, case.b.side
+    packed = b.stored[0].packed if len(b.stored) == 1 and len(a.stored) == 1 else None
+    suffix = next((name for name in _ZEROS if name in b.parts), "")
+    if packed is None or not suffix or a.encoding != b.encoding or a.parts.keys() != b.parts.keys():
+        return
+    codes = packed().codes()
+    pair = a.parts[suffix], b.parts[suffix]
+    if codes is None or codes.bits not in _WHOLE_BYTES or pair[1].info.nbytes > MOST:
+        return
+    if any(not _equal(a.parts[name], b.parts[name]) for name in b.parts if name != suffix):
+        return
+    if pair[0].info.nbytes != pair[1].info.nbytes:
+        return
+    x, y = (_codes(part, codes.bits) for part in pair)
+    changed = x != y
+    old, new = np.unique(x[changed]), np.unique(y[changed])
+    if len(old) != 1 or len(new) != 1 or not changed[x == old[0]].all():
+        return
+    count, ends = int(changed.sum()), {0, (1 << codes.bits) - 1}
+    wraps = {int(old[0]), int(new[0])} == ends
+    if not wraps and count < SEVERAL:
+        return
+    says = [f"B's zero points {old[0]} became {new[0]}"]
+    if wraps:
+        says.append(f"{codes.bits} bits have no room for one more or one less, which wraps round")
+    says.append(f"in all {count} of {x.size} places with {old[0]}; all other bytes are equal")
+    yield Explanation(
+        "zero_point",
+        (case.key,),
+        tuple(says),
+        case.before.relative,
+        0.0,
+        True,
+        None if count > 1 else "explained",
+        None if count > 1 else 1.0,
+    )
+
+
+def _equal(a: "LazyTensor", b: "LazyTensor") -> bool:
+    same = a.info.encoding == b.info.encoding and a.info.shape == b.info.shape
+    return same and bytes(a.raw()) == bytes(b.raw())
+
+
+def _codes(part: "LazyTensor", bits: int) -> "Array":
+    raw = np.frombuffer(part.raw(), np.uint8)
+    mask = np.uint8((1 << bits) - 1)
+    return np.stack([raw >> np.uint8(at) & mask for at in range(0, 8, bits)], -1)
+
+
+HYPOTHESES = (
+    PairHypothesis(
+        ("zero_point",), zero_points_recoded, 65, "a rule of few bytes, before damage of them"
+    ),
+)

@@ -1,0 +1,117 @@
+"""Checks of the tokens that a chat template writes, and of their rows in the embedding."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from aprfmt.checks import bounds
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.records import Finding, NotRun, Result, list_names
+from aprfmt.errors import AprfmtError
+from aprfmt.tensors.view import View
+from aprfmt.tokenizer.absent_keys import absent_types
+from aprfmt.tokenizer.stated import Stated, stated
+from aprfmt.tokenizer.template_marks import Mark, cut_marks, marks, turn_end_of
+
+ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
+
+
+def token_types(ctx: CheckContext) -> Result:
+    """Check that the marks of the chat template are tokens that are split off a text whole."""
+    missing = absent_types(ctx.carried)
+    findings = []
+    if missing is not None:
+        findings.append(
+            Finding(ctx.carried.where, missing.says, "a type for each token", missing.todo)
+        )
+    side, found = _template(ctx)
+    if not found and not findings:
+        raise NotRun("no chat template writes a token of the vocabulary")
+    for cut in cut_marks(side, found) if side is not None else ():
+        healed = cut.healed or not cut.mark.written
+        note = "; llama.cpp overrides its type, other engines do not" if cut.healed else ""
+        place = "tokenizer.ggml.token_type" if side is not None and side.lists else "added_tokens"
+        level: Literal["fail", "warning"] = "warning" if healed else "fail"
+        findings.append(
+            Finding(f"{ctx.carried.where}: {place}", f"the chat template writes {cut.says}{note}",
+                    "marks of type CONTROL or USER_DEFINED",
+                    "set its type, or convert again from the source", level)
+        )  # fmt: skip
+    return Result(f"{len(found)} marks of the chat template", findings)
+
+
+def _template(ctx: CheckContext) -> tuple[Stated | None, list[Mark]]:
+    """Return the tokenizer as its readers take it, and the marks of its template; once."""
+    if "marks" not in ctx.kept:
+        try:
+            side = stated(ctx.model)
+            ctx.kept["marks"] = side, [] if side is None else marks(side)
+        except AprfmtError:
+            ctx.kept["marks"] = None, []  # the check tokenizer says it
+    kept: tuple[Stated | None, list[Mark]] = ctx.kept["marks"]
+    return kept
+
+
+def token_rows(ctx: CheckContext) -> Result:
+    """Check that tokens which a chat needs have rows that were trained.
+
+    They are the marks that the template writes, and the ends of a generation. A row of zeros, two
+    equal rows, and one that is the mean of all rows were made when the vocabulary grew, and never
+    learned. The head is asked only for the ends, which alone the model has to write.
+    """
+    _ = ctx.carried
+    side, found = _template(ctx)
+    if side is None:
+        raise NotRun("the vocabulary cannot be read; see the check tokenizer")
+    written = {mark.id: mark.text for mark in found if mark.written}
+    if not written:
+        raise NotRun("no chat template writes a token of the vocabulary")
+    end = turn_end_of(side, found)
+    findings: list[Finding] = []
+    for role, ids in (("token_embd.weight", list(written)), ("output.weight", [end])):
+        logical = ctx.resolution.roles.get(role)
+        wanted = {i: written.get(i, "") for i in ids if i is not None}
+        if logical is not None and len(logical.shape) == 2 and logical.damage == "" and wanted:
+            findings += _untrained(logical, wanted)
+    if "token_embd.weight" not in ctx.resolution.roles:
+        raise NotRun("the model stores no token embedding")
+    return Result(f"rows of {len(written)} tokens", findings)
+
+
+def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
+    """Yield a finding for rows of zeros, for equal ones, and for the mean of all rows."""
+    size, width = tensor.shape[0], tensor.shape[1]
+    total, rows = np.zeros(width), {}
+    for start, stop, values in tensor.chunks(ELEMENTS_AT_ONCE):
+        total += values.sum(axis=0, dtype=np.float64)
+        rows.update({i: np.array(values[i - start]) for i in wanted if start <= i < stop})
+    name = tensor.stored[0].info.name
+    todo = "train them, or take the rows of the model that knows these tokens"
+    zero = [i for i, row in rows.items() if not row.any()]
+    if zero:
+        yield Finding(
+            name, f"rows of zeros: {_named(zero, wanted)}", "rows that were trained", todo
+        )
+    alike: dict[bytes, list[int]] = {}
+    for i, row in rows.items():
+        if i not in zero:
+            alike.setdefault(row.tobytes(), []).append(i)
+    for group in alike.values():
+        if len(group) > 1:
+            yield Finding(name, f"one row for several tokens: {_named(group, wanted)}",
+                          "a row of its own for each, trained", todo)  # fmt: skip
+    mean = total / max(size, 1)
+    length = float(np.linalg.norm(mean))
+    near = [
+        i for i, row in rows.items()
+        if i not in zero and size > bounds.MEAN_OF_ROWS_FROM
+        and np.linalg.norm(row - mean) <= bounds.MEAN_ROW.high * length
+    ]  # fmt: skip
+    if near:
+        yield Finding(name, f"rows that are the mean of all rows: {_named(near, wanted)}",
+                      "rows that were trained", todo, "warning")  # fmt: skip
+
+
+def _named(ids: list[int], texts: dict[int, str]) -> str:
+    return list_names([f"{texts[i]!r} ({i})" for i in ids])

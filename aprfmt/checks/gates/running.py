@@ -1,0 +1,114 @@
+"""The gates together, to find out whether a file can be trusted.
+
+    report = run("model.gguf")
+    report.exit_code, report.gate("loss").outcome
+
+Every gate answers PASS, FAIL or NOT_RUN. A NOT_RUN is never a pass. The gates are the rows of
+aprfmt.checks.table that need more than a file.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Unpack
+
+from aprfmt.checks.check_runner import make_answer, run_check
+from aprfmt.checks.gates.baseline_file import save
+from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest, RequestOptions
+from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
+from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
+from aprfmt.errors import UsageError
+from aprfmt.remote.paths import parse_location
+
+__all__ = ["QaReport", "gates", "run", "save_baseline"]
+
+
+class QaOptions(RequestOptions, total=False):
+    """The keyword arguments of `aprfmt.qa`: which gates run, and on what."""
+
+    only: Collection[str]
+    skip: Collection[str]
+    min_run: int
+
+
+GateProgress = Callable[[str, int, int], None]  # the gate that begins, gates done, gates in all
+
+
+def run(
+    model: Path | str,
+    *,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    min_run: int = 0,
+    progress: GateProgress | None = None,
+    **options: Unpack[RequestOptions],
+) -> QaReport:
+    """Put a model through the gates.
+
+    `only` and `skip` are names of gates; what is left out is in the report as NOT_RUN. Beside
+    `only`, the gate whose own input is given (`also`, `against`, `baseline`) is asked too. With
+    fewer than `min_run` answers the report fails. `options` are the fields of
+    aprfmt.checks.gates.model_under_test.QaRequest: arch, choice (where to run), also, against,
+    golden, baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too),
+    accept (`unread:PATTERN`s of items that no gate fails for). Raises UsageError for a name that is
+    no gate, or for a gate left out whose input is given; BackendUnavailableError for a device that
+    is not there; and what opening the model raises: FormatError, ArchError.
+    """
+    rows = gates()
+    names = [row.name for row in rows]
+    for name in (*only, *skip):
+        if name not in names:
+            raise UsageError(f"gate {name!r} is not known; known: {', '.join(names)}")
+    request = QaRequest(parse_location(model), **options)
+    asked = _asked(request, only, skip)
+    backend = request.choice.open(  # a device that is not there is an error, no verdict
+        deterministic=request.deterministic, threads=request.threads
+    )
+    with ModelUnderTest.open(request) as subject:
+        chosen = (asked if only else set(names)) - set(skip)
+        for at, row in enumerate(rows):
+            if progress is not None:
+                progress(row.name, at, len(rows))
+            found = _answer(row, subject, row.name in chosen)
+            subject.done.append(replace(found, asked=row.name in asked and row.name in chosen))
+        return QaReport(
+            subject.where, tuple(subject.done), request.choice, min_run, dict(backend.facts()),
+            subject.ledger, request.accept,
+        )  # fmt: skip
+
+
+def _answer(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
+    """Ask a gate that is wanted and whose ground holds."""
+    if not wanted:
+        return make_answer(row, Result(), LEFT_OUT)
+    if row.needs == "session" and subject.outcome_of(CONTRACT) == "FAIL":
+        return make_answer(row, Result(), f"{CONTRACT} failed")
+    return run_check(row, subject, strict=subject.request.strict)
+
+
+def save_baseline(report: QaReport, path: Path | str, *, force: bool = False) -> None:
+    """Write what a report found as a baseline file; OutputError where it exists."""
+    save(report, Path(path), force=force)
+
+
+# Option -> the gate that it is the input of.
+_INPUTS = {"also": "device-parity", "against": "format-parity", "baseline": BASELINE}
+
+
+def _asked(request: QaRequest, only: Collection[str], skip: Collection[str]) -> set[str]:
+    """Return the gates the user named, or gave the input of: they may not go missing silently.
+
+    Raises UsageError where one of them is left out nevertheless.
+    """
+    asked = set(only)
+    if request.golden and not only:  # beside --only its texts serve whichever gates were named
+        asked.add("golden-output")
+    for option, name in _INPUTS.items():
+        if not getattr(request, option):
+            continue
+        if name in skip:
+            raise UsageError(
+                f"--skip {name} leaves out the gate that --{option} is for; leave out one of them"
+            )
+        asked.add(name)
+    return asked

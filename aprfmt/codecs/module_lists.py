@@ -1,0 +1,177 @@
+"""Which modules a quantization section claims as packed, and which its lists leave as they are.
+
+| method | what is claimed | a listed name fits |
+| --- | --- | --- |
+| compressed-tensors | what a target fits and `ignore` does not | a name, a pattern after `re:` |
+| awq, fp8 | projections but those of the lists | what begins (a pattern) or ends so |
+| modelopt | projections but those of the lists | wildcards over the whole name |
+| gptq | projections, of `modules_in_block_to_quantize` if stated | patterns of `dynamic` |
+| bitsandbytes | nothing: plain weights are quantized when loaded | as awq |
+
+Loaders differ in how a list is read, so there are two answers: whether every reader takes a module
+for a listed one (`lists`), and whether none does (`claims`). Other methods are not judged.
+Source: transformers 5.23, quantizers/quantizers_utils.py (should_convert_module) and
+utils/quantization_config.py; vLLM takes a listed name anywhere in a module's; compressed-tensors
+0.20, utils/match.py.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from aprfmt.base.bounded_regex import matches_start
+from aprfmt.codecs.compressed_scope import MIXED as MIXED_FORMATS
+from aprfmt.codecs.compressed_scope import PATTERN, SCOPE, groups_of, is_named
+from aprfmt.codecs.dialect import Config
+from aprfmt.codecs.modelopt_scope import MIXED
+from aprfmt.codecs.scope import names, table
+from aprfmt.errors import CodecError
+
+MORE = "modules_to_convert"  # of FP8: modules besides the projections that are packed
+_BLOCK = "modules_in_block_to_quantize"
+_PROJECTIONS = ("Linear",)  # the class of module that a projection is
+
+Fits = Callable[[str, str], bool]  # (listed name, module)
+
+
+def _fits_ends(entry: str, module: str) -> bool:
+    if not entry:
+        return False
+    if module.endswith(entry):
+        return True
+    try:
+        return matches_start(rf"(?:{entry.rstrip('.')})(?=\.|$)", module)
+    except CodecError:
+        return False
+
+
+def _fits_name(entry: str, module: str) -> bool:
+    return is_named(entry, module)
+
+
+class Method(NamedTuple):
+    """How one method lists modules.
+
+    `keys` are those of its lists, `fits` says whether a name fits a module, `form` is the name that
+    fits all modules which end in NAME, `all_others` whether those that fit none must be packed.
+    """
+
+    keys: tuple[str, ...]
+    fits: Fits
+    form: str = "NAME"
+    all_others: bool = True
+
+
+METHODS: Mapping[str, Method] = {
+    "compressed-tensors": Method(("ignore",), _fits_name, "re:.*NAME$"),
+    "awq": Method(("modules_to_not_convert",), _fits_ends),
+    "fp8": Method(("modules_to_not_convert", "ignored_layers"), _fits_ends),
+    "modelopt": Method(("exclude_modules", "ignore"), lambda e, m: fnmatchcase(m, e), "*NAME"),
+    "gptq": Method((), _fits_ends),
+    "bitsandbytes": Method(("llm_int8_skip_modules",), _fits_ends, all_others=False),
+}
+
+
+def method_of(section: Config) -> Method | None:
+    """Return how a section lists modules; None for a method that is not judged here."""
+    stated = section.get("quant_method")
+    return METHODS.get(stated) if isinstance(stated, str) else None
+
+
+def list_of(section: Config) -> tuple[str, list[str]]:
+    """Return the key of the list of modules that are left as they are, and its names.
+
+    The key is the method's first where the section has none. Raises CodecError for another thing
+    than a list of names.
+    """
+    method = method_of(section)
+    keys = () if method is None else method.keys
+    key = next((key for key in keys if section.get(key) is not None), keys[0] if keys else "")
+    return key, names(section, key) if key else []
+
+
+def lists(section: Config, module: str) -> bool:
+    """Say whether a section surely leaves a module as it is."""
+    method = method_of(section)
+    if method is None:
+        return False
+    return any(method.fits(entry, module) for entry in list_of(section)[1])
+
+
+def fits_any(section: Config, entry: str, modules: Iterable[str]) -> bool:
+    """Say whether some reader takes a listed name for one of the modules, or what holds one."""
+    method = method_of(section)
+    return method is not None and any(_may_fit(method, entry, module) for module in modules)
+
+
+def _may_fit(method: Method, entry: str, module: str) -> bool:
+    if method.fits(entry, module):
+        return True
+    exact = method is METHODS["compressed-tensors"]
+    if exact and entry.startswith(PATTERN):
+        return False
+    plain = entry.strip("*")
+    return f".{plain}." in f".{module}." or (not exact and plain in module)
+
+
+def claims(section: Config, module: str, spellings: Iterable[str]) -> bool:
+    """Say whether every reader takes a projection for a packed one.
+
+    `spellings` are the names that loaders may have for the module, its own included. False where
+    that is not decided. Raises CodecError for a section that cannot be read.
+    """
+    method = method_of(section)
+    if method is None or not method.all_others:
+        return False
+    every = [*spellings]
+    if any(fits_any(section, entry, every) for entry in list_of(section)[1]):
+        return False
+    if method is METHODS["compressed-tensors"]:
+        return _targeted(section, every)
+    if method is METHODS["gptq"]:
+        if any(
+            matches_start(pattern.removeprefix("-:"), module)
+            for pattern in table(section, "dynamic")
+            if pattern.startswith("-:")
+        ):
+            return False
+        inner = section.get(_BLOCK)
+        if inner is not None:
+            return any(module.endswith(f".{name}") for name in _flat(inner))
+    return section.get("quant_algo") != MIXED
+
+
+def _flat(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [one for each in value for one in _flat(each)] if isinstance(value, list) else []
+
+
+def _targeted(section: Config, spellings: Iterable[str]) -> bool:
+    """Say whether a projection is in a group of packed weights, under whichever of its names."""
+    every, groups = [*spellings], groups_of(section)
+    if len(groups) > 1 or section.get("format") == MIXED_FORMATS:
+        return all(SCOPE.at(section, module) is not None for module in every)
+    targets = [target for group in groups.values() for target in names(group, "targets")]
+    return any(
+        target in _PROJECTIONS or any(is_named(target, module) for module in every)
+        for target in targets
+    )
+
+
+def untargeted(section: Config, modules: Iterable[str]) -> str:
+    """Return the name of the one group whose targets fit none of the modules; "" where one fits.
+
+    Targets that are classes fit what they are about; so do those of several groups here.
+    """
+    if section.get("quant_method") != "compressed-tensors":
+        return ""
+    groups, every = groups_of(section), [*modules]
+    if len(groups) != 1:
+        return ""
+    ((name, group),) = groups.items()
+    targets = names(group, "targets")
+    if any(target.isidentifier() and target[:1].isupper() for target in targets):
+        return ""
+    fits = any(is_named(target, module) for target in targets for module in every)
+    return "" if fits or not targets else name

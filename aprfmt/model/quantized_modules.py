@@ -1,0 +1,223 @@
+"""A quantization's claims held against the weights that are there.
+
+config.json says which modules are packed and which are left as they are; loaders build their
+modules by it. A plain weight that is claimed as packed is then dropped, and so are the parts of a
+packed one that a list leaves as it is.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from aprfmt.arch.name_templates import PREFIXES, strip_prefix
+from aprfmt.arch.role_vocabulary import split_key
+from aprfmt.base.protocols import Value
+from aprfmt.codecs.module_lists import MORE, claims, fits_any, list_of, lists, method_of, untargeted
+from aprfmt.errors import AprfmtError, CodecError
+from aprfmt.model.packing import packing_config
+from aprfmt.model.patterns import close
+from aprfmt.model.relations import Relation, entry
+from aprfmt.model.renames import command
+from aprfmt.tensors.companions import SECTIONS, quantization_section
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
+
+# The roles of projections that every library quantizes where nothing says otherwise. Routers,
+# gates of shared experts, heads, embeddings and mixers are left out: libraries differ there.
+_PROJECTIONS = (
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_qkv",
+    "attn_output",
+    "attn_q_a",
+    "attn_q_b",
+    "attn_kv_b",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)
+_EXPERTS = ("_exps", "_shexp")
+_FLOATS = ("F32", "F16", "BF16")
+_WEIGHT = ".weight"
+_SHOWN = 2
+Section = Mapping[str, Value]
+
+
+def wrong_claims(model: "Model") -> Relation | None:
+    """Return what a quantization says of modules that their weights contradict; None for nothing.
+
+    Nothing is said of a method whose lists are not known, nor where no weight is packed.
+    """
+    section = None if model.config is None else quantization_section(model.config)
+    if section is None or method_of(section) is None:
+        return None
+    try:
+        plain, packed = _modules(model)
+        if not packed:
+            return None
+        return _relation(model, section, plain, packed)
+    except (AprfmtError, CodecError):
+        return None  # told where the section, or the architecture, is read
+
+
+def stale_names(model: "Model") -> list[tuple[str, str]]:
+    """Return the full names in lists that no module has, each with the nearest one that is there.
+
+    Patterns, single words and heads may fit nothing in a healthy file: they are of many models.
+    """
+    section = None if model.config is None else quantization_section(model.config)
+    if section is None or method_of(section) is None:
+        return []
+    own = {name.rpartition(".")[0]: None for name in model.source.tensors}
+    every = _spelled(_with_parents(own))
+    listed = [*list_of(section)[1], *_also(section)]
+    return [
+        (name, next(iter(close(name, own, 1)), ""))
+        for name in listed
+        if _is_full(name) and not fits_any(section, name, every)
+    ]
+
+
+def _is_full(name: str) -> bool:
+    return name.count(".") > 1 and not any(mark in name for mark in "*^$\\[](){}|+?:")
+
+
+def _also(section: Section) -> list[str]:
+    more = section.get(MORE)
+    return [name for name in more if isinstance(name, str)] if isinstance(more, list) else []
+
+
+def _with_parents(modules: Iterable[str]) -> list[str]:
+    """Return modules, and the modules that hold them."""
+    found: dict[str, None] = {}
+    for module in modules:
+        while module and module not in found:
+            found[module] = None
+            module = module.rpartition(".")[0]
+    return list(found)
+
+
+def _spelled(modules: Iterable[str]) -> list[str]:
+    """Return modules under every name that the two official layouts have for them."""
+    found: dict[str, None] = {}
+    for module in modules:
+        own = strip_prefix(module, "hf")
+        found.update(dict.fromkeys((module, *(f"{prefix}{own}" for prefix in PREFIXES["hf"]))))
+    return list(found)
+
+
+def _modules(model: "Model") -> tuple[dict[str, None], dict[str, None]]:
+    """Return the modules of projections with plain weights, and of all packed weights."""
+    plain: dict[str, None] = {}
+    packed: dict[str, None] = {}
+    for name, view in model.items():
+        if view.parts and name.endswith(_WEIGHT):
+            packed[name.removesuffix(_WEIGHT)] = None
+    for key, view in model.roles.items():
+        role = split_key(key)[1].removesuffix(_WEIGHT)
+        base = next((role.removesuffix(end) for end in _EXPERTS if role.endswith(end)), role)
+        if base not in _PROJECTIONS or not key.endswith(_WEIGHT):
+            continue
+        for stored in view.stored:
+            single = len(stored.info.shape) == 2 and not stored.parts
+            if single and stored.info.encoding in _FLOATS and stored.info.name.endswith(_WEIGHT):
+                plain[stored.info.name.removesuffix(_WEIGHT)] = None
+    return plain, packed
+
+
+def _wrong(
+    section: Section, plain: Iterable[str], packed: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Return the plain modules that are claimed as packed, and the packed ones that are not."""
+    claimed = [name for name in plain if claims(section, name, _spelled([name]))]
+    claimed += [name for name in plain if name in _also(section) and name not in claimed]
+    left = [name for name in packed if lists(section, name)]
+    if not left and untargeted(section, _spelled(packed)):
+        left = list(packed)
+    return claimed, left
+
+
+def _relation(
+    model: "Model", section: Section, plain: Collection[str], packed: Collection[str]
+) -> Relation | None:
+    claimed, left = _wrong(section, plain, packed)
+    if not claimed and not left:
+        return None
+    key = list_of(section)[0]
+    stale = stale_names(model)
+    parts = []
+    if claimed:
+        parts.append(
+            f"{len(claimed)} weights are plain, and config.json claims them as packed "
+            f"({_listed(claimed)}): loaders look for their codes and drop the weights"
+        )
+    if left:
+        group = untargeted(section, _spelled(packed))
+        why = f"the targets of {group} fit none" if group else f"{key} leaves them as they are"
+        parts.append(
+            f"{len(left)} weights are packed, and by config.json they are plain ({_listed(left)}): "
+            f"{why}, so that loaders drop their codes"
+        )
+    if stale:
+        name, nearest = stale[0]
+        near = f", the nearest is {nearest}" if nearest else ""
+        parts.append(f"{len(stale)} names of {key} are no module here ({name}{near})")
+    remedy = _remedy(model, section, plain, packed, [name for name, _ in stale])
+    where = tuple(f"{name}{_WEIGHT}" for name in (*claimed, *left))
+    return Relation("claims", "; ".join(parts), where, (), remedy)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def _remedy(
+    model: "Model",
+    section: Section,
+    plain: Collection[str],
+    packed: Collection[str],
+    stale: Collection[str],
+) -> str:
+    """Return the command that writes a list and targets without contradiction; "" for none."""
+    if model.folder is None:
+        return ""
+    config = packing_config(model) or {}
+    place = next((key for key in SECTIONS if config.get(key) is section), "")
+    key, entries = list_of(section)
+    method = method_of(section)
+    if not place or not key or method is None:
+        return ""
+    kept = [
+        name
+        for name in entries
+        if name not in stale and not any(method.fits(name, module) for module in packed)
+    ]
+    made: dict[str, Value] = {**section, key: kept}
+    edits: dict[str, Value] = {}
+    group = untargeted(section, _spelled(packed))
+    if group:
+        groups = section["config_groups"]
+        made["config_groups"] = {group: {**groups[group], "targets": ["Linear"]}}
+        edits[f"{place}.config_groups.{group}.targets"] = ["Linear"]
+    for name in _wrong(made, plain, packed)[0]:
+        if claims(made, name, _spelled([name])):
+            kept = [*kept, _covering(name, packed, method.form)]
+            made[key] = kept
+    edits[f"{place}.{key}"] = kept
+    if _wrong(made, plain, packed) != ([], []):
+        return ""
+    pairs = [f"config.json:{where}={json.dumps(value)}" for where, value in edits.items()]
+    return command("set", entry(model.path), *pairs, "--in-place")
+
+
+def _covering(module: str, packed: Iterable[str], form: str) -> str:
+    """Return the listed name, by a method's `form`, that fits a plain module and no packed one.
+
+    It is that of all modules with its last two names, where none of them is packed.
+    """
+    end = ".".join(module.split(".")[-2:])
+    alone = any(name.endswith(f".{end}") for name in packed)
+    return module if alone else form.replace("NAME", end)

@@ -1,0 +1,87 @@
+"""What says which bytes of a file are wrong: its structure, digests, or another copy's bytes."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from aprfmt.base.protocols import ByteSource, TensorInfo
+from aprfmt.errors import FormatError
+from aprfmt.formats import detect_format
+from aprfmt.formats.damage import Structure
+from aprfmt.recovery.byte_ranges import Range
+
+_STEP = 4096  # differing bytes are told to the page
+_WINDOW = 8 << 20
+
+
+def tensors_of(file: ByteSource, partial: bool = False) -> Mapping[str, TensorInfo]:
+    """Return the tensors that one file's header lists; `partial`: of a cut file, too.
+
+    Raises FormatError for a damaged header.
+    """
+    return _parsed(file, partial).infos
+
+
+def header_end(file: ByteSource) -> int:
+    """Return where the tensors of a sound file begin; FormatError if the file is damaged."""
+    parsed = _parsed(file)
+    return min([info.offset for info in parsed.infos.values() if info.nbytes] or [file.size])
+
+
+def _parsed(file: ByteSource, partial: bool = False) -> Structure:
+    spec = detect_format(file.path)
+    if spec.structure is None:
+        raise FormatError(f"{file.path}: files of the format {spec.name} are not repaired")
+    return spec.structure(file.view, str(file.path), partial=partial)
+
+
+def differing_pages(
+    here: ByteSource, there: ByteSource, start: int, stop: int, why: str
+) -> Iterator[Range]:
+    """Yield where two files differ within [start, stop), to the page."""
+    for first in range(start, stop, _WINDOW):
+        last = min(first + _WINDOW, stop)
+        mine, theirs = bytes(here.view[first:last]), bytes(there.view[first:last])
+        here.drop(first, last)
+        there.drop(first, last)
+        if mine == theirs:
+            continue
+        for at in range(0, last - first, _STEP):
+            if mine[at : at + _STEP] != theirs[at : at + _STEP]:
+                yield Range(first + at, min(first + at + _STEP, last), why)
+
+
+def differing_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> Iterator[Range]:
+    """Yield the blocks whose digests are not those of a manifest."""
+    step = stated["size"]
+    for number, digest in enumerate(stated["sha256"]):
+        start, stop = number * step, min((number + 1) * step, size)
+        if stop > here.size:
+            if start < here.size:
+                yield Range(start, stop, "block")
+            return
+        if hashlib.sha256(here.view[start:stop]).hexdigest() != digest:
+            yield Range(start, stop, "block")
+        here.drop(start, stop)
+
+
+def check_tensor_digests(
+    here: ByteSource, there: ByteSource, rows: Sequence[Mapping[str, Any]]
+) -> list[tuple[Range, bool]]:
+    """Return every tensor whose digest a manifest has, and whether its bytes are those.
+
+    The tensors lie where the copy's header says. One that ends beyond the file is left out.
+    """
+    infos = tensors_of(there)
+    found = []
+    for row in rows:
+        for name, digest in zip(row["names"], row["raw"], strict=False):
+            info = infos.get(name)
+            if info is None or info.offset + info.nbytes > here.size:
+                continue
+            total = hashlib.sha256()
+            for window in here.windows(info.offset, info.offset + info.nbytes):
+                total.update(window)
+            one = Range(info.offset, info.offset + info.nbytes, f"tensor {name}")
+            found.append((one, total.hexdigest() == digest))
+    return found

@@ -1,0 +1,135 @@
+"""Keys of a GGUF that are absent, where what an engine takes instead changes what it does."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from aprfmt.errors import AprfmtError
+from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.conversations import answer_end
+from aprfmt.tokenizer.engine_defaults import DEFAULTS, TAKEN_FOR_CONTROL, default_ids
+from aprfmt.tokenizer.keys import (
+    CONTROL,
+    END_TEXTS,
+    IDS,
+    MERGES,
+    MODEL,
+    PRE,
+    TOKENS,
+    TYPES,
+    UNKNOWN,
+    USER_DEFINED,
+)
+from aprfmt.tokenizer.pre import PRE_TOKENIZERS
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentKey:
+    """A key that is not there: what is taken instead, what comes of it, and how it is mended."""
+
+    key: str
+    says: str
+    todo: str
+    level: Literal["fail", "warning"] = "fail"
+
+
+def absent_ids(carried: Carried) -> list[AbsentKey]:
+    """Return the special ids that a GGUF's lists lack and llama.cpp takes from elsewhere.
+
+    An end is always looked for. BOS counts where it is put before a text, or the chat template
+    writes it. A default that is a control token is what it should be, and no finding. Raises
+    FormatError for lists that cannot be read.
+    """
+    if carried.model.key_style != "gguf" or not carried.length(TOKENS):
+        return []
+    stated = carried.ids()
+    if {"bos", "eos"} <= stated.keys():
+        return []
+    model, pre = carried.text(MODEL) or "", carried.text(PRE) or ""
+    tokens: Any = carried.value(TOKENS)
+    taken = default_ids(model, pre, len(tokens))
+    found = []
+    for role, does in (("eos", "a generation ends there"), ("bos", "texts begin with it")):
+        i = taken.get(role)
+        if role in stated or i is None or (role == "bos" and not _puts_bos(carried, model, pre)):
+            continue
+        token = str(tokens[i])
+        if _is_whole(carried, token, i):
+            continue
+        key = IDS[role].gguf
+        wanted = _wanted(carried, role)
+        found.append(
+            AbsentKey(key, f"{key} is missing: llama.cpp takes {i} ({token!r}), and {does}",
+                      set_command(carried, f"{key}={'ID' if wanted is None else wanted}"))
+        )  # fmt: skip
+    return found
+
+
+def set_command(carried: Carried, assigned: str) -> str:
+    """Return the command that sets one key in a copy of the file."""
+    path = Path(carried.where)
+    fixed = shlex.quote(f"{path.stem}-fixed{path.suffix}")
+    return f"aprfmt set {shlex.quote(str(path))} {shlex.quote(assigned)} -o {fixed}"
+
+
+def _puts_bos(carried: Carried, model: str, pre: str) -> bool:
+    """Say whether BOS is put before a text, or written by the chat template."""
+    flag = carried.flag("add_bos_token")
+    row, split = DEFAULTS.get(model), PRE_TOKENIZERS.get(pre)
+    default = bool(row and (row.add_bos or row.framed)) or bool(split and split.add_bos)
+    return (default if flag is None else flag) or "bos_token" in (carried.chat_template() or "")
+
+
+def _is_whole(carried: Carried, token: str, i: int) -> bool:
+    """Say whether a token is a control token, for which its type or its text speaks."""
+    kinds: Any = carried.value(TYPES)
+    if kinds is None:
+        return token in TAKEN_FOR_CONTROL or (token.startswith("<") and token.endswith(">"))
+    return kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)
+
+
+def _wanted(carried: Carried, role: str) -> int | None:
+    """Return the id that the key should have: the turn's end, or a token whose text says it."""
+    tokens = {str(text): i for i, text in enumerate(carried.sequence(TOKENS, str) or [])}
+    if role == "bos":
+        return next((tokens[t] for t in BOS_TEXTS if t in tokens), None)
+    template, where = carried.template_and_origin()
+    if template is not None:
+        named = [text for text in tokens if text[:1] in ("<", "[") and text in template]
+        try:
+            end = answer_end(template, {}, named, where)
+        except AprfmtError:
+            end = None
+        if end is not None and len(end) > 2:
+            return tokens[end]
+    return next((tokens[t] for t in END_TEXTS if t in tokens), None)
+
+
+BOS_TEXTS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "<|bos|>", "[BOS]",
+             "<|endoftext|>")  # fmt: skip
+
+
+def absent_types(carried: Carried) -> AbsentKey | None:
+    """Return what a GGUF without token types loses: its marks are plain text; None if nothing.
+
+    A byte-level token of several characters that no merge makes is reached only if it is split
+    off whole. Raises FormatError for lists that cannot be read.
+    """
+    if carried.model.key_style != "gguf" or carried.value(TYPES) is not None:
+        return None
+    tokens = carried.sequence(TOKENS, str) or []
+    merges = carried.sequence(MERGES, str)
+    if merges is None:
+        lost = [t for t in tokens if (t.startswith("<|") and t.endswith("|>")) or t in BOS_TEXTS]
+    else:
+        made = {"".join(merge.split(" ", 1)) for merge in merges}
+        lost = [token for token in tokens if len(token) > 1 and token not in made]
+    lost = [token for token in lost if token not in TAKEN_FOR_CONTROL]
+    if not lost:
+        return None
+    says = (
+        f"{TYPES.gguf} is missing: llama.cpp takes every token for a normal one, so that "
+        f"{len(lost)} are cut into pieces, the first {lost[0]!r}"
+    )
+    return AbsentKey(TYPES.gguf, says, "convert it again with token types")

@@ -1,0 +1,80 @@
+"""What is wrong with a tokenizer that can be seen without reading all of it, for `inspect`."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from aprfmt.errors import FormatError
+from aprfmt.tokenizer.absent_keys import absent_ids
+from aprfmt.tokenizer.carried import Carried
+from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
+from aprfmt.tokenizer.hf_json import processor_ids
+from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, TOKENS, TYPES, USER_DEFINED
+from aprfmt.tokenizer.turn_ends import added_ids
+
+_SEEN = 4096  # tokens looked at: the first are bytes and the commonest pieces
+_MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>")
+
+
+def quick_doubts(carried: Carried) -> Iterator[str]:
+    """Yield a sentence for each doubt: absent ids, marks that are no control tokens, the kind.
+
+    Of a tokenizer.json its post-processor, and added tokens behind the rows of the embedding.
+    """
+    try:
+        if carried.length(TOKENS) and carried.model.key_style == "gguf":
+            yield from (one.says for one in absent_ids(carried))
+            yield from _lists(carried)
+        elif carried.origin:
+            yield from _files(carried)
+    except FormatError:
+        return  # lists that cannot be read: `validate` says which
+
+
+def _lists(carried: Carried) -> Iterator[str]:
+    tokens: Any = carried.value(TOKENS)
+    kinds: Any = carried.value(TYPES)
+    template = carried.chat_template() or ""
+    mark = _MARK.search(template)
+    whole = kinds is not None and {CONTROL, USER_DEFINED} & set(kinds)
+    if mark and not whole:
+        why = "is missing" if kinds is None else "has no control token"
+        yield f"{TYPES.gguf} {why}, though the chat template writes {mark[0]!r}"
+    said = {model: kind for kind, model in GGUF_MODELS.items()}.get(carried.text(MODEL) or "")
+    some = list(tokens[:_SEEN])
+    own = kind_of_pieces(some, [NORMAL] * len(some) if kinds is None else kinds[:_SEEN])
+    if said and own and own != said:
+        yield (f"{MODEL.gguf} says {KIND_NAMES[said]}, the pieces are those of {KIND_NAMES[own]}")
+
+
+def _files(carried: Carried) -> Iterator[str]:
+    added = added_ids(carried)
+    for text, i in processor_ids({"post_processor": _post_processor(carried)}):
+        right = added.get(text)
+        if right is not None and right != i:
+            yield f"the post-processor puts {i} for {text!r}, which is {right}"
+    rows = carried.vocab_size()
+    beyond = [text for text, i in added.items() if rows is not None and i >= rows]
+    if beyond and not all(PLACEHOLDER.search(text) for text in beyond):
+        more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+        yield f"{beyond[0]!r}{more} have ids behind the {rows} rows of the embedding"
+
+
+# Tokens of images, sound and films, in whose place a tower's output is put: ids of these stand
+# behind the rows of a text model of the same family.
+PLACEHOLDER = re.compile("image|audio|video|vision|img|soft_token", re.IGNORECASE)
+
+
+def _post_processor(carried: Carried) -> Any:
+    """Return the post-processor of a tokenizer.json, which is not parsed whole for it."""
+    text = carried.tokenizer_json() or ""
+    at = text.find('"post_processor"')
+    start = text.find("{", at) if at >= 0 else -1
+    if start < 0 or text[at + len('"post_processor"') : start].strip(" :\n\t\r"):
+        return None
+    try:
+        found = json.JSONDecoder().raw_decode(text, start)[0]
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, Mapping) else None

@@ -1,0 +1,124 @@
+"""The marks that a chat template writes: which tokens they are, and whether a text reaches them.
+
+A mark is a token that the template writes whole (`<|im_start|>`). It works only if the tokenizer
+splits it off the text before everything else; otherwise it is cut into pieces of plain text.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aprfmt.errors import AprfmtError
+from aprfmt.tokenizer.base import Engine
+from aprfmt.tokenizer.conversations import answer_end, named_tokens, rendered
+from aprfmt.tokenizer.engine_defaults import TAKEN_FOR_CONTROL
+from aprfmt.tokenizer.keys import CONTROL, UNKNOWN, USER_DEFINED
+from aprfmt.tokenizer.loading import engine_of_lists, load
+from aprfmt.tokenizer.stated import Stated
+
+# What stands in brackets in a template, such as <think>, <tool_call> or [INST].
+_BRACKETED = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")
+_WHOLE = (CONTROL, USER_DEFINED, UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One token that a template names: its id, and whether a conversation has it written.
+
+    `whole` says that it is split off a text before everything else.
+    """
+
+    text: str
+    id: int
+    written: bool
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CutMark:
+    """A mark of which the tokenizer makes other ids. `healed` where llama.cpp overrides its type.
+
+    `pieces` are the texts of `ids`, in their order.
+    """
+
+    mark: Mark
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    healed: bool
+
+    @property
+    def says(self) -> str:
+        """What becomes of the mark, in words."""
+        if not self.ids:
+            return f"{self.mark.text!r} ({self.mark.id}) is not split off whole"
+        shown = " ".join(map(str, self.ids[:8]))
+        return f"{self.mark.text!r} ({self.mark.id}) is cut into {shown} ({'|'.join(self.pieces)})"
+
+
+def marks(side: Stated) -> list[Mark]:
+    """Return the tokens of a vocabulary that its chat template writes; [] without a template.
+
+    [] too for a template that cannot be rendered: another check says it.
+    """
+    template = side.template
+    if template is None:
+        return []
+    try:
+        texts = rendered(template, side.texts, side.carried.where)
+    except AprfmtError:
+        return []
+    made = "\n".join(text for status, text in texts.values() if status == "ok")
+    named = dict.fromkeys([*named_tokens(texts), *_BRACKETED.findall(made + template)])
+    by_text = {token: i for i, token in enumerate(side.vocabulary.tokens)}
+    whole = _split_off(side)
+    return [
+        Mark(text, by_text[text], text in made, text in whole) for text in named if text in by_text
+    ]
+
+
+def turn_end_of(side: Stated, found: list[Mark]) -> int | None:
+    """Return the id of the mark behind an answer; None where the template writes none there."""
+    if side.template is None or not found:
+        return None
+    ids = {mark.text: mark.id for mark in found}
+    try:
+        end = answer_end(side.template, side.texts, ids, side.carried.where)
+    except AprfmtError:
+        return None
+    return None if end is None else ids[end]
+
+
+def _split_off(side: Stated) -> set[str]:
+    """Return the tokens that are split off a text whole."""
+    if not side.lists:
+        return {row["content"] for row in side.added}
+    rows = zip(side.vocabulary.tokens, side.vocabulary.types, strict=True)
+    return {token for token, kind in rows if kind in _WHOLE}
+
+
+def cut_marks(side: Stated, found: list[Mark]) -> Iterator[CutMark]:
+    """Yield the marks that a text does not reach: encoding one gives other ids.
+
+    A mark that merging makes of its letters is reached, whatever its type.
+    """
+    doubtful = [mark for mark in found if not mark.whole]
+    if not doubtful:
+        return
+    engine = _engine(side)
+    for mark in doubtful:
+        ids = () if engine is None else tuple(engine.encode(mark.text, False, True))
+        if mark.id in ids:
+            continue
+        pieces = tuple((engine and engine.token(i)) or f"[{i}]" for i in ids[:8])
+        healed = side.lists and mark.text in TAKEN_FOR_CONTROL
+        yield CutMark(mark, ids, pieces, healed)
+
+
+def _engine(side: Stated) -> Engine | None:
+    """Return the engine by which the readers of the format encode; None where none is known."""
+    if not side.lists:
+        return load(side.carried.model).engine
+    try:
+        return engine_of_lists(side.vocabulary, side.carried.where) if side.encodes else None
+    except AprfmtError:
+        return None

@@ -1,0 +1,111 @@
+"""Arrays whose width is not the point's: padded vocabularies, and what one rank of several holds.
+
+An engine pads the rows of its head to a multiple of a block or of its ranks, so that logits have
+columns behind the vocabulary. With tensor parallelism a rank holds some columns, with sequence
+parallelism some rows.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.inference.points import POINTS
+
+Numbers = NDArray[Any]
+ALIKE = 0.1  # relative distance below which a part is taken for that part of a point
+
+
+def over_vocabulary(point: str) -> bool:
+    """Say whether a point has a column for each token of the vocabulary."""
+    return POINTS[point].shape.replace(" ", "").endswith(",vocab_size")
+
+
+def cut_to_vocabulary(values: Numbers, vocab: int) -> tuple[Numbers, str]:
+    """Return the columns of the vocabulary, and what stands behind them if it is no padding.
+
+    Padding is one number in all places, 0 or minus infinity with most engines. ValueError where
+    columns are missing.
+    """
+    width = values.shape[-1]
+    if width < vocab:
+        raise ValueError(f"{width} of the {vocab} columns of the vocabulary{_ranks(width, vocab)}")
+    behind = values[..., vocab:]
+    constant = not behind.size or bool((behind == behind.flat[0]).all())
+    said = "" if constant else f"columns {vocab} to {width - 1} are behind the vocabulary"
+    return values[..., :vocab], said
+
+
+def _ranks(part: int, whole: int) -> str:
+    """Return in words that a part is that of one rank, where it divides the whole."""
+    if not part or whole % part:
+        return ""
+    return f", as one rank of {whole // part} has them: put the ranks' columns together"
+
+
+def part_of(
+    values: Numbers, own: Mapping[str, Numbers], named: Collection[str], tokens: int
+) -> str:
+    """Return which part of a point an array is, "" where it is none.
+
+    `own` are the model's values by key, [tokens, width]. `named` are the keys that the array's name
+    says; without one it is held against the logits.
+    """
+    rows = values
+    while rows.ndim > 2 and rows.shape[0] == 1:
+        rows = rows[0]
+    if rows.ndim != 2 or not rows.size or rows.dtype.kind != "f":
+        return ""
+    keys = [key for key in named if key in own] or [
+        key for key in own if over_vocabulary(key.rpartition(".")[2])
+    ]
+    for key in keys:
+        mine = own[key].reshape(len(own[key]), -1)
+        found = _columns_of(rows, mine, key) or _rows_of(rows, mine, key)
+        if found:
+            return found
+        width = mine.shape[1]
+        if key in named and rows.shape[1] != width:
+            return f"{rows.shape[1]} columns; {key} has {width}"
+        if key in named and len(rows) not in (1, tokens):
+            return f"{len(rows)} rows for {tokens} tokens"
+    return ""
+
+
+def _columns_of(rows: Numbers, mine: Numbers, key: str) -> str:
+    width, whole = rows.shape[1], mine.shape[1]
+    if len(rows) != len(mine) or width >= whole or whole % width:
+        return ""
+    away = [distance(rows, mine[:, at : at + width]) for at in range(0, whole, width)]
+    rank = int(np.argmin(away))
+    if away[rank] > ALIKE:
+        return ""
+    first = rank * width
+    return (
+        f"columns {first} to {first + width - 1} of the {whole} of {key}: rank {rank} of "
+        f"{whole // width}; put the ranks' columns together"
+    )
+
+
+def _rows_of(rows: Numbers, mine: Numbers, key: str) -> str:
+    count, whole = len(rows), len(mine)
+    if rows.shape[1] != mine.shape[1] or not 1 < count < whole or whole % count:
+        return ""
+    away = [distance(rows, mine[at : at + count]) for at in range(0, whole, count)]
+    rank = int(np.argmin(away))
+    if away[rank] > ALIKE:
+        return ""
+    first = rank * count
+    return (
+        f"rows {first} to {first + count - 1} of the {whole} of {key}: rank {rank} of "
+        f"{whole // count}; put the ranks' rows together"
+    )
+
+
+def distance(theirs: Numbers, mine: Numbers) -> float:
+    """Return the relative L2 distance of the values that are finite on both sides."""
+    x, y = theirs.astype(np.float64), mine.astype(np.float64)
+    both = np.isfinite(x) & np.isfinite(y)
+    x, y = np.where(both, x, 0), np.where(both, y, 0)
+    return float(np.linalg.norm(x - y) / max(float(np.linalg.norm(y)), 1e-30))

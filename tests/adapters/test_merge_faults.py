@@ -1,0 +1,191 @@
+"""What a merge did to a weight: innocents in every type, and each usual mistake by its name.
+
+The merged values are made here, with ml_dtypes' rounding, in the way that PEFT and others make
+them. Seen red: the bound of B's type left out, the base's own rounding not allowed, a factor taken
+by the projection alone.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aprfmt.adapters.merge_faults import (
+    EITHER,
+    MORE,
+    ONCE,
+    Judged,
+    Merge,
+    OtherChange,
+    judge,
+    scale_factors,
+)
+
+Array = np.ndarray[Any, Any]
+TYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+SIZE = 64
+RANK, ALPHA = 4, 12.0
+SCALE = ALPHA / RANK
+
+
+def stored(values: Array, encoding: str) -> Array:
+    return values.astype(TYPES[encoding]).astype(np.float64)
+
+
+def parts(size: float, encoding: str, seed: int = 0) -> tuple[Array, Array]:
+    """Return a base as it is stored, and B @ A of that size beside it."""
+    rng = np.random.default_rng(seed)
+    base = stored(rng.normal(0, 0.02, (SIZE, SIZE)), encoding)
+    product = rng.normal(0, 1, (SIZE, RANK)) @ rng.normal(0, 1, (RANK, SIZE))
+    return base, product * (size * 0.02 / np.sqrt(RANK))
+
+
+def judged(
+    base: Array, product: Array, merged: Array, encoding: str, others: Any = (), **more: Any
+) -> Judged:
+    said = {"rank_stabilised": False, "alpha": ALPHA, "r": RANK} | more
+    merge = Merge(base, SCALE * product, merged, encoding, encoding, False)
+    return judge(merge, scale_factors(SCALE, RANK, **said), lambda: others)
+
+
+@pytest.mark.parametrize("encoding", TYPES)
+@pytest.mark.parametrize("size", [1.0, 1e-2, 3e-4])
+def test_a_merge_in_any_type_is_once(encoding: str, size: float) -> None:
+    """A change that the type takes nearly whole is once too; its loss is counted."""
+    base, product = parts(size, encoding)
+    product[0, 0] = 0.1  # of which something is left in every type
+    merged = stored(base + SCALE * product, encoding)
+    found = judged(base, product, merged, encoding)
+    assert found.found == ONCE, found
+    lost = np.linalg.norm(merged - base - SCALE * product) / np.linalg.norm(SCALE * product)
+    assert found.lost == pytest.approx(lost)
+    assert judged(base, product, base, encoding).found == "not at all"
+
+
+def test_a_type_that_holds_none_of_the_change_decides_nothing() -> None:
+    base, product = parts(1e-6, "BF16")
+    found = judged(base, product, stored(base + SCALE * product, "BF16"), "BF16")
+    assert (found.found, found.lost) == (EITHER, 1.0)
+
+
+def as_nf4(base: Array, bits: int = 0) -> Array:
+    """Return a base through NF4; with `bits`, its scales were stored in as many."""
+    from aprfmt.codecs import nf4
+
+    code = np.asarray(nf4.CODE)
+    blocks = base.reshape(-1, 64)
+    scale = np.abs(blocks).max(1, keepdims=True)
+    values = code[np.abs(blocks / scale - code[:, None, None]).argmin(0)]
+    if bits:
+        scale = np.round(scale / scale.max() * 2**bits) * scale.max() / 2**bits
+    return np.asarray((values * scale).reshape(base.shape))
+
+
+def as_q8(base: Array) -> Array:
+    blocks = base.reshape(-1, 32)
+    scale = np.abs(blocks).max(1, keepdims=True) / 127
+    return np.asarray((np.round(blocks / scale) * scale).reshape(base.shape))
+
+
+BASES: dict[str, tuple[Callable[[Array], Array], str]] = {
+    "nf4": (as_nf4, "decoded from NF4"),
+    "nf4 with quantized scales": (partial(as_nf4, bits=8), "decoded from NF4"),
+    "int8": (as_q8, "decoded from Q8_0"),
+}
+
+
+@pytest.mark.parametrize("encoding", TYPES)
+@pytest.mark.parametrize("state", BASES)
+def test_a_merge_into_the_quantized_base_is_once(encoding: str, state: str) -> None:
+    base, product = parts(0.1, encoding)
+    made, says = BASES[state]
+    merged = stored(made(base) + SCALE * product, encoding)
+    found = judged(base, product, merged, encoding)
+    assert found.found == ONCE and says in found.says, found
+    merged[3, 5] += 0.05
+    assert judged(base, product, merged, encoding).found != ONCE
+
+
+@pytest.mark.parametrize("encoding", ["F16", "BF16"])
+def test_a_merge_before_the_base_was_rounded_is_once(encoding: str) -> None:
+    rng = np.random.default_rng(3)
+    exact = rng.normal(0, 0.02, (SIZE, SIZE))
+    _, product = parts(0.1, encoding)
+    merged = stored(exact + SCALE * product, encoding)
+    found = judged(stored(exact, encoding), product, merged, encoding)
+    assert found.found == ONCE and "before it was rounded" in found.says, found
+    merged[3, 5] += 0.01
+    assert judged(stored(exact, encoding), product, merged, encoding).found != ONCE
+
+
+WRONG: dict[str, tuple[float, dict[str, Any], str, str]] = {
+    "twice": (2.0, {}, "twice", ""),
+    "subtracted": (-1.0, {}, "subtracted", ""),
+    "alpha for the scale": (ALPHA / SCALE, {}, "scaled otherwise", "alpha is taken as the scale"),
+    "no scale": (1 / SCALE, {}, "scaled otherwise", "the scale is left out"),
+    "turned over": (1 / SCALE**2, {}, "scaled otherwise", "r / alpha"),
+    "rsLoRA unasked": (np.sqrt(RANK), {}, "twice", "rsLoRA"),
+    "rsLoRA ignored": (
+        1 / np.sqrt(RANK),
+        {"rank_stabilised": True},
+        "scaled otherwise",
+        "use_rslora is ignored",
+    ),
+    "alpha_pattern ignored": (2 / 3, {"alpha": 8.0}, "scaled otherwise", "alpha_pattern"),
+    "rank_pattern ignored": (1 / 4, {"r": 16}, "scaled otherwise", "rank_pattern"),
+}
+
+
+@pytest.mark.parametrize("encoding", TYPES)
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_factor_is_named(encoding: str, case: str) -> None:
+    base, product = parts(0.3, encoding)
+    times, more, word, says = WRONG[case]
+    merged = stored(base + times * SCALE * product, encoding)
+    found = judged(base, product, merged, encoding, **more)
+    assert found.found == word and says in found.says, found
+    assert found.times == pytest.approx(times, rel=0.05) and found.rest < 0.02
+
+
+@pytest.mark.parametrize("encoding", TYPES)
+def test_a_change_in_the_wrong_place_is_named(encoding: str) -> None:
+    base, product = parts(0.3, encoding)
+    _, up = parts(0.3, encoding, seed=7)
+    others = [OtherChange("L0.ffn_up.weight", SCALE * up)]
+    turned = stored(base + SCALE * product.T, encoding)
+    assert judged(base, product, turned, encoding, others).found == "transposed"
+    for own, word in ((1, "after its own"), (0, "in place of its own")):
+        merged = stored(base + SCALE * (own * product + up), encoding)
+        found = judged(base, product, merged, encoding, others)
+        assert found.found == "another weight's change" and word in found.says
+        assert "L0.ffn_up.weight" in found.says
+
+
+@pytest.mark.parametrize("encoding", TYPES)
+def test_what_no_sum_gives_is_not_once(encoding: str) -> None:
+    base, product = parts(0.3, encoding)
+    rng = np.random.default_rng(5)
+    trained = stored(base + SCALE * product + rng.normal(0, 0.002, base.shape), encoding)
+    assert judged(base, product, trained, encoding).found == MORE
+    merged = stored(base + SCALE * product, encoding)
+    merged[3, 5] += 0.01
+    found = judged(base, product, merged, encoding)
+    assert found.found == "otherwise" and "once but for 1 of 4096 values" in found.says
+
+
+@pytest.mark.parametrize("encoding", TYPES)
+def test_each_expert_has_its_own_answer(encoding: str) -> None:
+    pairs = [parts(0.3, encoding, seed) for seed in range(4)]
+    base, product = (np.stack(each) for each in zip(*pairs, strict=True))
+    merged = base.copy()
+    merged[0] = stored(base[0] + SCALE * product[0], encoding)
+    found = judged(base, product, merged, encoding)
+    assert found.found == "in some experts"
+    assert found.says == "expert 0 once; experts 1 to 3 not at all"
+    for at in range(4):
+        merged[at] = stored(base[at] + SCALE * product[at - 1], encoding)
+    found = judged(base, product, merged, encoding)
+    assert found.found == "another weight's change" and "the change of expert 3" in found.says

@@ -1,0 +1,120 @@
+"""Names of an adapter that no loader finds, and strengths that contradict each other.
+
+Seen red: a prefix taken off without asking whether all names then fit, `.alpha` taken for kohya's
+spelling, the promise of `inspect` made by names alone.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.adapters.golden import write
+from tests.cli.run import aprfmt as command
+
+P = "base_model.model."
+Tensors = dict[str, np.ndarray]
+NAMES: dict[str, Callable[[str], str]] = {
+    "a wrapper": lambda name: name.replace(P, f"{P}llm."),
+    "the prefix twice": lambda name: name.replace(P, P + P),
+    "a module in place of model": lambda name: name.replace(f"{P}model.", f"{P}thinker."),
+    "two modules in its place": lambda name: name.replace(f"{P}model.", f"{P}a.b.model."),
+}
+
+
+def changed(adapter: Path, change: Callable[[Tensors], Tensors]) -> None:
+    path = adapter / "adapter_model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def weights(folder: Path) -> Tensors:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_a_prefix_that_fits_nothing_is_one_relation(case: str, tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, "plain")
+    out = ("--to", "safetensors", "--adapter", adapter)
+    assert command("convert", base, tmp_path / "right", *out).code == 0
+    changed(adapter, lambda held: {NAMES[case](name): value for name, value in held.items()})
+    done = command("convert", base, tmp_path / "out", *out)
+    assert done.code == 0 and "loaders leave them out" in done.err, done.err
+    assert f"--base {base}" in done.err
+    one, other = weights(tmp_path / "right"), weights(tmp_path / "out")
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    done = command("diff", base, base, "--adapter", adapter)  # what loaders make of it
+    assert done.code == 1 and "not at all" in done.out and "loaders leave them out" in done.out
+    # The command that is said writes an adapter that is found.
+    done = command("convert", adapter, tmp_path / "named", "--base", base)
+    assert done.code == 0, done.err
+    done = command("diff", base, tmp_path / "right", "--adapter", tmp_path / "named")
+    assert done.code == 0 and "loaders" not in done.out
+
+
+def test_names_that_no_prefix_mends_are_refused(tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, "plain")
+    changed(adapter, lambda held: {name.replace("mlp", "nix"): v for name, v in held.items()})
+    done = command("convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter)
+    assert done.code == 2 and "nix" in done.err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_strength_beside_the_pairs_agrees_or_is_said(share: float, tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, "plain")
+    out = ("--to", "safetensors", "--adapter", adapter)
+    assert command("convert", base, tmp_path / "ignored", *out).code == 0
+    path = adapter / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "lora_alpha": share * config["lora_alpha"]}))
+    assert command("convert", base, tmp_path / "honoured", *out).code == 0
+    path.write_text(json.dumps(config))
+    alpha = np.float32(share * config["lora_alpha"])
+    changed(
+        adapter,
+        lambda held: (
+            held
+            | {
+                name.replace(".lora_A.weight", ".alpha"): np.array(alpha)
+                for name in held
+                if name.endswith(".lora_A.weight")
+            }
+        ),
+    )
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    done = command("convert", base, tmp_path / "out", *out)
+    promised = command("inspect", adapter, "--json").json["summary"]["next"]
+    assert ("--adapter" in promised) == (done.code == 0) == (share == 1.0), done.err
+    assert ("PEFT's merge" in promised) is False
+    said = command("diff", base, tmp_path / "ignored", "--adapter", adapter)
+    assert said.code == 0 and ("PEFT goes by the configuration" in said.out) == (share != 1.0)
+    if share != 1.0:
+        assert "PEFT goes by the configuration" in done.err and "PEFT goes by" in promised
+        said = command("diff", base, tmp_path / "honoured", "--adapter", adapter)
+        assert said.code == 1 and "that of the .alpha tensors" in said.out
+
+
+def test_a_pair_for_a_tied_head_says_so(tmp_path: Path) -> None:
+    base, adapter, _ = write(tmp_path, "plain")
+    held = weights(base)
+    rows, size = held["model.embed_tokens.weight"].shape
+    held.pop("lm_head.weight", None)
+    save_file(held, base / "model.safetensors", {"format": "pt"})
+    path = base / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": True}))
+    rank = json.loads((adapter / "adapter_config.json").read_text())["r"]
+    changed(
+        adapter,
+        lambda own: (
+            own
+            | {
+                f"{P}lm_head.lora_A.weight": np.ones((rank, size), np.float32),
+                f"{P}lm_head.lora_B.weight": np.ones((rows, rank), np.float32),
+            }
+        ),
+    )
+    done = command("convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter)
+    assert done.code == 2 and "one tensor for head and table" in done.err, done.err

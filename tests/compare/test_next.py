@@ -1,0 +1,123 @@
+"""The command that is said after `diff` mends B and keeps what B is: its encodings, its training.
+
+For each form of B one tensor is exchanged for another's bytes; the command is run, and what it
+writes has to be the sound copy, byte for byte and encoding for encoding. Seen red: `convert`
+without B's encoding, a mixture converted, a trained B or one with a head of its own remade from A.
+"""
+
+import json
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import aprfmt
+from tests.cli.run import aprfmt as command
+
+SIZES = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 256,
+         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}  # fmt: skip
+NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+         "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a Llama of random weights, its head tied."""
+    folder = tmp_path_factory.mktemp("next") / "base"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+
+    def drawn() -> np.ndarray:
+        return rng.normal(0, 0.05, (256, 256)).astype(np.float32)
+
+    held = {"model.embed_tokens.weight": drawn(), "model.norm.weight": np.ones(256, np.float32)}
+    for layer in range(2):
+        stem = f"model.layers.{layer}"
+        held |= {f"{stem}.{name}.weight": drawn() for name in NAMES}
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            held[f"{stem}.{norm}.weight"] = rng.uniform(0.5, 1.5, 256).astype(np.float32)
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5,
+              "max_position_embeddings": 512, "tie_word_embeddings": True}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config | SIZES))
+    return folder
+
+
+FORMS: Mapping[str, tuple[str, ...]] = {
+    "as A is": ("convert", "b.gguf"),
+    "F16": ("convert", "b.gguf", "--encoding", "F16"),
+    "Q8_0": ("convert", "b.gguf", "--encoding", "Q8_0"),
+    "Q4_K_M": ("quantize", "b.gguf", "--type", "Q4_K_M"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_command_writes_the_sound_copy(
+    form: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    verb, name, *options = FORMS[form]
+    assert command(verb, base, name, *options).code == 0
+    broken = tmp_path / f"broken{Path(name).suffix}"
+    data = bytearray(Path(name).read_bytes())
+    with aprfmt.open(name) as model:
+        mine, other = (model.roles[f"L0.{role}.weight"] for role in ("ffn_gate", "ffn_up"))
+        assert mine.encoding == other.encoding
+        data[mine.offset : mine.offset + mine.nbytes] = bytes(other.raw())
+    broken.write_bytes(data)
+    done = command("diff", base, broken, "--json")
+    (said,) = done.json["next"]
+    words = shlex.split(said)
+    assert done.code == 1 and words[0] == "aprfmt"
+    assert command(*words[1:]).code == 0, said
+    mended = tmp_path / f"broken-fixed{Path(name).suffix}"
+    with aprfmt.open(name) as right, aprfmt.open(mended) as found:
+        assert {key: view.encoding for key, view in right.roles.items()} == {
+            key: view.encoding for key, view in found.roles.items()
+        }
+        assert all(bytes(right[name].raw()) == bytes(found[name].raw()) for name in right)
+
+
+def changed(base: Path, folder: Path, change: Mapping[str, np.ndarray]) -> Path:
+    shutil.copytree(base, folder)
+    held = load_file(base / "model.safetensors")
+    save_file({**held, **change}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_a_head_that_the_configuration_denies_is_kept(base: Path, tmp_path: Path) -> None:
+    """The key is set; and where it is set, no command writes A's head over B's."""
+    held = load_file(base / "model.safetensors")
+    head = np.random.default_rng(3).normal(0, 0.05, (256, 256)).astype(np.float32)
+    assert not np.array_equal(head, held["model.embed_tokens.weight"])
+    own = changed(base, tmp_path / "own", {"lm_head.weight": head})
+    for question in ("diff", "diagnose"):
+        (said, *_) = command(question, base, own, "--json").json["next"]
+        assert said.startswith(f"aprfmt set {own} tie_word_embeddings=false -o "), said
+    fixed = tmp_path / "fixed"
+    assert command("set", own, "tie_word_embeddings=false", "-o", fixed).code == 0
+    assert np.array_equal(load_file(fixed / "model.safetensors")["lm_head.weight"], head)
+    for question in ("diff", "diagnose"):
+        for said in command(question, base, fixed, "--json").json["next"]:
+            assert not said.startswith(("aprfmt convert", "aprfmt quantize")), said
+
+
+def test_what_b_was_taught_is_not_written_over(base: Path, tmp_path: Path) -> None:
+    """B was trained, and one matrix of it is another's: A has neither."""
+    rng = np.random.default_rng(5)
+    held = load_file(base / "model.safetensors")
+    taught = {
+        name: (value + rng.normal(0, 0.01, value.shape)).astype(np.float32)
+        for name, value in held.items()
+        if value.ndim == 2
+    }
+    stem = "model.layers.0.mlp"
+    taught[f"{stem}.gate_proj.weight"] = held[f"{stem}.up_proj.weight"]
+    copy = changed(base, tmp_path / "taught", taught)
+    for question in ("diff", "diagnose"):
+        for said in command(question, base, copy, "--json").json["next"]:
+            assert not said.startswith(("aprfmt convert", "aprfmt quantize")), said

@@ -1,0 +1,201 @@
+"""Parts of conversions and of what stands beside models, each by itself."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from aprfmt.adapters import placing
+from aprfmt.arch import ARCHS
+from aprfmt.base.protocols import Value
+from aprfmt.cli import hash_
+from aprfmt.compare import diff_models
+from aprfmt.conversion import Options, scheduling
+from aprfmt.conversion.edits import parse_json_value
+from aprfmt.conversion.metadata import bare_metadata
+from aprfmt.conversion.quantize_options import model_mixture
+from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
+from aprfmt.formats import FORMATS, open_source, shard_set
+from aprfmt.model import manifest, open_model
+from aprfmt.model.carried_files import BARE as BARE_KEY
+from aprfmt.model.ledger import Pronounced
+from aprfmt.remote.remote_file import GAP, KEPT, RemoteFile
+from tests.conversion.folders import float_bytes, llama_folder
+
+
+class Unknown:
+    """A model of an architecture that no row describes."""
+
+    metadata: Mapping[str, Value] = {"general.architecture": "new", "new.expert_count": 4,
+                                     "new.attention.head_count": [8, 8],
+                                     "new.attention.head_count_kv": 2}  # fmt: skip
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def __iter__(self) -> Any:
+        return iter(self.names)
+
+    @property
+    def hyper(self) -> Any:
+        raise ArchError("unknown")
+
+
+@pytest.mark.parametrize("layers", [0, 1, 5])
+def test_a_mixture_counts_the_layers_that_names_have(layers: int) -> None:
+    names = [f"blk.{layer}.attn_v.weight" for layer in range(layers)]
+    model: Any = Unknown("token_embd.weight", *names)
+    found = model_mixture(model, Options(quantize="Q4_K_M"), False)
+    assert (found._n_layers, found._n_gqa, found._n_experts) == (layers, 4, 4)
+
+
+@pytest.mark.parametrize("key", ["", "{"])
+def test_what_a_format_cannot_hold_is_one_text_and_comes_back(key: str) -> None:
+    """GGUF holds no null and no object; without any there is no such text."""
+    values: dict[str, Any] = {"a": 1, "text": "t"}
+    rest = {"none": None, "table": {"x": [1, 2]}} if key else {}
+    model: Any = SimpleNamespace(metadata={**values, **rest}, path="m")
+    made = bare_metadata(model, FORMATS["gguf"])
+    assert {name: made[name] for name in values} == values
+    assert (BARE_KEY in made) == bool(rest) and len(made) == len(values) + bool(rest)
+    back: Any = SimpleNamespace(metadata=made, path="m")
+    assert bare_metadata(back, FORMATS["apr"]) == {**values, **rest}
+
+
+def test_a_text_is_taken_as_it_stands_in_a_file_and_without_quotes_on_a_line() -> None:
+    assert parse_json_value("k", "old", '"new"') == "new"
+    assert parse_json_value("k", "old", '"new"', whole=True) == '"new"'
+    assert parse_json_value("k", 1, "2") == 2 and parse_json_value("k", None, "[1]") == [1]
+    with pytest.raises(UsageError, match="is a"):
+        parse_json_value("k", [1], "2")
+
+
+class Lies:
+    def __init__(self, file: object, at: int, nbytes: int) -> None:
+        self.info = SimpleNamespace(nbytes=nbytes)
+        self.lies = lambda: (file, at)
+
+
+def test_small_tensors_are_brought_as_far_as_half_of_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brought: list[tuple[int, int]] = []
+    file = RemoteFile.__new__(RemoteFile)
+    monkeypatch.setattr(RemoteFile, "bring", lambda self, ranges: brought.extend(ranges))
+    monkeypatch.setattr(scheduling, "is_remote", lambda path: True)
+    monkeypatch.setattr(scheduling, "stored_parts", lambda tensor: [tensor])
+    small, large = 1000, scheduling._SMALL + 1
+    parts = [Lies(file, 10 * i, large if i % 2 else small) for i in range(2000)]
+    source: Any = SimpleNamespace(files=["m"], tensors=dict(enumerate(parts)))
+    scheduling.prefetch_small_tensors(source)
+    assert all(stop - start == small for start, stop in brought)
+    assert len(brought) == KEPT // 2 // (small + GAP)
+
+
+# --- what stands beside a model ------------------------------------------------------------------
+
+
+def test_a_manifest_is_said_where_it_was_written(tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "m", "F32", layers=1)
+    with open_model(folder) as model:
+        path = manifest.write(model, [])
+    assert path == manifest.manifest_path(model.path) and path.is_file()
+    assert manifest.read(path)["tensors"] == []
+
+
+@pytest.mark.parametrize(("code", "style"), [(0, "good"), (1, "bad"), (2, "warn")])
+def test_a_check_of_hashes_has_three_ends(
+    code: Any, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr("aprfmt.cli.render.say", lambda text, style="": said.append((text, style)))
+    hash_.show({"model": "m", "tensors": []}, Pronounced("word", "says", code))
+    assert said == [("says", style)]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "absent", "file"])
+def test_a_member_of_a_set_is_a_regular_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    if kind == "file":
+        path.write_bytes(b"")
+        shard_set.require_files([path], "index")
+        return
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    said = "get the missing file" if kind == "absent" else "is not a regular file"
+    with pytest.raises(FormatError, match=f"index: m .*{said}"):
+        shard_set.require_files([path], "index")
+
+
+def test_complex_numbers_of_torch_are_said_to_be_pairs(tmp_path: Path) -> None:
+    for name, dtype in (("plain", torch.float32), ("pairs", torch.complex128)):
+        torch.save({"x": torch.zeros(2, dtype=dtype)}, tmp_path / f"{name}.pt")
+        with open_source(tmp_path / f"{name}.pt") as source:
+            said = [note.text for note in source.notes if "complex" in note.text]
+        assert said == (["1 complex tensors are shown as pairs of floats: x"] * (name == "pairs"))
+
+
+@pytest.mark.parametrize("images", [0, 1, 2])
+def test_as_many_tensors_are_drawn_as_are_asked_for(images: int, tmp_path: Path) -> None:
+    a = llama_folder(tmp_path / "a", "F32", layers=1)
+    more = {
+        f"model.layers.0.mlp.{name}_proj.weight": float_bytes(np.ones((64, 64), np.float32), "F32")
+        for name in ("up", "gate", "down")
+    }
+    b = llama_folder(tmp_path / "b", "F32", layers=1, replaced=more)
+    with open_model(a) as one, open_model(b) as other:
+        found = diff_models(one, other, explain=False, only=("tensors",), images=images)
+    assert len(found.images) == images
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight"])
+@pytest.mark.parametrize("equal", [False, True])
+def test_a_head_is_the_table_only_where_the_base_ties_them(
+    tied: bool, name: str, equal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tensor(number: int) -> Any:
+        return SimpleNamespace(numpy=lambda: np.full(3, number))
+
+    monkeypatch.setattr(placing, "_table_of", lambda base: "table")
+    base: Any = {"table": tensor(1)}
+    base = SimpleNamespace(hyper={"tied_embeddings": tied}, path="base", __getitem__=None)
+    held = {"table": tensor(1), name: tensor(1 if equal else 2)}
+    adapter: Any = SimpleNamespace(whole=held, path="adapter")
+    of = cast(Any, type("Base", (), {"__getitem__": lambda self, key: tensor(1)}))()
+    of.hyper, of.path = base.hyper, base.path
+    head = tied and name == "lm_head.weight"
+    if head and not equal:
+        with pytest.raises(ConversionError, match="untie the base first"):
+            placing._is_tied_head(adapter, name, of)
+    else:
+        assert placing._is_tied_head(adapter, name, of) == head
+
+
+# --- rows of tables ------------------------------------------------------------------------------
+
+
+def rule(arch: str, name: str) -> Any:
+    return next((each for each in ARCHS[arch].hyper if each.name == name), None)
+
+
+def test_gptjs_base_is_read_where_a_file_says_it_and_its_config_says_none() -> None:
+    for name in ("rope_theta", "rope_scaling"):
+        found = rule("gptj", name)
+        assert "hf" not in found.keys and "hf" not in found.read
+        assert found.keys.keys() | found.read.keys() >= {"gguf"}
+        assert dict(found.write["hf"](2.0, {})) == {}
+
+
+@pytest.mark.parametrize("arch", [a for a in ARCHS.own if rule(a, "image_channels") is not None])
+def test_an_image_has_three_colours_where_nothing_says_how_many(arch: str) -> None:
+    found = rule(arch, "image_channels")
+    default = found.default({}) if callable(found.default) else found.default
+    assert {default, *found.default_in.values()} - {None} == {3}

@@ -1,0 +1,126 @@
+"""Parts of a scan, each by itself; the cluster is one of ours, which runs nothing at once."""
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.fleet import ray_tasks
+from aprfmt.fleet.model_search import FleetModel
+from aprfmt.fleet.tasks import ERROR, OPEN, Task, row_of
+from aprfmt.fleet.workers import Limits, Workers, _Waiting
+
+LIMITS = Limits(seconds=60, memory=1 << 30)
+
+
+def subject(name: str, size: int = 1) -> FleetModel:
+    return FleetModel(name, name, size, (name, f"{name}-again", f"{name}-a-third-time"))
+
+
+def test_a_row_names_the_first_place_of_the_model_and_of_its_base() -> None:
+    row = row_of(Task(subject("a"), (OPEN,), subject("b")), OPEN, None, why="lost")
+    assert (row["model"], row["base"], row["base_identity"]) == ("a", "b", "b")
+    assert row["places"] == ["a", "a-again", "a-a-third-time"]
+    assert (row["outcome"], row["found"]) == (ERROR, "lost")
+    assert "base" not in row_of(Task(subject("a"), (OPEN,)), OPEN, None)
+
+
+class Cluster:
+    """Ray as a scan sees it: tasks lie until they are waited for; the most at a time is kept."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self, cpus: int) -> None:
+        self.cpus, self.lying, self.most = cpus, 0, 0
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": float(self.cpus)}
+
+    def remote(self, **of: object) -> Any:
+        def begin(task: Task, limits: Limits) -> object:
+            self.lying += 1
+            self.most = max(self.most, self.lying)
+            return SimpleReference(task)
+
+        return lambda unit: SimpleNamespace(remote=begin)
+
+    def wait(self, running: Sequence[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        self.lying -= 1
+        return [running[0]], list(running[1:])
+
+    def get(self, reference: "SimpleReference") -> list[Any]:
+        task = reference.task
+        facts = SimpleNamespace(outcome=ERROR if task.subject.path == "bad" else "PASS")
+        return [SimpleNamespace(facts=facts, name=(task.subject.path, task.names[0]))]
+
+
+class SimpleReference:
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+
+@pytest.mark.parametrize("cpus", [1, 3])
+def test_a_cluster_has_so_many_units_and_asks_what_opens(
+    cpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(cpus)
+    monkeypatch.setattr(ray_tasks, "_joined", lambda address: cluster)
+    models = [*(f"m{i}" for i in range(20)), "bad"]
+    tasks = iter([Task(subject(name), (OPEN, "layout", "values")) for name in models])
+    found: list[Any] = [
+        answer.name for answer in cast(Any, ray_tasks.ray_answers(tasks, "", LIMITS))
+    ]
+    wanted = {(name, check) for name in models for check in (OPEN, "layout", "values")}
+    assert sorted(found) == sorted(wanted - {("bad", "layout"), ("bad", "values")})
+    assert cluster.most == ray_tasks.AHEAD * cpus
+
+
+@pytest.mark.parametrize("address", ["auto", ":1", "ray://host", "ray://host:port"])
+def test_an_address_without_host_and_port_is_rays_own(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("socket.create_connection", lambda *of, **named: asked.append(of))
+    ray_tasks._reached(address)
+    assert asked == []
+
+
+def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*of: object, **named: object) -> None:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("socket.create_connection", refuses)
+    with pytest.raises(BackendUnavailableError, match="host:1: no Ray cluster answers"):
+        ray_tasks._reached("ray://host:1")
+
+
+class Worker:
+    """A process that takes tasks and answers none."""
+
+    def __init__(self, takes: int) -> None:
+        self.tasks: list[Task] = []
+        self.most = takes
+
+    def takes(self, task: Task) -> bool:
+        return len(self.tasks) < self.most
+
+    def give(self, task: Task) -> None:
+        self.tasks.append(task)
+
+
+def tasks(count: int) -> Iterator[Task]:
+    return iter([Task(subject(f"m{i}"), ("layout",)) for i in range(count)])
+
+
+@pytest.mark.parametrize(("ahead", "given"), [(True, [2, 2]), (False, [1, 1])])
+def test_a_worker_gets_one_task_more_only_ahead(ahead: bool, given: list[int]) -> None:
+    workers = Workers(2, LIMITS, ahead)
+    own = [Worker(2), Worker(2)]
+    workers._all = cast(Any, list(own))
+    waiting = _Waiting(tasks(9))
+    workers._fill(waiting)
+    workers._fill(waiting)
+    assert [len(worker.tasks) for worker in own] == given
+    assert waiting.first is not None
