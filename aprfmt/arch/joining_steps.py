@@ -1,6 +1,6 @@
 """Layout steps between several tensors: one stored tensor holds several, or several make one.
 
-steps.py explains steps. Moves are runs of elements; interleaved rows give one run each.
+layout_steps.py explains steps. Moves are runs of elements; interleaved rows give one run each.
 """
 
 import math

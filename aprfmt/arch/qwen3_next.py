@@ -2,7 +2,7 @@
 
 q, k, v and z of the delta nets are one projection, key head by key head; GGUF has q, k and v in one
 tensor and z in another (older files: all in ssm_in, as Hugging Face has it). Norms but the delta
-nets' store w of (1 + w). Sources: delta.py.
+nets' store w of (1 + w). Sources: delta_net.py.
 """
 
 from dataclasses import replace

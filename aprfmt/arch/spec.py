@@ -8,7 +8,7 @@ Three independent tables make an `ArchSpec`:
 - `hyper`: per hyperparameter, the keys each style uses, and the default that applies where a
   style leaves it out (defaults exist nowhere else; the value keeps the origin "default").
 
-`block` (block.py) says which operations the forward pass performs, each field out of a fixed set.
+`block` (block_spec.py) says which operations the forward pass performs, each field out of a fixed set.
 
 A *logical* tensor is the weight as Hugging Face's modules use it: [out, in] matrices, split
 q/k/v and gate/up, split-half rope order (unless the source itself is interleaved), experts
@@ -177,7 +177,7 @@ class HyperRule:
     written, unless the value is None. `shape` reads the value from tensor shapes: used if no key
     has it, and instead of the key with `shape_wins`. `present`: the value says whether the file
     has one of these roles (`absent`: has none), whatever the keys say; the forward pass goes by
-    it. Whether the roles are required (required.py) is said by the keys, or the default; in the
+    it. Whether the roles are required (required_roles.py) is said by the keys, or the default; in the
     styles of `shown_in`, without a key, by the tensors (a GGUF without output.weight is tied).
     `null_in`: styles in which null means None (elsewhere null counts as absent).
     `check` returns a sentence if something in the file contradicts the value, else "".
@@ -340,7 +340,7 @@ class ArchSpec:
     `buffers[style]` are name templates of stored tensors that are computed, not learned (masks,
     inverse frequencies). `derived` are hyperparameters that some styles keep in tensors. `level`:
     names where there is no forward pass; `block` says nothing then. `draft[style]` are the names of
-    its draft head (draft.py), none where it has none that is known; `draft_layer` says by
+    its draft head (draft_head.py), none where it has none that is known; `draft_layer` says by
     `..._layers` what the head's layer is, where it is not what the model's last one is. `section`:
     the object of a multimodal config.json that describes it. `mixed` says of hyperparameters what
     they have together that no published model has, "" for nothing: such a model is not run.

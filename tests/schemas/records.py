@@ -81,7 +81,7 @@ RECORDS: tuple[Record, ...] = (
     Record("parity", "properties/calibration/properties/rows/items", "measure.tolerances:Measured"),
     Record("parity", "$defs/operation", f"{_PARITY}:Operation"),
     Record("qa", "properties/gates/items", "checks.records:Answer", without=("findings",)),
-    Record("repair", "properties/ranges/items", "repair.ranges:Range"),
+    Record("repair", "properties/ranges/items", "recovery.byte_ranges:Range"),
     Record("run", "properties/sampling", "inference.sampling:Sampling"),
     Record("run", "properties/speed/properties/steps", "inference.generating:StepTimes"),
     Record("scan", "properties/damage/items/properties/findings/items", "checks.records:Finding"),

@@ -130,7 +130,7 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
 
 
 def _heads_turned(case: Unequal, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
-    """Say whether whole heads or experts moved and came round at the end: an order (moves.py)."""
+    """Say whether whole heads or experts moved and came round at the end (element_moves.py)."""
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
     if len(case.shape) == 3:

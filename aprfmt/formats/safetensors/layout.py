@@ -40,7 +40,7 @@ def can_store(row: Encoding) -> bool:
 def storage_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
     """Return the tensors in the order the reference writes them: widest dtypes first, then names.
 
-    Encodings that the format lacks stand where their bytes do (carried.py).
+    Encodings that the format lacks stand where their bytes do (unsupported_encodings.py).
     """
 
     def place(info: TensorInfo) -> tuple[int, bytes]:
